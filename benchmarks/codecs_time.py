@@ -34,7 +34,7 @@ from shoal.broker.scheduler.planners.alternatives import alone
 from shoal.broker.scheduler.planners.coded import plan_with_codecs, with_codecs
 from shoal.broker.scheduler.planners.planners import PLANNERS
 from shoal.dag.cost.cost import cost
-from shoal.dag.plan.plan import Plan
+from shoal.dag.plan.report import PlanWithReport
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 
 FUSIONLLM = (1.45, 9.39)
@@ -62,8 +62,9 @@ Steps = dict[str, dict[str, float]]
 """Seconds by what is asked for and where; 0: there is no plan."""
 
 
-def describe(plan: Plan) -> str:
-    uses = [use for link in plan.predicted.links for use in link.codecs]
+def describe(planned: PlanWithReport) -> str:
+    plan = planned.plan
+    uses = [use for link in planned.report.predicted.links for use in link.codecs]
     sent, dense = sum(u.bytes for u in uses), sum(u.dense_bytes for u in uses)
     codecs = {u.codec for u in uses if u.codec != "raw/1"}
     text = f"{len(plan.peers)} peers {len(plan.stages)} stages {plan.schedule}"
@@ -73,7 +74,7 @@ def describe(plan: Plan) -> str:
     return text
 
 
-def found_by(request: PlanRequest, scheduler: str) -> Plan | None:
+def found_by(request: PlanRequest, scheduler: str) -> PlanWithReport | None:
     """Without compression."""
     try:
         return PLANNERS[scheduler](replace(request, options=PlannerOptions(scheduler=scheduler)))
@@ -93,14 +94,16 @@ def seconds_of(request: PlanRequest, ratio: float) -> tuple[float, Steps]:
         wanted = replace(request, options=PlannerOptions(codecs=codecs))
         judge = CostModel(wanted)
 
-        def auto(form: PlanRequest) -> Plan:  # the dense plan is the same for all codecs
+        def auto(form: PlanRequest) -> PlanWithReport:  # the dense plan is the same for all codecs
             if form.links is request.links and dense is not None:
                 return dense
             return PLANNERS["auto"](form)
 
         plans = [with_codecs(judge, plan) if plan else None for plan in (simple, dense)]
         plans.append(plan_with_codecs(wanted, auto) if dense else None)
-        row = {w: p.predicted.step_s if p else 0.0 for w, p in zip(WHERE, plans, strict=True)}
+        row = {
+            w: p.report.predicted.step_s if p else 0.0 for w, p in zip(WHERE, plans, strict=True)
+        }
         steps[name] = row
         shown = "  ".join(f"{w} {s:9.3f} s" for w, s in row.items())
         known = best.step_s and row["planned"]

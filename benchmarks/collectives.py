@@ -118,7 +118,7 @@ def modelled() -> list[Figure]:
         if by_line >= by_place:
             lines = max(lines, ratios["auto"])
         choice = max(choice, seconds["auto"] / min(seconds.values()))
-        (taken,) = judge.plan(chosen).exchanges or (StageExchange(0),)
+        (taken,) = judge.plan(chosen).plan.exchanges or (StageExchange(0),)
         shares = f" in shares of {sorted(taken.weights)[::-1]}" if taken.weights else ""
         print(
             f"{what:28}{least:8.1f}s{ratios['auto']:8.3f}"

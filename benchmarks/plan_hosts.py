@@ -36,7 +36,7 @@ for path in sys.argv[2:]:
     run = client.submit(Job.from_toml(path))
     for event in run.watch():
         if event.HasField("plan"):
-            row["predicted"].append(event.plan.predicted.step_s)
+            row["predicted"].append(event.report.predicted.step_s)
             row["plan"].append([
                 [[s.start, s.stop, list(s.holders)] for s in event.plan.stages],
                 event.plan.microbatch_size, len(event.plan.routes)])

@@ -159,14 +159,14 @@ def one(planner: str, peers: int, operators: int, seed: int = 0) -> dict[str, fl
     costing = time.process_time() - began
     request = request_of(peers, graph, seed)
     began, wall = time.process_time(), time.perf_counter()
-    plan = PLANNERS[planner](request)
+    plan, report = PLANNERS[planner](request)
     return {
         "seconds": time.perf_counter() - wall,
         "cpu_seconds": time.process_time() - began,
         "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "cost_s": costing,
         "operators": len(graph.operators),
-        "step_s": plan.predicted.step_s,
+        "step_s": report.predicted.step_s,
         "used": len(plan.peers),
     }
 

@@ -60,12 +60,14 @@ def seconds_of(request: PlanRequest, say: Callable[[str], None]) -> dict[str, fl
         began = time.process_time()
         options = replace(request.options, scheduler=name)
         try:
-            plan = PLANNERS[name](replace(request, options=options, known_costs=request.costs))
+            plan, report = PLANNERS[name](
+                replace(request, options=options, known_costs=request.costs)
+            )
         except NoPlan as error:
             found[name] = 0.0
             say(f"    {name}: no plan: {error.reason[:100]}")
             continue
-        step = plan.predicted.step_s
+        step = report.predicted.step_s
         found[name] = step
         say(
             f"    {name:<14} {step:9.3f} s/step  {best.step_s / step:6.2f}x of"

@@ -29,7 +29,7 @@ from table import Figure, arguments, report
 from shoal.client import Client, connect
 from shoal.client.submission import Prepared, prepare
 from shoal.job import Job
-from shoal.proto.broker_pb2 import Plan
+from shoal.proto.broker_pb2 import PlanReport
 from shoal.sim.processes import LocalCluster
 
 __all__ = ["figures"]
@@ -171,18 +171,18 @@ def _twice(case: Case, prepared: Prepared, folder: Path) -> tuple[Outcome, Outco
 
 
 def _run(name: str, client: Client, prepared: Prepared, folder: Path) -> Outcome:
-    plan, seconds, computing = Plan(), [], []
+    report, seconds, computing = PlanReport(), [], []
     for event in client.submit_prepared(prepared, folder).watch():
         if event.HasField("plan"):
-            plan = event.plan
+            report = event.report
         elif event.HasField("step") and event.step.step >= WARM_UP:
             seconds.append(event.step.seconds)
             computing.append(event.step.compute_s)
     return Outcome(
         name,
-        plan.predicted.step_s,
+        report.predicted.step_s,
         statistics.median(seconds),
-        sum(p.compute_s for p in plan.predicted.peers),
+        sum(p.compute_s for p in report.predicted.peers),
         statistics.median(computing),
     )
 

@@ -22,12 +22,14 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from shoal.broker.planning.planning import outlined
 from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.capture.capture import Captured, capture
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.schedule.flow import Flow
+from shoal.dag.schedule.slices import PlanSlices
 from shoal.examples.gpt import gpt
 from shoal.examples.resnet_digits import resnet
 from shoal.examples.unet import unet
@@ -190,18 +192,20 @@ class _Run:
     def measure(self, name: str, candidate: Candidate) -> Iterator[Outcome]:
         predicted = self.judge.device_bytes(candidate)
         plan = to_plan(candidate, [o.peer for o in self.offers], self.model.microbatch)
+        slices = PlanSlices(outlined(self.request.graph, plan))
         world = _World(
+            slices,
             BuildOrder(
                 run="r",
                 term=1,
                 peer=plan.peers[0],
-                plan=plan,
+                slice=slices.of(plan.peers[0]),
                 graph=self.captured.graph,
                 weights=self.captured.tensors,
                 manifest=self.manifest,
                 training=Training(seed=0, train=self.train),
                 shard=self.paths.__getitem__,
-            )
+            ),
         )
         peaks = world.run(2)
         if torch.cuda.is_available() and len(candidate.peers) == 1:  # gpu
@@ -215,8 +219,8 @@ class _Run:
 class _World:
     """Devices of a plan on one CPU; each peer in turn runs its next action, if it can."""
 
-    def __init__(self, order: BuildOrder) -> None:
-        self.order, self.plan = order, order.plan
+    def __init__(self, slices: PlanSlices, order: BuildOrder) -> None:
+        self.slices, self.order, self.plan = slices, order, slices.plan
         self.devices: dict[PeerId, TorchDevice] = {}
         self.flows: dict[PeerId, Flow] = {}
 
@@ -224,7 +228,7 @@ class _World:
         """Of a plan with one peer, on a GPU: what torch counted at most."""
         (peer,) = self.plan.peers
         self.devices[peer] = TorchDevice("cuda")
-        self.flows[peer] = self.devices[peer].build(replace(self.order, peer=peer)).flow
+        self.flows[peer] = self.devices[peer].build(self._order(peer)).flow
         for step in range(steps):
             self._step(step)
         found = self.devices[peer].peak_bytes
@@ -237,11 +241,14 @@ class _World:
             for peer in self.plan.peers:
                 with record_function(f"peer {peer}"):
                     self.devices[peer] = TorchDevice()
-                    built = self.devices[peer].build(replace(self.order, peer=peer))
+                    built = self.devices[peer].build(self._order(peer))
                     self.flows[peer] = built.flow
             for step in range(steps):
                 self._step(step)
         return _peaks(seen)
+
+    def _order(self, peer: PeerId) -> BuildOrder:
+        return replace(self.order, peer=peer, slice=self.slices.of(peer))
 
     def _step(self, step: int) -> None:
         lists = {p: flow.actions(p) for p, flow in self.flows.items()}

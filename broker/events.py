@@ -27,6 +27,7 @@ from typing import Literal, NewType
 
 from ..dag.cost.network import Network
 from ..dag.plan.plan import PeerId, Plan
+from ..dag.plan.report import NO_REPORT, PlanReport
 from ..proto.broker_pb2 import (
     BrokerMessage,
     DataAnswer,
@@ -208,6 +209,7 @@ class PlanReady:
     plan: Plan
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
     local: tuple[str, ...] = ()
+    report: PlanReport = NO_REPORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,7 @@ class PlanConsidered:
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
     given_up: str = ""
     """Why comparing them was ended, as it would be again; empty: it was not."""
+    report: PlanReport = NO_REPORT
 
 
 @dataclass(frozen=True, slots=True)

@@ -556,8 +556,9 @@ class BrokerMachine:
 
 def _told(state: RunState) -> RunState:
     """How a run stands, for everybody: whoever knows a blob's whole name may fetch it."""
-    if state.HasField("reason"):
-        state.reason.text = _BLOB.sub(lambda name: f"{name[0][:12]}…", state.reason.text)
+    for reason in (state.reason, *(r.reason for r in state.replicas)):
+        if reason.text:
+            reason.text = _BLOB.sub(lambda name: f"{name[0][:12]}…", reason.text)
     return state
 
 

@@ -552,10 +552,10 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run", "term", "plan", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter", "local", "lossless_snapshots", "recipe")
+    __slots__ = ("run", "term", "slice", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter", "local", "lossless_snapshots", "recipe")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
-    PLAN_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     FULL_GRAPH_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -570,7 +570,7 @@ class Assign(_message.Message):
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
-    plan: Plan
+    slice: PlanSlice
     graph: _common_pb2.BlobRef
     full_graph: _common_pb2.BlobRef
     weights: _containers.RepeatedCompositeFieldContainer[WeightFile]
@@ -583,7 +583,7 @@ class Assign(_message.Message):
     local: _containers.RepeatedScalarFieldContainer[str]
     lossless_snapshots: bool
     recipe: _common_pb2.BlobRef
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("term", "holders", "gifts", "renamed", "files", "live", "rebuilt")
@@ -756,32 +756,100 @@ class Confirm(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "predicted", "reasons", "spares", "evaluation_routes", "head_parts", "keepers", "exchanges")
+    __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "evaluation_routes", "head_parts", "keepers", "exchanges", "outline", "tied")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
-    PREDICTED_FIELD_NUMBER: _ClassVar[int]
-    REASONS_FIELD_NUMBER: _ClassVar[int]
-    SPARES_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_ROUTES_FIELD_NUMBER: _ClassVar[int]
     HEAD_PARTS_FIELD_NUMBER: _ClassVar[int]
     KEEPERS_FIELD_NUMBER: _ClassVar[int]
     EXCHANGES_FIELD_NUMBER: _ClassVar[int]
+    OUTLINE_FIELD_NUMBER: _ClassVar[int]
+    TIED_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageSlot]
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     schedule: Schedule
     microbatch_size: int
     codecs: _containers.RepeatedCompositeFieldContainer[CodecChoice]
-    predicted: Prediction
-    reasons: _containers.RepeatedScalarFieldContainer[str]
-    spares: _containers.RepeatedCompositeFieldContainer[Spare]
     evaluation_routes: _containers.RepeatedCompositeFieldContainer[Route]
     head_parts: int
     keepers: _containers.RepeatedCompositeFieldContainer[Keeper]
     exchanges: _containers.RepeatedCompositeFieldContainer[StageExchange]
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[_Union[Spare, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ...) -> None: ...
+    outline: _containers.RepeatedCompositeFieldContainer[StageOutline]
+    tied: _containers.RepeatedCompositeFieldContainer[TiedGroup]
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., outline: _Optional[_Iterable[_Union[StageOutline, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[TiedGroup, _Mapping]]] = ...) -> None: ...
+
+class StageOutline(_message.Message):
+    __slots__ = ("sends", "trainable", "statistics", "makes_loss", "has_backward")
+    SENDS_FIELD_NUMBER: _ClassVar[int]
+    TRAINABLE_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    MAKES_LOSS_FIELD_NUMBER: _ClassVar[int]
+    HAS_BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    sends: _containers.RepeatedCompositeFieldContainer[Crossed]
+    trainable: bool
+    statistics: bool
+    makes_loss: bool
+    has_backward: bool
+    def __init__(self, sends: _Optional[_Iterable[_Union[Crossed, _Mapping]]] = ..., trainable: _Optional[bool] = ..., statistics: _Optional[bool] = ..., makes_loss: _Optional[bool] = ..., has_backward: _Optional[bool] = ...) -> None: ...
+
+class Crossed(_message.Message):
+    __slots__ = ("value", "targets", "grad_targets", "spec")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    GRAD_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    value: str
+    targets: _containers.RepeatedScalarFieldContainer[int]
+    grad_targets: _containers.RepeatedScalarFieldContainer[int]
+    spec: int
+    def __init__(self, value: _Optional[str] = ..., targets: _Optional[_Iterable[int]] = ..., grad_targets: _Optional[_Iterable[int]] = ..., spec: _Optional[int] = ...) -> None: ...
+
+class TiedGroup(_message.Message):
+    __slots__ = ("parameter", "stages")
+    PARAMETER_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    parameter: str
+    stages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, parameter: _Optional[str] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PlanSlice(_message.Message):
+    __slots__ = ("plan", "visits", "evaluations", "slots", "place", "ring")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    VISITS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    plan: Plan
+    visits: _containers.RepeatedScalarFieldContainer[str]
+    evaluations: _containers.RepeatedScalarFieldContainer[str]
+    slots: _containers.RepeatedCompositeFieldContainer[Slots]
+    place: int
+    ring: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., visits: _Optional[_Iterable[str]] = ..., evaluations: _Optional[_Iterable[str]] = ..., slots: _Optional[_Iterable[_Union[Slots, _Mapping]]] = ..., place: _Optional[int] = ..., ring: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Slots(_message.Message):
+    __slots__ = ("source", "role", "count")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    role: int
+    count: int
+    def __init__(self, source: _Optional[str] = ..., role: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class PlanReport(_message.Message):
+    __slots__ = ("predicted", "reasons", "spares")
+    PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    SPARES_FIELD_NUMBER: _ClassVar[int]
+    predicted: Prediction
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    spares: _containers.RepeatedCompositeFieldContainer[Spare]
+    def __init__(self, predicted: _Optional[_Union[Prediction, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[_Union[Spare, _Mapping]]] = ...) -> None: ...
 
 class Keeper(_message.Message):
     __slots__ = ("holder", "peer")
@@ -984,18 +1052,20 @@ class DataAnswer(_message.Message):
     def __init__(self, manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PreviewAnswer(_message.Message):
-    __slots__ = ("plan", "reason", "peers", "operators", "notes")
+    __slots__ = ("plan", "reason", "peers", "operators", "notes", "report")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     OPERATORS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     reason: _common_pb2.Reason
     peers: _containers.RepeatedCompositeFieldContainer[PeerState]
     operators: _containers.RepeatedCompositeFieldContainer[OperatorSpan]
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[OperatorSpan, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    report: PlanReport
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[OperatorSpan, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ...) -> None: ...
 
 class OperatorSpan(_message.Message):
     __slots__ = ("first", "last", "modules", "share", "parameter_bytes")
@@ -1042,7 +1112,7 @@ class Recalled(_message.Message):
     def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "term", "renamed", "replica")
+    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "term", "renamed", "replica", "report")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1054,6 +1124,7 @@ class RunEvent(_message.Message):
     TERM_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     number: int
     at_s: float
     state: RunState
@@ -1065,7 +1136,8 @@ class RunEvent(_message.Message):
     term: int
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
     replica: int
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ...) -> None: ...
+    report: PlanReport
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ...) -> None: ...
 
 class StepDone(_message.Message):
     __slots__ = ("step", "outcome", "evaluation", "seconds", "sent_bytes", "compute_s", "links", "again_bytes", "peaks")

@@ -104,14 +104,16 @@ class PlanningAnswered(_message.Message):
     def __init__(self, made: _Optional[_Union[PlanMade, _Mapping]] = ..., refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., considered: _Optional[_Union[Considered, _Mapping]] = ..., preview: _Optional[_Union[_broker_pb2.PreviewAnswer, _Mapping]] = ...) -> None: ...
 
 class PlanMade(_message.Message):
-    __slots__ = ("plan", "pairs", "local")
+    __slots__ = ("plan", "pairs", "local", "report")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     PAIRS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     plan: _broker_pb2.Plan
     pairs: _containers.RepeatedScalarFieldContainer[int]
     local: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., pairs: _Optional[_Iterable[int]] = ..., local: _Optional[_Iterable[str]] = ...) -> None: ...
+    report: _broker_pb2.PlanReport
+    def __init__(self, plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., pairs: _Optional[_Iterable[int]] = ..., local: _Optional[_Iterable[str]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ...) -> None: ...
 
 class PlanRefused(_message.Message):
     __slots__ = ("reason", "short_bytes")
@@ -122,15 +124,17 @@ class PlanRefused(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., short_bytes: _Optional[int] = ...) -> None: ...
 
 class Considered(_message.Message):
-    __slots__ = ("running_s", "candidate_s", "migration_s", "plan", "pairs")
+    __slots__ = ("running_s", "candidate_s", "migration_s", "plan", "pairs", "report")
     RUNNING_S_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_S_FIELD_NUMBER: _ClassVar[int]
     MIGRATION_S_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     PAIRS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     running_s: float
     candidate_s: float
     migration_s: float
     plan: _broker_pb2.Plan
     pairs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, running_s: _Optional[float] = ..., candidate_s: _Optional[float] = ..., migration_s: _Optional[float] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., pairs: _Optional[_Iterable[int]] = ...) -> None: ...
+    report: _broker_pb2.PlanReport
+    def __init__(self, running_s: _Optional[float] = ..., candidate_s: _Optional[float] = ..., migration_s: _Optional[float] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., pairs: _Optional[_Iterable[int]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ...) -> None: ...

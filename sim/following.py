@@ -42,7 +42,7 @@ class Following:
     def see(self, event: broker_pb2.RunEvent) -> None:
         match event.WhichOneof("kind"):
             case "plan":
-                self._planned(event.plan)
+                self._planned(event.plan, event.report)
             case "step":
                 self._stepped(event.step)
             case "state":
@@ -55,8 +55,8 @@ class Following:
             case _:
                 pass
 
-    def _planned(self, plan: broker_pb2.Plan) -> None:
-        summary, predicted = self.summary, plan.predicted
+    def _planned(self, plan: broker_pb2.Plan, report: broker_pb2.PlanReport) -> None:
+        summary, predicted = self.summary, report.predicted
         summary.codecs = tuple(dict.fromkeys(c.codec for c in plan.codecs))
         summary.lossy = tuple(filter(_loses, summary.codecs))
         summary.stages = len(plan.stages)
@@ -67,7 +67,7 @@ class Following:
         summary.bottlenecks = tuple(predicted.bottlenecks)
         summary.against = {a.name: a.step_s for a in predicted.alternatives}
         summary.spares = tuple(
-            f"{self._names.get(s.peer, s.peer)}: {s.reason}" for s in plan.spares
+            f"{self._names.get(s.peer, s.peer)}: {s.reason}" for s in report.spares
         )
         self._predicted |= {
             self._names.get(p.peer, p.peer): p.device_bytes for p in predicted.peers

@@ -100,14 +100,14 @@ class LiveState:
             for i, slot in enumerate(event.plan.stages):
                 for holder in slot.holders:
                     held.setdefault(self._name(holder), []).append(i)
-            for spare in event.plan.spares:
+            for spare in event.report.spares:
                 held.setdefault(self._name(spare.peer), [])
             for row in self.peers.values():
                 row.stages = ()
             for name, stages in held.items():
                 row = self._row(name)
                 row.stages, row.state = tuple(stages), "building" if stages else "pool"
-            self.notes.extend(event.plan.reasons)
+            self.notes.extend(event.report.reasons)
         elif kind == "step":
             self._stepped(event.step)
         elif kind == "note":
@@ -297,7 +297,7 @@ class LiveView:
     def _lines(self, event: broker_pb2.RunEvent) -> list[str]:
         kind = event.WhichOneof("kind")
         if kind == "plan":
-            return [f"plan: {reason}" for reason in event.plan.reasons]
+            return [f"plan: {reason}" for reason in event.report.reasons]
         if kind == "state" and event.state.reason.text:
             return [f"{self.view.phase}: {event.state.reason.text}"]
         if kind == "note":

@@ -59,7 +59,7 @@ def simulate(options: SimOptions, front: Front) -> int:
         if path is not None and path != STDOUT:  # better now than after the run
             _check_writable(path)
     how = mode(quiet=options.quiet, json=False, terminal=sys.stderr.isatty())
-    trace, plan = Trace(), None
+    trace, report = Trace(), None
     with ExitStack() as cleanup:
         folder = options.keep
         if folder is None:
@@ -77,7 +77,7 @@ def simulate(options: SimOptions, front: Front) -> int:
                 if setting.scenario.left_out:
                     shown.say(setting.scenario.left_out)
                 run = run_shaped if setting.world == "real" else run_modelled
-                trace, plan = run(setting, options, front, folder, summary, shown)
+                trace, report = run(setting, options, front, folder, summary, shown)
         except (ClusterError, ConnectionError) as error:
             summary.exit, summary.error = 1, str(error)
     summary = _judged(setting, summary, trace)
@@ -85,7 +85,7 @@ def simulate(options: SimOptions, front: Front) -> int:
     if options.report is not None:
         summary.report = str(options.report / "report.html")
         network = None if setting.scenario is None else setting.scenario.network()
-        write_report(options.report, summary, trace, plan, network, names=shown.view.names)
+        write_report(options.report, summary, trace, report, network, names=shown.view.names)
     print(to_json(summary) if options.json == STDOUT else render(summary))
     if options.json is not None and options.json != STDOUT:
         write_json(summary, options.json)

@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 
 from ...dag.plan.plan import PeerId, Plan, PlanError
+from ...dag.plan.report import PlanWithReport
 from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
+from ...dag.schedule.convert_report import report_from_proto, report_to_proto
 from ...proto.broker_pb2 import WAITING
 from ..events import PLANNER, Instruction, Log, MakePlan, PlanFailed, PlanReady, ReplicaId, SetTimer
 from ..links.probing import Probing
@@ -196,6 +198,7 @@ class PoolScheduler:
         life = replica.lifecycle
         if self.draining:
             return [_dropped(event, "the broker is leaving")]
+        planned = PlanWithReport(event.plan, event.report)
         plan = event.plan
         gone = [p for p in plan.peers if not self._still_free(replica, p)]
         foreign = [p for p in gone if p not in life.offered]
@@ -203,7 +206,7 @@ class PoolScheduler:
             (a, b) for i, a in enumerate(plan.peers) for b in plan.peers[i + 1 :]
         )
         problem = f"the plan names peers that were not offered: {foreign}" if foreign else ""
-        problem = problem or bad_plan(plan, pairs)
+        problem = problem or bad_plan(planned, pairs) or not_outlined(plan)
         if problem:
             return life.fail("plan", f"the plan cannot be used: {problem}", now)
         if gone:
@@ -226,11 +229,11 @@ class PoolScheduler:
         fields = (
             ("run", replica.id),
             ("stages", len(plan.stages)),
-            ("why", "; ".join(plan.reasons)),
+            ("why", "; ".join(event.report.reasons)),
         )
         return [
             Log("run_planned", fields),
-            *life.planned(plan, pairs, event.local, now),
+            *life.planned(planned, pairs, event.local, now),
         ]
 
     def _still_free(self, replica: Replica, peer: PeerId) -> bool:
@@ -258,17 +261,20 @@ class PoolScheduler:
         return []  # `place` runs behind every event, and says why it waits
 
 
-def bad_plan(plan: Plan, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:
+def bad_plan(planned: PlanWithReport, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:
     """Why a run cannot begin with what a planner made; empty: it can. What does not come back as
     it was would be another plan to peers, and no journal with it could be read."""
+    plan, report = planned
     try:
         plan.validate(plan.stages[-1].stop if plan.stages else 0)
         told = plan_from_proto(plan_to_proto(plan))
+        said = report_from_proto(report_to_proto(report))
     except PlanError as error:
         return str(error)
     except (TypeError, ValueError, OverflowError, KeyError) as error:
         return f"it cannot be told to peers: {type(error).__name__}: {error}"
     other = [f.name for f in fields(Plan) if getattr(told, f.name) != getattr(plan, f.name)]
+    other += [f.name for f in fields(report) if getattr(said, f.name) != getattr(report, f.name)]
     if other:
         return f"peers would be told of other {' and '.join(other)} than it has"
     peers = plan.peers
@@ -277,6 +283,11 @@ def bad_plan(plan: Plan, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:
     if len({frozenset(pair) for pair in pairs}) != len(pairs):
         return "it names a link twice"
     return ""
+
+
+def not_outlined(plan: Plan) -> str:
+    """Why no peer could be told its part of a plan; empty: each can."""
+    return "" if plan.outline.stages else "it does not say what crosses its stages"
 
 
 def _dropped(event: PlanReady | PlanFailed, why: str) -> Log:

@@ -28,6 +28,7 @@ import numpy as np
 from ...dag.cost.network import Network
 from ...dag.cost.speed import Speeds
 from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.report import PlanWithReport
 from ..events import ConsiderPlan, Instruction, Log, PlanConsidered, ReplicaId
 from ..links.probing import Probing
 from ..membership.member import Member
@@ -121,7 +122,7 @@ class Replanner:
         assert record.plan is not None
         offers = self._offers(replica)
         network = self.probing.network(tuple(offers), now)
-        return Promise(record.plan.predicted.step_s, network, offers)
+        return Promise(record.report.predicted.step_s, network, offers)
 
     def _offers(self, replica: Replica) -> dict[PeerId, PeerOffer]:
         """The offers of the run's holders, as they are known now."""
@@ -184,7 +185,7 @@ class Replanner:
             )
         if event.plan is None or not all(0 < s < math.inf for s in told):
             return []
-        if problem := bad_plan(event.plan, event.pairs):
+        if problem := bad_plan(PlanWithReport(event.plan, event.report), event.pairs):
             fields = (("run", replica.id), ("why", f"the plan cannot be used: {problem}"))
             return [Log("plan_dropped", fields, "warning")]
         known.found = event
@@ -218,7 +219,8 @@ class Replanner:
         changes = _changes(record.plan, plan)
         if replica.run.takes_snapshots:
             text = f"{reason}: {changes}"
-            replica.handover.stop_for(PlannedStop(text, plan, event.pairs))
+            planned = PlanWithReport(plan, event.report)
+            replica.handover.stop_for(PlannedStop(text, planned, event.pairs))
             return [log, *replica.context.note(f"{text}, between two steps", now)]
         if had is not None and (had.stages, had.codecs) == (plan.stages, plan.codecs):
             return []  # said before

@@ -17,8 +17,9 @@ from ...dag.cost.network import Network
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph, GraphError
 from ...dag.ir.validate import validate
-from ...dag.plan.cut import cut, tied_groups
-from ...dag.plan.plan import PeerId, Plan, PlanError, Spare, Visit
+from ...dag.plan.cut import cut, outline, tied_groups
+from ...dag.plan.plan import PeerId, Plan, PlanError, Visit
+from ...dag.plan.report import NO_REPORT, PlanReport, PlanWithReport, Spare
 from ...dag.schedule.convert_plan import plan_from_proto
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.vocabulary import planned_graph
@@ -52,13 +53,13 @@ def answer(ask: MakePlan, graph_bytes: bytes, planner: Planner = by_name) -> Pla
 
         def make(peers: tuple[PeerOffer, ...], network: Network | None) -> PlanReady:
             ready = make_plan(replace(ask, peers=peers, network=network), graph, planner)
-            if problem := bad_plan(ready.plan, ready.pairs):
+            if problem := bad_plan(PlanWithReport(ready.plan, ready.report), ready.pairs):
                 by_hand = ask.spec.HasField("plan") and ask.before is None
                 raise PlanError(problem) if by_hand else ValueError(problem)
             return ready
 
         ready, left = without_culprits(make, ask.peers, ask.network)
-        return replace(ready, plan=with_left_out(ready.plan, left)) if left else ready
+        return replace(ready, report=with_left_out(ready.report, left)) if left else ready
     except NoPlan as error:
         return PlanFailed(ask.replica, ask.version, error.reason, error.code, error.short_bytes)
     except PlanError as error:
@@ -79,7 +80,7 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     if graph.operator_set != "full":
         raise GraphError(f"its operator set is {graph.operator_set}: expected the full form")
     if by_hand := spec.HasField("plan") and ask.before is None:
-        plan = _with_ids(plan_from_proto(spec.plan), ask.peers)
+        plan, report = _with_ids(plan_from_proto(spec.plan), ask.peers), NO_REPORT
         if (had := _form(ask)) not in (None, (plan.microbatch_size, plan.head_parts)):
             raise PlanError(
                 f"it has microbatches of {plan.microbatch_size} and the head in {plan.head_parts} "
@@ -88,20 +89,21 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     else:
         request = plan_request(spec, read_spec(spec), graph, ask.peers, ask.network)
         had = _form(ask)
-        plan = planner(request if had is None else _as_before(request, had))
+        plan, report = planner(request if had is None else _as_before(request, had))
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
     if by_hand:
         _check_memory(ask, form, plan)
-        plan = _with_codecs(ask, form, plan)
+        plan, report = _with_codecs(ask, form, plan)
     local = _kept(ask, form, plan)
+    plan = outlined(form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
     if plan.head_parts and core:
         raise PlanError(
             f"the head is in {plan.head_parts} parts, and {', '.join(core)} has the core operator "
             "set only: expected peers with the full set, or head_parts 0"
         )
-    return PlanReady(ask.replica, ask.version, plan, frame_pairs(form, plan), local)
+    return PlanReady(ask.replica, ask.version, plan, frame_pairs(form, plan), local, report)
 
 
 def _form(ask: MakePlan) -> tuple[int, int] | None:
@@ -161,13 +163,12 @@ def _judge(ask: MakePlan, form: Graph, plan: Plan) -> CostModel:
     return CostModel(request)
 
 
-def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> Plan:
+def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> PlanWithReport:
     """A hand-written plan with the codecs that the job asks for, where it has none of its own."""
-    if plan.codecs or len(plan.peers) < 2:
-        return plan
-    if not read_spec(ask.spec).options.codecs.asked:
-        return plan
-    return with_codecs(_judge(ask, form, plan), plan)
+    asked = read_spec(ask.spec).options.codecs.asked
+    if plan.codecs or len(plan.peers) < 2 or not asked:
+        return PlanWithReport(plan)
+    return with_codecs(_judge(ask, form, plan), PlanWithReport(plan))
 
 
 def _bound(graph: Graph, size: int) -> Graph:
@@ -177,15 +178,14 @@ def _bound(graph: Graph, size: int) -> Graph:
     return validate(graph).bind(size)
 
 
-def with_left_out(plan: Plan, left: LeftOut) -> Plan:
-    """The plan, with who was left out of the offers and why."""
+def with_left_out(report: PlanReport, left: LeftOut) -> PlanReport:
+    """The report, with who was left out of the offers and why."""
     if not left:
-        return plan
+        return report
     spares = tuple(Spare(peer, why) for peer, why in left.items())
     text = f"{count_of(len(left), 'peer')} left out, as no plan can be made with them: "
-    return replace(
-        plan, spares=(*plan.spares, *spares), reasons=(*plan.reasons, text + some_of(list(left)))
-    )
+    reasons = (*report.reasons, text + some_of(list(left)))
+    return replace(report, spares=(*report.spares, *spares), reasons=reasons)
 
 
 def consider(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner = by_name) -> PlanConsidered:
@@ -219,7 +219,7 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
     running = CodedStepCost(CostModel(request), ask.plan)
     running_s = running.seconds(running.of_plan(ask.plan.codecs))
     try:
-        found = planner(request)
+        found, report = planner(request)
     except NoPlan:
         return PlanConsidered(ask.replica, ask.version, running_s)
     seconds, _ = migration(
@@ -229,8 +229,15 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
         request.network,
         state_bytes=request.options.state_bytes,
     )
-    step_s, pairs = found.predicted.step_s, frame_pairs(request.graph, found)
-    return PlanConsidered(ask.replica, ask.version, running_s, step_s, seconds, found, pairs)
+    found = outlined(request.graph, found)
+    step_s, pairs = report.predicted.step_s, frame_pairs(request.graph, found)
+    told = (running_s, step_s, seconds, found, pairs)
+    return PlanConsidered(ask.replica, ask.version, *told, report=report)
+
+
+def outlined(graph: Graph, plan: Plan) -> Plan:
+    """The plan with what crosses its stages. `graph`: its bound `planned_graph`."""
+    return replace(plan, outline=outline(graph, [(s.start, s.stop) for s in plan.stages]))
 
 
 def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:
@@ -276,6 +283,4 @@ def _with_ids(plan: Plan, offers: Sequence[PeerOffer]) -> Plan:
             replace(c, source=known(c.source), destination=known(c.destination))
             for c in plan.codecs
         ),
-        spares=(),
-        predicted=replace(plan.predicted, peers=()),
     )

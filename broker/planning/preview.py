@@ -14,8 +14,10 @@ from ...dag.cost.cost import cost, stage_cost
 from ...dag.cost.network import Network
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph, GraphError
-from ...dag.plan.plan import Alternative, Plan, PlanError
+from ...dag.plan.plan import Plan, PlanError
+from ...dag.plan.report import Alternative, PlanWithReport
 from ...dag.schedule.convert_plan import plan_to_proto
+from ...dag.schedule.convert_report import report_to_proto
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.words import some_of
 from ...proto.broker_pb2 import OperatorSpan, PreviewAnswer
@@ -71,24 +73,26 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
 
     def planned(
         offers: tuple[PeerOffer, ...], network: Network | None
-    ) -> tuple[PlanRequest, Plan, list[Alternative]]:
+    ) -> tuple[PlanRequest, PlanWithReport, list[Alternative]]:
         request = plan_request(wanted.spec, wish, graph, offers, network)
-        plan = make(request)
-        if problem := bad_plan(plan, ()):
+        found = make(request)
+        if problem := bad_plan(found, ()):
             raise ValueError(problem)
-        return request, plan, _compared(request)
+        return request, found, _compared(request)
 
     found, left = without_culprits(planned, wanted.offers, wanted.network)
-    request, plan, others = found
-    plan = with_left_out(plan, left)
-    kept = [a for a in plan.predicted.alternatives if a.name not in (ALONE, REPLICAS)]
-    plan = replace(plan, predicted=replace(plan.predicted, alternatives=(*others, *kept)))
-    risk = work_at_risk(request, graph, plan, wish.recovery)
+    request, (plan, report), others = found
+    report = with_left_out(report, left)
+    kept = [a for a in report.predicted.alternatives if a.name not in (ALONE, REPLICAS)]
+    predicted = replace(report.predicted, alternatives=(*others, *kept))
+    made = PlanWithReport(plan, replace(report, predicted=predicted))
+    risk = work_at_risk(request, graph, made, wish.recovery)
     return PreviewAnswer(
         plan=plan_to_proto(plan),
+        report=report_to_proto(made.report),
         peers=wanted.peers,
         operators=_spans(graph, plan),
-        notes=[*_verdict(plan), *risk, *wanted.notes, *_unknown(request, plan)],
+        notes=[*_verdict(made), *risk, *wanted.notes, *_unknown(request, made)],
     )
 
 
@@ -124,14 +128,14 @@ def _microbatches(count: int) -> str:
     return f"{count} microbatch{'' if count == 1 else 'es'}"
 
 
-def _verdict(plan: Plan) -> list[str]:
+def _verdict(made: PlanWithReport) -> list[str]:
     """Whether a plan over this network is the right choice at all. Both sentences may hold: the
     first is about the same training, the second about another one."""
-    step = plan.predicted.step_s
-    faster = {a.name: a for a in plan.predicted.alternatives if 0 < a.step_s < step * WORTH_SAYING}
+    step, alternatives = made.report.predicted.step_s, made.report.predicted.alternatives
+    faster = {a.name: a for a in alternatives if 0 < a.step_s < step * WORTH_SAYING}
     one, many = faster.get(ALONE), faster.get(REPLICAS)
     notes = []
-    if one is not None and len(plan.peers) > 1:
+    if one is not None and len(made.plan.peers) > 1:
         notes.append(
             f"a pipeline over this network is the wrong choice: {one.text}, takes "
             f"{one.step_s:.3g} s for the same samples, the plan {step:.3g} s"
@@ -144,10 +148,10 @@ def _verdict(plan: Plan) -> list[str]:
     return notes
 
 
-def _unknown(request: PlanRequest, plan: Plan) -> list[str]:
+def _unknown(request: PlanRequest, made: PlanWithReport) -> list[str]:
     """What the predictions rest on that nobody measured."""
     notes = []
-    offers = {o.peer: o for o in request.offers}
+    plan, offers = made.plan, {o.peer: o for o in request.offers}
     blind = [str(offers[p]) for p in plan.peers if not (offers[p].speeds or offers[p].flops_per_s)]
     if blind:
         named = some_of(blind)
@@ -159,7 +163,7 @@ def _unknown(request: PlanRequest, plan: Plan) -> list[str]:
         place = {peer: i for i, peer in enumerate(network.peers)}
         guessed = [
             f"{offers[link.source]} -> {offers[link.destination]}"
-            for link in plan.predicted.links
+            for link in made.report.predicted.links
             if not network.measured[place[link.source], place[link.destination]]
         ]
         if guessed:

@@ -14,6 +14,7 @@ from ...dag.execute.neighbour import rebuild
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
 from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.report import PlanWithReport, Prediction
 from ...dag.plan.swaps import swaps
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.tables import Recovery
@@ -23,9 +24,12 @@ from ..snapshots.cadence import PAUSE_S
 __all__ = ["work_at_risk"]
 
 
-def work_at_risk(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery) -> list[str]:
+def work_at_risk(
+    request: PlanRequest, graph: Graph, planned: PlanWithReport, recovery: Recovery
+) -> list[str]:
     """Sentences for people; none where the plan predicts no step time or knows no links."""
-    return [*_repeats(request, graph, plan, recovery), *_not_made(request, graph, plan, recovery)]
+    repeats = _repeats(request, graph, planned, recovery)
+    return [*repeats, *_not_made(request, graph, planned.plan, recovery)]
 
 
 def _not_made(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery) -> list[str]:
@@ -47,12 +51,15 @@ def _not_made(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery
     return found
 
 
-def _repeats(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery) -> list[str]:
-    step_s = plan.predicted.step_s
+def _repeats(
+    request: PlanRequest, graph: Graph, planned: PlanWithReport, recovery: Recovery
+) -> list[str]:
+    predicted = planned.report.predicted
+    step_s = predicted.step_s
     if "snapshot" not in recovery.ladder:
         text = "no recovery: the first loss ends the run (recovery.ladder)"
         return [] if recovery.ladder else [text]
-    slowest = _slowest_copy(request, graph, plan)
+    slowest = _slowest_copy(request, graph, planned.plan, predicted)
     if not step_s or slowest is None:
         return []
     peer, size, copy_s = slowest
@@ -74,7 +81,7 @@ def _steps(seconds: float, step_s: float) -> str:
 
 
 def _slowest_copy(
-    request: PlanRequest, graph: Graph, plan: Plan
+    request: PlanRequest, graph: Graph, plan: Plan, predicted: Prediction
 ) -> tuple[PeerId, int, float] | None:
     """(holder, bytes, seconds)."""
     network = request.links
@@ -101,7 +108,7 @@ def _slowest_copy(
         )
         link = max(float(network.bandwidth[at, j]) for j in place.values() if j != at)
         rate = min(link, float(network.up[at]))
-        sent = sum(x.bytes for x in plan.predicted.links if x.source == peer)
-        left = rate - sent / plan.predicted.step_s if plan.predicted.step_s else rate
+        sent = sum(x.bytes for x in predicted.links if x.source == peer)
+        left = rate - sent / predicted.step_s if predicted.step_s else rate
         found.append((peer, size, size / left if left > 0 else math.inf))
     return max(found, key=lambda copy: copy[2])

@@ -18,6 +18,7 @@ from ...dag.cost.speed import Speeds
 from ...dag.ir.graph import OperatorSet
 from ...dag.plan.plan import PeerId, Plan, PlanError
 from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
+from ...dag.schedule.convert_report import report_from_proto, report_to_proto
 from ...proto import broker_pb2
 from ...proto.broker_pb2 import PreviewAnswer
 from ...proto.common_pb2 import Reason
@@ -171,6 +172,7 @@ def answer_to_bytes(told: Told) -> bytes:
         case PlanReady():
             pairs = _places(told.plan, told.pairs)
             made = PlanMade(plan=plan_to_proto(told.plan), pairs=pairs, local=told.local)
+            made.report.CopyFrom(report_to_proto(told.report))
             message.made.CopyFrom(made)
         case PlanFailed():
             reason = Reason(code=told.code, text=told.reason)
@@ -184,6 +186,7 @@ def answer_to_bytes(told: Told) -> bytes:
             )
             if told.plan is not None:
                 found.plan.CopyFrom(plan_to_proto(told.plan))
+                found.report.CopyFrom(report_to_proto(told.report))
                 found.pairs.extend(_places(told.plan, told.pairs))
             message.considered.CopyFrom(found)
         case PreviewAnswer():
@@ -204,7 +207,8 @@ def answer_from_bytes(ask: Asked, data: bytes) -> Told:
             case MakePlan(), "made":
                 plan = plan_from_proto(message.made.plan)
                 pairs = _pairs(plan, message.made.pairs)
-                return PlanReady(ask.replica, ask.version, plan, pairs, tuple(message.made.local))
+                local, report = tuple(message.made.local), report_from_proto(message.made.report)
+                return PlanReady(ask.replica, ask.version, plan, pairs, local, report)
             case MakePlan(), "refused":
                 found = message.refused
                 why, short = found.reason, int(found.short_bytes)
@@ -224,7 +228,8 @@ def _considered(ask: ConsiderPlan, found: Considered) -> PlanConsidered:
     if not found.HasField("plan"):
         return PlanConsidered(ask.replica, ask.version, *times)
     plan = plan_from_proto(found.plan)
-    return PlanConsidered(ask.replica, ask.version, *times, plan, _pairs(plan, found.pairs))
+    pairs, report = _pairs(plan, found.pairs), report_from_proto(found.report)
+    return PlanConsidered(ask.replica, ask.version, *times, plan, pairs, report=report)
 
 
 def _places(plan: Plan, pairs: Iterable[tuple[PeerId, PeerId]]) -> list[int]:

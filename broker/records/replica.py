@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.report import NO_REPORT, PlanWithReport
 from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
+from ...dag.schedule.convert_report import report_from_proto, report_to_proto
 from ...proto.broker_pb2 import (
     CANCELLED,
     DONE,
@@ -19,6 +21,8 @@ from ...proto.broker_pb2 import (
     RunEvent,
     StepDone,
 )
+from ...proto.broker_pb2 import Plan as PlanMessage
+from ...proto.broker_pb2 import PlanReport as ReportMessage
 from ...proto.common_pb2 import Reason
 from ...proto.journal_pb2 import RenamedSince, ReplicaKept
 from ..membership.member import Member
@@ -34,9 +38,9 @@ _ENDED = (DONE, FAILED, CANCELLED)
 class ReplicaRecord:
     """A replica as the journal has it: `apply` takes an event over, now or when it is replayed.
 
-    plan, peers: of the present term, from BUILDING on. pausing: whether it is to stop between two
-    steps and be put aside until somebody resumes it. interrupted: starts of the broker that found
-    it being planned, since it last got a plan.
+    plan, report, peers: of the present term, from BUILDING on. pausing: whether it is to stop
+    between two steps and be put aside until somebody resumes it. interrupted: starts of the broker
+    that found it being planned, since it last got a plan.
     """
 
     def __init__(self, run: SubmittedRun, number: int = 0) -> None:
@@ -46,6 +50,7 @@ class ReplicaRecord:
         self.reason = Reason()
         self.term = 0
         self.plan: Plan | None = None
+        self.report = NO_REPORT
         self.plan_bytes = 0
         self.peers: tuple[PeerId, ...] = ()
         self.inexact_from = run.spec.resumed.inexact_from
@@ -111,8 +116,7 @@ class ReplicaRecord:
     def step_s(self) -> float | None:
         """Seconds of a step, measured or predicted; None: not known."""
         measured = self.ledger.median_s if self.ledger else None
-        predicted = self.plan.predicted.step_s if self.plan else 0.0
-        return measured or predicted or None
+        return measured or self.report.predicted.step_s or None
 
     def ends_at(self, now: float) -> float:
         """When its last step is done, as far as that can be told."""
@@ -136,17 +140,15 @@ class ReplicaRecord:
             pausing=self.pausing,
         )
 
-    def apply(self, event: RunEvent, plan: Plan | None = None) -> None:
-        """`plan` is the event's, where that is at hand. Raises ValueError, PlanError for what
+    def apply(self, event: RunEvent, planned: PlanWithReport | None = None) -> None:
+        """`planned` is the event's, where that is at hand. Raises ValueError, PlanError for what
         cannot have been."""
         match event.WhichOneof("kind"):
             case "plan":
                 for renamed in event.renamed:
                     self._took_over(PeerId(renamed.old), PeerId(renamed.to))
-                self.term, self.plan = event.term, plan or plan_from_proto(event.plan)
-                self.interrupted = 0
-                self.peers = self.plan.peers
-                self.plan_bytes = event.plan.ByteSize()
+                self.term, self.interrupted = event.term, 0
+                self._plan(event.plan, event.report, planned)
             case "state":
                 state = event.state.replicas[self.number]
                 begins = state.phase == RUNNING != self.phase
@@ -162,6 +164,14 @@ class ReplicaRecord:
                 self.ledger.commit(event.step, event.at_s)
             case "checkpoint":
                 self.checkpoints.add((event.checkpoint,))
+
+    def _plan(
+        self, plan: PlanMessage, report: ReportMessage, known: PlanWithReport | None = None
+    ) -> None:
+        read = known or PlanWithReport(plan_from_proto(plan), report_from_proto(report))
+        self.plan, self.report = read
+        self.peers = read.plan.peers
+        self.plan_bytes = plan.ByteSize() + report.ByteSize()
 
     def _stands(self, state: ReplicaState) -> None:
         self.phase, self.reason = state.phase, Reason()
@@ -190,6 +200,7 @@ class ReplicaRecord:
         return ReplicaKept(
             state=self.state,
             plan=plan_to_proto(self.plan) if self.plan is not None else None,
+            report=report_to_proto(self.report) if self.plan is not None else None,
             peaks=self.ledger.peaks if self.ledger is not None else (),
             checkpoints=self.checkpoints.kept,
             interrupted=self.interrupted,
@@ -206,8 +217,7 @@ class ReplicaRecord:
         self._stands(kept.state)
         if not kept.HasField("plan"):
             return
-        self.plan = plan_from_proto(kept.plan)
-        self.peers, self.plan_bytes = self.plan.peers, kept.plan.ByteSize()
+        self._plan(kept.plan, kept.report)
         if self.phase in (RUNNING, EXPORTING) or kept.state.step:
             self.ledger = self._ledger(kept.state.step, 0.0)
             self.ledger.held(kept.peaks)

@@ -6,7 +6,7 @@ journal is replayed.
 
 from __future__ import annotations
 
-from ...dag.plan.plan import Plan
+from ...dag.plan.report import PlanWithReport
 from ...proto.broker_pb2 import WAITING, ReplicaState, RunEvent, RunState
 from ...proto.journal_pb2 import Decision, RunAdded, RunHappened, RunKept
 from ..events import Publish, Watched
@@ -83,27 +83,27 @@ class RunRecord:
         return self.publish(RunEvent(state=self._state(states)), number, now)
 
     def publish(
-        self, event: RunEvent, replica: int, now: float, plan: Plan | None = None
+        self, event: RunEvent, replica: int, now: float, planned: PlanWithReport | None = None
     ) -> Publish:
-        """Something happens in a replica. `plan`: the event's, where it has one: it begins the
-        next term."""
+        """Something happens in a replica. `planned`: the event's, where it has one: it begins
+        the next term."""
         event.at_s, event.replica = now, replica
         event.term = self.replicas[replica].term + event.HasField("plan")
         event.number = self.history.numbered
-        self.apply(event, plan)
+        self.apply(event, planned)
         decision = Decision(happened=RunHappened(run=self.id))
         decision.happened.event.CopyFrom(event)
         self._decisions.append(decision)
         return Publish(self.id, event)
 
-    def apply(self, event: RunEvent, plan: Plan | None = None) -> None:
-        """Takes an event over; `plan` is the event's, where that is at hand. Raises ValueError,
+    def apply(self, event: RunEvent, planned: PlanWithReport | None = None) -> None:
+        """Takes an event over; `planned` is the event's, where that is at hand. Raises ValueError,
         PlanError for what cannot have been."""
         if event.number != self.history.numbered:
             raise ValueError(f"event {event.number} of {self.id}: expected {self.history.numbered}")
         if event.replica >= len(self.replicas):
             raise ValueError(f"an event of replica {event.replica} of {self.id}: it has none")
-        self.replicas[event.replica].apply(event, plan)
+        self.replicas[event.replica].apply(event, planned)
         self.history.add(event)
         if self.ended:
             self.history.rest()

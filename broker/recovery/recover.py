@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...dag.ir.convert import MAX_TEXT
-from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.plan import PeerId
+from ...dag.plan.report import PlanWithReport, Prediction
 from ...proto.broker_pb2 import BUILDING, RUNNING
 from .replacements import replacements, suited_left, unreached
 from .resume import substituted
@@ -31,11 +32,11 @@ __all__ = ["Fail", "Recover", "Replan", "recover", "replan"]
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """The next term has this plan. live: it goes on from what its holders have in their stages, of
-    which those in `rebuilt` make theirs anew; else from the view's set. taken_by: by holder that is
-    gone, who has its part."""
+    """The next term has the plan in `planned`. live: it goes on from what its holders have in their
+    stages, of which those in `rebuilt` make theirs anew; else from the view's set. taken_by: by
+    holder that is gone, who has its part."""
 
-    plan: Plan
+    planned: PlanWithReport
     pairs: tuple[Pair, ...]
     live: bool = False
     rebuilt: tuple[PeerId, ...] = ()
@@ -76,7 +77,10 @@ def sibling(view: View, gone: Sequence[PeerId], why: list[str]) -> Recover | Non
     if plan is None or any(view.mine(p) is None for p in plan.peers):
         return None
     why.append("; its siblings do its microbatches")
-    return Recover(plan, rerouted_pairs(view.plan, view.pairs, gone), live=True)
+    # What was predicted was for all of them.
+    report = replace(view.replica.report, predicted=Prediction())
+    pairs = rerouted_pairs(view.plan, view.pairs, gone)
+    return Recover(PlanWithReport(plan, report), pairs, live=True)
 
 
 def neighbour(view: View, gone: Sequence[PeerId], why: list[str]) -> Recover | None:
@@ -132,17 +136,18 @@ def _in_place(
     view: View, taken_by: Mapping[PeerId, PeerId], why: list[str], also: str = ""
 ) -> Recover:
     """Others take the parts of lost holders, in the same plan."""
-    plan, pairs, names = view.plan, view.pairs, []
+    planned, pairs, names = view.planned, view.pairs, []
     for old, new in taken_by.items():
-        stages = ", ".join(str(k) for k in plan.stages_of(old))
+        stages = ", ".join(str(k) for k in planned.plan.stages_of(old))
         kind = "warm" if new in view.plan.warm else "from the pool"
         names.append(f"stage {stages} -> {view.members.members[new].label} ({kind})")
-        plan = substituted(plan, old, new)
+        planned = substituted(planned, old, new)
         pairs = tuple((new if a == old else a, new if b == old else b) for a, b in pairs)
     if also:
         names.append(also)
     if names:
         told = (name[:MAX_TEXT] for name in names)
-        plan = replace(plan, reasons=(*told, "the rest is as before"))
+        report = replace(planned.report, reasons=(*told, "the rest is as before"))
+        planned = PlanWithReport(planned.plan, report)
     why += [f"; {name}" for name in names]
-    return Recover(plan, pairs, taken_by=taken_by)
+    return Recover(planned, pairs, taken_by=taken_by)

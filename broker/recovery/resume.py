@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...dag.plan.plan import PeerId, Plan, Route
+from ...dag.plan.report import PlanReport, PlanWithReport
 from ...proto.broker_pb2 import Gift, Renamed, Resume, Span
 from ..snapshots.sets import SnapshotSet
 
 __all__ = ["block_gifts", "gifts", "resume", "substituted"]
 
 
-def substituted(plan: Plan, old: PeerId, new: PeerId) -> Plan:
+def substituted(planned: PlanWithReport, old: PeerId, new: PeerId) -> PlanWithReport:
     """The same plan with one peer in the place of another. Who keeps snapshots is chosen anew."""
 
     def at(peer: PeerId) -> PeerId:
@@ -24,8 +25,8 @@ def substituted(plan: Plan, old: PeerId, new: PeerId) -> Plan:
     def moved(routes: tuple[Route, ...]) -> tuple[Route, ...]:
         return tuple(tuple(replace(v, peer=at(v.peer)) for v in route) for route in routes)
 
-    predicted = plan.predicted
-    return replace(
+    plan = planned.plan
+    moved_plan = replace(
         plan,
         stages=tuple(replace(s, holders=tuple(map(at, s.holders))) for s in plan.stages),
         routes=moved(plan.routes),
@@ -33,21 +34,30 @@ def substituted(plan: Plan, old: PeerId, new: PeerId) -> Plan:
         codecs=tuple(
             replace(c, source=at(c.source), destination=at(c.destination)) for c in plan.codecs
         ),
-        predicted=replace(
-            predicted,
-            bottlenecks=(),  # sentences about who was there
-            # Seconds are of who was there: nothing is learned of this one from them.
-            peers=tuple(
-                replace(p, peer=new, learned=0.0) if p.peer == old else p for p in predicted.peers
-            ),
-            links=tuple(
-                replace(x, source=at(x.source), destination=at(x.destination))
-                for x in predicted.links
-            ),
-        ),
-        spares=tuple(s for s in plan.spares if s.peer != new),
         keepers=(),
     )
+    return PlanWithReport(moved_plan, _substituted_report(planned.report, old, new))
+
+
+def _substituted_report(report: PlanReport, old: PeerId, new: PeerId) -> PlanReport:
+    def at(peer: PeerId) -> PeerId:
+        return new if peer == old else peer
+
+    predicted = replace(
+        report.predicted,
+        bottlenecks=(),  # sentences about who was there
+        # Seconds are of who was there: nothing is learned of this one from them.
+        peers=tuple(
+            replace(p, peer=new, learned=0.0) if p.peer == old else p
+            for p in report.predicted.peers
+        ),
+        links=tuple(
+            replace(x, source=at(x.source), destination=at(x.destination))
+            for x in report.predicted.links
+        ),
+    )
+    spares = tuple(s for s in report.spares if s.peer != new)
+    return replace(report, predicted=predicted, spares=spares)
 
 
 def gifts(found: SnapshotSet, plan: Plan) -> tuple[Gift, ...]:

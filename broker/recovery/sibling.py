@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from ...dag.plan.plan import PeerId, Plan, Prediction, Route, Visit
+from ...dag.plan.plan import PeerId, Plan, Route, Visit
 
 __all__ = ["rerouted", "rerouted_pairs"]
 
@@ -23,7 +23,7 @@ Pair = tuple[PeerId, PeerId]
 def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
     """The plan without these holders, their microbatches spread evenly over the other holders of
     the same stages; None where one of them was the last, and where holders step ahead, each from a
-    state of its own. Predictions were for all of them."""
+    state of its own."""
     if any(e.ahead for e in plan.exchanges):
         return None
     stages = tuple(
@@ -60,7 +60,6 @@ def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
             e for e in plan.exchanges if stages[e.stage].holders == plan.stages[e.stage].holders
         ),
         codecs=tuple(c for c in plan.codecs if c.source not in gone and c.destination not in gone),
-        predicted=Prediction(),
         keepers=(),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.report import PlanWithReport
 from ..events import ReplicaId
 from ..membership.member import Member
 from ..membership.membership import Membership
@@ -50,6 +51,10 @@ class View:
         """Of the present term; only asked where there is one."""
         assert self.replica.plan is not None, self.replica
         return self.replica.plan
+
+    @property
+    def planned(self) -> PlanWithReport:
+        return PlanWithReport(self.plan, self.replica.report)
 
     def mine(self, peer: PeerId) -> Member | None:
         """A peer that has a part in it now; None for any other."""

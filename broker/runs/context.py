@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
 
-from ...dag.plan.plan import PeerId, PeerPrediction, Plan
+from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.report import NO_REPORT, PeerPrediction, PlanReport, PlanWithReport
+from ...dag.schedule.slices import PlanSlices
 from ...proto.broker_pb2 import BrokerMessage, Exported, Gift, Leave, Ready, ReplicaState, RunEvent
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, Log, Publish, Tell
@@ -35,6 +36,7 @@ class Term:
     """
 
     plan: Plan | None = None
+    report: PlanReport = NO_REPORT
     pairs: tuple[Pair, ...] = ()
     local: tuple[str, ...] = ()
     begun_from: SnapshotSet | None = None
@@ -58,7 +60,7 @@ class Term:
     @cached_property
     def expected(self) -> dict[PeerId, PeerPrediction]:
         """By holder, what the plan predicts of it."""
-        return {p.peer: p for p in self.plan.predicted.peers} if self.plan else {}
+        return {p.peer: p for p in self.report.predicted.peers}
 
     @cached_property
     def most_compute_s(self) -> float:
@@ -76,11 +78,13 @@ class ReplicaContext:
         self.members = members
         self.suspects = SuspectTracker()
         self.away = ReattachWindow()
-        self.term = Term(record.plan, local=record.run.requirements.local)
+        self.term = Term(record.plan, record.report, local=record.run.requirements.local)
         self._events = run
 
-    def publish(self, event: RunEvent, now: float, plan: Plan | None = None) -> Publish:
-        return self._events.publish(event, self.record.number, now, plan)
+    def publish(
+        self, event: RunEvent, now: float, planned: PlanWithReport | None = None
+    ) -> Publish:
+        return self._events.publish(event, self.record.number, now, planned)
 
     def changes(self, state: ReplicaState, now: float) -> Publish:
         return self._events.changes(state, now)
@@ -140,6 +144,7 @@ class ReplicaContext:
 
     def taken_up(self, now: float) -> None:
         """An earlier start of the broker began the term: its holders are awaited for a lease."""
-        pairs = tuple(combinations(self.record.peers, 2))
-        self.term = Term(self.record.plan, pairs, self.run.requirements.local)
+        plan = self.record.plan
+        pairs = PlanSlices(plan).pairs if plan else ()
+        self.term = Term(plan, self.record.report, pairs, self.run.requirements.local)
         self.away = ReattachWindow(self.record.peers, now + self.run.lease_s)

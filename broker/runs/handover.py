@@ -20,7 +20,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.plan import PeerId
+from ...dag.plan.report import PlanWithReport
 from ...proto.broker_pb2 import RUNNING, BrokerMessage, Stay
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, Tell
@@ -46,7 +47,7 @@ class PlannedStop:
     (None) to be put aside."""
 
     text: str
-    plan: Plan | None = None
+    plan: PlanWithReport | None = None
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
 
 

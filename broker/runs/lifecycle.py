@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.plan import PeerId
+from ...dag.plan.report import PlanWithReport
 from ...job.words import count_of
 from ...proto.broker_pb2 import (
     BUILDING,
@@ -110,16 +111,17 @@ class Lifecycle:
         return self._enter(WAITING, now, code, text)
 
     def planned(
-        self, plan: Plan, pairs: Sequence[Pair], local: tuple[str, ...], now: float
+        self, planned: PlanWithReport, pairs: Sequence[Pair], local: tuple[str, ...], now: float
     ) -> list[Instruction]:
         """The plan's peers are all in the pool. `local`: inputs of the model that only peers with
         the data read, under this plan."""
         assert self.record.phase == WAITING, self.record
         self.context.term.local = local
+        plan = planned.plan
         peers, stages = count_of(len(plan.peers), "peer"), count_of(len(plan.stages), "stage")
         text = f"{stages} fetched and built by {peers}"
         return self.builds(
-            Recover(plan, tuple(pairs)), self.snapshots.found(), "building", text, now
+            Recover(planned, tuple(pairs)), self.snapshots.found(), "building", text, now
         )
 
     def builds(
@@ -335,7 +337,7 @@ class Lifecycle:
         self._losses = ReplayedLosses()
         context.waits_no_longer()
         out += self._enter(phase, now, code, text)
-        context.term = Term(record.plan)
+        context.term = Term(record.plan, record.report)
         return out
 
     # ------------------------------------------------------------ after a restart

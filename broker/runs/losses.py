@@ -78,14 +78,14 @@ class Losses:
 
     def _move(self, text: str, errand: PlannedStop, now: float) -> list[Instruction]:
         """To a better plan, where the replica stands between two steps."""
-        plan, context = errand.plan, self._context
-        assert plan is not None
+        planned, context = errand.plan, self._context
+        assert planned is not None
         pool = [m.id for m in context.members.pool if not context.suspects.out(m.id, now)]
-        gone = [p for p in plan.peers if context.mine(p) is None and p not in pool]
+        gone = [p for p in planned.plan.peers if context.mine(p) is None and p not in pool]
         if gone:
             why = f"the better plan is out of date: {', '.join(gone)} is not free any more"
             return [*self._snapshots.let_go(), *context.note(why, now)]
-        wanted = Recover(plan, errand.pairs)
+        wanted = Recover(planned, errand.pairs)
         return self._life.builds(wanted, self._snapshots.found(), "moved", text, now)
 
     # ------------------------------------------------------------ losses and faults

@@ -10,13 +10,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 
 from ...dag.plan.plan import PeerId, Plan, SnapshotKeeper
+from ...dag.plan.report import PlanWithReport
 from ...dag.plan.swaps import swapped_operators, swaps
 from ...dag.schedule.convert_plan import plan_to_proto
+from ...dag.schedule.convert_report import report_to_proto
+from ...dag.schedule.convert_slice import slice_to_proto
+from ...dag.schedule.slices import PlanSlices
 from ...proto.broker_pb2 import Assign, BrokerMessage, DialOrder, Renamed, RunEvent
-from ...proto.broker_pb2 import Plan as PlanMessage
 from ...proto.common_pb2 import Reason
 from ...proto.graph_pb2 import CORE
 from ..events import Instruction, Tell
@@ -50,11 +52,11 @@ def begin_term(
         term = BLOCKS if wanted.rebuilt else record.term
         found = SnapshotSet(term, step, {}, live=True, rebuilt=wanted.rebuilt)
     step = found.step if found else 0
-    plan = _with_keepers(context, snapshots, wanted.plan, found, now)
+    plan, report = _with_keepers(context, snapshots, wanted.planned, found, now)
     before, others = record.parts, _others_swapped(context, plan, step)
-    wire = plan_to_proto(plan)
     renamed = [Renamed(old=a, to=b) for a, b in wanted.taken_by.items()]
-    out: list[Instruction] = [context.publish(RunEvent(plan=wire, renamed=renamed), now, plan)]
+    event = RunEvent(plan=plan_to_proto(plan), report=report_to_proto(report), renamed=renamed)
+    out: list[Instruction] = [context.publish(event, now, PlanWithReport(plan, report))]
     if wanted.rebuilt:
         record.inexact_from = record.inexact_from or step
     elif step < record.inexact_from:
@@ -64,18 +66,18 @@ def begin_term(
         record.inexact_from = record.inexact_from or step or record.committed
     snapshots.begin_term(step)
     record.checkpoints.given_up()
-    members = context.members
+    members, slices = context.members, PlanSlices(plan)
     context.term = term_ = Term(
         plan,
-        # Not known after a restart of the broker: then all.
-        pairs=tuple(wanted.pairs) or tuple(combinations(plan.peers, 2)),
+        report,
+        pairs=wanted.pairs or slices.pairs,
         local=context.term.local,
         begun_from=found,
         speed_of={p: members.members[p].offer.flops_per_s for p in plan.peers},
     )
-    base = _assign(context, wire, step, found)
+    base = _assign(context, step, found)
     term_.gifts = tuple(base.resume.gifts)
-    dials = _dials(context, plan)
+    dials, near = _dials(context, plan)
     for peer in record.parts:
         member = members.members[peer]
         if member.state == "pool":
@@ -85,6 +87,9 @@ def begin_term(
         spec = record.run.spec
         core = member.profile.operator_set == CORE
         assign.graph.CopyFrom(spec.core_graph if core else spec.graph)
+        # Who makes a stage anew asks everybody.
+        known = plan.peers if wanted.rebuilt else near[peer]
+        assign.slice.CopyFrom(slice_to_proto(slices.of(peer, known)))
         assign.dials.extend(dials[peer])
         out.append(Tell(member.stream, BrokerMessage(assign=assign)))
     gone = [p for p in before if p not in record.parts]
@@ -102,15 +107,12 @@ def _others_swapped(context: ReplicaContext, plan: Plan, step: int) -> bool:
     return step > 0 and saved != now_swapped
 
 
-def _assign(
-    context: ReplicaContext, plan: PlanMessage, step: int, found: SnapshotSet | None
-) -> Assign:
+def _assign(context: ReplicaContext, step: int, found: SnapshotSet | None) -> Assign:
     """What all of them are told."""
     record, run = context.record, context.run
     base = Assign(
         run=record.id,
         term=record.term,
-        plan=plan,
         full_graph=run.spec.graph,
         weights=run.spec.weights,
         data=run.spec.data,
@@ -130,39 +132,45 @@ def _assign(
     return base
 
 
-def _dials(context: ReplicaContext, plan: Plan) -> dict[PeerId, list[DialOrder]]:
-    """Of each pair the one that stands first dials, or the one that can."""
+def _dials(
+    context: ReplicaContext, plan: Plan
+) -> tuple[dict[PeerId, list[DialOrder]], dict[PeerId, list[PeerId]]]:
+    """By peer, whom it dials, and with whom it has links, whoever dials. Of each pair the one that
+    stands first does, or the one that can."""
     members, relays = context.members, context.run.options.relays
     orders: dict[PeerId, list[DialOrder]] = {p: [] for p in context.record.parts}
+    near: dict[PeerId, list[PeerId]] = {p: [] for p in context.record.parts}
     links: dict[frozenset[PeerId], Pair] = {}
     keepers = [(k.holder, k.peer) for k in plan.keepers]
     given = [(PeerId(g.source), PeerId(g.destination)) for g in context.term.gifts]
     for pair in (*context.term.pairs, *keepers, *ring_pairs(plan), *given):
         links.setdefault(frozenset(pair), pair)
     for a, b in links.values():
+        near[a].append(b)
+        near[b].append(a)
         way = dial(members.members[a], members.members[b], relays)
         if way is not None:  # the planner's pairs are looked at before
             source, target, address = way
             order = DialOrder(peer=target.id, address=address, generation=members.next_dial())
             orders[source.id].append(order)
-    return orders
+    return orders, near
 
 
 def _with_keepers(
     context: ReplicaContext,
     snapshots: ReplicaSnapshots,
-    plan: Plan,
+    planned: PlanWithReport,
     found: SnapshotSet | None,
     now: float,
-) -> Plan:
+) -> PlanWithReport:
     record, run, members = context.record, context.run, context.members
     if not run.takes_snapshots:
-        return plan
+        return planned
     warm = [m for p in record.parts if (m := context.mine(p)) and m.closed is None]
     free = [m for m in members.pool if run.suits(m)]
     wanted = run.requirements.recovery.warm_spares
     keepers = choose_keepers(
-        plan,
+        planned,
         (*warm, *free),
         members,
         1 if wanted == "auto" else wanted,
@@ -170,10 +178,10 @@ def _with_keepers(
         lambda m: record.lacks_s(m, now),
         snapshots.unreliable,
     )
-    plan = replace(plan, keepers=keepers)
+    plan = replace(planned.plan, keepers=keepers)
     if found is None:
-        return plan
+        return PlanWithReport(plan, planned.report)
     part = (*plan.peers, *plan.warm)
     givers = {(PeerId(g.destination), PeerId(g.source)) for g in gifts(found, plan)}
     more = tuple(SnapshotKeeper(h, p) for h, p in sorted(givers) if p not in part)
-    return replace(plan, keepers=(*keepers, *more))
+    return PlanWithReport(replace(plan, keepers=(*keepers, *more)), planned.report)

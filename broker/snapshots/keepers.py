@@ -11,23 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId, Plan, SnapshotKeeper
+from ...dag.plan.report import PlanReport, PlanWithReport
 from ..membership.member import Member, dial
 from ..membership.membership import Membership
 
 __all__ = ["choose_keepers", "fits", "instead"]
 
 
-def fits(plan: Plan, holder: PeerId, member: Member) -> bool:
+def fits(plan: Plan, report: PlanReport, holder: PeerId, member: Member) -> bool:
     """Whether a peer could take a holder's place: its memory, and the form of the graph."""
     if plan.head_parts and member.offer.operator_set == "core":
         return False
-    needed = {p.peer: p.device_bytes for p in plan.predicted.peers}.get(holder, 0)
+    needed = {p.peer: p.device_bytes for p in report.predicted.peers}.get(holder, 0)
     offered = member.profile.device_memory_bytes
     return not offered or needed <= offered
 
 
 def choose_keepers(
-    plan: Plan,
+    planned: PlanWithReport,
     free: Sequence[Member],
     members: Membership,
     spares: int,
@@ -38,10 +39,11 @@ def choose_keepers(
     """`free`: pool peers that may be warmed, at most `spares` of them. `lacks_s`: how long before
     the end of the run one means to leave; the least comes first. `unreliable`: those that leave, or
     refuse copies, which are asked when there is nobody else."""
+    plan, report = planned
     holders = [members.members[p] for p in plan.peers]
     heaviest = max(holders, key=lambda m: m.profile.device_memory_bytes)
     able = [m for m in free if m.id not in plan.peers and m.id not in unreliable]
-    able.sort(key=lambda m: (not fits(plan, heaviest.id, m), lacks_s(m), m.joined))
+    able.sort(key=lambda m: (not fits(plan, report, heaviest.id, m), lacks_s(m), m.joined))
     warm = able[:spares]
     rank = {m.id: (m.id in unreliable, lacks_s(m)) for m in holders}  # asked for once each
     found: list[SnapshotKeeper] = []

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...job.words import count_of, some_of
-from ...proto.broker_pb2 import Alternative, Plan, PreviewAnswer, Schedule
+from ...proto.broker_pb2 import Alternative, Plan, PlanReport, PreviewAnswer, Schedule
 from .text import labelled, lines, new_table, number, size_text, time_text, wrapped
 from .wire import LinkRow, planned, sentence
 
@@ -54,8 +54,8 @@ SCHEDULES = {
 
 def as_json(answer: PreviewAnswer) -> dict[str, Any]:
     """Every field of the answer with the names of broker.proto, also those that are 0 or empty;
-    numbers are numbers (null: not finite), routes are counted, not listed. `plan` or `reason` is
-    there, not both."""
+    numbers are numbers (null: not finite), routes are counted, not listed; what the report says
+    stands in the plan. `plan` or `reason` is there, not both."""
     found: dict[str, Any] = _plain(answer)
     for name in ("plan", "reason"):
         if not answer.HasField(name):
@@ -67,6 +67,8 @@ def as_json(answer: PreviewAnswer) -> dict[str, Any]:
         plan["schedule"] = SCHEDULES.get(answer.plan.schedule, "")
         plan.pop("routes", None)
         plan.pop("evaluation_routes", None)
+        plan |= found["report"]
+    found.pop("report", None)
     return found
 
 
@@ -104,32 +106,33 @@ def show(answer: PreviewAnswer, name: str) -> None:
 def page(answer: PreviewAnswer, name: str, width: int | None = None) -> str:
     """The preview of an answer with a plan as text; `width`: columns to wrap to, None: none."""
     columns = PIPED if width is None else max(width, NARROWEST)
-    plan = answer.plan
+    plan, report = answer.plan, answer.report
     called = {p.peer: p.profile.name or p.peer for p in answer.peers}
-    parts: list[Iterable[str]] = [_head(plan, name, columns), _costs(answer, columns)]
-    if plan.predicted.alternatives:
-        parts.append(lines(_compared(plan), columns))
+    parts: list[Iterable[str]] = [_head(answer, name, columns), _costs(answer, columns)]
+    if report.predicted.alternatives:
+        parts.append(lines(_compared(report), columns))
     parts.append(lines(_stages(answer, called), columns))
     if len(_routes(plan)) > 1:
         parts.append(lines(_pipelines(plan, called), columns))
     parts.append(lines(_peers(answer, called), columns))
-    if plan.predicted.links:
-        parts.append(lines(_links(plan, called), columns))
-    if rows := planned(plan, called):
+    if report.predicted.links:
+        parts.append(lines(_links(report, called), columns))
+    if rows := planned(report, called):
         parts.append(_codecs(rows, columns))
-    if plan.spares:
-        parts.append(_spares(plan, called, columns))
-    if plan.reasons:
-        parts.append(_reasons(plan.reasons, columns))
+    if report.spares:
+        parts.append(_spares(report, called, columns))
+    if report.reasons:
+        parts.append(_reasons(report.reasons, columns))
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _head(plan: Plan, name: str, columns: int) -> Iterator[str]:
+def _head(answer: PreviewAnswer, name: str, columns: int) -> Iterator[str]:
+    plan = answer.plan
     used = len({h for s in plan.stages for h in s.holders})
     routes = len(_routes(plan))
     words = [
         f"{count_of(len(plan.stages), 'stage')} on {used} of "
-        f"{count_of(used + len(plan.spares), 'peer')}",
+        f"{count_of(used + len(answer.report.spares), 'peer')}",
         f"{count_of(len(plan.routes), 'microbatch')} of "
         f"{count_of(plan.microbatch_size, 'sample')} a step",
         SCHEDULES.get(plan.schedule, "?"),
@@ -142,21 +145,21 @@ def _head(plan: Plan, name: str, columns: int) -> Iterator[str]:
 
 
 def _costs(answer: PreviewAnswer, columns: int) -> Iterator[str]:
-    plan = answer.plan
-    step = plan.predicted.step_s
+    plan, predicted = answer.plan, answer.report.predicted
+    step = predicted.step_s
     if step:
         rate = len(plan.routes) * plan.microbatch_size / step
         yield from labelled("predicted", f"{time_text(step)} a step, {rate:.3g} samples/s", columns)
-    for label, text in zip(("bottleneck", "runner-up"), plan.predicted.bottlenecks, strict=False):
+    for label, text in zip(("bottleneck", "runner-up"), predicted.bottlenecks, strict=False):
         yield from labelled(label, text, columns)
     for note in answer.notes:
         yield from labelled("note", note, columns)
 
 
-def _compared(plan: Plan) -> Table:
+def _compared(report: PlanReport) -> Table:
     table = new_table("compared with", ">step", ">this plan is", "how")
-    step = plan.predicted.step_s
-    for other in plan.predicted.alternatives:
+    step = report.predicted.step_s
+    for other in report.predicted.alternatives:
         figure, ratio = ("-", "") if not other.step_s else (time_text(other.step_s), "")
         if other.step_s and step:
             ratio = _ratio(other.step_s / step)
@@ -210,7 +213,7 @@ def _peers(answer: PreviewAnswer, called: dict[str, str]) -> Table:
     plan = answer.plan
     table = new_table("peer", "stages", ">compute", ">bubble", ">memory", ">offered")
     offered = {p.peer: p.profile.device_memory_bytes for p in answer.peers}
-    for p in plan.predicted.peers:
+    for p in answer.report.predicted.peers:
         held = ", ".join(str(i) for i, s in enumerate(plan.stages) if p.peer in s.holders)
         row = [
             called.get(p.peer, p.peer),
@@ -224,10 +227,10 @@ def _peers(answer: PreviewAnswer, called: dict[str, str]) -> Table:
     return table
 
 
-def _links(plan: Plan, called: dict[str, str]) -> Table:
+def _links(report: PlanReport, called: dict[str, str]) -> Table:
     table = new_table("link", ">bytes a step", ">busy")
-    step = plan.predicted.step_s
-    links = sorted(plan.predicted.links, key=lambda x: -x.busy_s)
+    step = report.predicted.step_s
+    links = sorted(report.predicted.links, key=lambda x: -x.busy_s)
     for x in links[:MOST_LINKS]:
         pair = f"{called.get(x.source, x.source)} -> {called.get(x.destination, x.destination)}"
         busy = f"{x.busy_s / step:.0%}" if step else ""
@@ -260,11 +263,11 @@ def _codecs(rows: Sequence[LinkRow], columns: int) -> Iterator[str]:
         yield f"and {len(rows) - len(shown)} more (--json has all)"
 
 
-def _spares(plan: Plan, called: dict[str, str], columns: int) -> Iterator[str]:
+def _spares(report: PlanReport, called: dict[str, str], columns: int) -> Iterator[str]:
     """Peers that stay in the pool, those with one reason together."""
     yield "left in the pool"
     alike: dict[str, list[str]] = {}
-    for spare in plan.spares:
+    for spare in report.spares:
         alike.setdefault(spare.reason, []).append(called.get(spare.peer, spare.peer))
     for reason, names in alike.items():
         yield from wrapped(f"  {', '.join(names)}: {reason}", columns, "    ")

@@ -118,7 +118,7 @@ def note_of(event: RunEvent) -> str:
             ]
             lines = [f"plan of term {event.term}: {count_of(len(cuts), 'stage')}"]
             lines += [f"  stage {i}: operators {cut}" for i, cut in enumerate(cuts)]
-            return "\n".join([*lines, *(f"  {safe(reason)}" for reason in event.plan.reasons)])
+            return "\n".join([*lines, *(f"  {safe(reason)}" for reason in event.report.reasons)])
         case "note":
             return safe(event.note)
         case "checkpoint":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...proto.broker_pb2 import LinkUse, Plan, RunEvent
+from ...proto.broker_pb2 import LinkUse, PlanReport, RunEvent
 from .text import size_text, time_text
 
 __all__ = ["CompressionSums", "LinkRow", "compresses", "planned", "sentence"]
@@ -51,7 +51,7 @@ def compresses(rows: Iterable[LinkRow]) -> bool:
     return any(row.codec != RAW for row in rows)
 
 
-def planned(plan: Plan, called: Mapping[str, str]) -> list[LinkRow]:
+def planned(report: PlanReport, called: Mapping[str, str]) -> list[LinkRow]:
     """What a plan expects of one step: a row per link and role, the busiest link first; empty where
     nothing is compressed. `called`: peers' names by id."""
     rows = [
@@ -66,7 +66,7 @@ def planned(plan: Plan, called: Mapping[str, str]) -> list[LinkRow]:
             encode_s=use.encode_s,
             error=use.error,
         )
-        for link in sorted(plan.predicted.links, key=lambda x: -x.busy_s)
+        for link in sorted(report.predicted.links, key=lambda x: -x.busy_s)
         for use in link.codecs
     ]
     return rows if compresses(rows) else []
@@ -116,7 +116,7 @@ class CompressionSums:
         elif event.HasField("plan"):
             self._saved_s = {
                 (link.source, link.destination, use.role): use.saved_s
-                for link in event.plan.predicted.links
+                for link in event.report.predicted.links
                 for use in link.codecs
             }
 

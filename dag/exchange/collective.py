@@ -55,6 +55,8 @@ class Members(NamedTuple):
     collectives that ask; empty: all the same."""
     chunks: int = 1
     """Into how many parts each shard is cut, that follow each other, for collectives that ask."""
+    first: int = 0
+    """Place of the first participant among all, where only one's part in a star is looked at."""
 
 
 class Collective(Protocol):

@@ -20,7 +20,7 @@ class Star:
     name, coded = "star", True
 
     def hops(self, members: Members) -> Iterator[Hop]:
-        yield from _star(members.participants, members.receivers, 0)
+        yield from _star(members.participants, members.receivers, members.first)
 
     def shards(self, members: Members) -> Sequence[int]:
         return (1,)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..plan.action import Action, ExchangeContent, Kind, named
 from ..plan.cut import Stage, TiedGroup
 from ..plan.plan import PeerId, Plan, PlanError
+from ..plan.plan_slice import PlanSlice
 from .collective import Collective, Hop, Members
 from .collectives import COLLECTIVES, SUMS
 
@@ -146,7 +147,10 @@ Exchanges = Mapping[tuple[ExchangeContent, int], Exchange]
 
 def hub_of(plan: Plan, stages: Sequence[Stage]) -> PeerId:
     """The peer that adds up norms and results: the first holder of the stage of the loss."""
-    return next(plan.stages[s.index].holders[0] for s in stages if s.makes_loss)
+    stage = next(s.index for s in stages if s.makes_loss)
+    if not plan.stages[stage].holders:
+        raise PlanError(f"nobody is named who holds stage {stage}, which makes the loss")
+    return plan.stages[stage].holders[0]
 
 
 def shares_gradient(stage: Stage) -> bool:
@@ -155,17 +159,23 @@ def shares_gradient(stage: Stage) -> bool:
 
 
 def exchanges_of(
-    plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]
+    plan: Plan,
+    stages: Sequence[Stage],
+    tied: Sequence[TiedGroup],
+    mine: PlanSlice | None = None,
 ) -> tuple[Exchange, ...]:
-    """All exchanges of a plan, by level and index. Raises PlanError for a collective that there is
-    not, or that adds up no gradients."""
+    """All exchanges of a plan, by level and index; with a slice, of whose plan this is, those that
+    its peer takes part in. Raises PlanError for a collective that there is not, or that adds up no
+    gradients."""
+    own = range(len(stages)) if mine is None else plan.stages_of(mine.peer)
+    groups = [g for g in tied if any(k in own for k in g.stages)]
     found = [
-        *(_pairs(plan, group) for group in tied if plan.steps_ahead(group.stages[0])),
-        *(e for stage in stages for e in _of_stage(plan, stage)),
-        *(_tied(plan, group) for group in tied),
-        _norm(plan, stages),
+        *(_pairs(plan, group) for group in groups if plan.steps_ahead(group.stages[0])),
+        *(e for stage in stages if stage.index in own for e in _of_stage(plan, stage)),
+        *(_tied(plan, group) for group in groups),
+        _norm(plan, stages, mine),
     ]
-    if plan.evaluation_routes:
+    if plan.evaluation_routes and any(s.makes_loss and s.index in own for s in stages):
         found.append(_scores(plan, stages))
     return tuple(found)
 
@@ -211,8 +221,11 @@ def _tied(plan: Plan, group: TiedGroup) -> Exchange:
     return Exchange(content, group.index, members, COLLECTIVES["star"])
 
 
-def _norm(plan: Plan, stages: Sequence[Stage]) -> Exchange:
+def _norm(plan: Plan, stages: Sequence[Stage], mine: PlanSlice | None) -> Exchange:
     hub = hub_of(plan, stages)
+    if mine is not None and mine.peer != hub:
+        spoke = Members((mine.peer,), (hub, mine.peer), first=mine.place)
+        return Exchange(ExchangeContent.NORM, 0, spoke, COLLECTIVES["star"])
     members = Members(plan.peers, (hub, *(p for p in plan.peers if p != hub)))
     return Exchange(ExchangeContent.NORM, 0, members, COLLECTIVES["star"])
 

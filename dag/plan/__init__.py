@@ -1,9 +1,12 @@
 """The plan as data: who holds which stage, what each action is, and which values cross from stage
-to stage."""
+to stage; and beside it its report, for people."""
 
 __all__ = [
     "action",
     "cut",
+    "outline",
     "plan",
+    "plan_slice",
+    "report",
     "swaps",
 ]

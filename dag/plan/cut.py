@@ -23,9 +23,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..ir.graph import Graph, GraphError, Operator, TensorSpec
-from .plan import PlanError
+from .outline import Crossed, Outline, StageOutline, TiedGroup
+from .plan import Plan, PlanError
 
-__all__ = ["Cutter", "Port", "Stage", "TiedGroup", "cut", "stage_graph", "tied_groups"]
+__all__ = [
+    "Cutter",
+    "Port",
+    "Stage",
+    "TiedGroup",
+    "bare_stages",
+    "cut",
+    "outline",
+    "stage_graph",
+    "tied_groups",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +103,6 @@ class Stage:
             f"<Stage {self.index} [{self.start},{self.stop}) {len(self.receives)} in, "
             f"{len(self.sends)} out, {len(self.parameters)} parameters{marks}>"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class TiedGroup:
-    """A trainable parameter that several stages hold; their gradients are summed in stage order."""
-
-    index: int
-    parameter: str
-    stages: tuple[int, ...]
 
 
 def cut(graph: Graph, bounds: Sequence[tuple[int, int]]) -> tuple[Stage, ...]:
@@ -337,3 +339,63 @@ def _check_known(graph: Graph, operator: Operator, value: str) -> None:
         raise GraphError(
             f"operator {operator.name} reads {value!r}, which has no spec in the graph"
         )
+
+
+def outline(graph: Graph, bounds: Sequence[tuple[int, int]]) -> Outline:
+    """What a plan with these stages says of them. Raises as `cut`."""
+    stages = cut(graph, bounds)
+    specs: dict[TensorSpec, int] = {}
+    return Outline(
+        tuple(
+            StageOutline(
+                s.index,
+                tuple(
+                    Crossed(
+                        p.value, p.targets, p.grad_targets, specs.setdefault(p.spec, len(specs))
+                    )
+                    for p in s.sends
+                ),
+                bool(s.trainable),
+                bool(s.statistics),
+                s.makes_loss,
+                s.has_backward,
+            )
+            for s in stages
+        ),
+        tied_groups(graph, stages),
+    )
+
+
+def bare_stages(plan: Plan) -> tuple[Stage, ...]:
+    """The stages of a plan as its outline has them: with all that schedules and wiring ask for, and
+    without what they hold. Raises PlanError for a plan that has none."""
+    if len(plan.outline.stages) != len(plan.stages):
+        raise PlanError(
+            f"the outline has {len(plan.outline.stages)} stages, the plan {len(plan.stages)}"
+        )
+    sent = [[_bare(s.index, crossed) for crossed in s.sends] for s in plan.outline.stages]
+    return tuple(
+        Stage(
+            index=s.index,
+            start=slot.start,
+            stop=slot.stop,
+            inputs=(),
+            parameters=(),
+            trainable=("",) * s.trainable,
+            buffers=(),
+            updates=(),
+            statistics=("",) * s.statistics,
+            receives=(),
+            sends=tuple(sent[s.index]),
+            late=(),
+            results=(),
+            makes_loss=s.makes_loss,
+            has_backward=s.has_backward,
+        )
+        for s, slot in zip(plan.outline.stages, plan.stages, strict=True)
+    )
+
+
+def _bare(source: int, crossed: Crossed) -> Port:
+    value, targets, back, spec = crossed
+    return Port(value, TensorSpec((spec,), "float32"), source, targets, bool(back), back)

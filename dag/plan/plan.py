@@ -1,4 +1,6 @@
-"""The plan: who runs what, in which order, for one term of a run. Pure data, immutable.
+"""The plan: who runs what, in which order, for one term of a run. Pure data, immutable. It holds
+what is executed and nothing else; what is expected of it, and why it is so, stands in its report
+(`report.py`).
 
 Everything that looks like a mode elsewhere is data here: several holders of one stage (data
 parallelism), two stages on one peer, one microbatch on another route than the rest.
@@ -14,20 +16,16 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NewType
 
+from .outline import Outline
+
 __all__ = [
-    "Alternative",
     "CodecChoice",
-    "CodecUse",
-    "LinkPrediction",
     "PeerId",
-    "PeerPrediction",
     "Plan",
     "PlanError",
-    "Prediction",
     "Route",
     "ScheduleName",
     "SnapshotKeeper",
-    "Spare",
     "StageExchange",
     "StageSlot",
     "Visit",
@@ -38,6 +36,8 @@ __all__ = [
 PeerId = NewType("PeerId", str)
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
+
+NO_OUTLINE = Outline()
 
 MOST_CHUNKS = 64
 """The most chunks of an exchange: each is a frame of its own."""
@@ -127,83 +127,6 @@ class CodecChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerPrediction:
-    """What the plan expects of a peer: compute seconds per step, peak bytes on device and host."""
-
-    peer: PeerId
-    compute_s: float
-    device_bytes: int
-    host_bytes: int
-    bubble: float = 0.0
-    """Share of the step in which it does not compute."""
-    learned: float = 0.0
-    """In compute_s: how many times longer than its own speeds say it takes, as earlier steps have
-    shown; 0: compute_s is of another peer, whose part it took over, or nothing is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class CodecUse:
-    """What the codec of one role on a link is expected to do in a step."""
-
-    role: str
-    codec: str
-    """Its text; `raw/1` where nothing is encoded."""
-    bytes: int
-    """Encoded, without what frames add."""
-    dense_bytes: int
-    """Bytes of the same tensors, uncompressed."""
-    saved_s: float = 0.0
-    """Seconds of transfer that it saves."""
-    encode_s: float = 0.0
-    """Seconds that both ends take to encode and decode."""
-    error: float = 0.0
-    """Relative L2 that is typical of it, ‖Δ‖₂ / ‖x‖₂; 0: bit for bit the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkPrediction:
-    """What the plan expects of a directed link: encoded bytes per step, and seconds per step in
-    which it carries them. `codecs`: by role that uses it; empty where nothing is compressed on any
-    link."""
-
-    source: PeerId
-    destination: PeerId
-    bytes: int
-    busy_s: float
-    codecs: tuple[CodecUse, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """Another way to train the same model with these peers. `step_s`: seconds for the same samples;
-    0: it does not fit."""
-
-    name: str
-    step_s: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What the plan expects of a step. step_s 0: not predicted."""
-
-    step_s: float = 0.0
-    peers: tuple[PeerPrediction, ...] = ()
-    links: tuple[LinkPrediction, ...] = ()
-    bottlenecks: tuple[str, ...] = ()
-    """What the step time hangs on, the heaviest first, one sentence each."""
-    alternatives: tuple[Alternative, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Spare:
-    """A peer that holds nothing in this plan, and why."""
-
-    peer: PeerId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class SnapshotKeeper:
     """`peer` keeps copies of the snapshots of `holder`."""
 
@@ -222,9 +145,6 @@ class Plan:
     microbatch_size: int
     schedule: ScheduleName = "1f1b"
     codecs: tuple[CodecChoice, ...] = ()
-    predicted: Prediction = Prediction()
-    reasons: tuple[str, ...] = ()
-    spares: tuple[Spare, ...] = ()
     evaluation_routes: tuple[Route, ...] = ()
     exchanges: tuple[StageExchange, ...] = ()
     """How the holders of stages exchange gradients, at most one for each; tied sums, statistics and
@@ -233,6 +153,8 @@ class Plan:
     """Column blocks that the vocabulary head is split into before the graph is cut; 0: whole."""
     keepers: tuple[SnapshotKeeper, ...] = ()
     """Planners leave it empty; the broker fills it when the plan begins."""
+    outline: Outline = NO_OUTLINE
+    """What crosses between the stages; empty where nobody has looked at the graph yet."""
 
     @cached_property
     def peers(self) -> tuple[PeerId, ...]:
@@ -273,8 +195,8 @@ class Plan:
         Raises PlanError when the stages are not consecutive non-empty intervals that cover all
         operators, a stage has no holder or one twice, an exchange is of no stage or not among all
         of its holders, a route leaves a stage out or visits a peer that does not hold the stage,
-        there is no route, a microbatch has no sample, a spare holds a stage, a link has two codecs
-        for one role, or a keeper keeps what is its own, of no holder, or twice.
+        there is no route, a microbatch has no sample, a link has two codecs for one role, or a
+        keeper keeps what is its own, of no holder, or twice, or the outline is of other stages.
         """
         if not self.stages:
             raise PlanError("the plan has no stage: expected at least one")
@@ -293,6 +215,8 @@ class Plan:
         if at != operators:
             raise PlanError(f"the stages cover {at} operators, the graph has {operators}")
         self._check_exchanges()
+        if problem := self.outline.problem(len(self.stages)):
+            raise PlanError(problem)
         if any(e.ahead for e in self.exchanges) and not in_pipelines(
             s.holders for s in self.stages
         ):
@@ -322,9 +246,6 @@ class Plan:
                             f"the route of {kind} {m} visits {v.peer} for stage {v.stage}, "
                             f"which is held by {', '.join(self.stages[v.stage].holders)}"
                         )
-        for spare in self.spares:
-            if spare.peer in self.peers:
-                raise PlanError(f"{spare.peer} is a spare and holds a stage")
         for keeper in self.keepers:
             if keeper.holder not in self.peers or keeper.peer == keeper.holder:
                 raise PlanError(

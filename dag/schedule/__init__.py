@@ -4,8 +4,11 @@ and back."""
 __all__ = [
     "check",
     "convert_plan",
+    "convert_report",
+    "convert_slice",
     "flow",
     "replay",
     "schedule",
+    "slices",
     "visits",
 ]

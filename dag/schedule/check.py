@@ -27,7 +27,7 @@ from ..plan.cut import Stage, TiedGroup
 from ..plan.plan import PeerId, Plan
 from .flow import Flow
 from .replay import Link, Replay
-from .schedule import VISITS, Action, Kind, ScheduleError, evaluation_actions, step_actions
+from .schedule import VISITS, Action, Kind, ScheduleError
 
 __all__ = ["Checked", "Link", "bubble", "check", "slots", "table", "timeline"]
 
@@ -70,10 +70,14 @@ def check(
 
 def slots(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> dict[Link, int]:
     """Receive slots that every link needs, by role, over any number of steps and evaluations."""
-    flow = Flow(plan, stages, tied)
-    exchanges = flow.exchanges.values()
-    training = step_actions(plan, stages, exchanges)
-    evaluating = evaluation_actions(plan, stages, exchanges)
+    return slots_of(Flow(plan, stages, tied))
+
+
+def slots_of(flow: Flow) -> dict[Link, int]:
+    """The same for the flow of a whole plan."""
+    plan = flow.plan
+    training = {p: flow.actions(p) for p in plan.peers}
+    evaluating = {p: flow.evaluation_actions(p) for p in plan.peers}
     runs = [[(0, training), (1, training)]]
     if plan.evaluation_routes:
         runs.append([(0, training), (0, evaluating), (1, training), (1, evaluating)])

@@ -7,40 +7,34 @@ graph is left to `Plan.validate`; here its stages only have to fit each other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from ...proto import broker_pb2, peer_pb2
-from ..ir.convert import MAX_TEXT, name_of
+from ..ir.convert import name_of
+from ..plan.outline import Crossed, Outline, StageOutline, TiedGroup
 from ..plan.plan import (
-    Alternative,
     CodecChoice,
-    CodecUse,
-    LinkPrediction,
     PeerId,
-    PeerPrediction,
     Plan,
     PlanError,
-    Prediction,
     Route,
     ScheduleName,
     SnapshotKeeper,
-    Spare,
     StageExchange,
     StageSlot,
     Visit,
 )
 from .flow import Role
 
-__all__ = ["plan_from_proto", "plan_to_proto"]
+__all__ = ["ROLES", "part_from_proto", "plan_from_proto", "plan_to_proto"]
 
 _SCHEDULES: dict[ScheduleName, broker_pb2.Schedule] = {
     "gpipe": broker_pb2.Schedule.GPIPE,
     "1f1b": broker_pb2.Schedule.ONE_F_ONE_B,
     "interleaved": broker_pb2.Schedule.INTERLEAVED,
 }
-_ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
+ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
 
 
 def _refuse(what: str) -> NoReturn:
@@ -50,8 +44,8 @@ def _refuse(what: str) -> NoReturn:
 def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
     """Raises PlanError for a role that no frame has."""
     for choice in plan.codecs:
-        if choice.role not in _ROLES:
-            raise PlanError(f"a codec is chosen for role {choice.role!r}: expected {list(_ROLES)}")
+        if choice.role not in ROLES:
+            raise PlanError(f"a codec is chosen for role {choice.role!r}: expected {list(ROLES)}")
     return broker_pb2.Plan(
         stages=[
             broker_pb2.StageSlot(
@@ -78,56 +72,31 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
         microbatch_size=plan.microbatch_size,
         codecs=[
             broker_pb2.CodecChoice(
-                source=c.source, destination=c.destination, role=_ROLES[c.role], codec=c.codec
+                source=c.source, destination=c.destination, role=ROLES[c.role], codec=c.codec
             )
             for c in plan.codecs
         ],
-        predicted=broker_pb2.Prediction(
-            step_s=plan.predicted.step_s,
-            peers=[
-                broker_pb2.PeerPrediction(
-                    peer=p.peer,
-                    compute_s=p.compute_s,
-                    device_bytes=p.device_bytes,
-                    host_bytes=p.host_bytes,
-                    bubble=p.bubble,
-                    learned=p.learned,
-                )
-                for p in plan.predicted.peers
-            ],
-            links=[
-                broker_pb2.LinkPrediction(
-                    source=x.source,
-                    destination=x.destination,
-                    bytes=x.bytes,
-                    busy_s=x.busy_s,
-                    codecs=map(_use_to_proto, x.codecs),
-                )
-                for x in plan.predicted.links
-            ],
-            bottlenecks=plan.predicted.bottlenecks,
-            alternatives=[
-                broker_pb2.Alternative(name=a.name, step_s=a.step_s, text=a.text)
-                for a in plan.predicted.alternatives
-            ],
-        ),
-        reasons=plan.reasons,
-        spares=[broker_pb2.Spare(peer=s.peer, reason=s.reason) for s in plan.spares],
         evaluation_routes=_routes_to_proto(plan.evaluation_routes),
         head_parts=plan.head_parts,
         keepers=[broker_pb2.Keeper(holder=k.holder, peer=k.peer) for k in plan.keepers],
-    )
-
-
-def _use_to_proto(use: CodecUse) -> broker_pb2.CodecUse:
-    return broker_pb2.CodecUse(
-        role=use.role,
-        codec=use.codec,
-        bytes=use.bytes,
-        dense_bytes=use.dense_bytes,
-        saved_s=use.saved_s,
-        encode_s=use.encode_s,
-        error=use.error,
+        outline=[
+            broker_pb2.StageOutline(
+                sends=[
+                    broker_pb2.Crossed(
+                        value=c.value, targets=c.targets, grad_targets=c.grad_targets, spec=c.spec
+                    )
+                    for c in s.sends
+                ],
+                trainable=s.trainable,
+                statistics=s.statistics,
+                makes_loss=s.makes_loss,
+                has_backward=s.has_backward,
+            )
+            for s in plan.outline.stages
+        ],
+        tied=[
+            broker_pb2.TiedGroup(parameter=g.parameter, stages=g.stages) for g in plan.outline.tied
+        ],
     )
 
 
@@ -141,10 +110,16 @@ def _routes_to_proto(routes: Sequence[Route]) -> list[broker_pb2.Route]:
 def plan_from_proto(message: broker_pb2.Plan) -> Plan:
     """Raises PlanError when a rule of the plan is broken. Whether it covers a graph is for
     `Plan.validate` to say, with the graph at hand."""
+    plan = part_from_proto(message)
+    return plan.validate(plan.stages[-1].stop if plan.stages else 0)
+
+
+def part_from_proto(message: broker_pb2.Plan) -> Plan:
+    """A plan, or the part of one that a slice has: whether it is whole is not looked at."""
     schedules = [name for name, number in _SCHEDULES.items() if number == message.schedule]
     if not schedules:
         _refuse(f"schedule {message.schedule} is unknown")
-    plan = Plan(
+    return Plan(
         stages=tuple(
             StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute)
             for s in message.stages
@@ -164,42 +139,38 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
         microbatch_size=message.microbatch_size,
         schedule=schedules[0],
         codecs=tuple(_codec_from_proto(c) for c in message.codecs),
-        predicted=Prediction(
-            _seconds(message.predicted.step_s),
-            tuple(
-                PeerPrediction(
-                    _peer(p.peer),
-                    _seconds(p.compute_s),
-                    p.device_bytes,
-                    p.host_bytes,
-                    _seconds(p.bubble),
-                    _seconds(p.learned),
-                )
-                for p in message.predicted.peers
-            ),
-            tuple(
-                LinkPrediction(
-                    _peer(x.source),
-                    _peer(x.destination),
-                    x.bytes,
-                    _seconds(x.busy_s),
-                    tuple(map(_use_from_proto, x.codecs)),
-                )
-                for x in message.predicted.links
-            ),
-            tuple(map(_text, message.predicted.bottlenecks)),
-            tuple(
-                Alternative(_text(a.name), _seconds(a.step_s), _text(a.text))
-                for a in message.predicted.alternatives
-            ),
-        ),
-        reasons=tuple(map(_text, message.reasons)),
-        spares=tuple(Spare(_peer(s.peer), _text(s.reason)) for s in message.spares),
         evaluation_routes=_routes_from_proto(message.evaluation_routes),
         head_parts=message.head_parts,
         keepers=tuple(SnapshotKeeper(_peer(k.holder), _peer(k.peer)) for k in message.keepers),
+        outline=_outline_from_proto(message),
     )
-    return plan.validate(plan.stages[-1].stop if plan.stages else 0)
+
+
+def _outline_from_proto(message: broker_pb2.Plan) -> Outline:
+    stages = tuple(
+        StageOutline(
+            i,
+            tuple(
+                Crossed(
+                    name_of(c.value, "a value", _refuse),
+                    tuple(c.targets),
+                    tuple(c.grad_targets),
+                    c.spec,
+                )
+                for c in s.sends
+            ),
+            s.trainable,
+            s.statistics,
+            s.makes_loss,
+            s.has_backward,
+        )
+        for i, s in enumerate(message.outline)
+    )
+    tied = tuple(
+        TiedGroup(i, name_of(g.parameter, "a parameter", _refuse), tuple(g.stages))
+        for i, g in enumerate(message.tied)
+    )
+    return Outline(stages, tied)
 
 
 def _routes_from_proto(routes: Iterable[broker_pb2.Route]) -> tuple[Route, ...]:
@@ -207,38 +178,12 @@ def _routes_from_proto(routes: Iterable[broker_pb2.Route]) -> tuple[Route, ...]:
 
 
 def _codec_from_proto(message: broker_pb2.CodecChoice) -> CodecChoice:
-    roles = [name for name, number in _ROLES.items() if number == message.role]
+    roles = [name for name, number in ROLES.items() if number == message.role]
     if not roles:
         _refuse(f"a codec is chosen for role {message.role}, which is unknown")
     codec = name_of(message.codec, "a codec", _refuse)
     return CodecChoice(_peer(message.source), _peer(message.destination), roles[0], codec)
 
 
-def _use_from_proto(message: broker_pb2.CodecUse) -> CodecUse:
-    if message.role not in _ROLES:
-        _refuse(f"a codec is used for role {message.role[:60]!r}, which is unknown")
-    return CodecUse(
-        message.role,
-        name_of(message.codec, "a codec", _refuse),
-        message.bytes,
-        message.dense_bytes,
-        _seconds(message.saved_s),
-        _seconds(message.encode_s),
-        _seconds(message.error, "error"),
-    )
-
-
 def _peer(text: str) -> PeerId:
     return PeerId(name_of(text, "a peer id", _refuse))
-
-
-def _text(text: str) -> str:
-    if len(text) > MAX_TEXT:
-        _refuse(f"a reason has {len(text)} characters: expected at most {MAX_TEXT}")
-    return text
-
-
-def _seconds(value: float, what: str = "time") -> float:
-    if not (math.isfinite(value) and value >= 0):
-        _refuse(f"a predicted {what} is {value}: expected a finite number of at least 0")
-    return value

@@ -46,11 +46,12 @@ from typing import NamedTuple
 
 from ..exchange.collective import Hop
 from ..exchange.wiring import Exchange, exchanges_of, hub_of
-from ..plan.action import Action, ExchangeContent, Kind
+from ..plan.action import VISITS, Action, ExchangeContent, Kind
 from ..plan.cut import Stage, TiedGroup
-from ..plan.plan import PeerId, Plan, Route
+from ..plan.plan import PeerId, Plan, PlanError, Route, Visit
+from ..plan.plan_slice import PlanSlice
 from ..plan.swaps import Crossing, crossings
-from .schedule import evaluation_actions, step_actions
+from .schedule import evaluation_actions, exchange_actions, step_actions
 
 __all__ = ["Flow", "Role", "Transfer"]
 
@@ -95,14 +96,23 @@ class Transfer(NamedTuple):
 
 
 class Flow:
-    """Answers what an action takes and gives. Everything is computed once, from the plan."""
+    """Answers what an action takes and gives. Everything is computed once, from the plan, or from
+    the slice of one peer (`of_slice`): then the answers are about that peer's actions."""
 
-    def __init__(self, plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Sequence[Stage],
+        tied: Sequence[TiedGroup],
+        mine: PlanSlice | None = None,
+    ) -> None:
         self.plan = plan
+        self._mine = mine
         self.stages = tuple(stages)
         self.tied = tuple(tied)
         self.hub = hub_of(plan, stages)
-        self.exchanges = {(e.content, e.index): e for e in exchanges_of(plan, stages, tied)}
+        found = exchanges_of(plan, stages, tied, mine)
+        self.exchanges = {(e.content, e.index): e for e in found}
         self.hops: dict[Transfer, tuple[Exchange, Hop]] = {}
         """By transfer: its exchange, and which of the exchange's messages it is."""
         self.taken_by: dict[Transfer, Action] = {}
@@ -123,13 +133,23 @@ class Flow:
         for exchange in self.exchanges.values():
             self._exchange(exchange)
 
+    @classmethod
+    def of_slice(cls, mine: PlanSlice, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> Flow:
+        """Raises PlanError for a slice that leaves out whom its peer exchanges values with, or what
+        the peer does with them."""
+        found, listed = cls(mine.plan, stages, tied, mine), {*mine.visits, *mine.evaluations}
+        for action in found.involved(mine.peer):
+            if action.kind in VISITS and action not in listed:
+                raise PlanError(f"the slice of {mine.peer} has no {action}")
+        return found
+
     def takes(self, peer: PeerId, action: Action) -> tuple[Transfer, ...]:
         """What must be in the peer's store before the action runs, in the order of reductions."""
-        return tuple(self._takes[peer].get(action, ()))
+        return tuple(self._takes.get(peer, {}).get(action, ()))
 
     def gives(self, peer: PeerId, action: Action) -> tuple[Transfer, ...]:
         """What the action leaves in the peer's store, for others and for itself."""
-        return tuple(self._gives[peer].get(action, ()))
+        return tuple(self._gives.get(peer, {}).get(action, ()))
 
     def made(self, transfer: Transfer) -> str:
         """`Transfer.value` as the stage that gives it calls it: another name only where stages have
@@ -138,7 +158,7 @@ class Flow:
 
     def involved(self, peer: PeerId) -> tuple[Action, ...]:
         """Every action of the peer, training and evaluation, that takes or gives something."""
-        return tuple(dict.fromkeys((*self._takes[peer], *self._gives[peer])))
+        return tuple(dict.fromkeys((*self._takes.get(peer, ()), *self._gives.get(peer, ()))))
 
     def actions(self, peer: PeerId) -> tuple[Action, ...]:
         """The peer's list for one training step."""
@@ -150,29 +170,47 @@ class Flow:
 
     @cached_property
     def _training(self) -> Mapping[PeerId, tuple[Action, ...]]:
+        if mine := self._mine:
+            trained = [e for k, e in self.exchanges.items() if k[0] is not ExchangeContent.SCORES]
+            actions = (*mine.visits, *exchange_actions(mine.peer, trained), Action(Kind.UPDATE))
+            return {mine.peer: actions}
         return step_actions(self.plan, self.stages, self.exchanges.values())
 
     @cached_property
     def _evaluation(self) -> Mapping[PeerId, tuple[Action, ...]]:
+        if mine := self._mine:
+            scores = [e for k, e in self.exchanges.items() if k[0] is ExchangeContent.SCORES]
+            return {mine.peer: (*mine.evaluations, *exchange_actions(mine.peer, scores))}
         return evaluation_actions(self.plan, self.stages, self.exchanges.values())
 
     def _add(self, transfer: Transfer, giver: Action, taker: Action) -> None:
         assert transfer not in self.taken_by, f"{transfer} is given twice"
         self.given_by[transfer] = giver
         self.taken_by[transfer] = taker
-        self._gives[transfer.source].setdefault(giver, []).append(transfer)
-        self._takes[transfer.destination].setdefault(taker, []).append(transfer)
+        gives = self._gives.setdefault(transfer.source, {})
+        gives.setdefault(giver, []).append(transfer)
+        takes = self._takes.setdefault(transfer.destination, {})
+        takes.setdefault(taker, []).append(transfer)
 
     def _visits(self, m: int, route: Route, *, training: bool) -> None:
         """Values forward and gradients back, for one microbatch."""
-        hop = {visit.stage: i for i, visit in enumerate(route)}
         peer = {visit.stage: visit.peer for visit in route}
+        # A slice has a route whole, or those visits of one in order that its peer has to do with.
+        whole = len(route) == len(self.stages)
+        order = tuple(peer) if whole else tuple(range(len(self.stages)))
+        hop = {stage: i for i, stage in enumerate(order)}
         kind, prefix = (Kind.FORWARD, "") if training else (Kind.EVALUATE, "eval:")
-        order = tuple(hop)
         if order not in self._crossings:
-            self._crossings[order] = crossings(self.stages, route)
+            made_up = tuple(Visit(k, PeerId("")) for k in order)
+            self._crossings[order] = crossings(self.stages, made_up)
         for crossing in self._crossings[order]:
             s, made, t, taken, grad, _ = crossing
+            if self._mine is not None:
+                ends = peer.get(s), peer.get(t)
+                if self._mine.peer not in ends:
+                    continue
+                if None in ends:
+                    raise PlanError(f"the slice does not name both who runs stages {s} and {t}")
             there = Transfer(Role.ACTIVATION, m, hop[t], prefix + taken, peer[s], peer[t])
             self._add(there, Action(kind, m, s), self._taker(crossing, m, training=training))
             back = Transfer(Role.ACTIVATION_GRAD, m, hop[s], f"{made}<{t}", peer[t], peer[s])

@@ -159,11 +159,11 @@ def build_work(
     """Raises ValueError (PlanError, GraphError, TensorSpecError, WeightError, CodecError) when the
     parts of the order do not fit together, OfferError when they take too much memory. `clock` gives
     the seconds of codecs; `files` are the weights files, where the order's weights are more."""
-    plan = order.plan.validate(len(order.graph.operators))
+    plan = order.slice.validate(len(order.graph.operators)).plan
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
-    flow = Flow(plan, stages, tied_groups(graph, stages))
+    flow = Flow.of_slice(order.slice, stages, tied_groups(graph, stages))
     check_memory(order, graph, flow)
     mine = [stages[k] for k in plan.stages_of(order.peer)]
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
@@ -219,7 +219,7 @@ def build_work(
         order.manifest, order.shard, seed=order.training.seed, microbatches=len(plan.routes)
     )
     unread: dict[str, Tensor] = {}
-    if plan.stages[0].holders[0] == order.peer:
+    if plan.stages[0].holders[:1] == (order.peer,):
         owners = _owners(graph, flow)
         lost = [p.name for p in graph.parameters if f"param:{p.name}" not in owners]
         lost += [b.name for b in graph.buffers if b.persistent and f"buffer:{b.name}" not in owners]

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.action import Action, ExchangeContent, Kind
-from ...dag.schedule.check import slots
 from ...dag.schedule.flow import Role, Transfer
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
@@ -94,13 +93,7 @@ class TorchDevice:
             run=order.run,
             term=order.term,
             flow=flow,
-            slots=tuple(
-                (source, role, count)
-                for (source, destination, role), count in slots(
-                    plan, flow.stages, flow.tied
-                ).items()
-                if destination == order.peer and source != order.peer
-            ),
+            slots=tuple((source, Role(role), count) for source, role, count in order.slice.slots),
             device_bytes=work.standing_bytes,
             steps=train.steps or 0,
             eval_every=train.eval_every if plan.evaluation_routes else 0,

@@ -18,7 +18,8 @@ from ...dag.ir.graph import Graph, Lowered
 from ...dag.ir.recipe import Recipe
 from ...dag.ir.validate import validate
 from ...dag.plan.plan import PeerId, Plan, PlanError
-from ...dag.schedule.convert_plan import plan_from_proto
+from ...dag.plan.plan_slice import PlanSlice
+from ...dag.schedule.convert_slice import slice_from_proto
 from ...dag.transforms.vocabulary import planned_graph
 from ...job import MOST_MANIFEST_BYTES, Training
 from ...proto import broker_pb2, common_pb2
@@ -39,7 +40,8 @@ class BuildOrder:
     run: str
     term: int
     peer: PeerId
-    plan: Plan
+    slice: PlanSlice
+    """What this peer needs of the plan."""
     graph: Graph
     """Full form as planned (`planned_graph`), for any microbatch size; the plan's intervals count
     its operators."""
@@ -67,6 +69,11 @@ class BuildOrder:
     """That the owner offers on the device; 0: whatever there is."""
     reading: Reading = alone
     """Is told which shards of `weights` will be read inside of it, in their order."""
+
+    @property
+    def plan(self) -> Plan:
+        """The part of the plan that this peer knows."""
+        return self.slice.plan
 
 
 def order_from_assign(
@@ -102,7 +109,11 @@ def order_from_assign(
     if assign.graph.hash != assign.full_graph.hash:
         core = lowered_from_bytes(small(assign.graph, MAX_GRAPH_BYTES))
         validate(core.graph)
-    plan, training = plan_from_proto(assign.plan), Training.from_json(assign.training)
+    mine, training = (
+        slice_from_proto(PeerId(peer), assign.slice),
+        Training.from_json(assign.training),
+    )
+    plan = mine.plan
     if plan.microbatch_size * len(plan.routes) != training.train.batch:
         raise PlanError(
             f"the plan has {len(plan.routes)} microbatches of {plan.microbatch_size} samples: "
@@ -121,7 +132,7 @@ def order_from_assign(
         run=assign.run,
         term=assign.term,
         peer=PeerId(peer),
-        plan=plan,
+        slice=mine,
         graph=planned_graph(graph, plan),
         core=core,
         weights=starting_weights(assign, read, recipe, whole or _shards_by(blob)),
@@ -161,7 +172,7 @@ def resumed(
     """What an assignment of `peer` goes on from, unless that is in its stages. `snapshots`: of its
     set, those that lie here and have some of its stages; `parts` reads one. Of a checkpoint, `file`
     fetches what has some of them. Raises SnapshotError when there is none, or one is gone."""
-    mine = [s for s in assign.plan.stages if peer in s.holders]
+    mine = [s for s in assign.slice.plan.stages if peer in s.holders]
     saved = (
         f.blob
         for f in assign.resume.files

@@ -27,7 +27,7 @@ __all__ = ["frozen_shards", "warm"]
 def frozen_shards(order: BuildOrder) -> list[WeightShard]:
     """The frozen shards of all holders whose copies the order's peer keeps, by holder, each once.
     Raises ValueError as `build_work` does."""
-    plan = order.plan.validate(len(order.graph.operators))
+    plan = order.slice.validate(len(order.graph.operators)).plan
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])

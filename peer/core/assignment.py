@@ -106,11 +106,13 @@ class Assignment:
         self._assign = assign
         self._memory_bytes = memory_bytes
         self._patience = patience
-        holders = dict.fromkeys(PeerId(h) for slot in assign.plan.stages for h in slot.holders)
+        holders = dict.fromkeys(
+            PeerId(h) for slot in assign.slice.plan.stages for h in slot.holders
+        )
         self._holds = peer in holders
         self.peers = tuple(p for p in holders if p != peer) if self._holds else ()
-        """Whom it has links with: other holders, in order of the first stage that they hold, and
-        from `begin` on who gives it snapshots, or gets some."""
+        """Whom it has links with: the holders that its slice names, in order of their first stage,
+        and from `begin` on who gives it snapshots, or gets some."""
         self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
         self._told_down: set[PeerId] = set()
         """The peers of whose links the broker knows that they broke."""

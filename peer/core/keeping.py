@@ -105,7 +105,7 @@ class SnapshotManager:
         """A new plan: who gives what to whom from here on."""
         gone = self.end()
         self._be(assign)
-        self._keepers = [k.peer for k in assign.plan.keepers if k.holder == self.peer]
+        self._keepers = [k.peer for k in assign.slice.plan.keepers if k.holder == self.peer]
         self._gifts = [g for g in assign.resume.gifts if g.destination == self.peer]
         # Who gives to it may change; links among those who hold stages are there all the time.
         out = [*gone, *(e.Allow(p, Role.SNAPSHOT, _SLOTS) for p in self.counterparts)]
@@ -138,12 +138,13 @@ class SnapshotManager:
 
     def _counterparts(self) -> tuple[PeerId, ...]:
         """The keepers of the plan and, where one of them is lost, the next holder."""
-        found = dict.fromkeys(k.holder for k in self._assign.plan.keepers if k.peer == self.peer)
-        found |= dict.fromkeys(k.peer for k in self._assign.plan.keepers if k.holder == self.peer)
-        holders = list(dict.fromkeys(h for s in self._assign.plan.stages for h in s.holders))
-        if self._assign.plan.keepers and self.peer in holders:
-            at, n = holders.index(self.peer), len(holders)
-            found |= dict.fromkeys((holders[at - 1], holders[(at + 1) % n]))
+        found = dict.fromkeys(
+            k.holder for k in self._assign.slice.plan.keepers if k.peer == self.peer
+        )
+        found |= dict.fromkeys(
+            k.peer for k in self._assign.slice.plan.keepers if k.holder == self.peer
+        )
+        found |= dict.fromkeys(self._assign.slice.ring)
         for gift in self._assign.resume.gifts:
             if gift.source == self.peer:
                 found[gift.destination] = None
@@ -399,7 +400,7 @@ class SnapshotManager:
 
     def _spans_of(self, holder: str) -> list[broker_pb2.Span]:
         if holder not in self._spans:
-            stages = self._assign.plan.stages
+            stages = self._assign.slice.plan.stages
             self._spans[holder] = [
                 broker_pb2.Span(start=s.start, stop=s.stop) for s in stages if holder in s.holders
             ]

@@ -382,7 +382,7 @@ class PeerMachine:
         if part is not None and part.alive and part.run != assign.run:
             return [_refused(assign, "busy", f"{self.peer} still holds {part.run}")]
         out = self.probes.end_all("assigned", f"{self.peer} was given a part in {assign.run}")
-        live = assign.resume.live and any(self.peer in s.holders for s in assign.plan.stages)
+        live = assign.resume.live and any(self.peer in s.holders for s in assign.slice.plan.stages)
         live = live and self.peer not in assign.resume.rebuilt
         codecs = not assign.resume.rebuilt  # they begin anew then
         if live and (part is None or not part.has(assign.first_step, codecs=codecs)):

@@ -67,6 +67,8 @@ class GhostDevice:
     """A peer's device on which every tensor is a 64-bit hash; the methods are those of
     TorchDevice."""
 
+    shares_plan = True
+    """All ghosts work by one plan, in place of a slice each: what follows from it is found once."""
     allocate = staticmethod(hollow)
     """Makes the receive buffers of its frames."""
     pieces = Pieces(0.5, 1 << 40, 0.05, 0.05)

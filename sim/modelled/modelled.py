@@ -44,9 +44,10 @@ def run_modelled(
     folder: Path,
     summary: Summary,
     shown: LiveView,
-) -> tuple[Trace, broker_pb2.Plan | None]:
-    """Runs it and fills the summary; returns what happened, and the last plan. Raises ValueError
-    for a job or a fault that cannot be, OSError for a churn trace that cannot be read."""
+) -> tuple[Trace, broker_pb2.PlanReport | None]:
+    """Runs it and fills the summary; returns what happened, and the last plan's report. Raises
+    ValueError for a job or a fault that cannot be, OSError for a churn trace that cannot be
+    read."""
     scenario, ghost = setting.scenario, setting.world == "ghost"
     assert scenario is not None, "a modelled world without a scenario"
     for peer in scenario.peers:
@@ -92,17 +93,17 @@ def run_modelled(
     except StalledError as error:
         summary.exit, summary.error = 1, f"nothing happens any more: {error}"
         return trace, None
-    plan = None
+    report = None
     for event in found.events:
         followed.see(event)
         wire.see(event)
-        plan = event.plan if event.HasField("plan") else plan
+        report = event.report if event.HasField("plan") else report
     followed.finish(facts.tokens_per_step)
     _fill(summary, found, scenario)
     summary.links = tuple(wire.table())
     if ghost:
         _as_hashes(setting.job, followed, packed, options)
-        return trace, plan
+        return trace, report
     if facts.manifest.kind == "text":
         summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts.shards.values())
     if not summary.exit and (options.verify or scenario.expect.max_loss_difference is not None):
@@ -115,7 +116,7 @@ def run_modelled(
         with _one_thread():
             expected = scenario.expect.max_loss_difference
             verify(setting.job, followed, facts, front, one_stage, shown.say, expected)
-    return trace, plan
+    return trace, report
 
 
 @contextmanager

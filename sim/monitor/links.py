@@ -63,7 +63,7 @@ class LinkCheck(Check):
             case p.FrameQueued(key):
                 self._queue(who, key.destination)
             case p.Built():
-                self._plan(record.flow)
+                self._plan(self.world.orders.flow(record.run, record.term))
             case p.Tell():
                 machine = self.world.peers[who].machine
                 part, most = machine.assignment, machine.options.reports

@@ -187,8 +187,12 @@ class WorkCheck(Check):
         self._parts[who] = _Part(who, built, part.step)
         self._memory(who, built.device_bytes, "its stages")
         if (built.run, built.term) not in self._plans:
-            self._plans[built.run, built.term] = built.flow
-            _check_routes(built.flow)
+            whole = self.world.orders.flow(built.run, built.term)
+            self._plans[built.run, built.term] = whole
+            _check_routes(whole)
+        peer, whole = PeerId(who), self._plans[built.run, built.term]
+        if built.flow.actions(peer) != whole.actions(peer):
+            raise Broken("I4", f"the list of {who} is not the one that the plan has for it")
 
     def _memory(self, who: str, used: int, what: object, step: int | None = None) -> None:
         most = self.world.peers[who].spec.memory_bytes

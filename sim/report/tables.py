@@ -35,7 +35,7 @@ class Row:
 
 
 def comparison(
-    s: Summary, found: Measured, plan: broker_pb2.Plan | None, names: Mapping[str, str]
+    s: Summary, found: Measured, report: broker_pb2.PlanReport | None, names: Mapping[str, str]
 ) -> list[Row]:
     """Everything that was both predicted and measured. `names`: of peers, by the plan's ids."""
     rows: list[Row] = []
@@ -45,11 +45,11 @@ def comparison(
     bubble = s.bubble_measured if s.bubble_measured is not None else found.bubble
     if s.predicted_step_s and bubble is not None:
         rows.append(Row("bubble, mean over peers", percent(s.bubble), percent(bubble)))
-    if plan is None:
+    if report is None:
         return rows
-    rows += _worst(_peers(found, plan, names))
+    rows += _worst(_peers(found, report, names))
     rows += _worst(_memory(s))
-    rows += _worst(_links(found, plan, names))
+    rows += _worst(_links(found, report, names))
     return rows
 
 
@@ -64,9 +64,11 @@ def _worst(rows: Iterator[Row]) -> list[Row]:
     return sorted(ranked[:MOST_EACH], key=lambda r: r.what)
 
 
-def _peers(found: Measured, plan: broker_pb2.Plan, names: Mapping[str, str]) -> Iterator[Row]:
+def _peers(
+    found: Measured, report: broker_pb2.PlanReport, names: Mapping[str, str]
+) -> Iterator[Row]:
     steps = len(found.typical)
-    for p in plan.predicted.peers:
+    for p in report.predicted.peers:
         name = names.get(p.peer, p.peer)
         if steps and name in found.peers and p.compute_s:
             took_s = found.peers[name].compute_s / steps
@@ -80,10 +82,12 @@ def _memory(s: Summary) -> Iterator[Row]:
             yield _row(what, m["predicted_bytes"], m["peak_bytes"], size)
 
 
-def _links(found: Measured, plan: broker_pb2.Plan, names: Mapping[str, str]) -> Iterator[Row]:
+def _links(
+    found: Measured, report: broker_pb2.PlanReport, names: Mapping[str, str]
+) -> Iterator[Row]:
     steps = len(found.typical)
-    least = LEAST_SHARE * max((p.bytes for p in plan.predicted.links), default=0)
-    for p in plan.predicted.links:
+    least = LEAST_SHARE * max((p.bytes for p in report.predicted.links), default=0)
+    for p in report.predicted.links:
         pair = names.get(p.source, p.source), names.get(p.destination, p.destination)
         if steps and pair in found.links and p.bytes > least:
             sent = found.links[pair].size_bytes / steps

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...dag.cost.network import Network
-from ...dag.plan.plan import Plan
-from ...dag.schedule.convert_plan import plan_to_proto
+from ...dag.plan.report import PlanReport
+from ...dag.schedule.convert_report import report_to_proto
 from ...proto import broker_pb2
 from ..trace import Trace
 from .measures.measure import Measured, by_stage, measure
@@ -69,17 +69,17 @@ def write_report(
     folder: Path,
     summary: Summary,
     trace: Trace,
-    plan: Plan | broker_pb2.Plan | None = None,
+    report: PlanReport | broker_pb2.PlanReport | None = None,
     network: Network | None = None,
     *,
     names: Mapping[str, str] | None = None,
 ) -> None:
     """Writes report.html, summary.json, events.jsonl and a PNG of each picture into `folder`, which
     is made. What was not measured has no section, and without a trace there are no events.
-    `network`: what links can carry, by names of peers. `names`: of peers, by the ids that the plan
-    has. Raises OSError."""
+    `network`: what links can carry, by names of peers. `report`: of the plan. `names`: of peers, by
+    the ids that it has. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    proto = plan_to_proto(plan) if isinstance(plan, Plan) else plan
+    proto = report_to_proto(report) if isinstance(report, PlanReport) else report
     found = measure(trace, network)
     verdict = judge(trace, found)
     summary = _filled(summary, trace, found, verdict)
@@ -227,7 +227,7 @@ def _wire(
 
 def _memory(
     s: Summary,
-    plan: broker_pb2.Plan | None,
+    report: broker_pb2.PlanReport | None,
     names: Mapping[str, str],
     verdict: Verdict,
     pictures: dict[str, Picture],
@@ -246,8 +246,8 @@ def _memory(
             rows.append(
                 Bar(name=m["peer"], parts=[(part, value)], limit=around, text=text, marked=marked)
             )
-    if not rows and plan is not None:
-        for p in plan.predicted.peers:
+    if not rows and report is not None:
+        for p in report.predicted.peers:
             parts = [("device, predicted", p.device_bytes), ("host, predicted", p.host_bytes)]
             if total := p.device_bytes + p.host_bytes:
                 name = names.get(p.peer, p.peer)
@@ -264,14 +264,14 @@ def _words(
     s: Summary,
     trace: Trace,
     found: Measured,
-    plan: broker_pb2.Plan | None,
+    report: broker_pb2.PlanReport | None,
     names: Mapping[str, str],
 ) -> list[Section]:
     made = []
-    if rows := comparison(s, found, plan, names):
+    if rows := comparison(s, found, report, names):
         made.append(Section("Predicted and measured", compared(rows)))
-    if (plan is not None and plan.reasons) or s.spares:
-        reasons: Sequence[str] = plan.reasons if plan is not None else ()
+    if (report is not None and report.reasons) or s.spares:
+        reasons: Sequence[str] = report.reasons if report is not None else ()
         spare = [f"in pool: {text}" for text in s.spares[:20]]
         made.append(Section("Why this plan", bullets([*reasons, *spare])))
     if s.against or s.against_measured:

@@ -45,9 +45,9 @@ def run_shaped(
     folder: Path,
     summary: Summary,
     shown: LiveView,
-) -> tuple[Trace, broker_pb2.Plan | None]:
-    """Runs it and fills the summary; returns what happened, and the last plan. Raises ValueError
-    for what cannot be done to real processes, ClusterError for one that ended by itself,
+) -> tuple[Trace, broker_pb2.PlanReport | None]:
+    """Runs it and fills the summary; returns what happened, and the last plan's report. Raises
+    ValueError for what cannot be done to real processes, ClusterError for one that ended by itself,
     ConnectionError when the broker is gone."""
     scenario, job, begun_s = setting.scenario, setting.job, time.time()
     assert scenario is not None, "a shaped world without a scenario"
@@ -94,13 +94,13 @@ def run_shaped(
             if peer.stays != "":
                 end_s = peer.joins + peer.stays
                 surface.after(end_s, lambda name=peer.name: surface.leave(name))  # type: ignore[misc]
-        watch, plans = CoreWatch(cluster, first), list[broker_pb2.Plan]()
+        watch, reports = CoreWatch(cluster, first), list[broker_pb2.PlanReport]()
 
         def see(event: broker_pb2.RunEvent) -> None:
             surface.see(event)
             watch.see(event)
             if event.HasField("plan"):
-                plans.append(event.plan)
+                reports.append(event.report)
             if surface.error:
                 raise ClusterError(f"a fault could not be done: {surface.error}")
 
@@ -130,7 +130,7 @@ def run_shaped(
                 found = beside(cluster, front, other, folder / "beside", names)
                 summary.against_measured[name] = found.summary.step_s
         _verify(setting, options, front, folder, cluster, trained, names, shown, running)
-    return trace, plans[-1] if plans else None
+    return trace, reports[-1] if reports else None
 
 
 def _verify(

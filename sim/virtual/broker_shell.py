@@ -133,6 +133,8 @@ class BrokerShell:
             case b.Tell(id, message):
                 if id in self._streams:
                     stream = self._streams[id]
+                    if message.HasField("assign"):
+                        self._planned(message.assign)
                     world.note(BROKER, f"to {stream.name}: {message.WhichOneof('kind')}")
                     stream.tell(message.SerializeToString(deterministic=True))
             case b.CloseStream(id, why):
@@ -160,6 +162,12 @@ class BrokerShell:
             case b.StopServing(why):
                 world.note(BROKER, f"stops: {why}")
 
+    def _planned(self, assign: broker_pb2.Assign) -> None:
+        replica = self.machine.replica(assign.run)
+        known = replica.record if replica is not None else None
+        if known is not None and known.plan is not None and known.term == assign.term:
+            self.world.orders.planned(known.id, known.term, known.plan)
+
     def _show(self, run: str) -> None:
         """The client asks for the events after those that it has."""
         seen = self.published.setdefault(run, [])
@@ -177,7 +185,7 @@ class BrokerShell:
         if kind == "step":
             world.mark(run, "loss", repr(event.step.outcome.loss))
         elif kind == "plan":
-            world.mark(run, "plan", "; ".join(event.plan.reasons))
+            world.mark(run, "plan", "; ".join(event.report.reasons))
         elif kind == "state":
             word = broker_pb2.Phase.Name(event.state.phase).lower()
             world.mark(run, word, event.state.reason.text)

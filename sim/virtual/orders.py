@@ -1,5 +1,5 @@
-"""Assignments in a world, read once for all of its peers: they get the same graph and plan, and a
-thousand peers would read them a thousand times."""
+"""Assignments in a world, whose graph is read once for all of its peers: a thousand would read it a
+thousand times."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from ...dag.cost.cost import cost
 from ...dag.cost.pace import IntervalWork, Vectors, action_work
 from ...dag.cost.speed import Speeds, Work
 from ...dag.exchange.wiring import exchanges_of
-from ...dag.plan.cut import cut, tied_groups
-from ...dag.plan.plan import PeerId
+from ...dag.plan.cut import bare_stages, cut, tied_groups
+from ...dag.plan.plan import PeerId, Plan
+from ...dag.schedule.convert_slice import slice_from_proto
+from ...dag.schedule.flow import Flow
 from ...dag.schedule.schedule import Action
 from ...peer.blobs.starting import Starting
 from ...peer.blobs.weights import Read
@@ -21,7 +23,7 @@ from ...proto import broker_pb2
 
 __all__ = ["ActionTimes", "Orders"]
 
-_REMEMBERED = 4
+_REMEMBERED = 8
 
 
 class ActionTimes:
@@ -51,6 +53,23 @@ class Orders:
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], _Read] = {}
+        self._plans: dict[tuple[str, int], Plan] = {}
+        """By run and term, the whole plan."""
+        self._flow: tuple[Plan | None, Flow | None] = (None, None)
+
+    def planned(self, run: str, term: int, plan: Plan) -> None:
+        """The broker tells its peers their slices of this plan."""
+        self._plans[run, term] = plan
+        if len(self._plans) > _REMEMBERED:
+            del self._plans[next(iter(self._plans))]
+
+    def flow(self, run: str, term: int) -> Flow:
+        """That of the whole plan."""
+        plan = self._plans[run, term]
+        if self._flow[0] is not plan or self._flow[1] is None:
+            self._flow = plan, Flow(plan, bare_stages(plan), plan.outline.tied)
+        assert self._flow[1] is not None
+        return self._flow[1]
 
     def read(
         self,
@@ -62,27 +81,30 @@ class Orders:
         read: Read,
         shard: Callable[[str], Path],
         parts: tuple[tuple[memoryview, ...], ...] = (),
+        shares: bool = False,
     ) -> tuple[BuildOrder, ActionTimes]:
         """As `order_from_assign`; `blob` gives a whole blob by its hash, and is asked for all that
-        this peer fetches."""
+        this peer fetches. `shares`: it works by the whole plan, in place of its slice."""
         refs = (assign.full_graph, assign.graph, assign.data, assign.recipe)
         hashes = tuple(ref.hash for ref in refs if ref.hash)
         fetched = {name: blob(name) for name in hashes}
-        plan = assign.plan.SerializeToString(deterministic=True)
-        key = (assign.run, assign.term, *hashes, plan, assign.training)
+        key = (assign.run, assign.term, *hashes, assign.training)
+        whole = self._plans[assign.run, assign.term]
         known = self._known.get(key)
         if known is None:
             order = order_from_assign(
                 peer, assign, blob=lambda ref: fetched[ref.hash], read=read, shard=shard
             )
-            known = self._known[key] = _Read(order, _work(order))
+            known = self._known[key] = _Read(order, _work(order, whole))
             if len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
         begun = known.order.weights
         recipe = begun.recipe if isinstance(begun, Starting) else None
+        part = slice_from_proto(PeerId(peer), assign.slice)
         mine = replace(
             known.order,
             peer=PeerId(peer),
+            slice=replace(part, plan=whole) if shares else part,
             weights=starting_weights(assign, read, recipe, lambda shard: blob(shard.hash)),
             shard=shard,
             resumed=parts,
@@ -90,8 +112,7 @@ class Orders:
         return mine, ActionTimes(known.work, mine.peer, speeds)
 
 
-def _work(order: BuildOrder) -> Callable[[PeerId, Action], Work]:
-    plan = order.plan
+def _work(order: BuildOrder, plan: Plan) -> Callable[[PeerId, Action], Work]:
     graph = order.graph.bind(plan.microbatch_size)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
     tied = tied_groups(graph, stages)

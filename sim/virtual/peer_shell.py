@@ -362,6 +362,7 @@ class PeerShell:
                 shard=shard,
                 parts=live
                 + resumed(wanted.assign, wanted.snapshots, self.snapshots.parts, self.name, saved),
+                shares=getattr(self.device, "shares_plan", False),
             )
             answer = self.device.build(order)
         except (ValueError, OSError) as error:

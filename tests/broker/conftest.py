@@ -37,6 +37,7 @@ from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
 from shoal.broker.planning.children import SHARING
 from shoal.broker.validate import validate
+from shoal.dag.plan.outline import Crossed, Outline, StageOutline
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto.broker_pb2 import (
@@ -87,7 +88,23 @@ def make_plan(*peers: str, microbatches: int = 2, size: int = 2) -> Plan:
     """One stage of one operator on each peer."""
     slots = tuple(StageSlot(i, i + 1, (PeerId(p),)) for i, p in enumerate(peers))
     route = tuple(Visit(i, PeerId(p)) for i, p in enumerate(peers))
-    return Plan(slots, (route,) * microbatches, size)
+    return Plan(slots, (route,) * microbatches, size, outline=chain_outline(len(peers)))
+
+
+def chain_outline(stages: int) -> Outline:
+    """Of stages that each give one value to the next."""
+    return Outline(
+        tuple(
+            StageOutline(
+                k,
+                (Crossed(f"v{k}", (k + 1,), (k + 1,)),) if k + 1 < stages else (),
+                trainable=True,
+                makes_loss=k == stages - 1,
+                has_backward=True,
+            )
+            for k in range(stages)
+        )
+    )
 
 
 @dataclass

@@ -55,6 +55,7 @@ from shoal.proto.broker_pb2 import (
     StepReport,
 )
 from shoal.proto.common_pb2 import BlobRef, Reason
+from shoal.tests.broker.conftest import chain_outline
 
 PEERS = ["a", "b", "c", ""]
 OPERATORS = 6
@@ -92,7 +93,8 @@ def make_plan(peers: list[str]) -> Plan:
         StageSlot(i * OPERATORS // n, (i + 1) * OPERATORS // n, (PeerId(p),))
         for i, p in enumerate(peers)
     )
-    return Plan(slots, (tuple(Visit(i, PeerId(p)) for i, p in enumerate(peers)),) * 2, 1)
+    route = tuple(Visit(i, PeerId(p)) for i, p in enumerate(peers))
+    return Plan(slots, (route,) * 2, 1, outline=chain_outline(n))
 
 
 class Driver:

@@ -17,7 +17,7 @@ from shoal.job import Job
 from shoal.proto.broker_pb2 import (
     PeerState,
     Plan,
-    Prediction,
+    PlanReport,
     PreviewAnswer,
     Profile,
     StageSlot,
@@ -83,21 +83,21 @@ def call(*arguments: str) -> tuple[int, str]:
 
 def test_every_stage_peer_and_link_of_the_plan_is_shown(drafted) -> None:
     answer = preview(drafted, PEERS, stages=3, scheduler="uniform")
-    plan = answer.plan
+    plan, report = answer.plan, answer.report
     assert [list(s.holders) for s in plan.stages] == [["near-1"], ["near-2"], ["far"]]
     assert len(answer.operators) == 3
     assert sum(span.share for span in answer.operators) == pytest.approx(1)
-    assert plan.predicted.step_s > 0
-    assert {p.peer for p in plan.predicted.peers} == {"near-1", "near-2", "far"}
-    assert all(0 <= p.bubble <= 1 and p.device_bytes for p in plan.predicted.peers)
-    pairs = {(x.source, x.destination) for x in plan.predicted.links}
+    assert report.predicted.step_s > 0
+    assert {p.peer for p in report.predicted.peers} == {"near-1", "near-2", "far"}
+    assert all(0 <= p.bubble <= 1 and p.device_bytes for p in report.predicted.peers)
+    pairs = {(x.source, x.destination) for x in report.predicted.links}
     assert ("near-2", "far") in pairs
-    assert any("far" in text for text in plan.predicted.bottlenecks)
+    assert any("far" in text for text in report.predicted.bottlenecks)
 
 
 def test_it_says_when_one_peer_alone_is_faster(drafted) -> None:
     answer = preview(drafted, PEERS, stages=3, scheduler="uniform")
-    names = [a.name for a in answer.plan.predicted.alternatives]
+    names = [a.name for a in answer.report.predicted.alternatives]
     assert "best single peer" in names
     assert "whole replicas" in names
     assert any("a pipeline over this network is the wrong choice" in n for n in answer.notes)
@@ -106,7 +106,7 @@ def test_it_says_when_one_peer_alone_is_faster(drafted) -> None:
 def test_every_peer_that_is_left_out_has_a_reason(drafted) -> None:
     answer = preview(drafted, PEERS)
     used = {h for s in answer.plan.stages for h in s.holders}
-    spares = {s.peer: s.reason for s in answer.plan.spares}
+    spares = {s.peer: s.reason for s in answer.report.spares}
     assert used | set(spares) == {"near-1", "near-2", "far"}
     assert all(spares.values())
     assert not used & set(spares)
@@ -145,9 +145,9 @@ def test_one_peer_alone_is_compared_under_the_batching_that_suits_it(drafted) ->
     free.CopyFrom(spec)
     free.microbatch_sizes[:] = [8]
     answer = preview((path, (free, graph)), PEERS, stages=1, pipelines=1)
-    alone = {a.name: a for a in answer.plan.predicted.alternatives}["best single peer"]
+    alone = {a.name: a for a in answer.report.predicted.alternatives}["best single peer"]
     assert answer.plan.microbatch_size == 8
-    assert alone.step_s == pytest.approx(answer.plan.predicted.step_s)
+    assert alone.step_s == pytest.approx(answer.report.predicted.step_s)
     assert "1 microbatch of 8" in alone.text
     assert not any("wrong choice" in n for n in answer.notes)
 
@@ -169,7 +169,9 @@ def test_json_has_every_field_and_its_numbers_are_numbers(drafted) -> None:
     assert type(found["peers"][0]["profile"]["device_memory_bytes"]) is int
     assert found["peers"][0]["profile"]["speeds"]["product_flops_per_s"] > 0
     assert "reason" not in found
-    found = as_json(PreviewAnswer(plan=Plan(predicted=Prediction(step_s=float("nan")))))
+    assert "report" not in found, "what is said of the plan stands in it"
+    assert found["plan"]["reasons"]
+    found = as_json(PreviewAnswer(plan=Plan(), report={"predicted": {"step_s": float("nan")}}))
     assert found["plan"]["predicted"]["step_s"] is None
 
 
@@ -178,7 +180,7 @@ def test_a_page_keeps_to_the_terminal_and_loses_no_word(drafted, width: int) -> 
     answer = preview(drafted, PEERS, stages=2, pipelines=1, scheduler="op-fence")
     narrow, whole = page(answer, "small", width), page(answer, "small")
     assert max(map(len, narrow.splitlines())) <= width
-    for texts in (answer.notes, answer.plan.reasons, [s.reason for s in answer.plan.spares]):
+    for texts in (answer.notes, answer.report.reasons, [s.reason for s in answer.report.spares]):
         for text in texts:
             assert text in whole
             assert text in " ".join(narrow.split())
@@ -188,8 +190,9 @@ def test_a_page_keeps_to_the_terminal_and_loses_no_word(drafted, width: int) -> 
 def test_names_from_the_network_write_no_control_characters() -> None:
     peers = [PeerState(peer="p", profile=Profile(name="\x1b[31mred [bold]"))]
     plan = Plan(stages=[StageSlot(start=0, stop=1, holders=["p"])], microbatch_size=1)
-    plan.predicted.peers.add(peer="p", compute_s=2500.0)
-    text = page(PreviewAnswer(plan=plan, peers=peers), "job", 80)
+    report = PlanReport()
+    report.predicted.peers.add(peer="p", compute_s=2500.0)
+    text = page(PreviewAnswer(plan=plan, report=report, peers=peers), "job", 80)
     assert "\x1b" not in text
     assert "[bold]" in text
     assert "2500 s" in text

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
 
 from shoal.dag.capture.capture import capture
+from shoal.dag.plan.cut import outline
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.plan_slice import PlanSlice
 from shoal.dag.schedule.flow import Role
+from shoal.dag.schedule.slices import PlanSlices
+from shoal.dag.transforms.vocabulary import planned_graph
 from shoal.job import Train, Training
 from shoal.net.links.frame import Arrived, FrameKey
 from shoal.peer.compute.device import TorchDevice
@@ -188,7 +192,8 @@ class Case:
         for peer in plan.peers:
             order = BuildOrder(
                 **{
-                    "run": "r", "term": 1, "peer": peer, "plan": plan,
+                    "run": "r", "term": 1, "peer": peer,
+                    "slice": slice_of(self.captured.graph, plan, peer),
                     "graph": self.captured.graph, "weights": self.captured.tensors,
                     "manifest": self.manifest,
                     "training": Training(seed=self.seed, train=self.train),
@@ -206,6 +211,17 @@ class Case:
             if first not in lasting
         }
         return World(plan, devices, built, random.Random(seed), starting=starting)
+
+
+def slice_of(graph, plan, peer):
+    """What the broker tells a peer of a plan; a plan that is none for the graph as it is."""
+    bounds = [(s.start, s.stop) for s in plan.stages]
+    try:
+        form = planned_graph(graph, plan)
+        whole = replace(plan, outline=outline(form.bind(plan.microbatch_size), bounds))
+        return PlanSlices(whole).of(peer)
+    except ValueError:
+        return PlanSlice(peer, plan, (), (), (), 0)
 
 
 @pytest.fixture

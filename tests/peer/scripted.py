@@ -78,7 +78,7 @@ def assign(run: str = "r", term: int = 1, **fields: Any) -> e.BrokerSaid:
         broker_pb2.StageSlot(start=1, stop=2, holders=[OTHER]),
     ]
     plan = fields.pop("plan", broker_pb2.Plan(stages=stages))
-    return said(assign=broker_pb2.Assign(run=run, term=term, plan=plan, **fields))
+    return said(assign=broker_pb2.Assign(run=run, term=term, slice={"plan": plan}, **fields))
 
 
 def built(run: str = "r", term: int = 1, **fields: Any) -> e.Built:

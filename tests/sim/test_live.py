@@ -20,12 +20,12 @@ def text(view: LiveState, rows: int = 16) -> list[str]:
 
 
 def planned(*holders: str, spare: str = "") -> broker_pb2.RunEvent:
-    plan = broker_pb2.Plan(reasons=["because of memory"])
+    plan, report = broker_pb2.Plan(), broker_pb2.PlanReport(reasons=["because of memory"])
     for i, holder in enumerate(holders):
         plan.stages.add(start=i, stop=i + 1, holders=[holder])
     if spare:
-        plan.spares.add(peer=spare, reason="slow")
-    return broker_pb2.RunEvent(plan=plan)
+        report.spares.add(peer=spare, reason="slow")
+    return broker_pb2.RunEvent(plan=plan, report=report)
 
 
 def phase(number: int, why: str = "") -> broker_pb2.RunEvent:

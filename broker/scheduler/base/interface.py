@@ -16,7 +16,8 @@ from ....dag.cost.cost import OperatorCost, cost
 from ....dag.cost.network import Network, uniform
 from ....dag.cost.speed import Speeds
 from ....dag.ir.graph import Graph, OperatorSet
-from ....dag.plan.plan import PeerId, Plan, ScheduleName
+from ....dag.plan.plan import PeerId, ScheduleName
+from ....dag.plan.report import PlanWithReport
 
 __all__ = [
     "CODED_ROLES",
@@ -191,5 +192,5 @@ class PlanRequest:
         return uniform([o.peer for o in self.offers], UNKNOWN_LATENCY_S, UNKNOWN_BYTES_PER_S)
 
 
-Planner = Callable[[PlanRequest], Plan]
+Planner = Callable[[PlanRequest], PlanWithReport]
 """Raises NoPlan."""

@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ....dag.plan.plan import Plan, ScheduleName, Spare
+from ....dag.plan.plan import ScheduleName
+from ....dag.plan.report import PlanWithReport, Spare
 from ....job.words import size_text, some_of
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate, StageShare
@@ -48,12 +49,12 @@ MOST_POSITIONS = 1024
 """Positions that are tried where equal shares do not fit."""
 
 
-def uniform(request: PlanRequest, judge: CostModel | None = None) -> Plan:
+def uniform(request: PlanRequest, judge: CostModel | None = None) -> PlanWithReport:
     """Equal operators. `judge`: the request's, where there is one already. Raises NoPlan."""
     return _Baseline(request, "operators", judge).plan()
 
 
-def equal_compute(request: PlanRequest, judge: CostModel | None = None) -> Plan:
+def equal_compute(request: PlanRequest, judge: CostModel | None = None) -> PlanWithReport:
     """Equal seconds. `judge` as for `uniform`. Raises NoPlan."""
     return _Baseline(request, "compute", judge).plan()
 
@@ -93,7 +94,7 @@ class _Baseline:
         wanted = self.request.options.schedule
         return "1f1b" if wanted == "auto" else wanted
 
-    def plan(self) -> Plan:
+    def plan(self) -> PlanWithReport:
         widest: _Grid | None = None
         for recompute in recomputes(self.judge):
             for grid in self._grids():

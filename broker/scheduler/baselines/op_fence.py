@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....dag.ir.graph import GraphError
-from ....dag.plan.plan import Plan, Spare
+from ....dag.plan.report import PlanWithReport, Spare
 from ..base.interface import PlanRequest
 from ..cost.batchings import look_at_forms
 from ..cost.candidate import Candidate
@@ -57,7 +57,7 @@ NEAR = 1.2
 """A guess that is this much above the best one may still be better when it is judged."""
 
 
-def op_fence(request: PlanRequest) -> Plan:
+def op_fence(request: PlanRequest) -> PlanWithReport:
     """Raises NoPlan."""
     refuse_impossible(request)
     every: list[Fenced] = []

@@ -26,7 +26,8 @@ from ....compression.stream import is_stateful
 from ....dag.cost.estimate import StepEstimate, summarize
 from ....dag.cost.play import Coding, Timeline, play
 from ....dag.cost.program import Program
-from ....dag.plan.plan import CodecChoice, CodecUse, Plan, Prediction
+from ....dag.plan.plan import CodecChoice, Plan
+from ....dag.plan.report import NO_REPORT, CodecUse, Prediction
 from ..base.interface import CODED_ROLES
 from ..cost.judge import CostModel
 from ..cost.predicted import predicted, pure_shares
@@ -76,10 +77,12 @@ class _Coded:
 
 class CodedStepCost:
     """Computes how long a plan's step takes with given codecs on its links. The plan is one of the
-    judge's request, by its peers' ids."""
+    judge's request, by its peers' ids. `dense`: what it is expected to cost without codecs."""
 
-    def __init__(self, judge: CostModel, plan: Plan) -> None:
-        self.judge, self.plan = judge, plan
+    def __init__(
+        self, judge: CostModel, plan: Plan, dense: Prediction = NO_REPORT.predicted
+    ) -> None:
+        self.judge, self.plan, self.dense = judge, plan, dense
         index = {o.peer: i for i, o in enumerate(judge.offers)}
         self.peers = [index[p] for p in plan.peers]
         self.offers = [judge.offers[i] for i in self.peers]
@@ -205,7 +208,7 @@ class CodedStepCost:
     def without_room(self, choice: Choice) -> frozenset[int]:
         """Positions of peers whose memory does not hold what their codecs keep. Nobody, where the
         plan predicts no memory."""
-        known = {p.peer: p.device_bytes for p in self.plan.predicted.peers}
+        known = {p.peer: p.device_bytes for p in self.dense.peers}
         return frozenset(
             i
             for i, (offer, size) in enumerate(
@@ -313,7 +316,7 @@ class CodedStepCost:
     def prediction(self, choice: Choice, errors: Mapping[str, float]) -> Prediction:
         """The plan's prediction with these codecs. `errors`: typical ones by text."""
         _, seconds, _ = self._loaded(choice)
-        known = {p.peer: p for p in self.plan.predicted.peers}
+        known = {p.peer: p for p in self.dense.peers}
         peers, states = self.plan.peers, self.state_bytes(choice)
         uses: dict[tuple[int, int], list[CodecUse]] = {}
         for lane in self.lanes.values():
@@ -330,7 +333,7 @@ class CodedStepCost:
             ),
             device_bytes=[known[p].device_bytes + states[i] for i, p in enumerate(peers)],
             host_bytes=[known[p].host_bytes for p in peers],
-            alternatives=self.plan.predicted.alternatives,
+            alternatives=self.dense.alternatives,
             uses={(peers[a], peers[b]): tuple(x) for (a, b), x in uses.items()},
         )
 

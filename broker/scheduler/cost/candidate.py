@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from ....dag.plan.plan import (
     PeerId,
     Plan,
-    Prediction,
     Route,
     ScheduleName,
-    Spare,
     StageExchange,
     StageSlot,
     Visit,
@@ -188,9 +186,6 @@ def to_plan(
     exchange: Exchanging = all_to_all,
     ahead: bool = False,
     head_parts: int = 0,
-    predicted: Prediction | None = None,
-    reasons: Sequence[str] = (),
-    spares: Sequence[Spare] = (),
 ) -> Plan:
     """The plan of a candidate. `names[i]` is the id of peer i. `exchange`: how the holders of a
     stage exchange gradients; `ahead`: whether they step ahead, if the plan is one of whole
@@ -235,9 +230,6 @@ def to_plan(
         routes=tuple(trained[p] for p in order),
         microbatch_size=microbatch_size,
         schedule=candidate.schedule,
-        predicted=predicted or Prediction(),
-        reasons=tuple(reasons),
-        spares=tuple(spares),
         evaluation_routes=tuple(routes[p] for p in held_out),
         head_parts=head_parts,
     )

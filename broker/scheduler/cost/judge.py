@@ -3,7 +3,7 @@
     judge = CostModel(request)
     judge.seconds(candidate)      the event calculation (dag/cost/play.py); inf when it does not fit
     judge.bound(candidate)        a lower bound of it, cheap
-    judge.plan(candidate, ...)    the plan with its predictions
+    judge.plan(candidate, ...)    the plan with its report
 
 A candidate's structure (cuts, who shares a peer, microbatches, schedule) is compiled once and
 played for every choice of peers, so that a search over peers costs little.
@@ -24,7 +24,8 @@ from ....dag.cost.play import Hosts, Timeline, play
 from ....dag.cost.speed import FLOPS_PER_BYTE
 from ....dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ....dag.plan.cut import Cutter, tied_groups
-from ....dag.plan.plan import Alternative, PeerId, Plan, Spare, StageExchange
+from ....dag.plan.plan import PeerId, Plan, StageExchange
+from ....dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
 from ..base.interface import PlanRequest
 from .candidate import Candidate, StageShare, to_plan
 from .needs import IntervalMemory
@@ -363,7 +364,7 @@ class CostModel:
         reasons: Sequence[str] = (),
         spares: Sequence[Spare] = (),
         alternatives: Sequence[Alternative] = (),
-    ) -> Plan:
+    ) -> PlanWithReport:
         """The plan of a candidate with what it is expected to cost."""
         request, peers = self.request, candidate.peers
         device = self.device_bytes(candidate)
@@ -396,9 +397,6 @@ class CostModel:
             exchange=self.exchange,
             ahead=self.ahead,
             head_parts=request.head_parts,
-            predicted=prediction,
-            reasons=reasons,
-            spares=spares,
         )
         shared = any(len(s.holders) > 1 for s in plan.stages)
         if self._ahead_asked and shared and not plan.steps_ahead(0):
@@ -406,5 +404,5 @@ class CostModel:
                 'no stepping ahead, error feedback alone: feedback = "ahead" takes pipelines that '
                 "share no peer, and a model that does not weigh its losses"
             )
-            plan = replace(plan, reasons=(*plan.reasons, why))
-        return plan
+            reasons = (*reasons, why)
+        return PlanWithReport(plan, PlanReport(prediction, tuple(reasons), tuple(spares)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ....dag.cost.estimate import StepEstimate
-from ....dag.plan.plan import (
+from ....dag.plan.plan import PeerId
+from ....dag.plan.report import (
     Alternative,
     CodecUse,
     LinkPrediction,
-    PeerId,
     PeerPrediction,
     Prediction,
 )

@@ -27,7 +27,7 @@ from itertools import pairwise
 import numpy as np
 
 from ....dag.cost.speed import Work
-from ....dag.plan.plan import Alternative
+from ....dag.plan.report import Alternative
 from ....job.words import size_text, some_of
 from ..base.interface import PeerOffer
 from ..cost.candidate import Candidate, StageShare

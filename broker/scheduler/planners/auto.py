@@ -18,7 +18,8 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ....dag.plan.plan import Alternative, Plan, ScheduleName
+from ....dag.plan.plan import ScheduleName
+from ....dag.plan.report import Alternative, PlanWithReport
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..baselines.baselines import equal_compute, uniform
 from ..baselines.op_fence import Fenced, fenced, op_fence
@@ -87,7 +88,7 @@ def space_of(request: PlanRequest) -> SearchSpace:
     )
 
 
-def auto(request: PlanRequest) -> Plan:
+def auto(request: PlanRequest) -> PlanWithReport:
     """Raises NoPlan with what is short and the smallest change that was found to help."""
     refuse_impossible(request)
     looked: list[tuple[CostModel, Fenced | None]] = []
@@ -336,10 +337,10 @@ def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate
         if request.microbatches * everyone > MOST_VISITS:
             continue
         try:
-            plan = planner(request, judge)
+            plan, report = planner(request, judge)
         except NoPlan:
             continue
-        found[name] = from_plan(plan, judge), plan.predicted.step_s
+        found[name] = from_plan(plan, judge), report.predicted.step_s
     if fence is not None:
         names = [o.peer for o in judge.offers]
         plan = to_plan(fence.candidate, names, request.microbatch_size)
@@ -347,7 +348,9 @@ def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate
     return found
 
 
-def _plan(chosen: FormResult, others: dict[str, float], forms: Sequence[FormResult]) -> Plan:
+def _plan(
+    chosen: FormResult, others: dict[str, float], forms: Sequence[FormResult]
+) -> PlanWithReport:
     judge, best = chosen.judge, chosen.best
     assert best is not None
     seconds = best.seconds

@@ -20,7 +20,8 @@ import numpy as np
 from ....compression.codec import fitting, parse
 from ....dag.cost.network import Floats, Network
 from ....dag.ir.graph import TensorSpec
-from ....dag.plan.plan import Alternative, Plan, Spare
+from ....dag.plan.plan import Plan
+from ....dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
 from ..base.interface import CODED_ROLES, CodecOptions, NoPlan, Planner, PlanRequest
 from ..codecs.carried import CodedStepCost
 from ..codecs.codec_table import table
@@ -38,35 +39,39 @@ WORTH_PLANNING = 0.95
 """Codecs that leave more of a tensor's bytes than this are no reason to plan again."""
 
 
-def plan_with_codecs(request: PlanRequest, planner: Planner) -> Plan:
+def plan_with_codecs(request: PlanRequest, planner: Planner) -> PlanWithReport:
     """Makes a plan with the planner, and chooses the codecs of its links. Raises NoPlan as the
     planner does."""
     dense = planner(request)
     if not request.options.codecs.asked:
         return dense
-    judge = _judge(request, dense)
+    judge = _judge(request, dense.plan)
     first = with_codecs(judge, dense)
-    again = _again(request, planner, dense, judge)
+    again = _again(request, planner, dense.plan, judge)
     best = first
-    if again is not None and 0 < again.predicted.step_s < first.predicted.step_s:
+    if again is not None and 0 < _step_s(again) < _step_s(first):
         best = again
-    return _beside(best, dense)
+    return PlanWithReport(best.plan, _beside(best, dense.report))
 
 
-def with_codecs(judge: CostModel, plan: Plan) -> Plan:
+def with_codecs(judge: CostModel, planned: PlanWithReport) -> PlanWithReport:
     """The plan with codecs on its links, and its prediction with them where it has one. The plan is
     one of the judge's request."""
-    carried = CodedStepCost(judge, plan)
+    plan, report = planned
+    carried = CodedStepCost(judge, plan, report.predicted)
     chosen = choose(carried, judge.request.options.codecs)
-    predicted = plan.predicted
+    predicted = report.predicted
     if predicted.step_s:
         predicted = carried.prediction(chosen.choice, chosen.errors)
-    return replace(
-        plan,
-        codecs=carried.choices(chosen.choice),
-        predicted=predicted,
-        reasons=(*plan.reasons, *chosen.reasons),
+    reasons = (*report.reasons, *chosen.reasons)
+    return PlanWithReport(
+        replace(plan, codecs=carried.choices(chosen.choice)),
+        replace(report, predicted=predicted, reasons=reasons),
     )
+
+
+def _step_s(planned: PlanWithReport) -> float:
+    return planned.report.predicted.step_s
 
 
 def _judge(request: PlanRequest, plan: Plan) -> CostModel:
@@ -80,7 +85,9 @@ def _judge(request: PlanRequest, plan: Plan) -> CostModel:
 # ---------------------------------------------------------------- planning again
 
 
-def _again(request: PlanRequest, planner: Planner, dense: Plan, judge: CostModel) -> Plan | None:
+def _again(
+    request: PlanRequest, planner: Planner, dense: Plan, judge: CostModel
+) -> PlanWithReport | None:
     """Step 2; None: nothing to gain, or the same plan."""
     links = relaxed(judge)
     if links is None:
@@ -91,25 +98,26 @@ def _again(request: PlanRequest, planner: Planner, dense: Plan, judge: CostModel
         return replace(form, links=links, known_costs=costs, others=tuple(map(over, form.others)))
 
     try:
-        found = planner(over(request))
+        found, report = planner(over(request))
     except NoPlan:
         return None
     if (found.stages, found.routes, found.schedule) == (dense.stages, dense.routes, dense.schedule):
         return None
     own = _judge(request, found)
-    found = with_codecs(own, replace(found, reasons=()))
-    step_s, peers = found.predicted.step_s, {o.peer: i for i, o in enumerate(own.offers)}
-    hangs = next(iter(found.predicted.bottlenecks), "")
-    return replace(
-        found,
+    found, report = with_codecs(own, PlanWithReport(found, replace(report, reasons=())))
+    step_s, peers = report.predicted.step_s, {o.peer: i for i, o in enumerate(own.offers)}
+    hangs = next(iter(report.predicted.bottlenecks), "")
+    told = replace(
+        report,
         reasons=(
             f"{len(found.peers)} of {len(own.offers)} peers under {found.schedule}, {step_s:.4g} s "
             "for a step: placed for links that are compressed",
             *stage_reasons(own, from_plan(found, peers)),
-            *found.reasons,
+            *report.reasons,
         ),
-        spares=tuple(Spare(s.peer, f"not needed: {hangs}") for s in found.spares),
+        spares=tuple(Spare(s.peer, f"not needed: {hangs}") for s in report.spares),
     )
+    return PlanWithReport(found, told)
 
 
 def relaxed(judge: CostModel) -> Network | None:
@@ -169,19 +177,19 @@ def _factor(judge: CostModel, role: str, options: CodecOptions) -> float:
 # ---------------------------------------------------------------- what it says
 
 
-def _beside(plan: Plan, dense: Plan) -> Plan:
-    """The plan with what it is compared with, which is uncompressed."""
-    alternatives = tuple(_compared(plan, dense))
-    spares = plan.spares
+def _beside(planned: PlanWithReport, dense: PlanReport) -> PlanReport:
+    """The report with what its plan is compared with, which is uncompressed."""
+    plan, report = planned
+    alternatives = tuple(_compared(planned, dense))
+    spares = report.spares
     if plan.codecs and spares == dense.spares:
         spares = tuple(Spare(s.peer, f"{s.reason} (without codecs)") for s in spares)
-    return replace(
-        plan, predicted=replace(plan.predicted, alternatives=alternatives), spares=spares
-    )
+    predicted = replace(report.predicted, alternatives=alternatives)
+    return replace(report, predicted=predicted, spares=spares)
 
 
-def _compared(plan: Plan, dense: Plan) -> Iterator[Alternative]:
-    step_s = plan.predicted.step_s
+def _compared(planned: PlanWithReport, dense: PlanReport) -> Iterator[Alternative]:
+    plan, step_s = planned.plan, _step_s(planned)
     if plan.codecs:
         yield Alternative(
             UNCOMPRESSED,

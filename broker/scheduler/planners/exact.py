@@ -25,7 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ....dag.plan.plan import Plan, ScheduleName
+from ....dag.plan.plan import ScheduleName
+from ....dag.plan.report import PlanWithReport
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate, chain
 from ..cost.judge import CostModel
@@ -56,7 +57,7 @@ class Proof:
     """Candidates that went through the event calculation."""
 
 
-def exact(request: PlanRequest) -> Plan:
+def exact(request: PlanRequest) -> PlanWithReport:
     """Raises NoPlan, also when the request is larger than MOST_OPERATORS or MOST_PEERS or asks for
     several pipelines."""
     operators, peers = len(request.costs), len(request.offers)

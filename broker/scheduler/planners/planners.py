@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ....dag.plan.plan import Plan
+from ....dag.plan.report import PlanWithReport
 from ..base.interface import NoPlan, Planner, PlanRequest
 from .auto import BASELINES, auto
 from .coded import plan_with_codecs
@@ -18,7 +18,7 @@ PLANNERS: dict[str, Planner] = {**BASELINES, "exact": exact, "auto": auto}
 """The names of `plan.scheduler`."""
 
 
-def plan(request: PlanRequest) -> Plan:
+def plan(request: PlanRequest) -> PlanWithReport:
     """By the planner of `request.options.scheduler`, with the codecs of `request.options.codecs`.
     Raises NoPlan."""
     name = request.options.scheduler
@@ -36,13 +36,13 @@ def plan(request: PlanRequest) -> Plan:
             raise
         raise NoPlan(
             f'{error.reason}; scheduler = "auto" has a plan, with a step of '
-            f"{other.predicted.step_s:.3g} s or less",
+            f"{other.report.predicted.step_s:.3g} s or less",
             error.code,
             error.short_bytes,
         ) from None
 
 
-def _fitting(request: PlanRequest) -> Plan | None:
+def _fitting(request: PlanRequest) -> PlanWithReport | None:
     """A plan that needs no such shares as the asked planner makes."""
     options = replace(request.options, scheduler="op-fence")
     try:

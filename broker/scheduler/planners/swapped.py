@@ -20,7 +20,8 @@ from dataclasses import replace
 
 from ....dag.analysis.blocks import Block, blocks
 from ....dag.ir.graph import Graph
-from ....dag.plan.plan import Plan, PlanError, Spare
+from ....dag.plan.plan import PlanError
+from ....dag.plan.report import PlanWithReport, Spare
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.candidate import Candidate, StageShare
 from ..cost.judge import CostModel
@@ -32,7 +33,7 @@ LEAST = 4
 """Stages of blocks: two pairs."""
 
 
-def swapped(request: PlanRequest, planner: Planner) -> Plan:
+def swapped(request: PlanRequest, planner: Planner) -> PlanWithReport:
     """A plan by the order of peers that `planner` finds. Raises NoPlan."""
     forms = [f for f in (request, *request.others) if f.microbatches > 1 and not f.head_parts]
     forms = [f for f in forms if _can(f.graph)]
@@ -50,9 +51,9 @@ def swapped(request: PlanRequest, planner: Planner) -> Plan:
             "peers",
         )
     stages = request.options.stages
-    found = planner(_alone(forms, stages))
+    found = planner(_alone(forms, stages)).plan
     if len(found.peers) < LEAST:
-        found = planner(_alone(forms, LEAST))
+        found = planner(_alone(forms, LEAST)).plan
     form = next(f for f in forms if f.microbatch_size == found.microbatch_size)
     judge = CostModel(replace(form, others=(), known_costs=form.costs))
     place = {o.peer: i for i, o in enumerate(judge.offers)}
@@ -71,9 +72,9 @@ def swapped(request: PlanRequest, planner: Planner) -> Plan:
     else:
         short = _short(judge, candidate)
         raise NoPlan(f"stages that change places do not fit: {short}", "memory")
-    plan = judge.plan(candidate)
-    used, step_s = set(plan.peers), plan.predicted.step_s
-    hangs = next(iter(plan.predicted.bottlenecks), "the step hangs on others")
+    plan, report = judge.plan(candidate)
+    used, step_s = set(plan.peers), report.predicted.step_s
+    hangs = next(iter(report.predicted.bottlenecks), "the step hangs on others")
     spare = [o.peer for o in judge.offers if o.peer not in used]
     why = (
         f"{len(plan.peers)} of {len(judge.offers)} peers in a pipeline whose first two and last "
@@ -84,11 +85,12 @@ def swapped(request: PlanRequest, planner: Planner) -> Plan:
     order = " -> ".join(names[v.peer] for v in plan.routes[1])
     # Of the pipeline in order: the other one has the same stages.
     parts = [*stage_reasons(judge, candidate)][1 : 1 + len(candidate.pipelines[0])]
-    return replace(
-        plan,
+    told = replace(
+        report,
         reasons=(why, f"every second microbatch goes {order}", *parts),
         spares=tuple(Spare(p, f"not needed: {hangs}") for p in spare),
     )
+    return PlanWithReport(plan, told)
 
 
 def _alone(forms: Sequence[PlanRequest], stages: int | None) -> PlanRequest:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ....dag.analysis.blocks import describe_interval
-from ....dag.plan.plan import Spare
+from ....dag.plan.report import Spare
 from ....job.words import size_text
 from ..cost.candidate import Candidate, StageShare
 from ..cost.judge import CostModel

@@ -19,6 +19,7 @@ from ....proto.broker_pb2 import (
     WAITING,
     Phase,
     Plan,
+    PlanReport,
     RunEvent,
     StepDone,
 )
@@ -58,6 +59,7 @@ class Digest:
         self.next_event = 0
         self.recoveries = 0
         self.plan: Plan | None = None
+        self._report = PlanReport()
         self.loss = self.held_out = math.nan
         self._phase: Phase = WAITING
         self._loss_curve, self._held_out_curve = _Curve(), _Curve()
@@ -73,7 +75,7 @@ class Digest:
             case "step":
                 self._step(event.step, counts)
             case "plan":
-                self.plan = event.plan
+                self.plan, self._report = event.plan, event.report
                 self._links.clear()
                 self._recent.clear()
             case "state":
@@ -152,18 +154,19 @@ class Digest:
         return {k: v for k, v in row.items() if not isinstance(v, float) or math.isfinite(v)}
 
     def _planned(self, plan: Plan) -> dict[str, Any]:
-        predicted = {p.peer: p for p in plan.predicted.peers}
+        report = self._report
+        predicted = {p.peer: p for p in report.predicted.peers}
         return {
             "stages": [
                 {"operators": [s.start, s.stop], "holders": list(s.holders)} for s in plan.stages
             ],
             "warm": list(dict.fromkeys(k.peer for k in plan.keepers)),
             "microbatches": len(plan.routes),
-            "predicted_s": plan.predicted.step_s,
+            "predicted_s": report.predicted.step_s,
             "bubble": {p: _sound(found.bubble) for p, found in predicted.items()},
-            "bottlenecks": list(plan.predicted.bottlenecks)[:5],
-            "reasons": [r[:MOST_TEXT] for r in plan.reasons[:8]],
-            "spares": [[s.peer, s.reason[:MOST_TEXT]] for s in plan.spares[:50]],
+            "bottlenecks": list(report.predicted.bottlenecks)[:5],
+            "reasons": [r[:MOST_TEXT] for r in report.reasons[:8]],
+            "spares": [[s.peer, s.reason[:MOST_TEXT]] for s in report.spares[:50]],
             "links": [[a, b, size] for (a, b), size in self._links.items()][:200],
         }
 

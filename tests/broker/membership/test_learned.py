@@ -15,7 +15,8 @@ from shoal.broker.membership.speeds import ENOUGH
 from shoal.broker.placement.reconsider import alike
 from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.planners import plan
-from shoal.dag.plan.plan import PeerId, PeerPrediction, Plan, Prediction
+from shoal.dag.plan.plan import PeerId, Plan
+from shoal.dag.plan.report import PeerPrediction, PlanReport, Prediction
 from shoal.proto.broker_pb2 import Holding, Ready, RunSpec, StageTime, StepReport
 
 OWN_S = {"a": 1.0, "b": 4.0, "c": 0.5}
@@ -47,8 +48,8 @@ def begun(world: Any) -> tuple[Any, str]:
         PeerPrediction(PeerId("a"), OWN_S["a"], 0, 0, learned=1.0),
         PeerPrediction(PeerId("b"), OWN_S["b"] * 8.0, 0, 0, learned=8.0),
     )
-    made = replace(made, predicted=Prediction(1.0, expected))
-    world.handle(PlanReady(run, world.only(out, MakePlan).version, made))
+    said = PlanReport(Prediction(1.0, expected))
+    world.handle(PlanReady(run, world.only(out, MakePlan).version, made, report=said))
     for peer in "ab":
         world.say(peer, ready=Ready(run=run, term=1))
     for step in range(ENOUGH + 1):
@@ -97,7 +98,7 @@ def test_a_plan_says_what_its_seconds_were_made_with(seed: int) -> None:
     request = random_case(seed, operators=8, peers=4, held=False)
     learned = {o.peer: 1.0 + i for i, o in enumerate(request.offers)}
     offers = tuple(replace(o, learned=learned[o.peer]) for o in request.offers)
-    found = plan(replace(request, offers=offers)).predicted.peers
+    found = plan(replace(request, offers=offers)).report.predicted.peers
     assert found
     assert all(p.learned == learned[p.peer] for p in found)
 

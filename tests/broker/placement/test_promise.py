@@ -16,6 +16,7 @@ from shoal.broker.records.steps import LATELY
 from shoal.broker.scheduler.base.interface import PeerOffer
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId
+from shoal.dag.plan.report import PlanReport, Prediction
 from shoal.proto.broker_pb2 import Ready
 
 A, B, C = map(PeerId, "abc")
@@ -86,8 +87,8 @@ def begun(world, promised_s):
         world.join(peer)
     run, out = world.submit(world.spec(2000, plan={"stages": 2}))
     plan = world.plan("a", "b")
-    plan = replace(plan, predicted=replace(plan.predicted, step_s=promised_s))
-    world.handle(PlanReady(run, world.only(out, MakePlan).version, plan))
+    report = PlanReport(Prediction(promised_s))
+    world.handle(PlanReady(run, world.only(out, MakePlan).version, plan, report=report))
     for peer in ("a", "b"):
         world.say(peer, ready=Ready(run=run, term=1))
     return run

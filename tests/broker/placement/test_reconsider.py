@@ -82,7 +82,7 @@ def test_a_run_stops_between_two_steps_to_move(world):
         out += world.say(peer, snapshot={"snapshot": snapshot, "held": True})
     assigned = [m.assign for m in world.told(out, "a") if m.HasField("assign")]
     assert [a.first_step for a in assigned] == [held]
-    assert [tuple(s.holders) for s in assigned[0].plan.stages] == [("b",), ("a",)]
+    assert [tuple(s.holders) for s in assigned[0].slice.plan.stages] == [("b",), ("a",)]
     assert "30% faster" in world.machine.replica(run).record.reason.text
 
 

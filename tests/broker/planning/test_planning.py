@@ -173,11 +173,11 @@ def test_a_job_with_codecs_gets_a_plan_with_codecs(world) -> None:
         ("activation", "int8/1"),
         ("activation_grad", "int8/1"),
     }
-    assert found.plan.predicted.step_s < 0.5 * dense.plan.predicted.step_s
-    first = found.plan.predicted.alternatives[0]
-    assert (first.name, first.step_s) == (UNCOMPRESSED, dense.plan.predicted.step_s)
+    assert found.report.predicted.step_s < 0.5 * dense.report.predicted.step_s
+    first = found.report.predicted.alternatives[0]
+    assert (first.name, first.step_s) == (UNCOMPRESSED, dense.report.predicted.step_s)
     assert dense.plan.codecs == ()
-    assert all(link.codecs == () for link in dense.plan.predicted.links)
+    assert all(link.codecs == () for link in dense.report.predicted.links)
 
 
 def test_a_hand_written_plan_gets_the_job_s_codecs_unless_it_has_its_own(world) -> None:

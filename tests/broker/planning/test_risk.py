@@ -12,7 +12,8 @@ from shoal.broker.snapshots.cadence import SnapshotSchedule
 from shoal.dag.analysis.blocks import blocks
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.network import uniform
-from shoal.dag.plan.plan import PeerId, Plan, Prediction, StageSlot, Visit
+from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.report import PlanReport, PlanWithReport, Prediction
 from shoal.examples.gpt import gpt
 from shoal.job.tables import Recovery
 
@@ -28,7 +29,7 @@ def asked():
     n = len(graph.operators)
     slots = (StageSlot(0, n // 2, PEERS[:1]), StageSlot(n // 2, n, PEERS[1:]))
     route = (Visit(0, PEERS[0]), Visit(1, PEERS[1]))
-    plan = Plan(slots, (route,), 2, predicted=Prediction(step_s=0.1))
+    plan = PlanWithReport(Plan(slots, (route,), 2), PlanReport(Prediction(step_s=0.1)))
     request = PlanRequest(
         graph.bind(2), tuple(PeerOffer(p) for p in PEERS), 1, 2, links=uniform(PEERS, 0.01, 1e4)
     )
@@ -84,7 +85,8 @@ def test_what_the_neighbour_rung_cannot_make_is_named(asked) -> None:
     at = [0, first["blocks.2"], first["blocks.4"], len(graph.operators)]
     peers = [PeerId(p) for p in "abc"]
     slots = tuple(StageSlot(at[k], at[k + 1], (peers[k],)) for k in range(3))
-    plan = Plan(slots, (tuple(Visit(k, p) for k, p in enumerate(peers)),), 2)
+    route = tuple(Visit(k, p) for k, p in enumerate(peers))
+    plan = PlanWithReport(Plan(slots, (route,), 2))
     offers = tuple(PeerOffer(p) for p in peers)
     request = PlanRequest(graph.bind(2), offers, 1, 2, links=uniform(peers, 0.01, 1e4))
     texts = work_at_risk(request, graph, plan, Recovery(ladder=("neighbour",)))

@@ -90,7 +90,7 @@ def test_a_pool_peer_takes_the_part_of_a_lost_holder_at_once(world, phase) -> No
     for peer in "bc":
         assign = world.told(out, peer)[0].assign
         assert (assign.term, assign.first_step) == (2, 0)
-        assert [s.holders[0] for s in assign.plan.stages] == ["c", "b"]
+        assert [s.holders[0] for s in assign.slice.plan.stages] == ["c", "b"]
     assert not [i for i in out if isinstance(i, MakePlan)]
     finish(world, run, "b", "c", term=2)
 

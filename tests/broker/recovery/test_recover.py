@@ -46,11 +46,11 @@ def test_it_changes_nothing_and_what_it_decides_can_be_done(seed, live, pick) ->
             if not isinstance(decision, Recover):
                 continue
             pool = {m.id for m in machine.members.pool}
-            for peer in decision.plan.peers:
+            for peer in decision.planned.plan.peers:
                 assert peer not in gone
                 assert peer in pool or machine.members.mine(peer, replica.id)
-            decision.plan.validate(decision.plan.stages[-1].stop)
-            assert {p for pair in decision.pairs for p in pair} <= set(decision.plan.peers)
+            decision.planned.plan.validate(decision.planned.plan.stages[-1].stop)
+            assert {p for pair in decision.pairs for p in pair} <= set(decision.planned.plan.peers)
             assert set(decision.taken_by) <= set(gone)
 
 
@@ -71,7 +71,7 @@ def test_a_sibling_comes_first_and_goes_on_from_what_it_has(world) -> None:
     world.join("c")
     decision, why = recover(view_of(world, run), ["a"])
     assert isinstance(decision, Recover)
-    assert (decision.plan.peers, decision.live, decision.taken_by) == (("b",), True, {})
+    assert (decision.planned.plan.peers, decision.live, decision.taken_by) == (("b",), True, {})
     assert why == "; its siblings do its microbatches"
     decision, why = recover(view_of(world, run), ["a"], live=False)
     assert isinstance(decision, Recover)

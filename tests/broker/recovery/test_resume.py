@@ -14,6 +14,7 @@ from shoal.broker.events import MakePlan, PlanReady
 from shoal.broker.recovery.resume import gifts, substituted
 from shoal.broker.snapshots.sets import SnapshotSet
 from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, SnapshotKeeper, StageSlot, Visit
+from shoal.dag.plan.report import PlanReport, PlanWithReport, Spare
 from shoal.dag.schedule.flow import Role
 from shoal.proto.broker_pb2 import (
     BUILDING,
@@ -85,10 +86,13 @@ def test_one_peer_in_the_place_of_another_makes_the_same_plan_under_another_name
     codecs = tuple(CodecChoice(old, p, Role.ACTIVATION.value, "none") for p in others)
     keepers = tuple(SnapshotKeeper(p, new) for p in plan.peers)
     plan = replace(plan, codecs=codecs, keepers=keepers)
-    found = substituted(plan, old, new).validate(OPERATORS)
+    said = PlanReport(spares=(Spare(new, "slow"),))
+    found, report = substituted(PlanWithReport(plan, said), old, new)
+    found.validate(OPERATORS)
+    assert report.spares == ()
     assert old not in repr(found).split("'")
     assert found.peers == tuple(new if p == old else p for p in plan.peers)
-    back = substituted(found, new, old)
+    back, _ = substituted(PlanWithReport(found), new, old)
     assert replace(back, keepers=keepers) == plan
 
 

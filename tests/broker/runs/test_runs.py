@@ -9,7 +9,7 @@ from shoal.broker.events import (
     MakePlan,
     PlanReady,
 )
-from shoal.dag.plan.plan import PeerPrediction, Prediction
+from shoal.dag.plan.report import PeerPrediction, PlanReport, Prediction
 from shoal.proto.broker_pb2 import (
     BUILDING,
     DONE,
@@ -78,7 +78,7 @@ def test_an_assignment_carries_what_the_peer_needs(world) -> None:
     out = world.handle(PlanReady(run, ask.version, world.plan("a", "b")))
     a, b = world.told(out, "a")[0].assign, world.told(out, "b")[0].assign
     assert (a.run, a.term, a.first_step) == (run, 1, 0)
-    assert [s.holders[0] for s in a.plan.stages] == ["a", "b"]
+    assert [s.holders[0] for s in a.slice.plan.stages] == ["a", "b"]
     assert a.graph == a.full_graph == spec.graph
     assert (b.graph, b.full_graph) == (spec.core_graph, spec.graph)
     assert '"steps": 3' in a.training
@@ -283,8 +283,8 @@ def test_large_parts_have_as_long_as_a_slow_link_takes(make_world) -> None:
     run, out = world.submit(world.spec(1))
     plan = world.plan("a")
     large = PeerPrediction(peer="a", compute_s=1.0, device_bytes=125_000_000, host_bytes=0)
-    plan = replace(plan, predicted=Prediction(peers=(large,)))  # 100 s over 10 Mbit/s
-    world.handle(PlanReady(run, world.only(out, MakePlan).version, plan))
+    report = PlanReport(Prediction(peers=(large,)))  # 100 s over 10 Mbit/s
+    world.handle(PlanReady(run, world.only(out, MakePlan).version, plan, report=report))
     beat(world, 99, "a")
     assert world.state(run).phase == BUILDING
     world.say("a", ready=Ready(run=run, term=1))

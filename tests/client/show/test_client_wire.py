@@ -18,6 +18,7 @@ from shoal.proto.broker_pb2 import (
     LinkUse,
     PeerState,
     Plan,
+    PlanReport,
     PreviewAnswer,
     Profile,
     StageSlot,
@@ -26,8 +27,8 @@ from shoal.proto.broker_pb2 import (
 NAMES = {"p-1": "home", "p-2": "lab"}
 
 
-def plan(*uses: CodecUse) -> Plan:
-    found = Plan(stages=[StageSlot(start=0, stop=1, holders=["p-1"])], microbatch_size=1)
+def report(*uses: CodecUse) -> PlanReport:
+    found = PlanReport()
     found.predicted.step_s = 2.0
     link = LinkPrediction(source="p-1", destination="p-2", bytes=5 << 20, busy_s=1.0, codecs=uses)
     found.predicted.links.append(link)
@@ -38,9 +39,10 @@ def use(role: str = "activation", codec: str = "int8", **more: Any) -> CodecUse:
     return CodecUse(role=role, codec=codec, bytes=1 << 20, dense_bytes=4 << 20, **more)
 
 
-def answer(found: Plan) -> PreviewAnswer:
+def answer(found: PlanReport) -> PreviewAnswer:
+    plan = Plan(stages=[StageSlot(start=0, stop=1, holders=["p-1"])], microbatch_size=1)
     peers = [PeerState(peer=p, profile=Profile(name=n)) for p, n in NAMES.items()]
-    return PreviewAnswer(plan=found, peers=peers)
+    return PreviewAnswer(plan=plan, report=found, peers=peers)
 
 
 class Event:
@@ -80,16 +82,16 @@ def wire(*events: Any, names: Mapping[str, str] = NAMES) -> CompressionSums:
 
 
 def test_a_plan_without_codecs_shows_what_it_always_showed() -> None:
-    bare = page(answer(plan()), "job", 120)
-    assert planned(plan(), NAMES) == []
-    assert planned(plan(use(codec="raw/1")), NAMES) == []
-    assert page(answer(plan(use(codec="raw/1"))), "job", 120) == bare
+    bare = page(answer(report()), "job", 120)
+    assert planned(report(), NAMES) == []
+    assert planned(report(use(codec="raw/1")), NAMES) == []
+    assert page(answer(report(use(codec="raw/1"))), "job", 120) == bare
     for word in ("codec", "saves", "encoding", "error"):
         assert word not in bare
 
 
 def test_a_plan_with_codecs_shows_each_by_link_and_role() -> None:
-    made = plan(use(saved_s=0.75, encode_s=0.002, error=0.007), use("activation_grad", "raw/1"))
+    made = report(use(saved_s=0.75, encode_s=0.002, error=0.007), use("activation_grad", "raw/1"))
     rows = planned(made, NAMES)
     assert [(r.source, r.destination, r.role, r.codec) for r in rows] == [
         ("home", "lab", "activation", "int8"),
@@ -106,7 +108,7 @@ def test_a_plan_with_codecs_shows_each_by_link_and_role() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 99, 120])
 def test_codecs_keep_to_the_terminal_and_lose_no_word(width: int) -> None:
-    made = plan(use(codec="ef+topk/1:ratio=100.0,values=bf16,select=exact", saved_s=0.75))
+    made = report(use(codec="ef+topk/1:ratio=100.0,values=bf16,select=exact", saved_s=0.75))
     text = page(answer(made), "job", width)
     assert max(map(len, text.splitlines())) <= width
     joined = text.replace("\n", "").replace(" ", "")
@@ -116,7 +118,7 @@ def test_codecs_keep_to_the_terminal_and_lose_no_word(width: int) -> None:
 
 def test_steps_are_summed_by_link_role_and_codec() -> None:
     rows = wire(
-        Event(plan=plan(use(saved_s=0.5))),
+        Event(plan=None, report=report(use(saved_s=0.5))),
         step(measured(error=0.1), measured(role="activation_grad", codec="bf16")),
         step(measured(error=0.3), measured(codec="lossless")),
         step(measured()),
@@ -137,13 +139,17 @@ def test_what_both_ends_tell_of_a_link_is_one_step() -> None:
     sender = LinkUse(source="p-1", destination="p-2", role="sync", codec="int8", bytes=10)
     sender.dense_bytes, sender.encode_s = 40, 0.25
     receiver = LinkUse(source="p-1", destination="p-2", role="sync", codec="int8", decode_s=0.5)
-    [row] = wire(Event(plan=plan(use("sync", saved_s=2.0))), step(sender, receiver)).rows()
+    [row] = wire(
+        Event(plan=None, report=report(use("sync", saved_s=2.0))), step(sender, receiver)
+    ).rows()
     assert (row.steps, row.bytes, row.dense_bytes) == (1, 10, 40)
     assert (row.saved_s, row.encode_s) == (2.0, 0.75)
 
 
 def test_what_was_sent_as_it_is_saved_nothing() -> None:
-    rows = wire(Event(plan=plan(use(saved_s=2.0))), step(measured(), measured("raw/1"))).rows()
+    rows = wire(
+        Event(plan=None, report=report(use(saved_s=2.0))), step(measured(), measured("raw/1"))
+    ).rows()
     assert {r.codec: r.saved_s for r in rows} == {"int8": 2.0, "raw/1": 0.0}
 
 

@@ -14,6 +14,7 @@ from shoal.proto.broker_pb2 import (
     Evaluation,
     Outcome,
     Plan,
+    PlanReport,
     RunEvent,
     RunState,
     StageSlot,
@@ -44,7 +45,8 @@ def state(phase: int, why: str = "") -> RunEvent:
 
 def plan(*holders: str, term: int = 1, reasons: tuple[str, ...] = ()) -> RunEvent:
     stages = [StageSlot(start=i, stop=i + 1, holders=[h]) for i, h in enumerate(holders)]
-    return RunEvent(plan=Plan(stages=stages, reasons=reasons), term=term)
+    report = PlanReport(reasons=reasons)
+    return RunEvent(plan=Plan(stages=stages), report=report, term=term)
 
 
 def test_steps_between_two_notes_are_one_line() -> None:

@@ -290,9 +290,9 @@ def test_planners_choose_rows_for_many_where_gradients_go_raw(chain, codec, name
     options = PlannerOptions(codecs=CodecOptions(sync=codec))
     candidate = Candidate(tuple((StageShare(i, 0, 2),) for i in range(10)), (1,) * 10)
     judge = CostModel(replace(PlanRequest(graph, offers, 10, 2), options=options))
-    plan = judge.plan(candidate)
+    plan, report = judge.plan(candidate)
     assert [e.collective for e in plan.exchanges] == ([name] if name else [])
-    assert plan.predicted.step_s == judge.seconds(candidate) > 0
+    assert report.predicted.step_s == judge.seconds(candidate) > 0
 
 
 def test_an_action_is_of_its_exchange(chain):

@@ -33,16 +33,21 @@ from shoal.dag.ir.graph import (
 )
 from shoal.dag.plan.plan import (
     CodecChoice,
+    PeerId,
+    PlanError,
+    SnapshotKeeper,
+)
+from shoal.dag.plan.report import (
+    Alternative,
     CodecUse,
     LinkPrediction,
-    PeerId,
     PeerPrediction,
-    PlanError,
+    PlanReport,
     Prediction,
-    SnapshotKeeper,
     Spare,
 )
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
+from shoal.dag.schedule.convert_report import report_from_proto, report_to_proto
 from shoal.proto import broker_pb2, common_pb2, graph_pb2
 
 dims = st.integers(0, 64) | st.builds(Size, st.integers(1, 9), st.integers(-9, 9))
@@ -103,26 +108,28 @@ def test_a_plan_comes_back_equal(worlds, data):
     plan = replace(
         plan,
         codecs=(CodecChoice(first, PeerId("x"), "activation_grad", "raw/1"),),
-        predicted=Prediction(
-            1.5,
-            (PeerPrediction(first, 0.25, 1 << 40, 7, 0.5, 1.5),),
-            (
-                LinkPrediction(
-                    first,
-                    PeerId("x"),
-                    10,
-                    0.5,
-                    (CodecUse("activation", "int8/1", 10, 40, 0.25, 0.125, 0.0078125),),
-                ),
-            ),
-        ),
-        reasons=("equal FLOPs",),
-        spares=(Spare(PeerId("x"), "too small"),),
         keepers=tuple(
             SnapshotKeeper(h, p) for h, p in data.draw(st.lists(pairs, unique=True, max_size=4))
         ),
     )
     assert plan_from_proto(plan_to_proto(plan)) == plan
+
+
+def test_a_report_comes_back_equal():
+    a, x = PeerId("a"), PeerId("x")
+    use = CodecUse("activation", "int8/1", 10, 40, 0.25, 0.125, 0.0078125)
+    report = PlanReport(
+        predicted=Prediction(
+            1.5,
+            (PeerPrediction(a, 0.25, 1 << 40, 7, 0.5, 1.5),),
+            (LinkPrediction(a, x, 10, 0.5, (use,)),),
+            ("a computes",),
+            (Alternative("alone", 2.0, "on a"),),
+        ),
+        reasons=("equal FLOPs",),
+        spares=(Spare(x, "too small"),),
+    )
+    assert report_from_proto(report_to_proto(report)) == report
 
 
 # ---------------------------------------------------------------- nothing bad comes in
@@ -323,10 +330,6 @@ def test_plans_that_break_a_rule_are_refused(chain):
         with pytest.raises(PlanError, match=message):
             plan_from_proto(plan)
 
-    def use(plan, **fields):
-        link = plan.predicted.links.add(source="a", destination="b")
-        link.codecs.add(**fields)
-
     refuse_plan("schedule 0 is unknown", lambda p: p.ClearField("schedule"))
     refuse_plan("no stage", lambda p: p.ClearField("stages"))
     refuse_plan("no route", lambda p: p.ClearField("routes"))
@@ -334,12 +337,6 @@ def test_plans_that_break_a_rule_are_refused(chain):
     refuse_plan("a peer id is ''", lambda p: p.stages[0].holders.append(""))
     refuse_plan("role 9", lambda p: p.codecs.add(source="a", destination="b", role=9, codec="r"))
     refuse_plan("a codec is ''", lambda p: p.codecs.add(source="a", destination="b", role=1))
-    refuse_plan("time is nan", lambda p: setattr(p.predicted, "step_s", math.nan))
-    refuse_plan("5000 characters", lambda p: p.reasons.append("x" * 5000))
-    refuse_plan("role 'x'", lambda p: use(p, role="x", codec="raw/1"))
-    refuse_plan("a codec is ''", lambda p: use(p, role="sync", codec=""))
-    refuse_plan("time is -1.0", lambda p: use(p, role="sync", codec="raw/1", saved_s=-1.0))
-    refuse_plan("error is inf", lambda p: use(p, role="sync", codec="raw/1", error=math.inf))
     refuse_plan("visits stages", lambda p: p.routes[0].visits.add(stage=7, peer="a"))
 
 
@@ -354,3 +351,22 @@ def test_what_comes_later_in_the_format_is_passed_over(chain):
     future = graph_to_bytes(graph) + b"\xfa\x07\x01x"  # field 127
     assert graph_from_bytes(future) == graph
     assert graph_pb2.Graph.FromString(future).version == 1
+
+
+def test_reports_that_break_a_rule_are_refused():
+    def refuse(message, change):
+        report = broker_pb2.PlanReport()
+        change(report)
+        with pytest.raises(PlanError, match=message):
+            report_from_proto(report)
+
+    def use(report, **fields):
+        link = report.predicted.links.add(source="a", destination="b")
+        link.codecs.add(**fields)
+
+    refuse("time is nan", lambda p: setattr(p.predicted, "step_s", math.nan))
+    refuse("5000 characters", lambda p: p.reasons.append("x" * 5000))
+    refuse("role 'x'", lambda p: use(p, role="x", codec="raw/1"))
+    refuse("a codec is ''", lambda p: use(p, role="sync", codec=""))
+    refuse("time is -1.0", lambda p: use(p, role="sync", codec="raw/1", saved_s=-1.0))
+    refuse("error is inf", lambda p: use(p, role="sync", codec="raw/1", error=math.inf))

@@ -9,7 +9,6 @@ from shoal.dag.plan.plan import (
     PeerId,
     Plan,
     PlanError,
-    Spare,
     StageExchange,
     StageSlot,
     Visit,
@@ -58,7 +57,6 @@ def test_a_plan_knows_its_peers_and_their_stages(chain):
         ({"routes": ((Visit(1, B), Visit(0, A)),)}, "expected 0 to 1 in order"),
         ({"routes": ((Visit(0, A), Visit(1, A)),)}, "visits a for stage 1, which is held by b"),
         ({"evaluation_routes": ((Visit(0, A),),)}, "held-out microbatch 0 visits stages"),
-        ({"spares": (Spare(A, "slow"),)}, "a is a spare and holds a stage"),
         (
             {"codecs": (CodecChoice(A, B, "grad", "x/1"), CodecChoice(A, B, "grad", "y/1"))},
             "a -> b has two codecs for grad",

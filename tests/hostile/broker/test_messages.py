@@ -136,7 +136,7 @@ async def test_long_honest_messages_pass():
 
 
 def test_elements_are_counted_along_the_description():
-    plan = Plan(routes=[Route(visits=[Visit()] * 1000)] * 50, reasons=[""] * 100)
+    plan = Plan(routes=[Route(visits=[Visit()] * 1000)] * 50)
     much = RunSpec(plan=plan, job="j" * (LEAST_BYTES * 60_000)).SerializeToString()
     check_elements(much, RunSpec.DESCRIPTOR)  # a long text weighs what it weighs
     for data in (RunSpec(plan=plan).SerializeToString(), crowd(MIB)):
@@ -187,23 +187,22 @@ FILES = st.builds(
     stages=st.lists(STAGES, max_size=5),
     exchanges=st.lists(EXCHANGES, max_size=3),
     files=st.lists(FILES, max_size=5),
-    reasons=st.lists(st.text(max_size=300), max_size=5),
+    local=st.lists(st.text(max_size=300), max_size=5),
 )
 def test_a_message_is_refused_for_one_element_more_than_its_bytes_are_worth(
     routes: list[list[Visit]],
     stages: list[StageSlot],
     exchanges: list[StageExchange],
     files: list[WeightFile],
-    reasons: list[str],
+    local: list[str],
 ):
     plan = Plan(
         stages=stages,
         routes=[Route(visits=v) for v in routes],
         exchanges=exchanges,
-        reasons=reasons,
     )
     plan.routes.append(Route(visits=[Visit()] * 12_000))
-    spec = RunSpec(plan=plan, weights=files, microbatches=7)
+    spec = RunSpec(plan=plan, weights=files, microbatches=7, local=local)
     count = elements(spec)
     for worth, refused in ((count, False), (count - 1, True)):
         spec.job = ""

@@ -21,6 +21,7 @@ from shoal.proto.broker_pb2 import (
     Hello,
     PeerMessage,
     Plan,
+    PlanReport,
     Profile,
     RunEvent,
     RunState,
@@ -91,11 +92,11 @@ async def test_what_a_peer_says_makes_one_line_of_the_brokers_log():
 def test_what_people_read_of_an_event_has_the_lines_that_we_gave_it(
     text: str, reasons: list[str], holders: list[str]
 ):
-    plan = Plan(stages=[StageSlot(start=0, stop=1, holders=holders)], reasons=reasons)
+    plan = Plan(stages=[StageSlot(start=0, stop=1, holders=holders)])
     for event, count in (
         (RunEvent(note=text), 1),
         (RunEvent(state=RunState(phase="FAILED", reason=Reason(text=text))), 1),
-        (RunEvent(plan=plan), 2 + len(reasons)),
+        (RunEvent(plan=plan, report=PlanReport(reasons=reasons)), 2 + len(reasons)),
     ):
         lines = note_of(event).split("\n")
         assert len(lines) == count

@@ -30,7 +30,8 @@ from shoal.broker.planning.planning import answer
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
 from shoal.broker.scheduler.planners.planners import plan as by_name
 from shoal.dag.ir.convert import graph_to_bytes
-from shoal.dag.plan.plan import PeerId, Plan
+from shoal.dag.plan.plan import PeerId
+from shoal.dag.plan.report import PlanWithReport
 from shoal.proto.broker_pb2 import LinkReport, Profile, Speeds, StageTime, StepReport
 from shoal.tests.broker.conftest import World, make_plan, make_spec
 from shoal.tests.broker.planning.test_planning import make_graph, offers
@@ -102,8 +103,8 @@ def test_no_profile_keeps_others_from_being_planned(
     assert asks, found.machine
     ready = answer(asks[-1], graph_to_bytes(make_graph()))
     assert isinstance(ready, PlanReady), ready
-    assert not bad_plan(ready.plan, ready.pairs)
-    assert math.isfinite(ready.plan.predicted.step_s)
+    assert not bad_plan(PlanWithReport(ready.plan, ready.report), ready.pairs)
+    assert math.isfinite(ready.report.predicted.step_s)
 
 
 @settings(max_examples=10)
@@ -144,7 +145,7 @@ def allergic(*bad: str, together: bool = False) -> Any:
     """A planner with a bug: it fails on the memory that these peers state."""
     calls = []
 
-    def planner(request: PlanRequest) -> Plan:
+    def planner(request: PlanRequest) -> PlanWithReport:
         calls.append(request)
         ill = [o.name for o in request.offers if o.name in bad and o.host == "odd"]
         if ill and (not together or len(ill) == len(bad)):
@@ -167,10 +168,10 @@ def test_who_no_plan_can_be_made_with_is_left_out_by_name(bad: tuple[str, ...]) 
     ready = answer(asked(*names), graph_to_bytes(make_graph()), planner)
     assert isinstance(ready, PlanReady), ready
     assert not set(ready.plan.peers) & {f"id-{b}" for b in bad}
-    why = {s.peer: s.reason for s in ready.plan.spares}
+    why = {s.peer: s.reason for s in ready.report.spares}
     for name in bad:
         assert "ZeroDivisionError: 1e-308 of it" in why[PeerId(f"id-{name}")]
-    assert "left out, as no plan can be made with them" in ready.plan.reasons[-1]
+    assert "left out, as no plan can be made with them" in ready.report.reasons[-1]
     assert len(planner.calls) <= MOST_TRIES
 
 
@@ -178,11 +179,11 @@ def test_of_two_that_fail_only_together_the_one_that_joined_last_is_left_out() -
     planner = allergic("p1", "p6", together=True)
     ready = answer(asked(*(f"p{i}" for i in range(8))), graph_to_bytes(make_graph()), planner)
     assert isinstance(ready, PlanReady), ready
-    assert [s.peer for s in ready.plan.spares if "ZeroDivision" in s.reason] == ["id-p6"]
+    assert [s.peer for s in ready.report.spares if "ZeroDivision" in s.reason] == ["id-p6"]
 
 
 def test_a_bug_that_the_run_itself_meets_is_its_own() -> None:
-    def planner(request: PlanRequest) -> Plan:
+    def planner(request: PlanRequest) -> PlanWithReport:
         raise ZeroDivisionError("whoever is there")
 
     failed = answer(asked("p0", "p1"), graph_to_bytes(make_graph()), planner)
@@ -192,7 +193,7 @@ def test_a_bug_that_the_run_itself_meets_is_its_own() -> None:
 
 
 def test_where_nobody_is_left_the_run_waits_and_says_who_was_left_out() -> None:
-    def planner(request: PlanRequest) -> Plan:
+    def planner(request: PlanRequest) -> PlanWithReport:
         if any(o.host == "odd" for o in request.offers):
             raise ZeroDivisionError("1e-308 of it")
         if not request.offers:
@@ -207,11 +208,14 @@ def test_where_nobody_is_left_the_run_waits_and_says_who_was_left_out() -> None:
 
 def test_a_plan_of_more_than_the_wire_can_say_is_no_reason_to_end_a_run(  # as memory of 2^64 - 1
 ) -> None:
-    def planner(request: PlanRequest) -> Plan:
+    def planner(request: PlanRequest) -> PlanWithReport:
         made = by_name(request)
         odd = any(o.name == "p1" and o.host == "odd" for o in request.offers)
-        expected = replace(made.predicted, step_s=math.inf) if odd else made.predicted
-        return replace(made, predicted=expected, microbatch_size=2**70 if odd else 2)
+        if not odd:
+            return made._replace(plan=replace(made.plan, microbatch_size=2))
+        predicted = replace(made.report.predicted, step_s=math.inf)
+        plan = replace(made.plan, microbatch_size=2**70)
+        return PlanWithReport(plan, replace(made.report, predicted=predicted))
 
     ready = answer(asked("p0", "p1", "p2"), graph_to_bytes(make_graph()), planner)
     assert isinstance(ready, PlanReady), ready

@@ -14,7 +14,7 @@ from shoal.compression.codec import CodecError
 from shoal.dag.ir.convert import graph_to_bytes, lowered_to_bytes
 from shoal.dag.ir.graph import GraphError, TensorSpec
 from shoal.dag.plan.plan import PlanError
-from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.dag.schedule.convert_slice import slice_to_proto
 from shoal.dag.transforms.lower import lower
 from shoal.job import Training
 from shoal.peer.blobs.cache import BlobMismatchError
@@ -22,6 +22,7 @@ from shoal.peer.blobs.weights import WeightError, serialize
 from shoal.peer.compute.device import TensorSpecError, TorchDevice
 from shoal.peer.compute.order import order_from_assign
 from shoal.proto import broker_pb2, common_pb2
+from shoal.tests.peer.conftest import slice_of
 
 
 class Net(nn.Module):
@@ -172,7 +173,8 @@ def assigned(case, core=False):
     graph, plan = case.captured.graph, case.plan(1, ["a"])
     full = stored(graph_to_bytes(graph))
     assign = broker_pb2.Assign(
-        run="r", term=1, plan=plan_to_proto(plan), full_graph=full,
+        run="r", term=1, full_graph=full,
+        slice=slice_to_proto(slice_of(graph, plan, plan.peers[0])),
         graph=stored(lowered_to_bytes(lower(graph.bind(2)))) if core else full,
         weights=[broker_pb2.WeightFile(blob=stored(serialize(case.captured.tensors)))],
         data=stored(case.manifest.to_json().encode()),
@@ -198,7 +200,8 @@ def test_an_assignment_from_the_wire_builds_the_same(case, core):
         read=lambda name, offset, length: blobs[name][offset : offset + length],
         shard=case.paths.__getitem__,
     )  # fmt: skip
-    assign.plan.routes.pop()
+    assign.slice.plan.routes.pop()
+    assign.slice.visits[:] = ["F0@0", "B0@0"]
     with pytest.raises(
         PlanError, match="1 microbatches of 2 samples: expected 4 samples in a step"
     ):

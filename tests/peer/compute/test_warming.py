@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shoal.dag.plan.plan import PeerId, SnapshotKeeper
+from shoal.dag.plan.plan_slice import PlanSlice
 from shoal.peer.blobs.weight_shards import WeightShard
 from shoal.peer.compute.device import TorchDevice
 from shoal.peer.compute.warming import frozen_shards, warm
@@ -57,8 +58,9 @@ def test_what_it_fetches_is_what_a_stage_reads_that_goes_on_from_a_snapshot(made
     for holder, device in world.devices.items():
         order = device._work.order
         keeper = (SnapshotKeeper(PeerId(holder), PeerId("w")),)
-        plan = replace(order.plan, keepers=keeper)
-        wanted = frozen_shards(replace(order, peer=PeerId("w"), plan=plan, weights=weights))
+        kept = replace(order.plan, keepers=keeper)
+        mine = PlanSlice(PeerId("w"), kept, (), (), (), 0)
+        wanted = frozen_shards(replace(order, peer=PeerId("w"), slice=mine, weights=weights))
         assert not read, "none of it is read"
         every += len(wanted)
         on = replace(order, weights=weights, first_step=STOP, resumed=(device.snapshot(STOP)(),))
@@ -76,8 +78,8 @@ def test_the_stages_of_all_holders_but_those_that_are_too_large_for_the_owner(ma
 
     def found(*holders: str, memory_bytes: int = 0) -> list[WeightShard]:
         keepers = tuple(SnapshotKeeper(PeerId(h), PeerId("w")) for h in holders)
-        plan = replace(order.plan, keepers=keepers)
-        return frozen_shards(replace(order, plan=plan, memory_bytes=memory_bytes))
+        mine = PlanSlice(PeerId("w"), replace(order.plan, keepers=keepers), (), (), (), 0)
+        return frozen_shards(replace(order, slice=mine, memory_bytes=memory_bytes))
 
     def size(shards: list[WeightShard]) -> int:
         return sum(shard.size_bytes for shard in shards)

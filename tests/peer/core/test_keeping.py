@@ -34,7 +34,9 @@ def plan(keepers: Iterable[tuple[str, str]] = ((A, C), (B, C))) -> broker_pb2.Pl
 
 
 def assign(term: int = TERM, **fields: Any) -> broker_pb2.Assign:
-    return broker_pb2.Assign(**({"run": "r", "term": term, "plan": plan()} | fields))
+    known = fields.pop("plan", plan())
+    mine = broker_pb2.PlanSlice(plan=known, ring=[A, B] if known.keepers else [])
+    return broker_pb2.Assign(**({"run": "r", "term": term, "slice": mine} | fields))
 
 
 def keeping(peer: PeerId, message: broker_pb2.Assign | None = None) -> SnapshotManager:

@@ -93,12 +93,14 @@ def assign_of(plan: Plan, term: int = 1, run: str = RUN, me: str = "") -> broker
     return broker_pb2.Assign(
         run=run,
         term=term,
-        plan=broker_pb2.Plan(
-            stages=[
-                broker_pb2.StageSlot(start=s.start, stop=s.stop, holders=s.holders)
-                for s in plan.stages
-            ]
-        ),
+        slice={
+            "plan": {
+                "stages": [
+                    broker_pb2.StageSlot(start=s.start, stop=s.stop, holders=s.holders)
+                    for s in plan.stages
+                ]
+            }
+        },
         dials=[broker_pb2.DialOrder(peer=p, address=f"{p}:1", generation=1) for p in later],
     )
 

@@ -41,7 +41,7 @@ def probe(number=1, peer=OTHER, address="other:1", most_bytes=MOST, patience_s=1
 def assign(run="r-1", term=1, holders=(ME, OTHER)):
     plan = broker_pb2.Plan(stages=[broker_pb2.StageSlot(start=0, stop=1, holders=holders)])
     dials = [broker_pb2.DialOrder(peer=h, address="x:1", generation=9) for h in holders if h != ME]
-    return said(assign=broker_pb2.Assign(run=run, term=term, plan=plan, dials=dials))
+    return said(assign=broker_pb2.Assign(run=run, term=term, slice={"plan": plan}, dials=dials))
 
 
 def of(out, kind):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.broker.runs.run import FAULTS_OF_ONE
+from shoal.broker.runs.losses import FAULTS_OF_ONE
 from shoal.dag.ir.graph import GraphError
 from shoal.net.blobs.client import BlobTransferError
 from shoal.peer.blobs.cache import BlobMismatchError

@@ -29,6 +29,7 @@ from shoal.dag.ir.graph import (
 )
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
+from shoal.dag.plan.plan_slice import PlanSlice
 from shoal.dag.schedule.check import check
 from shoal.dag.schedule.flow import Role
 from shoal.dag.schedule.schedule import Action, Kind
@@ -161,7 +162,7 @@ class Cluster:
                 run="r",
                 term=1,
                 peer=p,
-                plan=plan,
+                slice=PlanSlice(p, plan, (), (), (), 0),
                 graph=GRAPH,
                 weights={},
                 manifest=cast(Any, None),

@@ -10,6 +10,7 @@ from shoal.proto.broker_pb2 import (
     CodecChoice,
     PeerPrediction,
     Plan,
+    PlanReport,
     Prediction,
     RunEvent,
     StepDone,
@@ -92,7 +93,7 @@ def test_memory_is_what_was_predicted_and_the_most_that_was_reported() -> None:
     found = Summary(name="job", world="virtual", seed=1)
     followed = Following(found, {"1": "a", "2": "b"}, {"a": 100, "b": 50})
     predicted = [PeerPrediction(peer="1", device_bytes=70), PeerPrediction(peer="2")]
-    followed.see(RunEvent(plan=Plan(predicted=Prediction(peers=predicted))))
+    followed.see(RunEvent(plan=Plan(), report=PlanReport(predicted=Prediction(peers=predicted))))
     for peak, again in ((60, 0), (80, 7)):
         step = StepDone(sent_bytes=1000, again_bytes=again)
         step.peaks.add(peer="1", device_bytes=peak)

@@ -121,21 +121,20 @@ class Pretended:
         peers = tuple(PeerId(x) for x in self.names)
         return Network(peers, np.full((n, n), self.latency_s), bandwidth, ends, ends)
 
-    def plan(self) -> broker_pb2.Plan:
-        plan = broker_pb2.Plan(reasons=["four stages: one peer cannot hold the model"])
+    def report(self) -> broker_pb2.PlanReport:
+        report = broker_pb2.PlanReport(reasons=["four stages: one peer cannot hold the model"])
         for stage in range(self.stages):
             holders = [self.name(p, stage) for p in range(self.pipelines)]
-            plan.stages.add(start=stage, stop=stage + 1, holders=holders)
             for holder in holders:
                 share = self.forward_s * (3 * self.microbatches + 0.3)
-                plan.predicted.peers.add(
+                report.predicted.peers.add(
                     peer=holder, compute_s=share, device_bytes=10**9 * (1 + stage % 3), bubble=0.4
                 )
                 if stage + 1 < self.stages:
                     to = self.name(holders.index(holder), stage + 1)
                     size = self.microbatches * self.size_bytes
-                    plan.predicted.links.add(source=holder, destination=to, bytes=size)
-        return plan
+                    report.predicted.links.add(source=holder, destination=to, bytes=size)
+        return report
 
     def summary(self, **more: Any) -> Summary:
         n, sites = len(self.names), max(2, min(12, len(self.names) // 3))
@@ -233,7 +232,7 @@ class Checked(HTMLParser):
 
 def report(folder: Path, world: Pretended, trace: Trace | None = None, **more: Any) -> str:
     trace = trace or world.trace()
-    write_report(folder, world.summary(**more), trace, world.plan(), world.network())
+    write_report(folder, world.summary(**more), trace, world.report(), world.network())
     return (folder / "report.html").read_text()
 
 

@@ -96,9 +96,9 @@ def test_predictions_stand_beside_what_was_measured_and_nothing_else() -> None:
                     stage=0,
                 )
             )
-    plan = broker_pb2.Plan()
+    report = broker_pb2.PlanReport()
     for peer, compute_s in (("home-1f", 0.4), ("cloud", 0.25), ("never-seen", 1.0)):
-        plan.predicted.peers.add(peer=peer, compute_s=compute_s)
+        report.predicted.peers.add(peer=peer, compute_s=compute_s)
     memory = (
         {"peer": "home", "predicted_bytes": 2e9, "peak_bytes": 1e9, "limit_bytes": 0},
         {"peer": "cloud", "predicted_bytes": 2e9, "peak_bytes": 0, "limit_bytes": 0},
@@ -106,7 +106,7 @@ def test_predictions_stand_beside_what_was_measured_and_nothing_else() -> None:
     summary = Summary(
         name="job", world="virtual", seed=1, step_s=1.0, predicted_step_s=0.9, memory=memory
     )
-    rows = comparison(summary, measure(trace), plan, {"home-1f": "home"})
+    rows = comparison(summary, measure(trace), report, {"home-1f": "home"})
     assert {r.what: (r.predicted, r.measured) for r in rows} == {
         "time of a step": ("900 ms", "1 s"),
         # Steps 1 and 2, from 1 s to 2.75 s: 1 - (1 + 0.5) / 2 / 1.75.

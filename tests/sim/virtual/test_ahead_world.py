@@ -131,6 +131,6 @@ def test_a_plan_that_cannot_step_ahead_says_so(laboratory: Any) -> None:
     for last, can in ((3, True), (2, False)):  # pipelines of their own; both end at one peer
         first = (StageShare(0, 0, n // 2), StageShare(2, n // 2, n))
         second = (StageShare(1, 0, n // 2), StageShare(last, n // 2, n))
-        plan = judge.plan(Candidate((first, second), (1, 1)))
+        plan, report = judge.plan(Candidate((first, second), (1, 1)))
         assert [e.ahead for e in plan.exchanges] == [True, True] * can
-        assert any("no stepping ahead" in reason for reason in plan.reasons) != can
+        assert any("no stepping ahead" in reason for reason in report.reasons) != can

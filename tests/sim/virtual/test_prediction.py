@@ -93,9 +93,9 @@ def test_a_step_in_which_stages_change_places_takes_what_the_plan_predicts(
     links = uniform([PeerId(p.name) for p in peers], 0.01, bandwidth)
     options = PlannerOptions(swaps=True, scheduler="uniform")
     request = PlanRequest(lab.graph.bind(2), offers, 8, 2, options=options, links=links)
-    found = make_plan(request)
+    found, report = make_plan(request)
     world = lab.world(peers, carry=steady(0.01, bandwidth))
-    assert found.predicted.step_s == pytest.approx(measured(lab, world, found), rel=0.05)
+    assert report.predicted.step_s == pytest.approx(measured(lab, world, found), rel=0.05)
 
 
 def measured(lab, world, plan: Plan) -> float:

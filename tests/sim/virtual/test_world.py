@@ -105,9 +105,9 @@ def test_a_peer_with_too_little_memory_is_left_in_the_pool_with_the_reason(gpt):
     peers = [PeerSpec(name="big"), PeerSpec(name="tiny", memory_bytes=1000)]
     world = gpt.world(peers)
     events = world.finish(world.submit(gpt.spec))
-    plan = next(e.plan for e in events if e.HasField("plan"))
-    assert [s.peer for s in plan.spares] == ["tiny"]
-    assert "memory" in plan.spares[0].reason
+    report = next(e.report for e in events if e.HasField("plan"))
+    assert [s.peer for s in report.spares] == ["tiny"]
+    assert "memory" in report.spares[0].reason
     assert events[-1].state.phase == broker_pb2.DONE
 
 

@@ -19,6 +19,7 @@ from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.planners import plan
 from shoal.dag.cost.network import Network
 from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.dag.schedule.convert_report import report_to_proto
 
 OLD = {
     "NPY_DISABLE_CPU_FEATURES": "AVX512_ICL X86_V4 X86_V3",
@@ -57,11 +58,12 @@ def plans() -> str:
         digest.update(full.latency_s.tobytes() + full.bandwidth.tobytes())
         links = Network(network.peers, full.latency_s, full.bandwidth, network.up, network.down)
         try:
-            found = plan(replace(request, links=links))
+            found, report = plan(replace(request, links=links))
         except NoPlan as error:
             digest.update(error.reason.encode())
         else:
             digest.update(plan_to_proto(found).SerializeToString(deterministic=True))
+            digest.update(report_to_proto(report).SerializeToString(deterministic=True))
     return digest.hexdigest()
 
 

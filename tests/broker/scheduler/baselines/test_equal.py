@@ -66,13 +66,13 @@ def request(graph: Graph, peers: tuple[PeerOffer, ...], **options: object) -> Pl
 
 def test_uniform_gives_every_peer_equally_many_operators_in_the_order_of_joining() -> None:
     graph = chain_graph(16, width=32)
-    plan = uniform(request(graph, offers(GIB, GIB, GIB, GIB)))
-    assert plan.validate(len(graph.operators)).peers == ("p0", "p1", "p2", "p3")
-    assert [s.stop - s.start for s in plan.stages] == [8, 9, 8, 8]
-    assert "equal operators: 4 stages of 8 to 9 operators" in plan.reasons[0]
-    assert len(plan.routes) == 4
-    assert len(plan.evaluation_routes) == 2
-    assert plan.predicted.step_s > 0
+    made = uniform(request(graph, offers(GIB, GIB, GIB, GIB)))
+    assert made.plan.validate(len(graph.operators)).peers == ("p0", "p1", "p2", "p3")
+    assert [s.stop - s.start for s in made.plan.stages] == [8, 9, 8, 8]
+    assert "equal operators: 4 stages of 8 to 9 operators" in made.report.reasons[0]
+    assert len(made.plan.routes) == 4
+    assert len(made.plan.evaluation_routes) == 2
+    assert made.report.predicted.step_s > 0
 
 
 def test_uniform_knows_neither_speeds_nor_links() -> None:
@@ -81,9 +81,9 @@ def test_uniform_knows_neither_speeds_nor_links() -> None:
         dataclasses.replace(o, flops_per_s=s)
         for o, s in zip(offers(GIB, GIB), (1e9, 1e12), strict=True)
     )
-    plan, fair = uniform(request(graph, peers)), equal_compute(request(graph, peers))
-    assert [s.stop - s.start for s in plan.stages] == [7, 6]
-    assert fair.stages[0].stop <= 3
+    made, fair = uniform(request(graph, peers)), equal_compute(request(graph, peers))
+    assert [s.stop - s.start for s in made.plan.stages] == [7, 6]
+    assert fair.plan.stages[0].stop <= 3
 
 
 def test_compute_is_shared_in_proportion_to_speed() -> None:
@@ -92,9 +92,9 @@ def test_compute_is_shared_in_proportion_to_speed() -> None:
         dataclasses.replace(o, flops_per_s=s)
         for o, s in zip(offers(GIB, GIB, GIB), (1e9, 3e9, 6e9), strict=True)
     )
-    plan = equal_compute(request(graph, peers))
+    made = equal_compute(request(graph, peers))
     chain = OperatorChain(graph, cost(graph))
-    shares = [chain.flops(s.start, s.stop) / chain.flops(0, 81) for s in plan.stages]
+    shares = [chain.flops(s.start, s.stop) / chain.flops(0, 81) for s in made.plan.stages]
     assert shares == pytest.approx([0.1, 0.3, 0.6], abs=0.05)
 
 
@@ -102,13 +102,13 @@ def test_compute_is_shared_in_proportion_to_speed() -> None:
 def test_options_are_kept(planner: Planner) -> None:
     graph = chain_graph(8)
     peers = offers(*[GIB] * 4)
-    plan = planner(request(graph, peers, stages=4, schedule="interleaved"))
-    assert plan.schedule == "interleaved"
-    assert [s.holders for s in plan.stages] == [("p0",), ("p1",), ("p0",), ("p1",)]
-    plan = planner(request(graph, peers, pipelines=2, schedule="gpipe", recompute=True))
-    assert plan.schedule == "gpipe"
-    assert [s.recompute for s in plan.stages] == [True, True]
-    assert len({route for route in plan.routes}) == 2
+    made = planner(request(graph, peers, stages=4, schedule="interleaved"))
+    assert made.plan.schedule == "interleaved"
+    assert [s.holders for s in made.plan.stages] == [("p0",), ("p1",), ("p0",), ("p1",)]
+    made = planner(request(graph, peers, pipelines=2, schedule="gpipe", recompute=True))
+    assert made.plan.schedule == "gpipe"
+    assert [s.recompute for s in made.plan.stages] == [True, True]
+    assert len({route for route in made.plan.routes}) == 2
 
 
 @pytest.mark.parametrize("planner", [uniform, equal_compute])
@@ -117,9 +117,9 @@ def test_forwards_are_computed_again_only_where_nothing_fits_without(planner: Pl
     judge = CostModel(request(graph, offers(GIB)))
     with_everything, least = (judge.stage_bytes(0, 17, 4, recompute=r) for r in (False, True))
     one = request(graph, offers(with_everything), schedule="gpipe")
-    assert not planner(one).stages[0].recompute
+    assert not planner(one).plan.stages[0].recompute
     one = request(graph, offers((with_everything + least) // 2), schedule="gpipe")
-    assert planner(one).stages[0].recompute
+    assert planner(one).plan.stages[0].recompute
     with pytest.raises(NoPlan):
         planner(
             request(
@@ -130,60 +130,60 @@ def test_forwards_are_computed_again_only_where_nothing_fits_without(planner: Pl
 
 def test_every_peer_gets_about_the_same_flops_in_the_order_of_joining() -> None:
     graph = chain_graph(16, width=32)
-    plan = equal_compute(request(graph, offers(GIB, GIB, GIB, GIB)))
-    assert plan.validate(len(graph.operators)).peers == ("p0", "p1", "p2", "p3")
+    made = equal_compute(request(graph, offers(GIB, GIB, GIB, GIB)))
+    assert made.plan.validate(len(graph.operators)).peers == ("p0", "p1", "p2", "p3")
     chain = OperatorChain(graph, cost(graph))
-    shares = [chain.flops(s.start, s.stop) / chain.flops(0, 33) for s in plan.stages]
+    shares = [chain.flops(s.start, s.stop) / chain.flops(0, 33) for s in made.plan.stages]
     assert max(shares) < 0.25 * (1 + SLACK) + 0.02
-    assert len(plan.routes) == 4
-    assert len(plan.evaluation_routes) == 2
-    assert "equal compute: 4 stages" in plan.reasons[0]
+    assert len(made.plan.routes) == 4
+    assert len(made.plan.evaluation_routes) == 2
+    assert "equal compute: 4 stages" in made.report.reasons[0]
 
 
 def test_one_peer_holds_everything() -> None:
-    plan = equal_compute(request(chain_graph(2), offers(GIB)))
-    assert [(s.start, s.stop, s.holders) for s in plan.stages] == [(0, 5, ("p0",))]
+    made = equal_compute(request(chain_graph(2), offers(GIB)))
+    assert [(s.start, s.stop, s.holders) for s in made.plan.stages] == [(0, 5, ("p0",))]
 
 
 def test_pipelines_share_the_microbatches() -> None:
-    plan = equal_compute(request(chain_graph(4), offers(*[GIB] * 5), pipelines=2))
-    assert [s.holders for s in plan.stages] == [("p0", "p2"), ("p1", "p3")]
-    assert [route[0].peer for route in plan.routes] == ["p0", "p2", "p0", "p2"]
-    assert [s.peer for s in plan.spares] == ["p4"]
+    made = equal_compute(request(chain_graph(4), offers(*[GIB] * 5), pipelines=2))
+    assert [s.holders for s in made.plan.stages] == [("p0", "p2"), ("p1", "p3")]
+    assert [route[0].peer for route in made.plan.routes] == ["p0", "p2", "p0", "p2"]
+    assert [s.peer for s in made.report.spares] == ["p4"]
 
 
 def test_predictions_come_from_the_judge() -> None:
     asked = request(chain_graph(4), offers(GIB, GIB, speed=1e6))
-    plan = equal_compute(asked)
-    slowest = max(p.compute_s for p in plan.predicted.peers)
-    assert slowest < plan.predicted.step_s < 5 * slowest
-    assert all(0 < p.device_bytes <= GIB and 0 < p.bubble < 1 for p in plan.predicted.peers)
-    assert {(link.source, link.destination) for link in plan.predicted.links} == {
+    made = equal_compute(asked)
+    slowest = max(p.compute_s for p in made.report.predicted.peers)
+    assert slowest < made.report.predicted.step_s < 5 * slowest
+    assert all(0 < p.device_bytes <= GIB and 0 < p.bubble < 1 for p in made.report.predicted.peers)
+    assert {(link.source, link.destination) for link in made.report.predicted.links} == {
         ("p0", "p1"),
         ("p1", "p0"),
     }
-    assert plan.predicted.bottlenecks
+    assert made.report.predicted.bottlenecks
 
 
 def test_memory_moves_the_cut_away_from_equal_compute() -> None:
     graph = chain_graph(8, width=64)
     small = CostModel(request(graph, offers(GIB))).stage_bytes(0, 4, 2)
-    plan = equal_compute(request(graph, offers(small, GIB)))
-    assert plan.stages[0].stop <= 5
-    assert plan.predicted.peers[0].device_bytes <= small
+    made = equal_compute(request(graph, offers(small, GIB)))
+    assert made.plan.stages[0].stop <= 5
+    assert made.report.predicted.peers[0].device_bytes <= small
 
 
 def test_a_peer_that_is_too_small_becomes_a_spare_with_its_reason() -> None:
-    plan = equal_compute(request(chain_graph(4), offers(GIB, 10, GIB)))
-    assert plan.peers == ("p0", "p2")
-    assert [s.peer for s in plan.spares] == ["p1"]
-    assert "its memory (10 B)" in plan.spares[0].reason
+    made = equal_compute(request(chain_graph(4), offers(GIB, 10, GIB)))
+    assert made.plan.peers == ("p0", "p2")
+    assert [s.peer for s in made.report.spares] == ["p1"]
+    assert "its memory (10 B)" in made.report.spares[0].reason
 
 
 def test_more_peers_than_operators_leaves_spares() -> None:
-    plan = equal_compute(request(chain_graph(1), offers(*[GIB] * 5)))
-    assert plan.peers == ("p0", "p1", "p2")
-    assert plan.spares[0].reason == "more peers (5) than operators (3)"
+    made = equal_compute(request(chain_graph(1), offers(*[GIB] * 5)))
+    assert made.plan.peers == ("p0", "p1", "p2")
+    assert made.report.spares[0].reason == "more peers (5) than operators (3)"
 
 
 def test_more_stages_than_operators_is_an_error_of_the_job() -> None:
@@ -199,11 +199,11 @@ def test_too_few_peers_for_the_stages() -> None:
 
 
 def test_fixed_stages_take_the_first_peers_or_the_ones_with_most_memory() -> None:
-    plan = equal_compute(request(chain_graph(4), offers(GIB, GIB, GIB), stages=2))
-    assert plan.peers == ("p0", "p1")
-    plan = equal_compute(request(chain_graph(4), offers(10, GIB, GIB), stages=2))
-    assert plan.peers == ("p1", "p2")
-    assert plan.spares[0].reason == "the job asks for 2 stages"
+    made = equal_compute(request(chain_graph(4), offers(GIB, GIB, GIB), stages=2))
+    assert made.plan.peers == ("p0", "p1")
+    made = equal_compute(request(chain_graph(4), offers(10, GIB, GIB), stages=2))
+    assert made.plan.peers == ("p1", "p2")
+    assert made.report.spares[0].reason == "the job asks for 2 stages"
 
 
 def test_an_operator_that_fits_nowhere_is_named_with_what_is_short() -> None:

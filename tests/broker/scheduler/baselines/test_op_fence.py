@@ -179,7 +179,7 @@ def test_candidates_are_different_and_valid(seed: int, peers: int) -> None:
     found = list(itertools.islice(candidates(judge), 30))
     assert len(set(found)) == len(found) > 0
     for candidate in found:
-        judge.plan(candidate).validate(judge.operators)
+        judge.plan(candidate).plan.validate(judge.operators)
 
 
 @given(st.integers(0, 1000), st.permutations(range(4)))
@@ -195,22 +195,22 @@ def test_names_and_joining_do_not_matter(seed: int, order: list[int]) -> None:
     a, b = op_fence(request), op_fence(turned)
     assert a.stages == b.stages
     assert sorted(a.routes) == sorted(b.routes)
-    assert a.predicted.step_s == b.predicted.step_s
+    assert a.report.predicted.step_s == b.report.predicted.step_s
 
 
 def test_one_peer_alone_has_the_whole_graph() -> None:
-    plan = op_fence(ask(0, 1))
-    assert [(s.start, s.stop, s.holders) for s in plan.stages] == [(0, 9, ("p0",))]
-    assert plan.predicted.step_s > 0
+    made = op_fence(ask(0, 1))
+    assert [(s.start, s.stop, s.holders) for s in made.plan.stages] == [(0, 9, ("p0",))]
+    assert made.report.predicted.step_s > 0
 
 
 def test_a_slow_peer_goes_to_the_pool() -> None:
     request = ask(0, 3)
     slow = dataclasses.replace(request.offers[1], flops_per_s=1e3)
     request = dataclasses.replace(request, offers=(request.offers[0], slow, request.offers[2]))
-    plan = op_fence(request)
-    assert "p1" not in plan.peers
-    assert "p1" in [s.peer for s in plan.spares]
+    made = op_fence(request)
+    assert "p1" not in made.plan.peers
+    assert "p1" in [s.peer for s in made.report.spares]
 
 
 def test_the_slow_crossing_between_two_islands_is_passed_once() -> None:
@@ -219,17 +219,17 @@ def test_the_slow_crossing_between_two_islands_is_passed_once() -> None:
     rate = np.where(island[:, None] == island, 1e8, 2e4)
     assert request.links is not None
     links = dataclasses.replace(request.links, bandwidth=rate)
-    plan = op_fence(dataclasses.replace(request, links=links))
-    at = [int(visit.peer[1]) % 2 for visit in plan.routes[0]]
+    made = op_fence(dataclasses.replace(request, links=links))
+    at = [int(visit.peer[1]) % 2 for visit in made.plan.routes[0]]
     assert sum(a != b for a, b in itertools.pairwise(at)) == 1
 
 
 def test_memory_is_kept() -> None:
     whole = CostModel(ask(1, 4, layers=6)).stage_bytes(0, 13, 1)
     request = ask(1, 4, layers=6, memory=whole // 2)
-    plan = op_fence(request)
-    assert len(plan.peers) > 1
-    assert all(p.device_bytes <= whole // 2 for p in plan.predicted.peers)
+    made = op_fence(request)
+    assert len(made.plan.peers) > 1
+    assert all(p.device_bytes <= whole // 2 for p in made.report.predicted.peers)
 
 
 def test_what_is_short_is_named() -> None:
@@ -254,7 +254,7 @@ def test_what_is_short_is_named() -> None:
 )
 def test_options_are_kept(options: dict[str, object]) -> None:
     request = ask(5, 4, **options)
-    plan = op_fence(request).validate(9)
+    plan = op_fence(request).plan.validate(9)
     routes = set(plan.routes)
     if "pipelines" in options:
         assert len(routes) == 2
@@ -269,18 +269,18 @@ def test_options_are_kept(options: dict[str, object]) -> None:
 def test_other_microbatch_sizes_are_tried() -> None:
     request = ask(2, 3, microbatches=1)
     finer = dataclasses.replace(request, microbatches=8)
-    plan = op_fence(dataclasses.replace(finer, others=(request,)))
-    assert len(plan.routes) == 1  # here a microbatch costs the same whatever its size is
+    made = op_fence(dataclasses.replace(finer, others=(request,)))
+    assert len(made.plan.routes) == 1  # here a microbatch costs the same whatever its size is
 
 
 def test_the_best_of_the_judged_is_taken() -> None:
     request = ask(4, 4)
     judge = CostModel(request)
     first = list(itertools.islice(candidates(judge), MOST_JUDGED))
-    plan = op_fence(request)
-    assert plan.predicted.step_s == pytest.approx(min(judge.seconds(c) for c in first))
+    made = op_fence(request)
+    assert made.report.predicted.step_s == pytest.approx(min(judge.seconds(c) for c in first))
     alone = min(judge.seconds(chain([p], [0, 9], 6)) for p in range(4))
-    assert plan.predicted.step_s <= alone * (1 + 1e-9)
+    assert made.report.predicted.step_s <= alone * (1 + 1e-9)
 
 
 # ---------------------------------------------------------------- rows

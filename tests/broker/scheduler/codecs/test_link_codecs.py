@@ -28,7 +28,8 @@ from shoal.compression import codec
 from shoal.compression.codec import RAW, WORDS, parse
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.cut import cut, tied_groups
-from shoal.dag.plan.plan import PeerId, Plan
+from shoal.dag.plan.plan import PeerId
+from shoal.dag.plan.report import PlanWithReport
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.peer.compute.codings import Codings
@@ -48,7 +49,7 @@ def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coded, "table", lambda: known)
 
 
-def random_plan(seed: int, operators: int = 6) -> tuple[CostModel, Plan, random.Random]:
+def random_plan(seed: int, operators: int = 6) -> tuple[CostModel, PlanWithReport, random.Random]:
     """A plan that nobody would choose: one or two pipelines over peers in any order, over links
     that may be slow."""
     for again in itertools.count():
@@ -95,7 +96,8 @@ def replicas(memory: int = 2**40) -> CodedStepCost:
         PlanRequest(graph, offers, 2, 1, links=uniform(names, 0.0, 1e5), known_costs=costs)
     )
     both = Candidate(((StageShare(0, 0, 4),), (StageShare(1, 0, 4),)), (1, 1))
-    return CodedStepCost(judge, judge.plan(both))
+    plan, report = judge.plan(both)
+    return CodedStepCost(judge, plan, report.predicted)
 
 
 # ---------------------------------------------------------------- what is there without codecs
@@ -103,14 +105,16 @@ def replicas(memory: int = 2**40) -> CodedStepCost:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_without_codecs_the_step_is_the_judges(seed: int) -> None:
-    judge, plan, _ = random_plan(seed)
-    carried = CodedStepCost(judge, plan)
-    assert carried.seconds({}) == pytest.approx(plan.predicted.step_s, rel=1e-12)
+    judge, made, _ = random_plan(seed)
+    carried = CodedStepCost(judge, made.plan, made.report.predicted)
+    assert carried.seconds({}) == pytest.approx(made.report.predicted.step_s, rel=1e-12)
     alone = dataclasses.replace(carried.prediction({}, {}), alternatives=())
-    assert [dataclasses.replace(x, codecs=()) for x in alone.links] == list(plan.predicted.links)
-    assert alone.step_s == plan.predicted.step_s
+    assert [dataclasses.replace(x, codecs=()) for x in alone.links] == list(
+        made.report.predicted.links
+    )
+    assert alone.step_s == made.report.predicted.step_s
     assert [p.compute_s for p in alone.peers] == pytest.approx(
-        [p.compute_s for p in plan.predicted.peers]
+        [p.compute_s for p in made.report.predicted.peers]
     )
     assert carried.choices({}) == ()
 
@@ -121,11 +125,11 @@ def test_without_codecs_the_step_is_the_judges(seed: int) -> None:
 @pytest.mark.parametrize("text", ["bf16", "int8:block=128", "topk:ratio=20", "auto", "adatopk"])
 @pytest.mark.parametrize("seed", range(6))
 def test_predicted_bytes_are_those_of_the_wire(seed: int, text: str) -> None:
-    judge, plan, _ = random_plan(seed)
+    judge, made, _ = random_plan(seed)
     graph = judge.request.graph
     options = dataclasses.replace(judge.request.options, codecs=everywhere(text, error_budget=0.2))
     judge.request = dataclasses.replace(judge.request, options=options)
-    found = with_codecs(judge, plan)
+    found, report = with_codecs(judge, made)
     stages = cut(graph, [(s.start, s.stop) for s in found.stages])
     flow = Flow(found, stages, tied_groups(graph, stages))
     codings = Codings(TransferSpecs(flow, graph), found.codecs)
@@ -142,7 +146,7 @@ def test_predicted_bytes_are_those_of_the_wire(seed: int, text: str) -> None:
                 sums[1] += coding.whole.size_bytes
     uses = {
         (link.source, link.destination, use.role, use.codec): [use.bytes, use.dense_bytes]
-        for link in found.predicted.links
+        for link in report.predicted.links
         for use in link.codecs
     }
     assert uses == expected
@@ -150,10 +154,10 @@ def test_predicted_bytes_are_those_of_the_wire(seed: int, text: str) -> None:
 
 
 def test_a_text_is_on_every_link_of_its_role_and_gradients_get_feedback() -> None:
-    judge, plan, _ = random_plan(5)
+    judge, made, _ = random_plan(5)
     for feedback in ("ef", "ahead", "none"):
         options = CodecOptions(activation="int8", sync="int8", feedback=feedback)
-        carried = CodedStepCost(judge, plan)
+        carried = CodedStepCost(judge, made.plan, made.report.predicted)
         chosen = choose(carried, options)
         for number, lane in carried.lanes.items():
             wanted = {
@@ -172,8 +176,8 @@ def test_lossless_is_taken_for_what_it_typically_makes() -> None:
     assert 0.6 < costs.typical_share("lossless", "bfloat16") < 0.8
     assert 0.75 < costs.typical_share("lossless", "float32") < 0.95
     assert costs.typical_share("lossless", "int64") == 1.0
-    judge, plan, _ = random_plan(3)
-    carried = CodedStepCost(judge, plan)
+    judge, made, _ = random_plan(3)
+    carried = CodedStepCost(judge, made.plan, made.report.predicted)
     chosen = choose(carried, everywhere("lossless"))
     assert set(chosen.choice.values()) == {"lossless"}
     for number, lane in carried.lanes.items():
@@ -192,8 +196,8 @@ def test_codecs_of_a_gpu_run_beside_its_compute(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(carried_module, "cost_of", cost_of.__wrapped__)  # which remembers nothing
     shorter = 0
     for seed in range(10):
-        judge, plan, _ = random_plan(seed)
-        carried = CodedStepCost(judge, plan)
+        judge, made, _ = random_plan(seed)
+        carried = CodedStepCost(judge, made.plan, made.report.predicted)
         choice = {
             n: "int8" for n, x in carried.lanes.items() if _shrinks(carried, x.number, "int8")
         }
@@ -223,8 +227,8 @@ def test_rule_a_equalises_times(seed: int, ratio: float) -> None:
     """r_e = max(1, ratio · t_e / t_max), to two digits, of bytes: no compressed link takes longer
     than t_max / ratio, and each keeps as much as that allows. The gradient of a sparse value comes
     back on its support."""
-    judge, plan, _ = random_plan(seed)
-    carried = CodedStepCost(judge, plan)
+    judge, made, _ = random_plan(seed)
+    carried = CodedStepCost(judge, made.plan, made.report.predicted)
     chosen = choose(carried, everywhere("adatopk", ratio=ratio)).choice
     ends = {(x.source, x.destination, x.role): x.number for x in carried.lanes.values()}
     for role in CODED_ROLES:
@@ -268,8 +272,8 @@ def test_rule_a_equalises_times(seed: int, ratio: float) -> None:
 def test_a_gradient_on_its_support_keeps_positions_only(seed: int) -> None:
     """Eight bytes for each number that is sent, at both ends, until the gradient is back: no copy
     of the tensor, which a peer may have no room for."""
-    judge, plan, _ = random_plan(seed)
-    carried = CodedStepCost(judge, plan)
+    judge, made, _ = random_plan(seed)
+    carried = CodedStepCost(judge, made.plan, made.report.predicted)
     chosen = choose(carried, CodecOptions(activation="adatopk", activation_grad="adatopk"))
     on_support = {n: t for n, t in chosen.choice.items() if t.startswith("support")}
     assert on_support
@@ -284,8 +288,10 @@ def test_a_gradient_on_its_support_keeps_positions_only(seed: int) -> None:
 
 
 def test_rule_a_with_ratio_1_leaves_everything_as_it_is() -> None:
-    judge, plan, _ = random_plan(3)
-    chosen = choose(CodedStepCost(judge, plan), everywhere("adatopk", ratio=1.0))
+    judge, made, _ = random_plan(3)
+    chosen = choose(
+        CodedStepCost(judge, made.plan, made.report.predicted), everywhere("adatopk", ratio=1.0)
+    )
     assert chosen.choice == {}
     assert chosen.seconds == chosen.dense_s
     assert any("its ratio is 1" in reason for reason in chosen.reasons)
@@ -300,8 +306,8 @@ def budget(rng: random.Random) -> float:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_auto_is_close_to_all_assignments_and_within_the_budget(seed: int) -> None:
-    judge, plan, rng = random_plan(seed, operators=4)
-    carried = CodedStepCost(judge, plan)
+    judge, made, rng = random_plan(seed, operators=4)
+    carried = CodedStepCost(judge, made.plan, made.report.predicted)
     options = everywhere("auto", error_budget=budget(rng))
     chosen = choose(carried, options)
     assert chosen.seconds <= chosen.dense_s
@@ -320,8 +326,8 @@ def test_auto_is_close_to_all_assignments_and_within_the_budget(seed: int) -> No
 
 @pytest.mark.parametrize("seed", range(10))
 def test_auto_compresses_nothing_that_the_step_does_not_need(seed: int) -> None:
-    judge, plan, rng = random_plan(seed)
-    carried = CodedStepCost(judge, plan)
+    judge, made, rng = random_plan(seed)
+    carried = CodedStepCost(judge, made.plan, made.report.predicted)
     chosen = choose(carried, everywhere("auto", error_budget=budget(rng)))
     for number in chosen.choice:
         without = {n: text for n, text in chosen.choice.items() if n != number}
@@ -329,8 +335,8 @@ def test_auto_compresses_nothing_that_the_step_does_not_need(seed: int) -> None:
 
 
 def test_auto_without_a_budget_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge, plan, _ = random_plan(0)
-    chosen = choose(CodedStepCost(judge, plan), everywhere("auto"))
+    judge, made, _ = random_plan(0)
+    chosen = choose(CodedStepCost(judge, made.plan, made.report.predicted), everywhere("auto"))
     assert chosen.choice == {}
     assert any("an error of at most 0 %" in reason for reason in chosen.reasons)
 
@@ -350,21 +356,18 @@ def test_what_feedback_keeps_counts_and_must_fit() -> None:
     """Two replicas of N floats with error feedback on their gradients: each keeps a residual for
     half of them that it sends, and one for the half that it sums; and those of the step before."""
     carried = replicas()
-    plan, judge = carried.plan, carried.judge
+    dense, judge = carried.dense, carried.judge
     floats = sum(judge.request.graph.parameter_bytes.values()) // 4
     choice = dict.fromkeys(carried.lanes, "ef+int8:block=256")
     for size in carried.state_bytes(choice):
         assert size == pytest.approx(2 * 4 * floats, abs=64)
     assert carried.state_bytes(dict.fromkeys(carried.lanes, "int8:block=256")) == [0, 0]
     found = carried.prediction(choice, {})
-    grown = [
-        b.device_bytes - a.device_bytes
-        for a, b in zip(plan.predicted.peers, found.peers, strict=True)
-    ]
+    grown = [b.device_bytes - a.device_bytes for a, b in zip(dense.peers, found.peers, strict=True)]
     assert grown == carried.state_bytes(choice)
     assert carried.without_room(choice) == frozenset()
 
-    most = max(p.device_bytes for p in plan.predicted.peers)
+    most = max(p.device_bytes for p in dense.peers)
     tight = replicas(memory=most + 4 * floats)
     assert tight.without_room(choice) == {0, 1}
     for options in (
@@ -380,8 +383,11 @@ def test_what_feedback_keeps_counts_and_must_fit() -> None:
 
 
 def test_the_reasons_name_links_codecs_and_what_they_save() -> None:
-    judge, plan, _ = random_plan(0)
-    chosen = choose(CodedStepCost(judge, plan), everywhere("auto", error_budget=0.01))
+    judge, made, _ = random_plan(0)
+    chosen = choose(
+        CodedStepCost(judge, made.plan, made.report.predicted),
+        everywhere("auto", error_budget=0.01),
+    )
     assert chosen.choice
     first, *links = chosen.reasons
     assert f"{chosen.dense_s:.4g} s without" in first

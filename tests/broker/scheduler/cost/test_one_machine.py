@@ -73,8 +73,8 @@ def test_a_planner_that_knows_leaves_the_neighbour_in_the_pool() -> None:
     times = []
     for offers in (spread, pairs):
         found = judge(*offers)
-        plan = auto(found.request)
-        times.append(plan.predicted.step_s)
+        made = auto(found.request)
+        times.append(made.report.predicted.step_s)
     assert times[1] > 1.5 * times[0]
 
 

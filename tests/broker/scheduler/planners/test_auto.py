@@ -68,17 +68,17 @@ def test_it_is_never_behind_another_planner_and_its_plan_holds(seed: int) -> Non
             with pytest.raises(NoPlan):
                 planner(request)
         return
-    ours.validate(len(request.costs))
+    ours.plan.validate(len(request.costs))
     memory = {o.peer: o.device_memory_bytes for o in request.offers}
-    assert all(p.device_bytes <= memory[p.peer] for p in ours.predicted.peers)
-    assert {s.peer for s in ours.spares} | set(ours.peers) == set(memory)
+    assert all(p.device_bytes <= memory[p.peer] for p in ours.report.predicted.peers)
+    assert {s.peer for s in ours.report.spares} | set(ours.plan.peers) == set(memory)
     for name, planner in BASELINES.items():
         try:
             theirs = planner(request)
         except NoPlan:
             continue
-        assert ours.predicted.step_s <= theirs.predicted.step_s * (1 + 1e-9), name
-    assert [a.name for a in ours.predicted.alternatives][-2:] == [
+        assert ours.report.predicted.step_s <= theirs.report.predicted.step_s * (1 + 1e-9), name
+    assert [a.name for a in ours.report.predicted.alternatives][-2:] == [
         "best single peer",
         "whole replicas",
     ]
@@ -103,7 +103,7 @@ def test_the_order_in_which_peers_are_named_changes_nothing(seed: int) -> None:
 
     def step_s(request: PlanRequest) -> float:
         try:
-            return auto(request).predicted.step_s
+            return auto(request).report.predicted.step_s
         except NoPlan:
             return 0.0
 
@@ -118,11 +118,11 @@ def test_one_peer_holds_both_ends_of_a_model_that_share_a_large_weight() -> None
     offers = tuple(PeerOffer(p, device_memory_bytes=room, flops_per_s=1e9) for p in names)
     request = PlanRequest(graph, offers, 4, 1, links=net, known_costs=costs)
     found = auto(request)
-    assert len(found.peers) == 3
-    assert found.stages[0].holders == found.stages[-1].holders
+    assert len(found.plan.peers) == 3
+    assert found.plan.stages[0].holders == found.plan.stages[-1].holders
     apart = auto(with_options(request, stages=3))  # which leaves no stage for coming back
-    assert apart.stages[0].holders != apart.stages[-1].holders
-    assert found.predicted.step_s < 0.97 * apart.predicted.step_s
+    assert apart.plan.stages[0].holders != apart.plan.stages[-1].holders
+    assert found.report.predicted.step_s < 0.97 * apart.report.predicted.step_s
 
 
 @pytest.mark.parametrize(
@@ -139,15 +139,15 @@ def test_what_the_job_fixes_is_kept(options: dict[str, object]) -> None:
     request = random_case(11, operators=7, held=False)  # 5 peers
     request = dataclasses.replace(request, microbatches=4)
     found = auto(with_options(request, **options))
-    routes = {tuple(dict.fromkeys(v.peer for v in route)) for route in found.routes}
+    routes = {tuple(dict.fromkeys(v.peer for v in route)) for route in found.plan.routes}
     if "pipelines" in options:
         assert len(routes) == options["pipelines"]
     if "stages" in options:
         assert all(len(route) == options["stages"] for route in routes)
     if "schedule" in options:
-        assert found.schedule == options["schedule"]
+        assert found.plan.schedule == options["schedule"]
     if "recompute" in options:
-        assert all(s.recompute is options["recompute"] for s in found.stages)
+        assert all(s.recompute is options["recompute"] for s in found.plan.stages)
 
 
 def test_a_slow_peer_behind_a_slow_link_stays_in_the_pool_with_its_reason() -> None:
@@ -159,9 +159,9 @@ def test_a_slow_peer_behind_a_slow_link_stays_in_the_pool_with_its_reason() -> N
     )
     request = PlanRequest(graph, offers, 8, 1, links=net, known_costs=costs)
     found = auto(request)
-    assert set(found.peers) <= {"p0", "p1"}
-    assert "it would add" in found.spares[-1].reason
-    assert "MB/s" in found.spares[-1].reason or "slower" in found.spares[-1].reason
+    assert set(found.plan.peers) <= {"p0", "p1"}
+    assert "it would add" in found.report.spares[-1].reason
+    assert "MB/s" in found.report.spares[-1].reason or "slower" in found.report.spares[-1].reason
 
 
 def test_weak_peers_become_one_pipeline_beside_a_strong_one() -> None:
@@ -181,11 +181,11 @@ def test_weak_peers_become_one_pipeline_beside_a_strong_one() -> None:
     )
     request = PlanRequest(graph, offers, 16, 1, links=net, known_costs=costs)
     found = auto(request)
-    ways = {tuple(dict.fromkeys(v.peer for v in r)) for r in found.routes}
+    ways = {tuple(dict.fromkeys(v.peer for v in r)) for r in found.plan.routes}
     assert ("p0",) in ways
     assert len(ways) == 2
     one = auto(with_options(request, pipelines=1))
-    assert found.predicted.step_s < one.predicted.step_s
+    assert found.report.predicted.step_s < one.report.predicted.step_s
 
 
 def test_the_number_of_microbatches_is_chosen_among_the_forms_of_the_request() -> None:
@@ -205,12 +205,12 @@ def test_the_number_of_microbatches_is_chosen_among_the_forms_of_the_request() -
     many = dataclasses.replace(few, microbatches=8, microbatch_size=1, known_costs=costs)
     found = auto(dataclasses.replace(few, graph=graph, others=(many,)))
     least = min(
-        auto(few).predicted.step_s,
-        auto(many).predicted.step_s,
+        auto(few).report.predicted.step_s,
+        auto(many).report.predicted.step_s,
     )
-    assert found.predicted.step_s <= least * 1.05
-    assert len(found.routes) * found.microbatch_size == 8
-    assert any("microbatches of" in r and "would take" in r for r in found.reasons)
+    assert found.report.predicted.step_s <= least * 1.05
+    assert len(found.plan.routes) * found.plan.microbatch_size == 8
+    assert any("microbatches of" in r and "would take" in r for r in found.report.reasons)
 
 
 def test_when_nothing_fits_it_says_what_is_short_and_what_would_help() -> None:
@@ -260,7 +260,7 @@ def test_every_planner_stands_under_its_name() -> None:
     assert list(PLANNERS) == ["uniform", "equal-compute", "op-fence", "exact", "auto"]
     request = random_case(10, operators=6, peers=3)
     for name in PLANNERS:
-        plan(with_options(request, scheduler=name)).validate(len(request.costs))
+        plan(with_options(request, scheduler=name)).plan.validate(len(request.costs))
     with pytest.raises(NoPlan, match="no planner is called 'best': expected one of uniform"):
         plan(with_options(request, scheduler="best"))
 
@@ -270,9 +270,9 @@ def test_more_stages_than_peers_come_round_again_when_interleaved(stages: int) -
     cases = (random_case(seed, operators=9, peers=3, held=False) for seed in range(50))
     request = next(r for r in cases if len(r.graph.operators) > 6 and r.microbatches > 1)
     found = auto(with_options(request, schedule="interleaved", stages=stages, pipelines=1))
-    assert len(found.stages) == stages
-    assert len(found.peers) <= len(request.offers)
-    assert found.schedule == "interleaved"
+    assert len(found.plan.stages) == stages
+    assert len(found.plan.peers) <= len(request.offers)
+    assert found.plan.schedule == "interleaved"
     with pytest.raises(NoPlan, match=f"{stages} peers are needed, "):
         auto(with_options(request, schedule="1f1b", stages=stages, pipelines=1))
 
@@ -285,12 +285,12 @@ def test_where_a_baseline_has_no_plan_it_says_that_auto_has_one(name: str) -> No
     ) as e:
         plan(with_options(request, scheduler=name))
     said = float(re.findall(r"step of ([0-9.]+) s", str(e.value))[0])
-    assert plan(with_options(request, scheduler="auto")).predicted.step_s <= 1.005 * said
+    assert plan(with_options(request, scheduler="auto")).report.predicted.step_s <= 1.005 * said
 
 
 def test_rates_without_a_limit_are_no_trouble() -> None:
     request = random_case(2, held=False)
     bare = dataclasses.replace(request, links=None)
     found = auto(bare)
-    assert np.isfinite(found.predicted.step_s)
+    assert np.isfinite(found.report.predicted.step_s)
     assert PlannerOptions().scheduler == "auto"

@@ -42,12 +42,12 @@ def test_auto_is_never_longer_than_without_codecs(seed: int) -> None:
         return
     assert dense == auto(request)
     found = plan(asking(request, "auto", error_budget=0.2))
-    found.validate(len(request.costs))
-    assert found.predicted.step_s <= dense.predicted.step_s
-    errors = [use.error for link in found.predicted.links for use in link.codecs]
+    found.plan.validate(len(request.costs))
+    assert found.report.predicted.step_s <= dense.report.predicted.step_s
+    errors = [use.error for link in found.report.predicted.links for use in link.codecs]
     assert all(error <= 0.2 for error in errors)
-    names = [a.name for a in found.predicted.alternatives]
-    assert (UNCOMPRESSED in names) == bool(found.codecs)
+    names = [a.name for a in found.report.predicted.alternatives]
+    assert (UNCOMPRESSED in names) == bool(found.plan.codecs)
 
 
 def test_compressed_links_bring_peers_in_that_were_too_far_away() -> None:
@@ -65,12 +65,12 @@ def test_compressed_links_bring_peers_in_that_were_too_far_away() -> None:
         options=PlannerOptions(pipelines=1),
     )
     dense = plan(request)
-    assert len(dense.peers) == 1
+    assert len(dense.plan.peers) == 1
     found = plan(asking(request, "topk:ratio=100"))
-    assert len(found.peers) == 2
-    assert found.predicted.step_s < dense.predicted.step_s
-    assert "placed for links that are compressed" in found.reasons[0]
-    assert found.spares == ()
+    assert len(found.plan.peers) == 2
+    assert found.report.predicted.step_s < dense.report.predicted.step_s
+    assert "placed for links that are compressed" in found.report.reasons[0]
+    assert found.report.spares == ()
 
 
 def test_links_are_as_fast_as_codecs_make_them() -> None:

@@ -90,20 +90,20 @@ def test_a_faster_pair_never_makes_the_optimum_slower(seed: int) -> None:
 
 def test_its_plan_is_valid_fits_and_says_why() -> None:
     request = random_case(3, operators=8, peers=4)
-    plan = exact(request)
-    plan.validate(len(request.costs))
+    made = exact(request)
+    made.plan.validate(len(request.costs))
     memory = {o.peer: o.device_memory_bytes for o in request.offers}
-    assert all(p.device_bytes <= memory[p.peer] for p in plan.predicted.peers)
-    assert plan.reasons[0].startswith("proven best of ")
-    assert {s.peer for s in plan.spares} | set(plan.peers) == set(memory)
+    assert all(p.device_bytes <= memory[p.peer] for p in made.report.predicted.peers)
+    assert made.report.reasons[0].startswith("proven best of ")
+    assert {s.peer for s in made.report.spares} | set(made.plan.peers) == set(memory)
 
 
 def test_fixed_stages_and_recomputation_are_kept() -> None:
     request = random_case(4, operators=8, peers=4)
     options = dataclasses.replace(request.options, stages=2, recompute=True)
-    plan = exact(dataclasses.replace(request, options=options))
-    assert len(plan.stages) == 2
-    assert all(s.recompute for s in plan.stages)
+    made = exact(dataclasses.replace(request, options=options))
+    assert len(made.plan.stages) == 2
+    assert all(s.recompute for s in made.plan.stages)
 
 
 def test_larger_requests_are_refused_with_the_limit() -> None:

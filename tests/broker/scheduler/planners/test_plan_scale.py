@@ -79,17 +79,17 @@ def test_a_hundred_peers_and_three_hundred_operators() -> None:
     graph, costs = chain_of(300)
     offers, network = clusters_of(100, seed=3)
     request = PlanRequest(graph, offers, 16, 4, links=network, known_costs=costs)
-    plan = auto(request)
+    made = auto(request)
     # 300 · 16 MiB · 4 (weight, gradient, two slots) do not fit into fewer than ten peers.
-    assert len(plan.peers) >= 10
-    assert all(0 < p.device_bytes <= ROOM for p in plan.predicted.peers)
-    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    assert len(made.plan.peers) >= 10
+    assert all(0 < p.device_bytes <= ROOM for p in made.report.predicted.peers)
+    stages = cut(graph, [(s.start, s.stop) for s in made.plan.stages])
     tied = tied_groups(graph, stages)
-    flow = Flow(plan, stages, tied)
-    check(plan, stages, tied, {peer: flow.actions(peer) for peer in plan.peers})
-    assert len(plan.routes) == 16
-    assert {s.peer for s in plan.spares} == {o.peer for o in offers} - set(plan.peers)
-    assert plan.predicted.step_s <= op_fence(request).predicted.step_s * (1 + 1e-9)
+    flow = Flow(made.plan, stages, tied)
+    check(made.plan, stages, tied, {peer: flow.actions(peer) for peer in made.plan.peers})
+    assert len(made.plan.routes) == 16
+    assert {s.peer for s in made.report.spares} == {o.peer for o in offers} - set(made.plan.peers)
+    assert made.report.predicted.step_s <= op_fence(request).report.predicted.step_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

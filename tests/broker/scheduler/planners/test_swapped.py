@@ -52,8 +52,8 @@ def test_no_other_way_with_equal_pairs_is_much_faster(speeds: list[float]) -> No
     found, judge = plan(request), CostModel(request)
     starts = [b.start for b in blocks(request.graph) if b.name.startswith("blocks.")]
     stop = next(b.stop for b in blocks(request.graph) if b.name == f"blocks.{LAYERS - 1}")
-    candidate = from_plan(found, {o.peer: i for i, o in enumerate(request.offers)})
-    n = len(found.stages) - 2
+    candidate = from_plan(found.plan, {o.peer: i for i, o in enumerate(request.offers)})
+    n = len(found.plan.stages) - 2
 
     def odd(shared: tuple[int, ...]) -> int:
         return abs(shared[0] - shared[1]) + abs(shared[-1] - shared[-2])
@@ -61,7 +61,7 @@ def test_no_other_way_with_equal_pairs_is_much_faster(speeds: list[float]) -> No
     def seconds(shared: tuple[int, ...]) -> float:
         cuts = [*starts, stop]
         inner = [cuts[i] for i in itertools.accumulate(shared, initial=0)]
-        at = dict(zip([s.start for s in found.stages], [0, *inner], strict=True))
+        at = dict(zip([s.start for s in found.plan.stages], [0, *inner], strict=True))
         at[judge.operators] = judge.operators
         moved = tuple(
             tuple(replace(s, start=at[s.start], stop=at[s.stop]) for s in pipeline)
@@ -69,12 +69,12 @@ def test_no_other_way_with_equal_pairs_is_much_faster(speeds: list[float]) -> No
         )
         return judge.seconds(replace(candidate, pipelines=moved))
 
-    bounds = [(s.start, s.stop) for s in found.stages[1:-1]]
+    bounds = [(s.start, s.stop) for s in found.plan.stages[1:-1]]
     counts = tuple(sum(a <= start < b for start in starts) for a, b in bounds)
     ways = [w for w in itertools.product(range(1, LAYERS), repeat=n) if sum(w) == LAYERS]
     least = min(map(odd, ways))
     assert odd(counts) == least
-    assert seconds(counts) == pytest.approx(found.predicted.step_s)
+    assert seconds(counts) == pytest.approx(found.report.predicted.step_s)
     assert seconds(counts) <= 1.02 * min(seconds(w) for w in ways if odd(w) == least)
 
 
@@ -82,20 +82,20 @@ def test_who_has_what_and_which_way_microbatches_go() -> None:
     request = request_of([1e9] * 5)
     found = plan(request)
     assert swaps(found) == ((1, 2), (4, 5))
-    a, b, *_, y, z = (s.holders[0] for s in found.stages[1:-1])
-    assert (found.stages[0].holders, found.stages[-1].holders) == ((a, b), (z, y))
-    orders = [[v.stage for v in route] for route in found.routes]
+    a, b, *_, y, z = (s.holders[0] for s in found.plan.stages[1:-1])
+    assert (found.plan.stages[0].holders, found.plan.stages[-1].holders) == ((a, b), (z, y))
+    orders = [[v.stage for v in route] for route in found.plan.routes]
     assert orders == [[0, 2, 1, 3, 5, 4, 6] if m % 2 else [*range(7)] for m in range(5)]
-    assert [route[0].peer for route in found.routes] == [a, b, a, b, a]
-    assert [[v.stage for v in route] for route in found.evaluation_routes] == [[*range(7)]]
-    assert found.predicted.step_s > 0
-    assert "change places in every second microbatch" in found.reasons[0]
-    stages = cut(request.graph, [(s.start, s.stop) for s in found.stages])
+    assert [route[0].peer for route in found.plan.routes] == [a, b, a, b, a]
+    assert [[v.stage for v in route] for route in found.plan.evaluation_routes] == [[*range(7)]]
+    assert found.report.predicted.step_s > 0
+    assert "change places in every second microbatch" in found.report.reasons[0]
+    stages = cut(request.graph, [(s.start, s.stop) for s in found.plan.stages])
     Flow(found, stages, tied_groups(request.graph, stages))  # raises where it cannot be
     place = {o.peer: i for i, o in enumerate(request.offers)}
     candidate = from_plan(found, place)
     assert candidate.swaps
-    assert CostModel(request).seconds(candidate) == pytest.approx(found.predicted.step_s)
+    assert CostModel(request).seconds(candidate) == pytest.approx(found.report.predicted.step_s)
 
 
 def test_a_smaller_pool_is_refused_so_that_more_peers_heal_it() -> None:
@@ -109,13 +109,13 @@ def test_a_smaller_pool_is_refused_so_that_more_peers_heal_it() -> None:
 
 def test_with_less_memory_stages_compute_their_forward_again() -> None:
     plenty = request_of([1e9] * 4)
-    needs = max(p.device_bytes for p in plan(plenty).predicted.peers)
+    needs = max(p.device_bytes for p in plan(plenty).report.predicted.peers)
     found = plan(request_of([1e9] * 4, memory=needs - 1))
-    assert [s.recompute for s in found.stages] == [False, True, True, True, True, False]
+    assert [s.recompute for s in found.plan.stages] == [False, True, True, True, True, False]
     with pytest.raises(NoPlan, match="do not fit"):
         plan(request_of([1e9] * 4, memory=needs - 1, recompute=False))
     asked = plan(replace(plenty, options=replace(plenty.options, recompute=True)))
-    assert [s.recompute for s in asked.stages] == [False, True, True, True, True, False]
+    assert [s.recompute for s in asked.plan.stages] == [False, True, True, True, True, False]
 
 
 def test_a_model_without_a_row_of_blocks_is_refused() -> None:

@@ -63,7 +63,7 @@ def readers(request: PlanRequest, made: Plan) -> set[str]:
     return {
         peer
         for i in request.beside
-        for stage in made.stages
+        for stage in made.plan.stages
         if stage.start <= i < stage.stop
         for peer in stage.holders
     }
@@ -116,7 +116,7 @@ def test_auto_finds_a_plan_where_there_is_one_and_a_good_one(
             plan(request)
         return
     made = plan(request)
-    assert made.predicted.step_s <= 1.05 * best
+    assert made.report.predicted.step_s <= 1.05 * best
     assert readers(request, made) <= request.holders
 
 
@@ -135,8 +135,10 @@ def test_a_holder_with_too_little_memory_is_named_with_what_is_short() -> None:
 def test_a_peer_without_the_data_is_told_apart_from_one_without_memory() -> None:
     request = request_of(3, ("x", "y"), operators=4)
     made = plan(request)
-    assert {s.peer for s in made.spares} | set(made.peers) == {o.peer for o in request.offers}
-    assert not any("too little memory" in s.reason for s in made.spares)
+    assert {s.peer for s in made.report.spares} | set(made.plan.peers) == {
+        o.peer for o in request.offers
+    }
+    assert not any("too little memory" in s.reason for s in made.report.spares)
 
 
 class Regression(nn.Module):

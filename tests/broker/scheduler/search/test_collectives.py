@@ -80,8 +80,9 @@ def test_the_choice_is_never_worse_and_is_what_the_plan_says(up, latency_s, elem
     judge, candidate = replicas(network(up, latency_s, where), elements)
     found = with_collectives(judge, candidate)
     assert judge.seconds(found) <= judge.seconds(candidate)
-    plan = judge.plan(found).validate(judge.operators)
-    assert plan.predicted.step_s == judge.seconds(found)
+    made = judge.plan(found)
+    made.plan.validate(judge.operators)
+    assert made.report.predicted.step_s == judge.seconds(found)
     for name in SUMS:
         other, _ = replicas(network(up, latency_s, where), elements, collective=name)
         assert judge.seconds(found) <= 1.01 * other.seconds(candidate), name
@@ -90,7 +91,7 @@ def test_the_choice_is_never_worse_and_is_what_the_plan_says(up, latency_s, elem
 def test_shares_follow_unequal_lines():
     judge, candidate = replicas(network([1e8, 1e7, 1e7, 1e6]))
     found = with_collectives(judge, candidate)
-    (exchange,) = judge.plan(found).exchanges
+    (exchange,) = judge.plan(found).plan.exchanges
     assert exchange.collective == "all-to-all"
     assert exchange.weights[0] > 5 * exchange.weights[1]
     assert exchange.weights[3] == 0, "the slowest gets and gives one vector, and adds up nothing"
@@ -134,9 +135,9 @@ def test_rows_that_are_places_cross_less_than_mixed_ones():
 def test_a_job_may_name_one(name):
     judge, candidate = replicas(network([1e8, 1e7, 1e7, 1e6]), collective=name)
     assert with_collectives(judge, candidate) == candidate
-    plan = judge.plan(candidate)
-    assert [e.collective for e in plan.exchanges] == ([name] if name != "all-to-all" else [])
-    assert not any(e.weights for e in plan.exchanges)
+    made = judge.plan(candidate)
+    assert [e.collective for e in made.plan.exchanges] == ([name] if name != "all-to-all" else [])
+    assert not any(e.weights for e in made.plan.exchanges)
 
 
 def test_what_is_compressed_stays_with_each_with_each():
@@ -147,9 +148,9 @@ def test_what_is_compressed_stays_with_each_with_each():
 
 def test_auto_takes_it():
     judge, _ = replicas(network([1e8, 1e7, 1e7, 1e6]), elements=2_000_000, pipelines=4)
-    plan = auto(replace(judge.request, microbatches=12))
-    assert all(e.weights and e.chunks > 1 for e in plan.exchanges)
-    assert plan.exchanges
+    made = auto(replace(judge.request, microbatches=12))
+    assert all(e.weights and e.chunks > 1 for e in made.plan.exchanges)
+    assert made.plan.exchanges
 
 
 def test_it_says_nothing_of_other_holders():
