@@ -804,20 +804,20 @@ class StageSlot(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., recompute: _Optional[bool] = ...) -> None: ...
 
 class StageExchange(_message.Message):
-    __slots__ = ("stage", "collective", "groups", "weights", "chunks", "ahead")
+    __slots__ = ("stage", "collective", "groups", "weights", "chunks", "strategy")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
     stage: int
     collective: str
     groups: _containers.RepeatedCompositeFieldContainer[PeerGroup]
     weights: _containers.RepeatedScalarFieldContainer[int]
     chunks: int
-    ahead: bool
-    def __init__(self, stage: _Optional[int] = ..., collective: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PeerGroup, _Mapping]]] = ..., weights: _Optional[_Iterable[int]] = ..., chunks: _Optional[int] = ..., ahead: _Optional[bool] = ...) -> None: ...
+    strategy: str
+    def __init__(self, stage: _Optional[int] = ..., collective: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PeerGroup, _Mapping]]] = ..., weights: _Optional[_Iterable[int]] = ..., chunks: _Optional[int] = ..., strategy: _Optional[str] = ...) -> None: ...
 
 class PeerGroup(_message.Message):
     __slots__ = ("peers",)

@@ -31,7 +31,7 @@ __all__ = [
 
 CODED = frozenset({ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.TIED})
 """What a codec that loses something may carry. Norms, scores and statistics are small and exact;
-what stages step ahead by has been through a codec already."""
+the updates of a tied parameter have been through a codec already."""
 LEVELS: tuple[frozenset[ExchangeContent], ...] = (
     frozenset({ExchangeContent.TIED_PAIR}),
     frozenset({ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.STATISTICS}),
@@ -160,7 +160,7 @@ def exchanges_of(
     """All exchanges of a plan, by level and index. Raises PlanError for a collective that there is
     not, or that adds up no gradients."""
     found = [
-        *(_pairs(plan, group) for group in tied if plan.steps_ahead(group.stages[0])),
+        *(_pairs(plan, group) for group in tied if plan.strategy(group.stages[0]).updates),
         *(e for stage in stages for e in _of_stage(plan, stage)),
         *(_tied(plan, group) for group in tied),
         _norm(plan, stages),
@@ -182,8 +182,9 @@ def _of_stage(plan: Plan, stage: Stage) -> list[Exchange]:
                 f"stage {k} exchanges gradients by {chosen.collective!r}: expected one of "
                 f"{', '.join(SUMS)}"
             )
-        content = ExchangeContent.DELTA if chosen.ahead else ExchangeContent.GRADIENT
-        name = "gather" if chosen.ahead else chosen.collective
+        traits = plan.strategy(k)
+        content = ExchangeContent.DELTA if traits.updates else ExchangeContent.GRADIENT
+        name = traits.collective or chosen.collective
         members = Members(holders, holders, chosen.groups, chosen.weights, chosen.chunks)
         found.append(Exchange(content, k, members, COLLECTIVES[name]))
     if stage.statistics:
@@ -206,8 +207,8 @@ def _tied(plan: Plan, group: TiedGroup) -> Exchange:
     holders = [plan.stages[k].holders for k in group.stages]
     everybody = dict.fromkeys(peer for of_stage in holders for peer in of_stage)
     members = Members(tuple(of_stage[0] for of_stage in holders), tuple(everybody))
-    ahead = plan.steps_ahead(group.stages[0])
-    content = ExchangeContent.TIED_DELTA if ahead else ExchangeContent.TIED
+    updates = plan.strategy(group.stages[0]).updates
+    content = ExchangeContent.TIED_DELTA if updates else ExchangeContent.TIED
     return Exchange(content, group.index, members, COLLECTIVES["star"])
 
 

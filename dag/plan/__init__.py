@@ -5,5 +5,6 @@ __all__ = [
     "action",
     "cut",
     "plan",
+    "strategies",
     "swaps",
 ]

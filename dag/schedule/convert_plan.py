@@ -70,7 +70,7 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
                 groups=[broker_pb2.PeerGroup(peers=group) for group in e.groups],
                 weights=e.weights,
                 chunks=e.chunks,
-                ahead=e.ahead,
+                strategy=e.strategy,
             )
             for e in plan.exchanges
         ],
@@ -157,7 +157,7 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
                 tuple(tuple(map(_peer, group.peers)) for group in e.groups),
                 tuple(e.weights),
                 e.chunks,
-                e.ahead,
+                e.strategy,
             )
             for e in message.exchanges
         ),

@@ -25,6 +25,7 @@ from ....dag.cost.speed import FLOPS_PER_BYTE
 from ....dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ....dag.plan.cut import Cutter, tied_groups
 from ....dag.plan.plan import Alternative, PeerId, Plan, Spare, StageExchange
+from ....dag.plan.strategies import TRAITS
 from ..base.interface import PlanRequest
 from .candidate import Candidate, StageShare, to_plan
 from .needs import IntervalMemory
@@ -56,8 +57,8 @@ class CostModel:
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
         self.memory = MemoryModel(request.graph, self.costs)
         self._cutter = Cutter(request.graph)
-        # Before there is a plan; one that has stages which step ahead says so (dag/cost/memory.py).
-        self._state = request.options.state_bytes, int(self.ahead)
+        # Before there is a plan, which says it itself (dag/cost/memory.py).
+        self._state = request.options.state_bytes, TRAITS[self.strategy].copies
         self._needs: dict[int, IntervalMemory] = {}
         self.may_have = np.array([o.peer in request.holders for o in self.offers], dtype=bool)
         """By offer, whether it may run the operators beside the data."""
@@ -117,10 +118,10 @@ class CostModel:
         return StageExchange(stage, "two-level" if self.rows(len(holders)) else "all-to-all")
 
     @property
-    def ahead(self) -> bool:
-        """Whether holders of a stage are to exchange updates that step ahead. None of them knows
-        the weights of its microbatches' losses."""
-        return self._ahead_asked and not self.request.graph.weight
+    def strategy(self) -> str:
+        """What holders of a stage make of their gradients. None of those that exchange updates
+        knows the weights of its microbatches' losses."""
+        return "ahead" if self._ahead_asked and not self.request.graph.weight else "mean"
 
     @property
     def _ahead_asked(self) -> bool:
@@ -138,7 +139,11 @@ class CostModel:
     def _compile(self, form: Candidate) -> Structure:
         names = [PeerId(f"p{i}") for i in range(len(form.peers))]
         plan = to_plan(
-            form, names, self.request.microbatch_size, exchange=self.exchange, ahead=self.ahead
+            form,
+            names,
+            self.request.microbatch_size,
+            exchange=self.exchange,
+            strategy=self.strategy,
         )
         return self.structure_of(plan)
 
@@ -394,14 +399,14 @@ class CostModel:
             request.microbatch_size,
             request.evaluation_microbatches,
             exchange=self.exchange,
-            ahead=self.ahead,
+            strategy=self.strategy,
             head_parts=request.head_parts,
             predicted=prediction,
             reasons=reasons,
             spares=spares,
         )
         shared = any(len(s.holders) > 1 for s in plan.stages)
-        if self._ahead_asked and shared and not plan.steps_ahead(0):
+        if self._ahead_asked and shared and not plan.exchanges_updates:
             why = (
                 'no stepping ahead, error feedback alone: feedback = "ahead" takes pipelines that '
                 "share no peer, and a model that does not weigh its losses"
