@@ -756,7 +756,7 @@ class Confirm(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "predicted", "reasons", "spares", "evaluation_routes", "head_parts", "keepers", "exchanges")
+    __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "predicted", "reasons", "spares", "evaluation_routes", "head_parts", "keepers", "exchanges", "without_norm")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
@@ -769,6 +769,7 @@ class Plan(_message.Message):
     HEAD_PARTS_FIELD_NUMBER: _ClassVar[int]
     KEEPERS_FIELD_NUMBER: _ClassVar[int]
     EXCHANGES_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_NORM_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageSlot]
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     schedule: Schedule
@@ -781,7 +782,8 @@ class Plan(_message.Message):
     head_parts: int
     keepers: _containers.RepeatedCompositeFieldContainer[Keeper]
     exchanges: _containers.RepeatedCompositeFieldContainer[StageExchange]
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[_Union[Spare, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ...) -> None: ...
+    without_norm: bool
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[_Union[Spare, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., without_norm: _Optional[bool] = ...) -> None: ...
 
 class Keeper(_message.Message):
     __slots__ = ("holder", "peer")

@@ -214,8 +214,24 @@ def _tied(plan: Plan, group: TiedGroup) -> Exchange:
 
 def _norm(plan: Plan, stages: Sequence[Stage]) -> Exchange:
     hub = hub_of(plan, stages)
-    members = Members(plan.peers, (hub, *(p for p in plan.peers if p != hub)))
+    others = () if _reports_only(plan, stages) else (p for p in plan.peers if p != hub)
+    members = Members(plan.peers, (hub, *others))
     return Exchange(ExchangeContent.NORM, 0, members, COLLECTIVES["star"])
+
+
+def _reports_only(plan: Plan, stages: Sequence[Stage]) -> bool:
+    """Whether nobody but the hub has to wait for the norm: no update needs it, and nobody ends a
+    step before everybody has begun it, even so. Of that peers, slots and snapshots make use. It is
+    so where each stage waits for its gradient, which comes from the loss, which waits for all who
+    are on the route; and for that of all its holders, who are on all routes."""
+    visits = {(v.stage, v.peer) for route in plan.routes for v in route}
+    return plan.without_norm and all(
+        s.has_backward
+        and (len(holders) == 1 or bool(s.trainable))
+        and all((s.index, h) in visits for h in holders)
+        for s in stages
+        for holders in [plan.stages[s.index].holders]
+    )
 
 
 def _scores(plan: Plan, stages: Sequence[Stage]) -> Exchange:

@@ -60,7 +60,8 @@ class ExchangeContent(StrEnum):
     """In its place where holders exchange updates: those of a tied parameter, of which all of its
     stages take the mean."""
     NORM = "norm"
-    """Squares of the gradients, losses, weights and metrics of the step; the result goes to all."""
+    """Squares of the gradients, losses, weights and metrics of the step; the result goes to all, or
+    only to who reports it (`Plan.without_norm`)."""
     SCORES = "eval"
     """Losses, weights and metrics of an evaluation, for who reports it."""
 

@@ -232,6 +232,9 @@ class Plan:
     the norm follow from the rest of the plan (`dag/exchange/wiring.py`)."""
     head_parts: int = 0
     """Column blocks that the vocabulary head is split into before the graph is cut; 0: whole."""
+    without_norm: bool = False
+    """Whether updates need no totals of the step: nothing is clipped by the global norm, and no
+    loss has a weight. Then only the hub, which reports them, waits for them."""
     keepers: tuple[SnapshotKeeper, ...] = ()
     """Planners leave it empty; the broker fills it when the plan begins."""
 

@@ -115,6 +115,7 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
         spares=[broker_pb2.Spare(peer=s.peer, reason=s.reason) for s in plan.spares],
         evaluation_routes=_routes_to_proto(plan.evaluation_routes),
         head_parts=plan.head_parts,
+        without_norm=plan.without_norm,
         keepers=[broker_pb2.Keeper(holder=k.holder, peer=k.peer) for k in plan.keepers],
     )
 
@@ -197,6 +198,7 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
         spares=tuple(Spare(_peer(s.peer), _text(s.reason)) for s in message.spares),
         evaluation_routes=_routes_from_proto(message.evaluation_routes),
         head_parts=message.head_parts,
+        without_norm=message.without_norm,
         keepers=tuple(SnapshotKeeper(_peer(k.holder), _peer(k.peer)) for k in message.keepers),
     )
     return plan.validate(plan.stages[-1].stop if plan.stages else 0)

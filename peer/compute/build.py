@@ -19,6 +19,7 @@ from ...dag.ir.infer import infer_operator
 from ...dag.ir.rules.rules import check_graph
 from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import Stage, cut, tied_groups
+from ...dag.plan.plan import PlanError
 from ...dag.plan.strategies import TRAITS
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
@@ -159,6 +160,7 @@ def build_work(
     flow = Flow(plan, stages, tied_groups(graph, stages))
     check_memory(order, graph, flow)
     mine = [stages[k] for k in plan.stages_of(order.peer)]
+    _check_norm(graph, order)
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = ByGraph(order.weights, graph)
     core = _checked_core(order.core, graph) if order.core else None
@@ -324,6 +326,19 @@ def _owners(graph: Graph, flow: Flow) -> dict[str, int]:
             if name in persistent:
                 found.setdefault(f"buffer:{name}", stage.index)
     return found
+
+
+def _check_norm(graph: Graph, order: BuildOrder) -> None:
+    """Raises PlanError where updates would need a norm or weight that the plan does not bring."""
+    plan, clip = order.plan, order.training.train.clip
+    clips = clip and not all(plan.strategy(k).updates for k in range(len(plan.stages)))
+    if plan.without_norm and (clips or graph.weight):
+        raise PlanError(
+            f"the plan has no norm, and gradients are clipped to {clip}: expected one with"
+            if clips
+            else f"the plan has no norm, and the model weighs its losses by {graph.weight!r}: "
+            "expected one with"
+        )
 
 
 def _check_data(graph: Graph, order: BuildOrder, names: set[str]) -> None:

@@ -316,10 +316,9 @@ class TorchDevice:
         work.exchange.report(training, m, {**named, **ports, **results})
 
     def _update(self, work: BuiltStages, step: int) -> None:
-        total = work.exchange.total
-        assert total is not None, "an update before the norm"
+        weight, norm = work.exchange.totals_of_update()
         for held in work.held.values():
-            held.strategy.update(step, weight=total.weight, norm=total.norm)
+            held.strategy.update(step, weight=weight, norm=norm)
             if held.stage.updates:
                 ran = range(len(work.order.plan.routes))
                 held.executor.apply_updates([held.collected.get(m, {}) for m in ran])

@@ -190,6 +190,14 @@ class Exchanges:
         name = self.wire.graph.weight
         return float(self._reported[True, microbatch][name]) if name else 1.0
 
+    def totals_of_update(self) -> tuple[float, float]:
+        """Weight and norm that updates of the step go by. Without the norm every microbatch weighs
+        one, and nothing is clipped."""
+        if self.flow.plan.without_norm:
+            return float(len(self.flow.plan.routes)), 0.0
+        assert self.total is not None, "an update before the norm"
+        return self.total.weight, self.total.norm
+
     def clear(self) -> None:
         """Forgets everything of the step or evaluation that ended."""
         self._reported.clear()

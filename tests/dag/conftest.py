@@ -139,7 +139,8 @@ def random_plan(rng: random.Random, operators: int) -> Plan:
     exchanges = tuple(
         random_exchange(rng, k, s.holders) for k, s in enumerate(slots) if rng.random() < 0.8
     )
-    return replace(plan, exchanges=exchanges).validate(operators)
+    without = rng.random() < 0.3
+    return replace(plan, exchanges=exchanges, without_norm=without).validate(operators)
 
 
 def random_exchange(rng: random.Random, stage: int, holders: tuple[PeerId, ...]) -> StageExchange:

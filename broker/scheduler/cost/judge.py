@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,14 +139,23 @@ class CostModel:
 
     def _compile(self, form: Candidate) -> Structure:
         names = [PeerId(f"p{i}") for i in range(len(form.peers))]
+        return self.structure_of(self._plan(form, names))
+
+    def _plan(self, candidate: Candidate, names: Sequence[PeerId], **told: Any) -> Plan:
+        """`to_plan` by the request. Of a lost holder, siblings go on only from a step that all have
+        ended, so where there are some, and no update needs the norm, all wait for it even so."""
+        request = self.request
         plan = to_plan(
-            form,
+            candidate,
             names,
-            self.request.microbatch_size,
+            request.microbatch_size,
             exchange=self.exchange,
             strategy=self.strategy,
+            **told,
         )
-        return self.structure_of(plan)
+        shared = any(len(s.holders) > 1 for s in plan.stages)
+        waits = request.options.norm or shared or bool(request.graph.weight)
+        return plan if waits else replace(plan, without_norm=True)
 
     def structure_of(self, plan: Plan) -> Structure:
         """The structure of a plan of the request's graph; its evaluation does not count."""
@@ -393,13 +403,10 @@ class CostModel:
             host_bytes=edge,
             alternatives=alternatives,
         )
-        plan = to_plan(
+        plan = self._plan(
             candidate,
             [o.peer for o in self.offers],
-            request.microbatch_size,
-            request.evaluation_microbatches,
-            exchange=self.exchange,
-            strategy=self.strategy,
+            evaluation_microbatches=request.evaluation_microbatches,
             head_parts=request.head_parts,
             predicted=prediction,
             reasons=reasons,
