@@ -6,10 +6,11 @@ Holders on peers of testbed-24 and testbed-48, in the order of the files and dra
 numbers in fp32; by the event calculation that planners, reports and the simulator share. The bound
 is
 
-    max(N / slowest line, 2·(P - 1)·N / Σ lines, N / what crosses between a place and the rest)
+    max(N / slowest line, 2·(P - 1)·N / Σ lines, N / what crosses between some and the rest)
 
-of N bytes among P peers, a line being the least of up, down, and all its pairs together: nothing
-adds up faster.
+of N bytes among P peers, a line being the least of up, down, and all its pairs together, and the
+least latency there besides: nothing adds up faster. What crosses is looked at for places and, of up
+to MOST_CUT peers, for all subsets.
 
 collective_over_bound_auto        the worst of what the planner takes over the bound
 collective_over_bound_auto_lines  the same where lines, and not pairs across an ocean, set it
@@ -19,6 +20,7 @@ collective_over_bound_all_to_all  the worst of equal shares over the bound; and 
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +43,7 @@ from shoal.sim.scenario.scenario import Scenario
 SCENARIOS = Path(__file__).parents[1] / "sim" / "scenarios"
 HOLDERS = (4, 8, 16, 40)
 DRAWN = 3
+MOST_CUT = 8
 ELEMENTS = 124_000_000
 FAST = Speeds.of_flops(1e18)
 """Computing takes nothing, so that a step is its exchange."""
@@ -85,15 +88,23 @@ def bounds_s(links: Network, size_bytes: float) -> tuple[float, float]:
     np.fill_diagonal(pairs, 0.0)
     line = np.minimum(np.minimum(links.up, links.down), np.minimum(pairs.sum(0), pairs.sum(1)))
     n = len(line)
-    by_line = max(size_bytes / line.min(), 2 * (n - 1) * size_bytes / line.sum())
+    latency = links.latency_s + np.where(np.eye(n, dtype=bool), np.inf, 0.0)
+    least = np.minimum(latency.min(axis=0), latency.min(axis=1))
+    by_line = max(*(size_bytes / line + least), 2 * (n - 1) * size_bytes / line.sum() + least.min())
     by_place = 0.0
-    for grouping in groupings(rates(links)):
-        for group in grouping if len(grouping) > 1 else ():
+    groups = {group for grouping in groupings(rates(links)) for group in grouping}
+    if n <= MOST_CUT:
+        groups |= {s for k in range(1, n) for s in itertools.combinations(range(n), k)}
+    for group in groups:
+        if 1 < len(group) < n - 1:
             inside = np.zeros(n, dtype=bool)
             inside[list(group)] = True
-            for there in (pairs, pairs.T):
-                crossing = there[inside][:, ~inside].sum()
-                by_place = max(by_place, size_bytes / crossing)
+            cut = np.ix_(inside, ~inside)
+            rate = min(
+                np.minimum(pairs[cut].sum(1), links.up[inside]).sum(),
+                np.minimum(pairs[cut].sum(0), links.down[~inside]).sum(),
+            )
+            by_place = max(by_place, size_bytes / rate + latency[cut].min())
     return by_line, by_place
 
 

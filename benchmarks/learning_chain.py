@@ -34,6 +34,7 @@ from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
 from shoal.peer.sync.ahead import StepAheadEF
 from shoal.peer.sync.optimizer import StageOptimizer
+from shoal.peer.sync.strategy import Holder
 from shoal.peer.sync.vector import Layout, add, grads_of, parts_of, set_grads, vector_of
 
 __all__ = ["Data", "Pipeline", "Setting", "fuse"]
@@ -116,16 +117,26 @@ class Pipeline:
         self._ahead: list[list[StepAheadEF]] = []
         """Of each replica's stages, where they step ahead; in turn, for they share parameters."""
         for _ in range(codecs.replicas if codecs.ahead else 0):
-            self._ahead.append([self._stepping(k) for k in self._numbers])
+            replica = len(self._ahead)
+            self._ahead.append([self._stepping(replica, k) for k in self._numbers])
 
     # ------------------------------------------------------------ a step
 
-    def _stepping(self, k: int) -> StepAheadEF:
+    def _stepping(self, replica: int, k: int) -> StepAheadEF:
         executor = self.executors[k]
         optimizer = StageOptimizer(self.setting.train, executor.parameters)
         fuse(optimizer)
         layout, of = self.layouts[k], self.codecs.replicas
-        return StepAheadEF(layout, executor.parameters, optimizer, own=1, count=of)
+        return StepAheadEF(
+            Holder(
+                layout=layout,
+                parameters=executor.parameters,
+                optimizer=optimizer,
+                own=1,
+                count=of,
+                unsent=lambda: self._unsent(replica, k),
+            )
+        )
 
     def step(self, step: int, batches: Sequence[Mapping[str, Tensor]]) -> float:
         """One update from one batch per replica; the mean loss."""
@@ -154,22 +165,21 @@ class Pipeline:
         for replica, inputs in enumerate(batches):
             for k, ahead in enumerate(self._ahead[replica]):
                 self.executors[k].zero_grad()
-                ahead.extrapolate(self._unsent(replica, k))
+                ahead.before_forward()
             losses.append(self._forward_backward(step, replica, inputs))
             self._tie()
             for ahead in self._ahead[replica]:
-                ahead.local_update(step)
+                ahead.on_gradient(step)
             vectors.append([self._sent_grads(step, replica, k) for k in self._numbers])
             for k, ahead in enumerate(self._ahead[replica]):
                 self.executors[k].zero_grad()
-                ahead.apply()  # without a gradient: to where it left
-        for k, ahead in enumerate(self._ahead[0]):
-            ahead.extrapolate({})
+                ahead.update(step, weight=1.0, norm=0.0)  # without a gradient: to where it left
+        for k in self._numbers:
             total = add([of_replica[k] for of_replica in vectors])
             set_grads(self.executors[k].parameters, grads_of(self.layouts[k], total))
         self._tie(mean=True)
         for k, ahead in enumerate(self._ahead[0]):
-            ahead.apply()
+            ahead.update(step, weight=1.0, norm=0.0)
             self.executors[k].zero_grad()
         return sum(losses) / len(losses)
 

@@ -35,7 +35,7 @@ class BrokerOptions:
     takeover_window_s: float = 60.0
     """The window, and how long an identity is refused after it."""
     most_lead: int = 1024
-    """Steps that a report may lie ahead of the last commit. The norm keeps peers within a step or
+    """Steps that a report may lie ahead of the last commit. Peers stay within a step or
     two of each other, but not their reports: those of one whose way to the broker is held up come
     as late as its lease allows, or all that it keeps at once (PeerOptions.reports)."""
     most_streams: int = 10_000

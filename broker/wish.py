@@ -171,6 +171,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             swaps=job.recovery.swaps,
             optimizer_slots=train.optimizer_slots,
             state_bytes=train.state_bytes,
+            norm=train.clip > 0 or job.recovery.rebuilds,
             collective=job.sync.collective,
             codecs=_codecs(job.codec),
         ),

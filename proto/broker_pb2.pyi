@@ -756,7 +756,7 @@ class Confirm(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "evaluation_routes", "head_parts", "keepers", "exchanges", "outline", "tied")
+    __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "evaluation_routes", "head_parts", "keepers", "exchanges", "outline", "tied", "without_norm")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
@@ -768,6 +768,7 @@ class Plan(_message.Message):
     EXCHANGES_FIELD_NUMBER: _ClassVar[int]
     OUTLINE_FIELD_NUMBER: _ClassVar[int]
     TIED_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_NORM_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageSlot]
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     schedule: Schedule
@@ -779,7 +780,8 @@ class Plan(_message.Message):
     exchanges: _containers.RepeatedCompositeFieldContainer[StageExchange]
     outline: _containers.RepeatedCompositeFieldContainer[StageOutline]
     tied: _containers.RepeatedCompositeFieldContainer[TiedGroup]
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., outline: _Optional[_Iterable[_Union[StageOutline, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[TiedGroup, _Mapping]]] = ...) -> None: ...
+    without_norm: bool
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., outline: _Optional[_Iterable[_Union[StageOutline, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[TiedGroup, _Mapping]]] = ..., without_norm: _Optional[bool] = ...) -> None: ...
 
 class StageOutline(_message.Message):
     __slots__ = ("sends", "trainable", "statistics", "makes_loss", "has_backward")
@@ -872,20 +874,20 @@ class StageSlot(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., recompute: _Optional[bool] = ...) -> None: ...
 
 class StageExchange(_message.Message):
-    __slots__ = ("stage", "collective", "groups", "weights", "chunks", "ahead")
+    __slots__ = ("stage", "collective", "groups", "weights", "chunks", "strategy")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
     stage: int
     collective: str
     groups: _containers.RepeatedCompositeFieldContainer[PeerGroup]
     weights: _containers.RepeatedScalarFieldContainer[int]
     chunks: int
-    ahead: bool
-    def __init__(self, stage: _Optional[int] = ..., collective: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PeerGroup, _Mapping]]] = ..., weights: _Optional[_Iterable[int]] = ..., chunks: _Optional[int] = ..., ahead: _Optional[bool] = ...) -> None: ...
+    strategy: str
+    def __init__(self, stage: _Optional[int] = ..., collective: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PeerGroup, _Mapping]]] = ..., weights: _Optional[_Iterable[int]] = ..., chunks: _Optional[int] = ..., strategy: _Optional[str] = ...) -> None: ...
 
 class PeerGroup(_message.Message):
     __slots__ = ("peers",)

@@ -22,9 +22,9 @@ Pair = tuple[PeerId, PeerId]
 
 def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
     """The plan without these holders, their microbatches spread evenly over the other holders of
-    the same stages; None where one of them was the last, and where holders step ahead, each from a
-    state of its own."""
-    if any(e.ahead for e in plan.exchanges):
+    the same stages; None where one of them was the last, and where holders exchange updates, each
+    from a state of its own."""
+    if plan.exchanges_updates:
         return None
     stages = tuple(
         replace(s, holders=tuple(h for h in s.holders if h not in gone)) for s in plan.stages

@@ -190,8 +190,8 @@ class MemoryModel:
         state_bytes: int,
     ) -> int:
         """Peak bytes on a peer that holds these stages of a plan: all of them stand and keep, and
-        one of them computes. `state_bytes`: of the optimizer, per trained number; a stage that
-        steps ahead keeps W beside its x (peer/sync/ahead.py), a copy of what is trained."""
+        one of them computes. `state_bytes`: of the optimizer, per trained number; beside that a
+        stage has the copies that its strategy keeps."""
         found = {}
         for k in held:
             slot = plan.stages[k]
@@ -205,7 +205,7 @@ class MemoryModel:
             for k, live in moments
         )
         most = max(computed, default=0)  # a holder may be on no route
-        standing = sum(found[k].standing(state_bytes, plan.steps_ahead(k)) for k in held)
+        standing = sum(found[k].standing(state_bytes, plan.strategy(k).copies) for k in held)
         return standing + max(most, after)
 
     def _find(self, start: int, stop: int, recompute: bool) -> StageMemory:

@@ -27,12 +27,13 @@ __all__ = [
     "exchanges_of",
     "hub_of",
     "level_of",
+    "reports_only",
     "shares_gradient",
 ]
 
 CODED = frozenset({ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.TIED})
 """What a codec that loses something may carry. Norms, scores and statistics are small and exact;
-what stages step ahead by has been through a codec already."""
+the updates of a tied parameter have been through a codec already."""
 LEVELS: tuple[frozenset[ExchangeContent], ...] = (
     frozenset({ExchangeContent.TIED_PAIR}),
     frozenset({ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.STATISTICS}),
@@ -170,7 +171,7 @@ def exchanges_of(
     own = range(len(stages)) if mine is None else plan.stages_of(mine.peer)
     groups = [g for g in tied if any(k in own for k in g.stages)]
     found = [
-        *(_pairs(plan, group) for group in groups if plan.steps_ahead(group.stages[0])),
+        *(_pairs(plan, group) for group in groups if plan.strategy(group.stages[0]).updates),
         *(e for stage in stages if stage.index in own for e in _of_stage(plan, stage)),
         *(_tied(plan, group) for group in groups),
         _norm(plan, stages, mine),
@@ -192,8 +193,9 @@ def _of_stage(plan: Plan, stage: Stage) -> list[Exchange]:
                 f"stage {k} exchanges gradients by {chosen.collective!r}: expected one of "
                 f"{', '.join(SUMS)}"
             )
-        content = ExchangeContent.DELTA if chosen.ahead else ExchangeContent.GRADIENT
-        name = "gather" if chosen.ahead else chosen.collective
+        traits = plan.strategy(k)
+        content = ExchangeContent.DELTA if traits.updates else ExchangeContent.GRADIENT
+        name = traits.collective or chosen.collective
         members = Members(holders, holders, chosen.groups, chosen.weights, chosen.chunks)
         found.append(Exchange(content, k, members, COLLECTIVES[name]))
     if stage.statistics:
@@ -216,18 +218,37 @@ def _tied(plan: Plan, group: TiedGroup) -> Exchange:
     holders = [plan.stages[k].holders for k in group.stages]
     everybody = dict.fromkeys(peer for of_stage in holders for peer in of_stage)
     members = Members(tuple(of_stage[0] for of_stage in holders), tuple(everybody))
-    ahead = plan.steps_ahead(group.stages[0])
-    content = ExchangeContent.TIED_DELTA if ahead else ExchangeContent.TIED
+    updates = plan.strategy(group.stages[0]).updates
+    content = ExchangeContent.TIED_DELTA if updates else ExchangeContent.TIED
     return Exchange(content, group.index, members, COLLECTIVES["star"])
 
 
 def _norm(plan: Plan, stages: Sequence[Stage], mine: PlanSlice | None) -> Exchange:
     hub = hub_of(plan, stages)
+    # A slice says it of the plan: it has no routes but its peer's.
+    alone = reports_only(plan, stages) if mine is None else plan.without_norm
     if mine is not None and mine.peer != hub:
-        spoke = Members((mine.peer,), (hub, mine.peer), first=mine.place)
+        ends = (hub,) if alone else (hub, mine.peer)
+        spoke = Members((mine.peer,), ends, first=mine.place)
         return Exchange(ExchangeContent.NORM, 0, spoke, COLLECTIVES["star"])
-    members = Members(plan.peers, (hub, *(p for p in plan.peers if p != hub)))
+    others = () if alone else (p for p in plan.peers if p != hub)
+    members = Members(plan.peers, (hub, *others))
     return Exchange(ExchangeContent.NORM, 0, members, COLLECTIVES["star"])
+
+
+def reports_only(plan: Plan, stages: Sequence[Stage]) -> bool:
+    """Whether nobody but the hub has to wait for the norm: no update needs it, and nobody ends a
+    step before everybody has begun it, even so. Of that peers, slots and snapshots make use. It is
+    so where each stage waits for its gradient, which comes from the loss, which waits for all who
+    are on the route; and for that of all its holders, who are on all routes."""
+    visits = {(v.stage, v.peer) for route in plan.routes for v in route}
+    return plan.without_norm and all(
+        s.has_backward
+        and (len(holders) == 1 or bool(s.trainable))
+        and all((s.index, h) in visits for h in holders)
+        for s in stages
+        for holders in [plan.stages[s.index].holders]
+    )
 
 
 def _scores(plan: Plan, stages: Sequence[Stage]) -> Exchange:

@@ -8,5 +8,6 @@ __all__ = [
     "plan",
     "plan_slice",
     "report",
+    "strategies",
     "swaps",
 ]

@@ -48,19 +48,20 @@ class ExchangeContent(StrEnum):
     GRADIENT = "grad"
     """A stage's gradients, added up over its holders."""
     DELTA = "delta"
-    """In their place where holders step ahead: the updates that each made of its own gradients."""
+    """In their place where a strategy exchanges updates: those that each made of its gradients."""
     STATISTICS = "stats"
     """Batch statistics of a stage's microbatches, to all of its holders."""
     TIED_PAIR = "pair"
-    """Where stages step ahead, the gradients of a tied parameter before they become updates, added
-    up over the i-th holders of its stages."""
+    """Where holders exchange updates, the gradients of a tied parameter before they become some,
+    added up over the i-th holders of its stages."""
     TIED = "tied"
     """The gradient of a tied parameter, added up over its stages."""
     TIED_DELTA = "both"
-    """In its place where stages step ahead: the updates of a tied parameter, of which all of its
+    """In its place where holders exchange updates: those of a tied parameter, of which all of its
     stages take the mean."""
     NORM = "norm"
-    """Squares of the gradients, losses, weights and metrics of the step; the result goes to all."""
+    """Squares of the gradients, losses, weights and metrics of the step; the result goes to all, or
+    only to who reports it (`Plan.without_norm`)."""
     SCORES = "eval"
     """Losses, weights and metrics of an evaluation, for who reports it."""
 

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Literal, NewType
 
 from .outline import Outline
+from .strategies import TRAITS, StrategyTraits
 
 __all__ = [
     "CodecChoice",
@@ -78,9 +79,8 @@ class StageExchange:
     chunks: int = 1
     """Into how many parts each holder's share is cut, that follow each other, for collectives that
     ask."""
-    ahead: bool = False
-    """Whether they exchange updates in place of gradients, each giving each other one all of its
-    own (`peer/sync/ahead.py`); by no collective but that."""
+    strategy: str = "mean"
+    """What they make of their gradients before and after (`dag/plan/strategies.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,9 @@ class Plan:
     the norm follow from the rest of the plan (`dag/exchange/wiring.py`)."""
     head_parts: int = 0
     """Column blocks that the vocabulary head is split into before the graph is cut; 0: whole."""
+    without_norm: bool = False
+    """Whether updates need no totals of the step: nothing is clipped by the global norm, and no
+    loss has a weight. Then only the hub, which reports them, waits for them."""
     keepers: tuple[SnapshotKeeper, ...] = ()
     """Planners leave it empty; the broker fills it when the plan begins."""
     outline: Outline = NO_OUTLINE
@@ -178,9 +181,14 @@ class Plan:
         """How the holders of a stage exchange its gradients."""
         return self._exchanges.get(stage) or StageExchange(stage)
 
-    def steps_ahead(self, stage: int) -> bool:
-        """Whether the holders of a stage exchange updates in place of gradients."""
-        return self.exchange_of(stage).ahead
+    def strategy(self, stage: int) -> StrategyTraits:
+        """What the strategy of a stage's holders asks of the plan."""
+        return TRAITS[self.exchange_of(stage).strategy]
+
+    @cached_property
+    def exchanges_updates(self) -> bool:
+        """Whether holders of some stage exchange updates in place of gradients."""
+        return any(TRAITS[e.strategy].updates for e in self.exchanges)
 
     @cached_property
     def _exchanges(self) -> dict[int, StageExchange]:
@@ -217,11 +225,9 @@ class Plan:
         self._check_exchanges()
         if problem := self.outline.problem(len(self.stages)):
             raise PlanError(problem)
-        if any(e.ahead for e in self.exchanges) and not in_pipelines(
-            s.holders for s in self.stages
-        ):
+        if self.exchanges_updates and not in_pipelines(s.holders for s in self.stages):
             raise PlanError(
-                "stages that step ahead have "
+                "stages that exchange updates have "
                 f"{' and '.join(str(len(s.holders)) for s in self.stages)} holders: expected as "
                 "many in each, more than one, and each peer at the same place of all"
             )
@@ -269,6 +275,17 @@ class Plan:
                     "each at most once"
                 )
             seen.add(e.stage)
+            if e.strategy not in TRAITS:
+                raise PlanError(
+                    f"stage {e.stage} has the strategy {e.strategy!r}: expected one of "
+                    f"{', '.join(TRAITS)}"
+                )
+            only = TRAITS[e.strategy].collective
+            if only and (e.groups or e.weights):
+                raise PlanError(
+                    f"stage {e.stage} exchanges by {only}, as its strategy {e.strategy} does, with "
+                    "groups or weights: expected neither"
+                )
             holders = self.stages[e.stage].holders
             if e.groups and sorted(p for g in e.groups for p in g) != sorted(holders):
                 raise PlanError(
@@ -293,17 +310,12 @@ class Plan:
                     f"{len(holders)} holders: expected at most "
                     f"{max(1, MOST_CHUNKED // len(holders) ** 2)}"
                 )
-            if e.ahead and (e.groups or e.weights):
-                raise PlanError(
-                    f"stage {e.stage} steps ahead, with groups or weights: expected neither, for "
-                    "each holder gives each other one all of its own"
-                )
 
     def __repr__(self) -> str:
         how = {
-            e.stage: " ahead" if e.ahead else f" by {e.collective}"
+            e.stage: f" {e.strategy}" if e.strategy != "mean" else f" by {e.collective}"
             for e in self.exchanges
-            if e.ahead or e.collective != "all-to-all"
+            if (e.strategy, e.collective) != ("mean", "all-to-all")
         }
         cuts = " ".join(
             f"[{s.start},{s.stop})@{'+'.join(s.holders)}{how.get(i, '')}"

@@ -11,8 +11,9 @@ before i (a chain of lists and transfers leads from it to i), and the execution 
 depends on has happened attains that. Replaying with vector clocks finds these chains.
 
 A fast peer may be in the next step while a slow one still has frames of this one to consume, but
-nobody ends a step before everyone has given its norm, and that comes after all else of the step
-before. So no more than two steps overlap, and `slots` replays two, with and without evaluations.
+nobody ends a step before everyone has begun it: all wait for the norm of all, or for gradients that
+do (`exchange/wiring.py`). So no more than two steps overlap, and `slots` replays two, with and
+without evaluations.
 """
 
 from __future__ import annotations

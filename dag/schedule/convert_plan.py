@@ -64,7 +64,7 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
                 groups=[broker_pb2.PeerGroup(peers=group) for group in e.groups],
                 weights=e.weights,
                 chunks=e.chunks,
-                ahead=e.ahead,
+                strategy=e.strategy,
             )
             for e in plan.exchanges
         ],
@@ -78,6 +78,7 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
         ],
         evaluation_routes=_routes_to_proto(plan.evaluation_routes),
         head_parts=plan.head_parts,
+        without_norm=plan.without_norm,
         keepers=[broker_pb2.Keeper(holder=k.holder, peer=k.peer) for k in plan.keepers],
         outline=[
             broker_pb2.StageOutline(
@@ -132,7 +133,7 @@ def part_from_proto(message: broker_pb2.Plan) -> Plan:
                 tuple(tuple(map(_peer, group.peers)) for group in e.groups),
                 tuple(e.weights),
                 e.chunks,
-                e.ahead,
+                e.strategy,
             )
             for e in message.exchanges
         ),
@@ -141,6 +142,7 @@ def part_from_proto(message: broker_pb2.Plan) -> Plan:
         codecs=tuple(_codec_from_proto(c) for c in message.codecs),
         evaluation_routes=_routes_from_proto(message.evaluation_routes),
         head_parts=message.head_parts,
+        without_norm=message.without_norm,
         keepers=tuple(SnapshotKeeper(_peer(k.holder), _peer(k.peer)) for k in message.keepers),
         outline=_outline_from_proto(message),
     )

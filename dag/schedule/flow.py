@@ -23,11 +23,11 @@ sync             NAME/A-B      phase A of NAME     phase B     a hop of the exch
 What the parts of an exchange are, by the name that it begins with:
 
 grad STAGE    a holder's gradients of the stage
-delta STAGE   in their place where holders step ahead, the update that each made of its own
+delta STAGE   in their place where a strategy exchanges updates, the one that each made of its own
 stats STAGE   batch statistics of the microbatches that a holder ran
-pair GROUP    where stages step ahead, a tied parameter's gradient of the i-th holder of each stage
+pair GROUP    where it does, a tied parameter's gradient of the i-th holder of each of its stages
 tied GROUP    a tied parameter's gradient, of the first holder of each of its stages
-both GROUP    in its place where stages step ahead, the update of it
+both GROUP    in its place where holders exchange updates, the update of it
 norm          squares of the gradients that a peer answers for; loss, weight and metrics of its
               microbatches
 eval          loss, weight and metrics of its held-out microbatches

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from ..exchange.wiring import hub_of
+from ..exchange.wiring import hub_of, reports_only
 from ..plan.action import VISITS, Action
 from ..plan.cut import bare_stages
 from ..plan.plan import CodecChoice, PeerId, Plan, Route, StageSlot, Visit
@@ -82,6 +82,7 @@ class PlanSlices:
             self._partners[transfer.source].add(transfer.destination)
             self._partners[transfer.destination].add(transfer.source)
         self._hub = hub_of(plan, stages)
+        self._reports_only = reports_only(plan, stages)
         self._loss = next(s.index for s in stages if s.makes_loss)
         in_order = tuple(Visit(k, PeerId("")) for k in range(len(stages)))
         self._beside: list[set[int]] = [set() for _ in stages]
@@ -129,6 +130,7 @@ class PlanSlices:
             codecs=self._codecs_of(peer, together),
             keepers=keepers,
             outline=type(plan.outline)(),
+            without_norm=self._reports_only,
         )
         return PlanSlice(
             peer,

@@ -18,7 +18,9 @@ from ...dag.ir.graph import Graph, GraphError, Lowered, Operator, TensorSpec
 from ...dag.ir.infer import infer_operator
 from ...dag.ir.rules.rules import check_graph
 from ...dag.plan.action import Action, ExchangeContent, Kind
-from ...dag.plan.cut import cut, tied_groups
+from ...dag.plan.cut import Stage, cut, tied_groups
+from ...dag.plan.plan import PlanError
+from ...dag.plan.strategies import TRAITS
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
 from ...dag.transforms.split_weights import grouped
@@ -26,8 +28,9 @@ from ...net.links.buffers import trim_heap
 from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
 from ..data.reader import Reader
-from ..sync.ahead import StepAheadEF
 from ..sync.optimizer import StageOptimizer
+from ..sync.strategies import STRATEGIES
+from ..sync.strategy import Holder, Strategy
 from ..sync.vector import parts_of
 from .codings import Codings
 from .exchange import Exchanges, LocalStage, TransferSpecs
@@ -79,15 +82,14 @@ class BuiltStages:
 
     @cached_property
     def standing_bytes(self) -> int:
-        """Parameters, their gradients, optimizer state and buffers."""
+        """Parameters, their gradients, buffers, and what strategies keep."""
         total = 0
         for held in self.held.values():
             executor = held.executor
             tensors = [*executor.parameters.values(), *executor.buffers.values()]
             tensors += [p for p in executor.parameters.values() if p.requires_grad]  # gradients
             total += sum(t.numel() * t.element_size() for t in tensors)
-            total += held.optimizer.state_bytes
-            total += held.ahead.size_bytes if held.ahead else 0
+            total += held.strategy.size_bytes
         return total
 
     def kept_bytes(self, stage: int) -> int:
@@ -104,14 +106,6 @@ class BuiltStages:
         what autograd saved in the second forward with it."""
         executor = self.held[stage].executor
         return self.kept_bytes(stage) + executor.saved_bytes if executor.recompute else 0
-
-    def unsent(self, stage: int) -> dict[str, Tensor]:
-        """What codecs here did not send yet of this peer's own updates, by parameter; nothing where
-        none holds anything back."""
-        action = Action(Kind.GIVE, stage=stage, content=ExchangeContent.DELTA)
-        gives = self.flow.gives(self.order.peer, action)
-        left = self.streams.unsent(next(t for t in gives if not t.is_local))
-        return {} if left is None else parts_of(self.wire.layout(stage), left)
 
     @cached_property
     def unchanged(self) -> frozenset[str]:
@@ -166,10 +160,19 @@ def build_work(
     flow = Flow.of_slice(order.slice, stages, tied_groups(graph, stages))
     check_memory(order, graph, flow)
     mine = [stages[k] for k in plan.stages_of(order.peer)]
+    _check_norm(graph, order)
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = ByGraph(order.weights, graph)
     core = _checked_core(order.core, graph) if order.core else None
     firsts = _firsts(graph)
+    wire = TransferSpecs(flow, graph)
+    streams = Streams(
+        order.peer,
+        Codings(wire, plan.codecs),
+        seed=order.training.seed,
+        device=device,
+        clock=clock,
+    )
     held: dict[int, LocalStage] = {}
     names = [name for stage in mine for name in (*stage.parameters, *stage.buffers)]
     with order.reading(weights.shards(names)):
@@ -197,24 +200,9 @@ def build_work(
                 seed=order.training.seed,
                 firsts=firsts,
             )
-            held[stage.index] = LocalStage(stage, executor, optimizer)
+            strategy = _strategy(order, stage, executor, optimizer, wire, streams)
+            held[stage.index] = LocalStage(stage, executor, strategy)
     trim_heap()
-    wire = TransferSpecs(flow, graph)
-    for k, part in held.items():
-        if not plan.steps_ahead(k) or not shares_gradient(part.stage):
-            continue
-        if graph.weight:
-            raise TensorSpecError(
-                f'codec.feedback is "ahead", and the model weighs its losses by {graph.weight!r}: '
-                'holders of a stage do not know the weights of their microbatches; expected "ef"'
-            )
-        part.ahead = StepAheadEF(
-            wire.layout(k),
-            part.executor.parameters,
-            part.optimizer,
-            own=len(wire.microbatches(order.peer, k)),
-            count=len(plan.routes),
-        )
     reader = Reader(
         order.manifest, order.shard, seed=order.training.seed, microbatches=len(plan.routes)
     )
@@ -225,15 +213,45 @@ def build_work(
         lost += [b.name for b in graph.buffers if b.persistent and f"buffer:{b.name}" not in owners]
         unread = {name: weights[name] for name in lost}
     exchange = Exchanges(order.peer, wire, held, device)
-    streams = Streams(
-        order.peer,
-        Codings(wire, plan.codecs),
-        seed=order.training.seed,
-        device=device,
-        clock=clock,
-    )
     files = order.weights if files is None else files
     return BuiltStages(order, graph, flow, wire, held, exchange, streams, reader, unread, files)
+
+
+def _strategy(
+    order: BuildOrder,
+    stage: Stage,
+    executor: StageExecutor,
+    optimizer: StageOptimizer,
+    wire: TransferSpecs,
+    streams: Streams,
+) -> Strategy:
+    """That of the plan for a stage; the plain mean for one whose holders share no gradients. Raises
+    TensorSpecError for a model that it is not for."""
+    k, plan, weight = stage.index, order.plan, wire.graph.weight
+    name = plan.exchange_of(k).strategy if shares_gradient(stage) else "mean"
+    if weight and TRAITS[name].updates:
+        raise TensorSpecError(
+            f"the strategy of stage {k} is {name!r}, and the model weighs its losses by "
+            f"{weight!r}: holders of a stage do not know the weights of their microbatches; "
+            'expected "mean" (codec.feedback "ef")'
+        )
+
+    def unsent() -> Mapping[str, Tensor]:
+        action = Action(Kind.GIVE, stage=k, content=ExchangeContent.DELTA)
+        gives = wire.flow.gives(order.peer, action)
+        left = streams.unsent(next(t for t in gives if not t.is_local))
+        return {} if left is None else parts_of(wire.layout(k), left)
+
+    return STRATEGIES[name](
+        Holder(
+            layout=wire.layout(k),
+            parameters=executor.parameters,
+            optimizer=optimizer,
+            own=len(wire.microbatches(order.peer, k)),
+            count=len(plan.routes),
+            unsent=unsent,
+        )
+    )
 
 
 def _firsts(graph: Graph) -> dict[str, int]:
@@ -308,6 +326,19 @@ def _owners(graph: Graph, flow: Flow) -> dict[str, int]:
             if name in persistent:
                 found.setdefault(f"buffer:{name}", stage.index)
     return found
+
+
+def _check_norm(graph: Graph, order: BuildOrder) -> None:
+    """Raises PlanError where updates would need a norm or weight that the plan does not bring."""
+    plan, clip = order.plan, order.training.train.clip
+    clips = clip and not all(plan.strategy(k).updates for k in range(len(plan.stages)))
+    if plan.without_norm and (clips or graph.weight):
+        raise PlanError(
+            f"the plan has no norm, and gradients are clipped to {clip}: expected one with"
+            if clips
+            else f"the plan has no norm, and the model weighs its losses by {graph.weight!r}: "
+            "expected one with"
+        )
 
 
 def _check_data(graph: Graph, order: BuildOrder, names: set[str]) -> None:

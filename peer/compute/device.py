@@ -46,6 +46,9 @@ from .store import StoredValue
 __all__ = ["TensorSpecError", "TorchDevice"]
 
 
+_OF_HOLDERS = (ExchangeContent.GRADIENT, ExchangeContent.DELTA)
+
+
 class TorchDevice:
     """Computes the stages of one assignment on one device. `device` is a torch device name; `clock`
     gives the seconds that reports have of codecs."""
@@ -238,10 +241,8 @@ class TorchDevice:
                 self._update(work, step)
                 return {}
             case _:
-                if action.kind is Kind.GIVE and action.content is ExchangeContent.DELTA:
-                    ahead = work.held[action.stage].ahead
-                    assert ahead is not None, f"{action} of a stage that steps not ahead"
-                    ahead.local_update(step)
+                if action.kind is Kind.GIVE and action.content in _OF_HOLDERS:
+                    work.held[action.stage].strategy.on_gradient(step)
                 return work.exchange.run(
                     action, taken, lambda transfer, tensor: self._echo(step, transfer, tensor)
                 )
@@ -250,8 +251,7 @@ class TorchDevice:
         self, work: BuiltStages, step: int, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
-        if held.ahead is not None and not held.ahead.away:
-            held.ahead.extrapolate(work.unsent(action.stage))
+        held.strategy.before_forward()
         ports = {t.value: _there(t, v) for t, v in taken}
         inputs = work.inputs.pop((step, m, action.stage), None)
         if inputs is None and held.stage.inputs:
@@ -309,13 +309,9 @@ class TorchDevice:
         work.exchange.report(training, m, {**named, **ports, **results})
 
     def _update(self, work: BuiltStages, step: int) -> None:
-        total = work.exchange.total
-        assert total is not None, "an update before the norm"
+        weight, norm = work.exchange.totals_of_update()
         for held in work.held.values():
-            if held.ahead is not None:
-                held.ahead.apply()
-            else:
-                held.optimizer.step(step, weight=total.weight, norm=total.norm)
+            held.strategy.update(step, weight=weight, norm=norm)
             if held.stage.updates:
                 ran = range(len(work.order.plan.routes))
                 held.executor.apply_updates([held.collected.get(m, {}) for m in ran])

@@ -23,9 +23,8 @@ from ...dag.plan.cut import Stage
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ..sync import norm
-from ..sync.ahead import StepAheadEF
-from ..sync.optimizer import StageOptimizer
 from ..sync.statistics import Statistics
+from ..sync.strategy import Strategy
 from ..sync.vector import Layout, TensorSpace, add, grads_of, set_grads, vector_of
 
 __all__ = ["Echo", "Exchanges", "LocalStage", "Taken", "TransferSpecs"]
@@ -43,16 +42,13 @@ class LocalStage:
 
     stage: Stage
     executor: StageExecutor
-    optimizer: StageOptimizer
+    strategy: Strategy
     collected: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     """Batch statistics of this step by microbatch, from here and from other holders."""
-    ahead: StepAheadEF | None = None
-    """Where holders exchange updates in place of gradients."""
 
     def parameters(self) -> dict[str, Tensor]:
         """The weights by name, as all holders have them, wherever this one is training."""
-        whole: dict[str, Tensor] = dict(self.executor.parameters)
-        return whole if self.ahead is None else whole | dict(self.ahead.weights())
+        return {**self.executor.parameters, **self.strategy.weights()}
 
 
 class TransferSpecs:
@@ -194,6 +190,14 @@ class Exchanges:
         name = self.wire.graph.weight
         return float(self._reported[True, microbatch][name]) if name else 1.0
 
+    def totals_of_update(self) -> tuple[float, float]:
+        """Weight and norm that updates of the step go by. Without the norm every microbatch weighs
+        one, and nothing is clipped."""
+        if self.flow.plan.without_norm:
+            return float(len(self.flow.plan.routes)), 0.0
+        assert self.total is not None, "an update before the norm"
+        return self.total.weight, self.total.norm
+
     def clear(self) -> None:
         """Forgets everything of the step or evaluation that ended."""
         self._reported.clear()
@@ -220,26 +224,15 @@ class Exchanges:
 
     def _squares(self) -> Tensor:
         """The sum of squares of the gradients that this peer answers for."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         plan = self.flow.plan
         lowest = {g.parameter: g.stages[0] for g in self.flow.tied}
-        mine = [h for k, h in self.held.items() if plan.stages[k].holders[0] == self.peer]
-        squares = norm.squares_of(
-            (
-                grad
-                for h in mine
-                if h.ahead is None
-                for name, grad in _grads(h).items()
-                if lowest.get(name, h.stage.index) == h.stage.index
-            ),
-            self.device,
-        )
-        for h in mine:
-            if h.ahead is not None:
-                counted = [
-                    n for n in h.stage.trainable if lowest.get(n, h.stage.index) == h.stage.index
-                ]
-                squares += h.ahead.square(counted).to(self.device)
-        return squares
+        for k, held in self.held.items():
+            if plan.stages[k].holders[0] == self.peer:
+                names = [n for n in held.stage.trainable if lowest.get(n, k) == k]
+                for square in held.strategy.squares(names):
+                    total += square.to(self.device)
+        return total
 
     def _scores(self, training: bool) -> list[norm.Score]:
         graph, found = self.wire.graph, list[norm.Score]()

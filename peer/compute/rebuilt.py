@@ -53,7 +53,7 @@ def given_records(work: BuiltStages) -> dict[str, Tensor]:
     for held in work.held.values():
         parameters = held.parameters()
         found |= {f"param:{n}": parameters[n] for n in parameters if n in whole}
-        for name, tensor in held.optimizer.state_tensors().items():
+        for name, tensor in held.strategy.state_tensors().items():
             owner, _, part = name.rpartition(":")
             if owner in copied or (part == "square" and owner in weighed):
                 found[f"slot:{name}"] = tensor

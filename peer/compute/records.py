@@ -1,8 +1,8 @@
 """What is in a snapshot of a torch device: named tensors, each with its own hash.
 
-    param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the optimizer's state by parameter.
+    param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the strategy's state by parameter.
                                               What stays as the weights files have it is not here
-    ahead/PEER/NAME:PART                      the same, where holders have states of their own
+    own/PEER/NAME:PART                        the same, where holders have states of their own
     codec/…/PEER                              of streams (`streams.py`), by the end that it is of
 
 Names are those of parameters, never of stages: another cut of the same graph can load them. The
@@ -70,8 +70,8 @@ def take_records(work: BuiltStages, step: int) -> dict[str, Tensor]:
         parameters, buffers = held.parameters(), held.executor.buffers
         found |= {f"param:{name}": t for name, t in parameters.items() if name not in still}
         found |= {f"buffer:{name}": t for name, t in buffers.items() if name not in still}
-        kind = "slot:" if held.ahead is None else _ahead(work.order.peer)
-        found |= {f"{kind}{name}": t for name, t in held.optimizer.state_tensors().items()}
+        kind = _own(work.order.peer) if held.strategy.own_state else "slot:"
+        found |= {f"{kind}{name}": t for name, t in held.strategy.state_tensors().items()}
     states = work.streams.state_tensors(step - 1)
     found |= {_end_name(name, work.order.peer): tensor for name, tensor in states.items()}
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
@@ -128,13 +128,13 @@ class Records:
                         "of every peer that held a part of it"
                     )
         slots = {n.removeprefix("slot:"): t for n, t in self.tensors.items() if n[:5] == "slot:"}
-        own = _ahead(work.order.peer)
+        own = _own(work.order.peer)
         # Who has none of its own, under another plan say, begins with some other holder's.
-        for name in sorted(n for n in self.tensors if n.startswith("ahead/")):
+        for name in sorted(n for n in self.tensors if n.startswith("own/")):
             slots.setdefault(name.split("/", 2)[2], self.tensors[name])
         slots |= {n.removeprefix(own): t for n, t in self.tensors.items() if n.startswith(own)}
         for held in work.held.values():
-            held.optimizer.load_state_tensors(slots)
+            held.strategy.load_state_tensors(slots)
         states: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
             if name.startswith("codec/"):  # the other end of a stream has another state
@@ -155,9 +155,9 @@ class Records:
             return self
 
         def moved(name: str) -> str:
-            if name.startswith("ahead/"):
+            if name.startswith("own/"):
                 _, peer, rest = name.split("/", 2)
-                return f"{_ahead(names.get(unquote(peer), unquote(peer)))}{rest}"
+                return f"{_own(names.get(unquote(peer), unquote(peer)))}{rest}"
             if not name.startswith("codec/"):
                 return name
             state, peer = _end_of(name)
@@ -280,9 +280,9 @@ def _hash(tensor: Tensor) -> str:
     return xxh3_128_hexdigest(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
 
-def _ahead(peer: str) -> str:
-    """What the names of a holder's own optimizer state begin with."""
-    return f"ahead/{quote(peer, safe='')}/"
+def _own(peer: str) -> str:
+    """What the names of a holder's own state begin with."""
+    return f"own/{quote(peer, safe='')}/"
 
 
 def _end_name(state: str, peer: str) -> str:

@@ -3,7 +3,8 @@
 - The broker orders a snapshot of a step (`SnapshotOrder`), one at a time. It is taken when so many
   updates are in the stages and nothing of it can have changed: parameters, slots and buffers stay
   as they are until the update, codecs until a neighbour may be a step ahead, which needs this
-  peer's part of the norm (N>). An order that comes later than that is missed, and the broker told.
+  peer's part of the norm (or any, where nobody waits for that). An order that comes later than that
+  is missed, and the broker told.
 - A holder gives each own snapshot to its keepers by the plan, a few parts at a time. A copy is
   reported when it is whole. One that cannot be kept, since the disk is full, say, is reported too,
   and given up; the run goes on.

@@ -6,8 +6,8 @@ Rules:
 - A step is one pass over the training list and, when an evaluation is due, one over the evaluation
   list. Evaluation is due after step s when (s + 1) % eval_every == 0, and after the last step.
 - Frames may come early: while this peer is in step s, others can be in s + 1 already, never
-  further, because the end of s + 1 (its norm) needs this peer's part. So frames of s and s + 1 are
-  wanted, older ones are late duplicates, and later ones break the plan.
+  further, because the end of s + 1 needs this peer's part. So frames of s and s + 1 are wanted,
+  older ones are late duplicates, and later ones break the plan.
 - A step begins only when its data is there.
 """
 
@@ -142,11 +142,12 @@ class Steps:
     @property
     def unchanged(self) -> bool:
         """Whether all that a snapshot of `updates` has is still as it was then: nobody is a step
-        ahead before this peer gave its part of the norm."""
+        ahead before this peer gave its part of the norm; where others do not wait for that, before
+        it began."""
         if self.evaluating or self.over:
             return True
-        actions = self._train.actions
-        given = next((i for i, a in enumerate(actions) if a.content is ExchangeContent.NORM), 0)
+        norm = (i for i, a in enumerate(self._train.actions) if a.content is ExchangeContent.NORM)
+        given = 0 if self._flow.plan.without_norm else next(norm, 0)
         return self.position + self.in_flight <= min(given, self._turned)
 
     @property

@@ -1,8 +1,9 @@
 """What holders exchange at the end of a step, and the update that follows, on tensors alone.
-`allreduce` adds the gradients of a stage's holders and those of tied parameters, `statistics`
-carries batch-norm statistics, `norm` the global norm and the results of a step, `ahead` lets
-holders step ahead, `optimizer` updates a stage's parameters. Everything travels as plain flat
-tensors whose specs both ends know beforehand."""
+`strategy` says what a holder makes of its gradients before and after the exchange: as it stands the
+plain mean; `ahead` lets holders step ahead. `vector` has gradients as a flat vector, `statistics`
+batch-norm statistics, `norm` the global norm and the results of a step; `optimizer` updates a
+stage's parameters. Everything travels as plain flat tensors whose specs both ends know
+beforehand."""
 
 __all__ = [
     "ahead",
@@ -10,5 +11,7 @@ __all__ = [
     "norm",
     "optimizer",
     "statistics",
+    "strategies",
+    "strategy",
     "vector",
 ]

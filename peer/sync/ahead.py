@@ -21,88 +21,74 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .norm import squares_of
-from .optimizer import StageOptimizer
-from .vector import Layout
+from .norm import square_of
+from .strategy import Holder, Strategy
 
 __all__ = ["StepAheadEF"]
 
 
-class StepAheadEF:
-    """Steps ahead of the exchange, with error feedback, for one holder of a stage; `own` of the
-    step's `count` microbatches are its own.
+class StepAheadEF(Strategy):
+    """Steps ahead of the exchange, with error feedback, for one holder of a stage."""
 
-    A step: `extrapolate`, forward and backward passes, `local_update`, the exchange of what is in
-    the gradients then, `apply`."""
+    own_state: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        layout: Layout,
-        parameters: Mapping[str, nn.Parameter],
-        optimizer: StageOptimizer,
-        *,
-        own: int,
-        count: int,
-    ) -> None:
-        self._trained = {name: parameters[name] for name, _ in layout.parameters}
-        self._optimizer = optimizer
-        self._own, self._count = own, count
+    def __init__(self, holder: Holder) -> None:
+        super().__init__(holder)
         self._home: dict[str, Tensor] = {}
+        """W, while x is in the parameters."""
         self._squares: dict[str, Tensor] = {}
 
     @property
-    def away(self) -> bool:
-        """Whether the parameters are x, not W."""
-        return bool(self._home)
-
-    def weights(self) -> Mapping[str, Tensor]:
-        """W of what is trained, while it is not in the parameters."""
-        return self._home
-
-    @property
     def size_bytes(self) -> int:
-        """Bytes of W beside the parameters."""
-        return sum(p.numel() * p.element_size() for p in self._trained.values())
+        """With W beside the parameters."""
+        copies = sum(p.numel() * p.element_size() for p in self.trained.values())
+        return super().size_bytes + copies
 
     @torch.no_grad()
-    def extrapolate(self, unsent: Mapping[str, Tensor]) -> None:
-        """From W to x. `unsent`: e by parameter; 0 where it is not named."""
-        self._home = {name: p.detach().clone() for name, p in self._trained.items()}
-        for name, p in self._trained.items():
+    def before_forward(self) -> None:
+        """From W to x, once in a step."""
+        if self._home:
+            return
+        unsent = self.holder.unsent()
+        self._home = {name: p.detach().clone() for name, p in self.trained.items()}
+        for name, p in self.trained.items():
             if name in unsent:
-                p.sub_(unsent[name].to(p.device, p.dtype), alpha=1 / self._count)
+                p.sub_(unsent[name].to(p.device, p.dtype), alpha=1 / self.holder.count)
 
     @torch.no_grad()
-    def local_update(self, step: int) -> None:
-        """Turns this holder's accumulated gradients, sums over its microbatches, into c·u."""
-        self._squares = {}
-        if not self._own:
+    def on_gradient(self, step: int) -> None:
+        """Turns this holder's accumulated gradients into c·u."""
+        own, self._squares = self.holder.own, {}
+        if not own:
             return  # others did all microbatches
-        grads = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
-        self._squares = {n: squares_of([g], g.device).cpu() for n, g in grads.items()}
-        norm = math.sqrt(sum(map(float, self._squares.values()))) / self._own
-        before = {name: self._trained[name].detach().clone() for name in grads}
-        self._optimizer.step(step, weight=self._own, norm=norm)
+        grads = {name: p.grad for name, p in self.trained.items() if p.grad is not None}
+        self._squares = {n: square_of(g).cpu() for n, g in grads.items()}
+        norm = math.sqrt(sum(map(float, self._squares.values()))) / own
+        before = {name: self.trained[name].detach().clone() for name in grads}
+        self.holder.optimizer.step(step, weight=own, norm=norm)
         for name, place in before.items():
-            grads[name].copy_(place.sub_(self._trained[name])).mul_(self._own)
+            grads[name].copy_(place.sub_(self.trained[name])).mul_(own)
 
-    def square(self, names: Iterable[str]) -> Tensor:
-        """Σ over these parameters of what this holder's gradient of the last step says the squared
-        norm of the sum of all holders' is, before clipping; a float64 scalar."""
+    def squares(self, names: Iterable[str]) -> list[Tensor]:
+        """What this holder's own gradients of the step say of those of all."""
         squares = [self._squares[name] for name in names if name in self._squares]
         total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-        return total * (self._count / max(1, self._own)) ** 2
+        return [total * (self.holder.count / max(1, self.holder.own)) ** 2]
 
     @torch.no_grad()
-    def apply(self) -> None:
-        """From x to W', by what is in the gradients: the sum of what all holders sent."""
-        for name, p in self._trained.items():
+    def update(self, step: int, *, weight: float, norm: float) -> None:
+        """From x to W', by what all holders sent."""
+        for name, p in self.trained.items():
             if self._home:  # who did no microbatch never left
                 p.copy_(self._home[name])
             if p.grad is not None:
-                p.sub_(p.grad, alpha=1 / self._count)
+                p.sub_(p.grad, alpha=1 / self.holder.count)
         self._home = {}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self._home

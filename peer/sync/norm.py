@@ -14,7 +14,7 @@ A microbatch with weight 0 has no say, whatever its loss is (the mean over nothi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...dag.ir.graph import TensorSpec
 
-__all__ = ["Score", "ScoreTotals", "combine", "pack", "scores_spec", "squares_of", "total_spec"]
+__all__ = ["Score", "ScoreTotals", "combine", "pack", "scores_spec", "square_of", "total_spec"]
 
 Score = tuple[Tensor | float, ...]
 """(loss, weight, metric…) of one microbatch, scalars."""
@@ -48,13 +48,10 @@ class ScoreTotals:
         return cls(norm, weight, loss, tuple(metrics))
 
 
-def squares_of(grads: Iterable[Tensor | None], device: torch.device) -> Tensor:
-    """Σ of the squares of all elements, a float64 scalar on the device."""
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for grad in grads:
-        if grad is not None:
-            total += torch.linalg.vector_norm(grad, dtype=torch.float64).square()
-    return total
+def square_of(grad: Tensor) -> Tensor:
+    """The squared 2-norm, a float64 scalar where the gradient is."""
+    norm: Tensor = torch.linalg.vector_norm(grad, dtype=torch.float64)
+    return norm.square()
 
 
 def scores_spec(microbatches: int, metrics: int, *, squares: bool) -> TensorSpec:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...dag.transforms.split_weights import whole_name
 from ...job import Train
 from .narrow import NARROW, step_narrow, wide_dtype
+from .norm import square_of
 
 __all__ = ["StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
 
@@ -137,7 +138,7 @@ class StageOptimizer:
                 if weight != 1:
                     parameter.grad.div_(weight)
                 if self._weighs:
-                    self.squares[name] = _square(parameter.grad)
+                    self.squares[name] = square_of(parameter.grad)
                 if factor != 1:
                     parameter.grad.mul_(factor)
         for group in self._optimizer.param_groups:
@@ -233,9 +234,3 @@ class StageOptimizer:
     def __repr__(self) -> str:
         held = len(self._decay) + len(self._plain)
         return f"<StageOptimizer {self.train.optimizer}, {held} parameters>"
-
-
-def _square(grad: Tensor) -> Tensor:
-    """The squared 2-norm, a float64 scalar where the gradient is."""
-    norm: Tensor = torch.linalg.vector_norm(grad, dtype=torch.float64)
-    return norm.square()

@@ -171,7 +171,7 @@ class GhostDevice:
                 self._backward(work, action, part, store)
             case Kind.UPDATE:
                 for held in work.held.values():
-                    held.update(work.total)
+                    held.update(work.total if work.clips else 0)
                 work.reported.clear()
                 work.store.pop(step - 1, None)
             case _:

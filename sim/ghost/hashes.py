@@ -187,11 +187,13 @@ def expected(
     eval_every: int = 0,
     held_out: int = 0,
     orders: Sequence[Sequence[Segment]] = (),
+    clips: bool = True,
 ) -> Expected:
     """The plain loop over the bound graph, knowing nothing of plans. `eval_every`: steps between
     evaluations of `held_out` microbatches, one after the last step too; 0: none. `orders`: of each
-    microbatch, where some compute parts of the graph in another order."""
-    loop = _Loop(Hashes(graph, seed), orders)
+    microbatch, where some compute parts of the graph in another order. `clips`: whether updates go
+    by the totals of the step."""
+    loop = _Loop(Hashes(graph, seed), orders, clips)
     found = Expected()
     for step in range(steps):
         found.losses.append(figure(loop.step(step, range(microbatches))))
@@ -205,8 +207,8 @@ def expected(
 class _Loop:
     """The state of the plain loop: every parameter and buffer."""
 
-    def __init__(self, hashes: Hashes, orders: Sequence[Sequence[Segment]] = ()) -> None:
-        self.hashes, graph = hashes, hashes.graph
+    def __init__(self, hashes: Hashes, orders: Sequence[Sequence[Segment]], clips: bool) -> None:
+        self.hashes, graph, self.clips = hashes, hashes.graph, clips
         self.orders = orders
         self.whole = (Segment(0, len(graph.operators), ()),)
         names = [f"param:{p.name}" for p in graph.parameters]
@@ -264,7 +266,7 @@ class _Loop:
         total = (total + hashes.answered(gradients)) & MASK
         for p, g in gradients.items():
             name = f"param:{p}"
-            self.state[name] = hashes.updated(self.state[name], g, total)
+            self.state[name] = hashes.updated(self.state[name], g, total if self.clips else 0)
         for buffer, s in statistics.items():
             name = f"buffer:{buffer}"
             self.state[name] = hashes.buffered(self.state[name], s & MASK)

@@ -78,6 +78,8 @@ class GhostAssignment:
         )
         """What comes as words, not as one number."""
         self.total = 0
+        self.clips = order.training.train.clip > 0 and not shared.plan.without_norm
+        """Whether updates go by the totals of the step."""
         ran = {t: shared.wire.microbatches(peer, shared.wire.loss_stage, training=t) for t in _BOTH}
         self.ran = ran if shared.wire.loss_stage in self.held else dict.fromkeys(_BOTH, ())
         lowest = {g.parameter: g.stages[0] for g in shared.tied}

@@ -157,7 +157,14 @@ def _as_hashes(job: Job, followed: Following, packed: Packed, options: SimOption
             stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
             orders = [segments(stages, route) for route in plan.routes]
         exact = losses[: summary.inexact_from or steps]  # no loop does what comes behind
-        wanted = expected(graph, job.seed, len(exact), followed.microbatches, orders=orders)
+        wanted = expected(
+            graph,
+            job.seed,
+            len(exact),
+            followed.microbatches,
+            orders=orders,
+            clips=job.train.clip > 0,
+        )
         compare(summary, exact, wanted.losses, "plain loop of hashes")
         if summary.max_loss_difference:
             summary.exit = 1

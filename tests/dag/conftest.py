@@ -139,7 +139,8 @@ def random_plan(rng: random.Random, operators: int) -> Plan:
     exchanges = tuple(
         random_exchange(rng, k, s.holders) for k, s in enumerate(slots) if rng.random() < 0.8
     )
-    return replace(plan, exchanges=exchanges).validate(operators)
+    without = rng.random() < 0.3
+    return replace(plan, exchanges=exchanges, without_norm=without).validate(operators)
 
 
 def random_exchange(rng: random.Random, stage: int, holders: tuple[PeerId, ...]) -> StageExchange:
@@ -150,10 +151,10 @@ def random_exchange(rng: random.Random, stage: int, holders: tuple[PeerId, ...])
     if name in ("two-level", "hierarchical") and rng.random() < 0.8:
         mixed = rng.sample(holders, len(holders))
         groups = even_rows(mixed, rng.randint(1, len(holders)))
-    if name == "all-to-all" and rng.random() < 0.5:
+    if name in ("all-to-all", "hierarchical") and rng.random() < 0.5:
         weights = tuple(rng.randint(0, 3) for _ in holders)
         weights = weights if any(weights) else ()
-    chunks = rng.choice([1, 1, 3]) if name == "all-to-all" else 1
+    chunks = rng.choice([1, 1, 3]) if name in ("all-to-all", "hierarchical") else 1
     return StageExchange(stage, name, groups, weights, chunks)
 
 

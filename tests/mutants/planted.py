@@ -31,7 +31,7 @@ from shoal.peer.core.machine import PeerMachine
 from shoal.peer.core.reports import Reports
 from shoal.peer.core.step import PeerProgram, Steps
 from shoal.peer.data.reader import Reader
-from shoal.peer.sync import norm
+from shoal.peer.sync.strategy import Strategy
 
 AT = 1
 """The step in which most of them strike."""
@@ -234,12 +234,12 @@ def tied_twice() -> Iterator[None]:
 
 @mutant("the norm leaves one stage's gradients out", "I1")
 def norm_short() -> Iterator[None]:
-    squares = norm.squares_of
+    squares = Strategy.squares
 
-    def fewer(grads: Any, device: Any) -> Any:
-        return squares(list(grads)[1:], device)
+    def fewer(self: Strategy, names: Any) -> Any:
+        return squares(self, list(names)[1:])
 
-    with patch.object(norm, "squares_of", fewer):
+    with patch.object(Strategy, "squares", fewer):
         yield
 
 

@@ -143,6 +143,9 @@ class PlannerOptions:
     """Numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
     state_bytes: int = 8
     """Bytes of them: AdamW in fp32 8, in bf16 4."""
+    norm: bool = True
+    """Whether a step has to know the global norm of its gradients, or to end for all at once: they
+    are clipped by it, or a lost stage may be made from what others have after the same step."""
     collective: str = "auto"
     """By what the holders of a stage add up gradients; "auto": the planner chooses."""
     codecs: CodecOptions = CodecOptions()

@@ -8,7 +8,7 @@ weak peers beside one strong) are an ordinary plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....dag.plan.plan import (
     PeerId,
@@ -21,6 +21,7 @@ from ....dag.plan.plan import (
     in_pipelines,
     swapped_pairs,
 )
+from ....dag.plan.strategies import TRAITS
 
 __all__ = [
     "Candidate",
@@ -184,14 +185,15 @@ def to_plan(
     evaluation_microbatches: int = 0,
     *,
     exchange: Exchanging = all_to_all,
-    ahead: bool = False,
+    strategy: str = "mean",
     head_parts: int = 0,
 ) -> Plan:
     """The plan of a candidate. `names[i]` is the id of peer i. `exchange`: how the holders of a
-    stage exchange gradients; `ahead`: whether they step ahead, if the plan is one of whole
-    pipelines."""
+    stage exchange gradients; `strategy`: by which, where one that exchanges updates in their place
+    takes a plan of whole pipelines."""
     slots = candidate.slots()
-    ahead = ahead and in_pipelines(holders for _, _, holders, _ in slots)
+    if TRAITS[strategy].updates and not in_pipelines(holders for _, _, holders, _ in slots):
+        strategy = "mean"
     sums = {s.holders: s for s in candidate.sums}
     routes: list[Route] = []
     for pipeline in candidate.pipelines:
@@ -218,14 +220,14 @@ def to_plan(
             found
             for k, (_, _, holders, _) in enumerate(slots)
             if len(holders) > 1
-            for found in [
-                StageExchange(k, ahead=True)
-                if ahead
+            for by in [
+                StageExchange(k)
+                if TRAITS[strategy].collective
                 else sums[holders].of(k, names)
                 if holders in sums
                 else exchange(k, holders, names)
             ]
-            if found != StageExchange(k)
+            if (found := replace(by, strategy=strategy)) != StageExchange(k)
         ),
         routes=tuple(trained[p] for p in order),
         microbatch_size=microbatch_size,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from ....dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ....dag.plan.cut import Cutter, tied_groups
 from ....dag.plan.plan import PeerId, Plan, StageExchange
 from ....dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
+from ....dag.plan.strategies import TRAITS
 from ..base.interface import PlanRequest
 from .candidate import Candidate, StageShare, to_plan
 from .needs import IntervalMemory
@@ -57,8 +59,8 @@ class CostModel:
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
         self.memory = MemoryModel(request.graph, self.costs)
         self._cutter = Cutter(request.graph)
-        # Before there is a plan; one that has stages which step ahead says so (dag/cost/memory.py).
-        self._state = request.options.state_bytes, int(self.ahead)
+        # Before there is a plan, which says it itself (dag/cost/memory.py).
+        self._state = request.options.state_bytes, TRAITS[self.strategy].copies
         self._needs: dict[int, IntervalMemory] = {}
         self.may_have = np.array([o.peer in request.holders for o in self.offers], dtype=bool)
         """By offer, whether it may run the operators beside the data."""
@@ -118,10 +120,10 @@ class CostModel:
         return StageExchange(stage, "two-level" if self.rows(len(holders)) else "all-to-all")
 
     @property
-    def ahead(self) -> bool:
-        """Whether holders of a stage are to exchange updates that step ahead. None of them knows
-        the weights of its microbatches' losses."""
-        return self._ahead_asked and not self.request.graph.weight
+    def strategy(self) -> str:
+        """What holders of a stage make of their gradients. None of those that exchange updates
+        knows the weights of its microbatches' losses."""
+        return "ahead" if self._ahead_asked and not self.request.graph.weight else "mean"
 
     @property
     def _ahead_asked(self) -> bool:
@@ -138,10 +140,23 @@ class CostModel:
 
     def _compile(self, form: Candidate) -> Structure:
         names = [PeerId(f"p{i}") for i in range(len(form.peers))]
+        return self.structure_of(self._plan(form, names))
+
+    def _plan(self, candidate: Candidate, names: Sequence[PeerId], **told: Any) -> Plan:
+        """`to_plan` by the request. Of a lost holder, siblings go on only from a step that all have
+        ended, so where there are some, and no update needs the norm, all wait for it even so."""
+        request = self.request
         plan = to_plan(
-            form, names, self.request.microbatch_size, exchange=self.exchange, ahead=self.ahead
+            candidate,
+            names,
+            request.microbatch_size,
+            exchange=self.exchange,
+            strategy=self.strategy,
+            **told,
         )
-        return self.structure_of(plan)
+        shared = any(len(s.holders) > 1 for s in plan.stages)
+        waits = request.options.norm or shared or bool(request.graph.weight)
+        return plan if waits else replace(plan, without_norm=True)
 
     def structure_of(self, plan: Plan) -> Structure:
         """The structure of a plan of the request's graph; its evaluation does not count."""
@@ -389,17 +404,14 @@ class CostModel:
             host_bytes=edge,
             alternatives=alternatives,
         )
-        plan = to_plan(
+        plan = self._plan(
             candidate,
             [o.peer for o in self.offers],
-            request.microbatch_size,
-            request.evaluation_microbatches,
-            exchange=self.exchange,
-            ahead=self.ahead,
+            evaluation_microbatches=request.evaluation_microbatches,
             head_parts=request.head_parts,
         )
         shared = any(len(s.holders) > 1 for s in plan.stages)
-        if self._ahead_asked and shared and not plan.steps_ahead(0):
+        if self._ahead_asked and shared and not plan.exchanges_updates:
             why = (
                 'no stepping ahead, error feedback alone: feedback = "ahead" takes pipelines that '
                 "share no peer, and a model that does not weigh its losses"

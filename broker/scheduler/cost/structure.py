@@ -162,6 +162,7 @@ def wiring_key(
         plan.routes,
         tuple(slot.holders for slot in plan.stages),
         plan.exchanges,
+        plan.without_norm,
         tuple(
             (
                 s.has_backward,

@@ -1,9 +1,11 @@
 """Which collective adds up the gradients of each stage's holders: the one whose step is shortest by
 the event calculation, of
 
-- all-to-all, in equal shares, and in shares that follow the links, at once or in chunks;
-- rows of about √n; rows that are places, by groups of fast links;
-- a ring and a tree, along a path of fast links.
+- all-to-all, in equal shares, and in shares that follow lines and pairs;
+- places, by groups of fast links, in such shares; rows of about √n;
+- a ring and a tree, along a path of fast links;
+
+the first two at once or in chunks.
 
 Gradients that may be compressed stay with all-to-all: in any other what a codec loses would be lost
 several times on the way; and in equal shares, whole, where a codec is named, for in chunks it would
@@ -13,6 +15,7 @@ is made for what was found.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -22,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..cost.candidate import Candidate, GradientSum
 from ..cost.judge import CostModel
-from ..network.communities import groupings, rates
+from ..network.communities import Grouping, groupings, rates
 from ..network.order import grouped_path
 
 __all__ = ["shares", "with_collectives"]
@@ -32,7 +35,11 @@ Floats = NDArray[np.float64]
 MOST_HOLDERS = 64
 """Holders of a stage up to which others than the fixed one are tried."""
 MOST_GROUPINGS = 3
-CHUNKS = (1, 4, 16)
+FEW, MANY = 4, 16
+"""Chunks with which all are tried; and with which the best of them is, or else with none."""
+EVEN = 0.995
+"""Shares are as even as gets so much of what uneven ones get."""
+HALVINGS = 6
 FINE = 1000
 """Shares are in whole parts of so many."""
 BETTER = 0.999
@@ -46,14 +53,23 @@ def with_collectives(judge: CostModel, candidate: Candidate) -> Candidate:
     if options.collective != "auto" or options.codecs.sync not in ("none", "auto"):
         return candidate
     best, least = candidate, judge.seconds(candidate)
+    start = best
+
+    def tried(option: GradientSum) -> float:
+        nonlocal best, least
+        other = replace(start, sums=(*start.sums, option))
+        seconds = judge.seconds(other)
+        if seconds < BETTER * least:
+            best, least = other, seconds
+        return seconds
+
     groups = {holders for _, _, holders, _ in candidate.slots() if 1 < len(holders) <= MOST_HOLDERS}
     for holders in sorted(groups):
         start = best
-        for option in _options(judge, holders):
-            other = replace(start, sums=(*start.sums, option))
-            seconds = judge.seconds(other)
-            if seconds < BETTER * least:
-                best, least = other, seconds
+        times = [(tried(option), option) for option in _options(judge, holders)]
+        seconds, cut = min((t for t in times if t[1].chunks > 1), key=lambda t: t[0])
+        if tried(replace(cut, chunks=MANY)) >= seconds:
+            tried(replace(cut, chunks=1))
     return best
 
 
@@ -61,9 +77,8 @@ def _options(judge: CostModel, holders: tuple[int, ...]) -> Iterator[GradientSum
     n = len(holders)
     weights = shares(judge, holders)
     ways = [(), weights] if len({*weights}) > 1 else [()]
-    for chunks in CHUNKS:
-        for way in ways:
-            yield GradientSum(holders, "all-to-all", weights=way, chunks=chunks)
+    for way in ways:
+        yield GradientSum(holders, "all-to-all", weights=way, chunks=FEW)
     if n < 3 or judge.request.options.codecs.sync != "none":
         return
     at = list(holders)
@@ -74,31 +89,88 @@ def _options(judge: CostModel, holders: tuple[int, ...]) -> Iterator[GradientSum
     for grouping in islice(groupings(rate[np.ix_(at, at)]), MOST_GROUPINGS):
         places = tuple(tuple(at[i] for i in group) for group in grouping)
         if 1 < len(places) < n:
-            yield GradientSum(holders, "hierarchical", places)
+            weights = shares(judge, holders, grouping)
+            yield GradientSum(holders, "hierarchical", places, weights, FEW)
     path = tuple(grouped_path(rate, cost, [at]))
     yield GradientSum(holders, "ring", (path,))
     yield GradientSum(holders, "tree", (path,))
 
 
-def shares(judge: CostModel, holders: Sequence[int]) -> tuple[int, ...]:
-    """How much of the sum each holder makes, so that all are done at once: one that makes the share
-    f of N bytes sends and gets (1 + (n - 2)·f)·N of them over its line."""
+def shares(
+    judge: CostModel, holders: Sequence[int], places: Grouping | None = None
+) -> tuple[int, ...]:
+    """How much of the sum each holder makes, so that all are done at once. Where i makes the share
+    f_i of N bytes in time t, parts and totals of i and k meet on the pair, and others' on its line:
+
+        (f_i + f_k)·N ≤ t·pair_ik        (1 + (n - 2)·f_i)·N ≤ t·line_i        Σ f = 1
+
+    The least t by a linear program in f/t. Of `places`, each makes its share together, and a member
+    that of its own which its lines to other places have of theirs."""
     network, at, n = judge.network, np.array(holders), len(holders)
-    pairs = network.rates()[np.ix_(at, at)]
-    np.fill_diagonal(pairs, 0.0)
-    line: Floats = np.minimum(
-        np.minimum(network.up[at], network.down[at]),
-        np.minimum(pairs.sum(axis=1), pairs.sum(axis=0)),
-    )
-    if n < 3 or not np.isfinite(line).all():
+    rate = network.rates()[np.ix_(at, at)]
+    np.fill_diagonal(rate, 0.0)
+    places = places or tuple((i,) for i in range(n))
+    place = np.empty(n, dtype=int)
+    for r, group in enumerate(places):
+        place[list(group)] = r
+    pair = np.zeros((len(places), len(places)))
+    np.add.at(pair, (place[:, None], place[None, :]), rate)
+    line = np.minimum(network.up[at], network.down[at])
+    out = np.where(place[:, None] != place[None, :], rate, 0.0)
+    out = np.minimum(line, np.minimum(out.sum(axis=1), out.sum(axis=0)))
+    line = np.bincount(place, out, len(places)).astype(np.float64)
+    if not np.isfinite(rate).all():
         return (1,) * n
-    # f = max(0, (line·t - 1) / (n - 2)) for the least t with Σ f = 1: those of least line get none.
-    order = np.sort(line)[::-1]
-    t = 0.0
-    for k in range(1, n + 1):
-        t = float((n - 2 + k) / order[:k].sum())
-        if k == n or order[k] * t <= 1:
-            break
-    f = np.maximum(0.0, (line * t - 1) / (n - 2))
-    parts = np.rint(FINE * f / f.sum()).astype(int)
+    whole = _made(np.minimum(pair, pair.T), line)[place]
+    parts = np.rint(FINE * whole * out / line[place]).astype(int)
     return tuple(int(p) for p in parts)
+
+
+def _made(pair: Floats, line: Floats) -> Floats:
+    """The shares: as even as costs next to nothing."""
+    n = len(line)
+    i, k = np.triu_indices(n, 1)
+    pairs = np.zeros((len(i), n))
+    pairs[np.arange(len(i)), i] = pairs[np.arange(len(i)), k] = 1.0
+    rows = np.vstack([pairs, np.ones((n, n)) + (n - 2) * np.eye(n)])
+    bounds = np.concatenate([pair[i, k], line])
+    found = _largest(rows, bounds)
+    most = float(found.sum())
+    rows, low, high = np.vstack([rows, np.eye(n)]), 1 / n, 1.0
+    cap = low
+    for _ in range(HALVINGS):
+        even = _largest(rows, np.concatenate([bounds, np.full(n, cap * most)]))
+        if even.sum() >= EVEN * most:
+            found, high = even, cap
+        else:
+            low = cap
+        if high <= low:
+            break
+        cap = math.sqrt(low * high)
+    made: Floats = found / found.sum()
+    return made
+
+
+def _largest(rows: Floats, bounds: Floats) -> Floats:
+    """x ≥ 0 of the largest sum with rows·x ≤ bounds, all of them positive, by the simplex method
+    in dictionary form."""
+    m, n = rows.shape
+    table = np.vstack([np.column_stack([rows, bounds]), [-1.0] * n + [0.0]])
+    inside, outside = np.arange(n, n + m), np.arange(n)
+    for _ in range(4 * n):
+        j = int(np.argmin(table[-1, :-1]))
+        if table[-1, j] >= -1e-9:
+            break
+        column = table[:, j].copy()
+        ratio = np.full(m, np.inf)
+        up = column[:-1] > 1e-9
+        ratio[up] = table[:-1, -1][up] / column[:-1][up]
+        r = int(np.argmin(ratio))
+        row = table[r] / column[r]
+        table -= np.outer(column, row)
+        table[r], table[:, j] = row, -column / column[r]
+        table[r, j] = 1 / column[r]
+        inside[r], outside[j] = outside[j], inside[r]
+    found = np.zeros(n + m)
+    found[inside] = table[:-1, -1]
+    return found[:n]

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.broker.events import Log, MakePlan, PlanConsidered, PlanReady
 from shoal.broker.placement.placing import bad_plan
-from shoal.broker.runs import runs
+from shoal.broker.recovery import recover
 from shoal.broker.scheduler.base.interface import NoPlan
 from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.planners import plan as planner
@@ -74,7 +74,7 @@ def test_a_run_does_not_move_to_one(world: Any, what: str) -> None:
 
 
 def test_a_takeover_of_very_many_stages_can_be_told(world: Any, monkeypatch: Any) -> None:
-    for module in (runs, convert_report):
+    for module in (recover, convert_report):
         monkeypatch.setattr(module, "MAX_TEXT", 400)
     peers = ["a", "b"] * 150
     for peer in "abc":

@@ -177,7 +177,10 @@ def test_every_holder_ends_with_the_gradient_of_the_whole_graph(worlds, data):
             for name in stage.trainable:
                 got = holders.grads[peer, stage.index, name]
                 assert got == len(world.plan.routes) * wanted[name]
-    for peer in world.plan.peers:
+    receivers = holders.flow.exchanges[ExchangeContent.NORM, 0].members.receivers
+    assert receivers[0] == holders.flow.hub
+    assert world.plan.without_norm or set(receivers) == set(world.plan.peers)
+    for peer in receivers:
         assert holders.norm[peer, ExchangeContent.NORM] == sorted(world.plan.peers)
 
 

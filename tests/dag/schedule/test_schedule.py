@@ -309,6 +309,20 @@ def test_two_steps_show_the_peak_of_many(worlds, data):
     assert all(peak <= allowed[link] for link, peak in replay.peak_slots.items())
 
 
+@given(st.data())
+def test_nobody_ends_a_step_before_all_its_neighbours_began_it(worlds, data):
+    """So at most two steps overlap, with the norm or without: slots, early frames and snapshots
+    count on it."""
+    world = data.draw(worlds)
+    flow = Flow(world.plan, world.stages, world.tied)
+    replay = Replay(flow, {p: [(0, a) for a in flow.actions(p)] for p in world.plan.peers})
+    list(replay.run())
+    for t in flow.taken_by:
+        a, b = replay.peers.index(t.source), replay.peers.index(t.destination)
+        evaluates = t.port.startswith("eval")
+        assert evaluates or min(replay.clock[a, b], replay.clock[b, a]) > 0, t
+
+
 def test_slots_of_a_chain_follow_the_schedule(chain):
     world = chain(4, 8)
     found = slots(world.plan("1f1b"), world.stages, ())

@@ -174,7 +174,7 @@ EXCHANGES = st.builds(
     collective=st.text(max_size=20),
     groups=st.lists(GROUPS, max_size=3),
     weights=st.lists(st.integers(0, 2**32 - 1), max_size=4),
-    ahead=st.booleans(),
+    strategy=st.text(max_size=20),
 )
 FILES = st.builds(
     WeightFile, blob=st.builds(BlobRef, hash=st.text(), size_bytes=st.integers(0, 2**63))

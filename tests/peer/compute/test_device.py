@@ -120,6 +120,22 @@ def test_any_plan_trains_as_the_plain_loop(make_case, optimizer, stages, holders
     check(case, case.plan(stages, holders))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("stages", "holders"), PLANS)
+def test_without_clipping_nobody_has_to_wait_for_the_norm(make_case, optimizer, stages, holders):
+    """The losses, the norms that the hub reports, and the weights are the same bits."""
+    case = make_case(Mlp(), **digits(), optimizer=optimizer, clip=0.0)
+    plan = case.plan(stages, holders)
+    waits, goes_on = check(case, plan), check(case, replace(plan, without_norm=True))
+    assert goes_on.outcomes == waits.outcomes
+    weights = goes_on.weights()
+    assert all(torch.equal(weights[n], t) for n, t in waits.weights().items())
+    flow = next(iter(goes_on.built.values())).flow
+    waiting = [p for p in plan.peers if any(str(a) == "<2@norm" for a in flow.actions(p))]
+    shared = [s for s, slot in zip(flow.stages, plan.stages, strict=True) if len(slot.holders) > 1]
+    assert waiting == [flow.hub] if all(s.trainable for s in shared) else waiting == [*plan.peers]
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("stages", "holders"), PLANS)
 def test_tied_weights_get_the_sum_of_their_gradients(make_case, schedule, stages, holders):

@@ -37,7 +37,7 @@ def weak(device):
         executor = held.executor
         found |= {f"{k} {n}": weakref.ref(t) for n, t in executor.parameters.items()}
         found |= {f"{k} {n}": weakref.ref(t) for n, t in executor.buffers.items()}
-        state = held.optimizer.state_tensors()
+        state = held.strategy.state_tensors()
         found |= {f"{k} {n}": weakref.ref(t) for n, t in state.items()}
     assert found
     return found
@@ -67,7 +67,8 @@ CHANGES = {
     "topk": lambda plan: coded(plan, "topk:ratio=4", "activation"),
     "ahead": lambda plan: coded(
         replace(
-            plan, exchanges=tuple(StageExchange(k, ahead=True) for k in range(len(plan.stages)))
+            plan,
+            exchanges=tuple(StageExchange(k, strategy="ahead") for k in range(len(plan.stages))),
         ),
         "ef+topk:ratio=4",
         "sync",

@@ -51,6 +51,12 @@ def world(case):
     return world
 
 
+def test_a_plan_without_the_norm_is_refused_where_updates_need_it(case):
+    plan = replace(case.plan(2, ["a", "b"]), without_norm=True)
+    with pytest.raises(PlanError, match=r"clipped to 1\.0: expected one with"):
+        case.world(plan)
+
+
 def frame(world, role):
     return next(f for k, f in world.frames if k.role.value == role)
 

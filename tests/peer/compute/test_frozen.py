@@ -146,9 +146,9 @@ def test_what_stands_is_what_the_plan_counts(make_case, optimizer, state_dtype, 
     device = world.devices["a"]
     assert device._work.standing_bytes == by_hand
     held = device._work.held[0]
-    kept = held.optimizer.state_tensors()
+    kept = held.strategy.state_tensors()
     moments = sum(t.nbytes for n, t in kept.items() if not n.endswith(":step"))
-    assert moments == slots * state * (norm + last) == held.optimizer.state_bytes
+    assert moments == slots * state * (norm + last) == held.strategy.size_bytes
     graph = made.captured.graph.bind(2)
     memory = MemoryModel(graph, cost(graph)).stage(0, len(graph.operators))
     assert memory.standing(made.train.state_bytes) == by_hand

@@ -11,9 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from shoal.dag.exchange.collectives import COLLECTIVES
 from shoal.dag.plan.plan import CodecChoice, PlanError, StageExchange
+from shoal.dag.plan.strategies import TRAITS
 from shoal.peer.compute.records import take_records
 from shoal.peer.sync.optimizer import learning_rate
+from shoal.peer.sync.strategies import STRATEGIES
 
 STEPS = 12
 RATIO = 7
@@ -59,7 +62,7 @@ def ahead(plan, text=CODEC):
     links = [(a, b) for a in plan.peers for b in plan.peers if a != b]
     return replace(
         plan,
-        exchanges=tuple(StageExchange(k, ahead=True) for k in range(len(plan.stages))),
+        exchanges=tuple(StageExchange(k, strategy="ahead") for k in range(len(plan.stages))),
         codecs=tuple(CodecChoice(a, b, "sync", text) for a, b in links),
     )
 
@@ -186,11 +189,11 @@ def test_all_holders_have_the_same_weights_wherever_they_train(case):
         names = [n for n in one if n.startswith("param:")]
         assert names
         assert all(torch.equal(one[n], other[n]) for n in names)
-        own = [n for n in one if n.startswith("ahead/")]
+        own = [n for n in one if n.startswith("own/")]
         assert own
         assert not set(own) & set(other), "each has an optimizer of its own"
     work = world.devices["b"]._work
-    work.held[0].ahead.extrapolate(work.unsent(0))
+    work.held[0].strategy.before_forward()
     away = dict(work.held[0].executor.parameters)
     assert any(not torch.equal(away[n], t) for n, t in work.held[0].parameters().items())
     again = take_records(work, STEPS)
@@ -229,4 +232,12 @@ def test_going_on_from_snapshots_equals_never_having_stopped(case):
         moved = made.world(other, first_step=stop, resumed=states)
         some(moved, stop, STEPS)
         assert moved.outcomes[0].loss == pytest.approx(calm.outcomes[stop].loss, rel=0.05)
-        assert moved.devices["x"]._work.held[0].optimizer.state_tensors().keys()
+        assert moved.devices["x"]._work.held[0].strategy.state_tensors().keys()
+
+
+def test_plans_and_peers_know_the_same_strategies():
+    assert STRATEGIES.keys() == TRAITS.keys()
+    for name, strategy in STRATEGIES.items():
+        assert strategy.own_state == TRAITS[name].updates
+        if TRAITS[name].collective:
+            assert TRAITS[name].collective in COLLECTIVES

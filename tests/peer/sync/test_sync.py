@@ -100,8 +100,8 @@ def test_statistics_come_back_as_they_were_sent():
 def test_the_norm_is_the_single_process_norm():
     g = torch.Generator().manual_seed(0)
     parts = [torch.randn(1000, generator=g) * 10**i for i in range(3)]
-    vectors = [norm.pack(norm.squares_of([p, None], CPU), [], CPU) for p in parts[1:]]
-    vectors.insert(0, norm.pack(norm.squares_of([parts[0]], CPU), [(1.0, 4.0)], CPU))
+    vectors = [norm.pack(norm.square_of(p), [], CPU) for p in parts[1:]]
+    vectors.insert(0, norm.pack(norm.square_of(parts[0]), [(1.0, 4.0)], CPU))
     total = norm.combine([([0], vectors[0]), ([], vectors[1]), ([], vectors[2])], 0, squares=True)
     plain = torch.linalg.vector_norm(torch.cat(parts) / 4)
     assert total.norm == pytest.approx(float(plain), rel=1e-6)

@@ -38,7 +38,7 @@ def two_pipelines(operators: int, codec: str) -> Plan:
         StageSlot(0, middle, (names[0], names[1])),
         StageSlot(middle, operators, (names[2], names[3])),
     )
-    exchanges = (StageExchange(0, ahead=True), StageExchange(1, ahead=True))
+    exchanges = (StageExchange(0, strategy="ahead"), StageExchange(1, strategy="ahead"))
     routes = ((Visit(0, names[0]), Visit(1, names[2])), (Visit(0, names[1]), Visit(1, names[3])))
     choices = [
         CodecChoice(a, b, "sync", codec)
@@ -110,7 +110,7 @@ def test_the_planner_lets_whole_pipelines_step_ahead(laboratory: Any) -> None:
         world = found.world(4)
         events = world.finish(world.submit(found.spec))
         plan = next(e.plan for e in events if e.HasField("plan"))
-        assert [e.ahead for e in plan.exchanges] == [True] * 2 * (feedback == "ahead")
+        assert [e.strategy for e in plan.exchanges] == ["ahead"] * 2 * (feedback == "ahead")
         assert {c.codec.partition(":")[0] for c in plan.codecs} == {"ef/1+topk/1"}
         runs.append([e.step for e in events if e.HasField("step")])
     ahead, late = ([s.outcome.loss for s in run] for run in runs)
@@ -132,5 +132,5 @@ def test_a_plan_that_cannot_step_ahead_says_so(laboratory: Any) -> None:
         first = (StageShare(0, 0, n // 2), StageShare(2, n // 2, n))
         second = (StageShare(1, 0, n // 2), StageShare(last, n // 2, n))
         plan, report = judge.plan(Candidate((first, second), (1, 1)))
-        assert [e.ahead for e in plan.exchanges] == [True, True] * can
+        assert [e.strategy for e in plan.exchanges] == ["ahead", "ahead"] * can
         assert any("no stepping ahead" in reason for reason in report.reasons) != can

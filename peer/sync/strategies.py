@@ -1,0 +1,12 @@
+"""The strategies inside a step, by the names that plans have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .ahead import StepAheadEF
+from .strategy import Strategy
+
+__all__ = ["STRATEGIES"]
+
+STRATEGIES: Mapping[str, type[Strategy]] = {"mean": Strategy, "ahead": StepAheadEF}
