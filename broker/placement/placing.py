@@ -20,23 +20,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 
-from ...dag.plan.plan import PeerId, Plan, PlanError
+from ...dag.plan.plan import PeerId
 from ...dag.plan.report import PlanWithReport
-from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
-from ...dag.schedule.convert_report import report_from_proto, report_to_proto
 from ...proto.broker_pb2 import WAITING
 from ..events import PLANNER, Instruction, Log, MakePlan, PlanFailed, PlanReady, ReplicaId, SetTimer
 from ..links.probing import Probing
 from ..membership.member import Member, dial
 from ..membership.membership import Membership
 from ..runs.replica import Replica
+from .bad_plan import bad_plan, not_outlined
 from .datasets import lacks_data
 from .lacking import PlanShortage
 from .waiting import Offered, WaitReason, by_hand, consider, in_order, suited
 
-__all__ = ["PoolScheduler", "bad_plan"]
+__all__ = ["PoolScheduler"]
 
 LAST_S = 3600.0
 """How long others' runs come first when planning one of an owner's had to be ended: with all that
@@ -259,35 +257,6 @@ class PoolScheduler:
         )
         self._patience.pop(replica.id, None)  # the next plan is over other peers, with new links
         return []  # `place` runs behind every event, and says why it waits
-
-
-def bad_plan(planned: PlanWithReport, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:
-    """Why a run cannot begin with what a planner made; empty: it can. What does not come back as
-    it was would be another plan to peers, and no journal with it could be read."""
-    plan, report = planned
-    try:
-        plan.validate(plan.stages[-1].stop if plan.stages else 0)
-        told = plan_from_proto(plan_to_proto(plan))
-        said = report_from_proto(report_to_proto(report))
-    except PlanError as error:
-        return str(error)
-    except (TypeError, ValueError, OverflowError, KeyError) as error:
-        return f"it cannot be told to peers: {type(error).__name__}: {error}"
-    other = [f.name for f in fields(Plan) if getattr(told, f.name) != getattr(plan, f.name)]
-    other += [f.name for f in fields(report) if getattr(said, f.name) != getattr(report, f.name)]
-    if other:
-        return f"peers would be told of other {' and '.join(other)} than it has"
-    peers = plan.peers
-    if any(a == b or a not in peers or b not in peers for a, b in pairs):
-        return "it names links between peers that hold no stage"
-    if len({frozenset(pair) for pair in pairs}) != len(pairs):
-        return "it names a link twice"
-    return ""
-
-
-def not_outlined(plan: Plan) -> str:
-    """Why no peer could be told its part of a plan; empty: each can."""
-    return "" if plan.outline.stages else "it does not say what crosses its stages"
 
 
 def _dropped(event: PlanReady | PlanFailed, why: str) -> Log:

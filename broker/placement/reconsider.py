@@ -37,7 +37,7 @@ from ..runs.handover import PlannedStop
 from ..runs.replica import Replica
 from ..scheduler.base.interface import PeerOffer
 from ..scheduler.planners.replan import Hysteresis, in_parts
-from .placing import bad_plan
+from .bad_plan import bad_plan
 from .promise import Promise
 from .waiting import suited
 

@@ -25,7 +25,7 @@ from ...dag.schedule.flow import Flow
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.words import count_of, size_text, some_of
 from ..events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady
-from ..placement.placing import bad_plan
+from ..placement.bad_plan import bad_plan
 from ..scheduler.base.interface import NoPlan, PeerOffer, Planner, PlanRequest
 from ..scheduler.codecs.carried import CodedStepCost
 from ..scheduler.cost.judge import CostModel

@@ -23,7 +23,7 @@ from ...job.words import some_of
 from ...proto.broker_pb2 import OperatorSpan, PreviewAnswer
 from ...proto.common_pb2 import Reason
 from ..events import PreviewWanted
-from ..placement.placing import bad_plan
+from ..placement.bad_plan import bad_plan
 from ..scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
 from ..scheduler.cost.judge import CostModel
 from ..scheduler.planners.alternatives import ALONE, REPLICAS, alone, replicas

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from shoal.broker.events import Log, MakePlan, PlanConsidered, PlanReady
-from shoal.broker.placement.placing import bad_plan
+from shoal.broker.placement.bad_plan import bad_plan
 from shoal.broker.recovery import recover
 from shoal.broker.scheduler.base.interface import NoPlan
 from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.planners import plan as planner
 from shoal.dag.ir.convert import MAX_TEXT
 from shoal.dag.plan.plan import CodecChoice, PeerId, PlanError
-from shoal.dag.plan.report import PlanReport, PlanWithReport, Prediction, Spare
+from shoal.dag.plan.report import NO_REPORT, PlanReport, PlanWithReport, Prediction, Spare
 from shoal.dag.schedule import convert_report
 from shoal.proto.broker_pb2 import BUILDING, FAILED
 from shoal.tests.broker.conftest import make_plan
@@ -71,6 +71,12 @@ def test_a_run_does_not_move_to_one(world: Any, what: str) -> None:
     assert why in str(said.fields)
     advance(world, run, 60, 20)
     assert world.state(run).term == 1
+
+
+def test_stages_of_which_nobody_could_find_the_order_in_time_are_refused() -> None:
+    assert bad_plan(PlanWithReport(make_plan(*["a", "b"] * 150), NO_REPORT), ()) == ""
+    why = bad_plan(PlanWithReport(make_plan(*["a", "b"] * 750), NO_REPORT), ())
+    assert "4500000 choices: expected at most 400000" in why
 
 
 def test_a_takeover_of_very_many_stages_can_be_told(world: Any, monkeypatch: Any) -> None:

@@ -244,7 +244,7 @@ async def test_a_run_is_planned_built_and_trained_by_scripted_peers() -> None:
         run = await submit(channel, await stored_spec(channel, tiny_graph()))
         assigns = [(await peer.read()).assign for peer in peers]
         assert [len(a.dials) for a in assigns] == [1, 0]
-        assert {(s.start, tuple(s.holders)) for s in assigns[0].plan.stages} >= {(0, ("a",))}
+        assert {(s.start, tuple(s.holders)) for s in assigns[0].slice.plan.stages} >= {(0, ("a",))}
         for peer in peers:
             await peer.say(ready=Ready(run=run, term=1))
         for peer in peers:

@@ -24,7 +24,7 @@ from shoal.broker.membership.bounds import (
     sound_report,
 )
 from shoal.broker.options import BrokerOptions
-from shoal.broker.placement.placing import bad_plan
+from shoal.broker.placement.bad_plan import bad_plan
 from shoal.broker.planning.leaving_out import MOST_TRIES
 from shoal.broker.planning.planning import answer
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanRequest

@@ -193,8 +193,8 @@ def test_names_and_joining_do_not_matter(seed: int, order: list[int]) -> None:
         links=request.links.part(order),
     )
     a, b = op_fence(request), op_fence(turned)
-    assert a.stages == b.stages
-    assert sorted(a.routes) == sorted(b.routes)
+    assert a.plan.stages == b.plan.stages
+    assert sorted(a.plan.routes) == sorted(b.plan.routes)
     assert a.report.predicted.step_s == b.report.predicted.step_s
 
 

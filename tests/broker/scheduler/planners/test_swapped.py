@@ -81,7 +81,7 @@ def test_no_other_way_with_equal_pairs_is_much_faster(speeds: list[float]) -> No
 def test_who_has_what_and_which_way_microbatches_go() -> None:
     request = request_of([1e9] * 5)
     found = plan(request)
-    assert swaps(found) == ((1, 2), (4, 5))
+    assert swaps(found.plan) == ((1, 2), (4, 5))
     a, b, *_, y, z = (s.holders[0] for s in found.plan.stages[1:-1])
     assert (found.plan.stages[0].holders, found.plan.stages[-1].holders) == ((a, b), (z, y))
     orders = [[v.stage for v in route] for route in found.plan.routes]
@@ -91,9 +91,9 @@ def test_who_has_what_and_which_way_microbatches_go() -> None:
     assert found.report.predicted.step_s > 0
     assert "change places in every second microbatch" in found.report.reasons[0]
     stages = cut(request.graph, [(s.start, s.stop) for s in found.plan.stages])
-    Flow(found, stages, tied_groups(request.graph, stages))  # raises where it cannot be
+    Flow(found.plan, stages, tied_groups(request.graph, stages))  # raises where it cannot be
     place = {o.peer: i for i, o in enumerate(request.offers)}
-    candidate = from_plan(found, place)
+    candidate = from_plan(found.plan, place)
     assert candidate.swaps
     assert CostModel(request).seconds(candidate) == pytest.approx(found.report.predicted.step_s)
 
