@@ -1,5 +1,5 @@
 """What `auto` tries, by role and class of link: codec_table.json, which
-`benchmarks/learning.py --write-table` makes of learning runs.
+`benchmarks/learning/learning.py --write-table` makes of learning runs.
 
     {"activation": {"fast": [{"codec": "int8:block=256", "error": 0.0071}, …], "slow": […]}, …}
 

@@ -2,8 +2,8 @@
 to what it must.
 
 Most are worlds of ghosts, whose losses prove that every sample counted once
-(`sim/ghost/hashes.py`); one in twenty has real tensors. `benchmarks/chaos.py` draws thousands, with
-up to five faults each.
+(`sim/ghost/hashes.py`); one in twenty has real tensors. `benchmarks/worlds/chaos.py` draws
+thousands, with up to five faults each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Planning for many peers and operators, by counts: the seconds are in benchmarks/scale.py."""
+"""Planning for many peers and operators, by counts: the seconds are in
+benchmarks/planning/scale.py."""
 
 from __future__ import annotations
 
