@@ -23,6 +23,7 @@ import struct
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,11 +31,12 @@ from torch import Tensor
 
 from shoal.benchmarks.operators.cases import Case, draw, laid, stored
 from shoal.benchmarks.operators.seeds import SEEDS
-from shoal.dag.execute.stage_module import run_operator
-from shoal.dag.ir.graph import GraphError, TensorSpec
-from shoal.dag.ir.infer import results_of, spec_of
+from shoal.dag.execute.stand_ins import function_of
+from shoal.dag.ir.graph import GraphError, Operator, TensorSpec
+from shoal.dag.ir.infer import python_arg, results_of, spec_of
+from shoal.dag.ir.operators import takes_key
 
-__all__ = ["FaultError", "attempt", "run_cases"]
+__all__ = ["FaultError", "attempt", "run_cases", "run_operator"]
 
 LIMIT_S = 5.0
 ROOM_BYTES = 2 << 30
@@ -50,6 +52,19 @@ class FaultError(Exception):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind = kind
+
+
+def run_operator(
+    op: Operator, values: Mapping[str, Tensor], device: torch.device, key: int = 0
+) -> list[Any]:
+    """The results of one operator of a bound graph, as a stage runs it: nothing is checked."""
+    function, count = function_of(op.target)
+    args = [python_arg(a, dict(values), device) for a in op.args[:count]]
+    kwargs = {k: python_arg(a, dict(values), device) for k, a in op.kwargs}
+    if takes_key(op.target):
+        kwargs["key"] = key
+    result: Any = function(*args, **kwargs)
+    return list(result) if op.returns_tuple else [result]
 
 
 def accepted(case: Case) -> tuple[list[tuple[TensorSpec, bool] | None], tuple[str, ...]]:

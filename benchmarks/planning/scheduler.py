@@ -19,9 +19,9 @@ from shoal.benchmarks.steps.truth import figures as truth_figures
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import choose
-from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.exact import prove
 from shoal.broker.scheduler.search.search import SearchSpace
+from shoal.tests.broker.scheduler.cases import random_case
 
 CASES = 200
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shoal.benchmarks.planning.graphs import MODELS, graph_of
+from shoal.benchmarks.planning.redraw import redraw
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.scheduler.base.interface import NoPlan, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.judge import CostModel
@@ -25,7 +26,6 @@ from shoal.broker.scheduler.planners.alternatives import ALONE, alone
 from shoal.broker.scheduler.planners.planners import PLANNERS
 from shoal.dag.cost.cost import OperatorCost, cost
 from shoal.dag.ir.graph import Graph
-from shoal.sim.scenario.redraw import redraw
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 
 NAMES = ("uniform", "equal-compute", "op-fence", "auto")

@@ -28,9 +28,9 @@ from shoal.client.submission import prepare
 from shoal.job import Job
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
-from shoal.sim.modelled.random_worlds import CELLS, draw, play
 from shoal.sim.monitor.violation import Violation
 from shoal.tests.sim.conftest import Laboratory
+from shoal.tests.sim.random_worlds import CELLS, draw, play
 
 STEPS, MICROBATCHES = 20, 4
 REAL = 20

@@ -82,7 +82,6 @@ class StageCost:
     forward: Work
     backward: Work
     parameter_bytes: int
-    buffer_bytes: int
     saved_bytes: int
 
     @property
@@ -117,7 +116,6 @@ def stage_cost(costs: Sequence[OperatorCost], start: int, stop: int) -> StageCos
         sum((c.forward for c in part), Work()),
         sum((c.backward for c in part), Work()),
         sum(size for value, size in reads.items() if value.startswith("param:")),
-        sum(size for value, size in reads.items() if value.startswith("buffer:")),
         sum(saves.values()),
     )
 

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.action import Action, ExchangeContent, Kind
-from ...dag.schedule.check import slots
 from ...dag.schedule.flow import Role, Transfer
+from ...dag.schedule.replay import slots
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
 from ..blobs.weights import Serialized, serialize

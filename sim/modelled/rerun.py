@@ -12,10 +12,9 @@ from ..monitor.shortest import shortest
 from ..monitor.violation import Violation
 from ..scenario.scenario import Scenario
 from ..scenario.sentences import Fault
-from .random_worlds import shorter
 from .virtual_run import run_virtual
 
-__all__ = ["shortened"]
+__all__ = ["shortened", "shorter"]
 
 MOST_TRIES = 24
 """Each plays the scenario once more, most of them a part of it."""
@@ -47,3 +46,12 @@ def shortened(
         return shortest(scenario.faults, submitted.steps, fails, MOST_TRIES).violation
     except ValueError:
         return violation
+
+
+def shorter(spec: broker_pb2.RunSpec, steps: int) -> broker_pb2.RunSpec:
+    """A copy of a run's spec with `steps` steps."""
+    found = broker_pb2.RunSpec()
+    found.CopyFrom(spec)
+    job = Job.from_json(spec.job)
+    found.job, found.steps = replace(job, train=replace(job.train, steps=steps)).to_json(), steps
+    return found

@@ -8,7 +8,6 @@ __all__ = [
     "mishaps",
     "naming",
     "networks",
-    "redraw",
     "scenario",
     "sentences",
     "tables",

@@ -11,12 +11,12 @@ import pytest
 from shoal.broker.events import Log, MakePlan, PlanConsidered, PlanReady
 from shoal.broker.placement.placing import bad_plan
 from shoal.broker.scheduler.base.interface import NoPlan
-from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.planners import plan as planner
 from shoal.dag.ir.convert import MAX_TEXT
 from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, PlanError, Prediction, Spare
 from shoal.proto.broker_pb2 import BUILDING, FAILED
 from shoal.tests.broker.conftest import make_plan
+from shoal.tests.broker.scheduler.cases import random_case
 
 from .test_reconsider import advance, asks
 

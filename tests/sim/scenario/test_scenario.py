@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.benchmarks.planning.redraw import FACTOR, redraw
 from shoal.job import Job, SettingsError
 from shoal.sim.scenario.devices import DEVICES
-from shoal.sim.scenario.redraw import FACTOR, redraw
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 from shoal.sim.scenario.tables import MOST_PEERS, LinkTable, PeerTable, Place
 

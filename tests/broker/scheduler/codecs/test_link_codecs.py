@@ -22,7 +22,6 @@ from shoal.broker.scheduler.codecs.codecs import choose, codec_of, ladder
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners import coded
-from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.coded import with_codecs
 from shoal.compression import codec
 from shoal.compression.codec import RAW, WORDS, parse
@@ -33,6 +32,7 @@ from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.peer.compute.codings import Codings
 from shoal.peer.compute.exchange import TransferSpecs
+from shoal.tests.broker.scheduler.cases import random_case, random_graph
 
 FAST = (Rung("bf16", 0.002), Rung("int8:block=256", 0.007))
 SLOW = (*FAST, Rung("int4:block=64", 0.11), Rung("topk:ratio=100,values=bf16", 0.96))

@@ -19,9 +19,9 @@ from shoal.broker.scheduler.network import grouping
 from shoal.broker.scheduler.network.grouping import Objective, group
 from shoal.broker.scheduler.network.groups import divisions, every_division, starts
 from shoal.broker.scheduler.network.matching import kinds_of, match, shortest_path
-from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.search.parallel import candidates_in, shapes
 from shoal.sim.scenario.topologies import load
+from shoal.tests.broker.scheduler.cases import random_case
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -1,18 +1,6 @@
 """Proves action lists before anything runs, and prints them as time × peer.
 
-The lists are replayed against `flow.py`: each peer works through its own list and waits, at an
-action, for what it takes. Which peer is faster does not matter: what is ready stays ready, so if
-one replay gets to the end, every execution does, and if one gets stuck, all do.
-
-`peak_slots` counts frames of one role on one link that were sent and not yet consumed; a frame is
-consumed when the action that takes it has finished. The number is exact: after action i of the
-source, all frames given so far may be outstanding except those whose taking must have happened
-before i (a chain of lists and transfers leads from it to i), and the execution in which only what i
-depends on has happened attains that. Replaying with vector clocks finds these chains.
-
-A fast peer may be in the next step while a slow one still has frames of this one to consume, but
-nobody ends a step before everyone has given its norm, and that comes after all else of the step
-before. So no more than two steps overlap, and `slots` replays two, with and without evaluations.
+The lists are replayed against the wiring (dag/schedule/replay.py).
 """
 
 from __future__ import annotations
@@ -21,15 +9,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..exchange.wiring import LEVELS, level_of
-from ..plan.action import ExchangeContent
-from ..plan.cut import Stage, TiedGroup
-from ..plan.plan import PeerId, Plan
-from .flow import Flow
-from .replay import Link, Replay
-from .schedule import VISITS, Action, Kind, ScheduleError, evaluation_actions, step_actions
+from shoal.dag.exchange.wiring import LEVELS, level_of
+from shoal.dag.plan.action import ExchangeContent
+from shoal.dag.plan.cut import Stage, TiedGroup
+from shoal.dag.plan.plan import PeerId, Plan
+from shoal.dag.schedule.flow import Flow
+from shoal.dag.schedule.replay import Link, Replay
+from shoal.dag.schedule.schedule import (
+    VISITS,
+    Action,
+    Kind,
+    ScheduleError,
+)
 
-__all__ = ["Checked", "Link", "bubble", "check", "slots", "table", "timeline"]
+__all__ = ["Checked", "Link", "bubble", "check", "table", "timeline"]
 
 Lists = Mapping[PeerId, Sequence[Action]]
 
@@ -66,26 +59,6 @@ def check(
     replay = Replay(flow, {p: [(0, a) for a in actions[p]] for p in plan.peers})
     order = tuple((peer, action) for peer, _, action in replay.run())
     return Checked(order, _peak_live(flow, actions), replay.peak_slots)
-
-
-def slots(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> dict[Link, int]:
-    """Receive slots that every link needs, by role, over any number of steps and evaluations."""
-    flow = Flow(plan, stages, tied)
-    exchanges = flow.exchanges.values()
-    training = step_actions(plan, stages, exchanges)
-    evaluating = evaluation_actions(plan, stages, exchanges)
-    runs = [[(0, training), (1, training)]]
-    if plan.evaluation_routes:
-        runs.append([(0, training), (0, evaluating), (1, training), (1, evaluating)])
-    found: dict[Link, int] = {}
-    for rounds in runs:
-        tagged = {p: [(i, a) for i, lists in rounds for a in lists[p]] for p in plan.peers}
-        replay = Replay(flow, tagged)
-        for _ in replay.run():
-            pass
-        for link, peak in replay.peak_slots.items():
-            found[link] = max(peak, found.get(link, 0))
-    return found
 
 
 def _demanded(flow: Flow, peer: PeerId) -> set[Action]:

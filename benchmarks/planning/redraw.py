@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...job.units import Duration, Rate
-from .scenario import Scenario
-from .tables import PeerTable, Place
+from shoal.job.units import Duration, Rate
+from shoal.sim.scenario.scenario import Scenario
+from shoal.sim.scenario.tables import PeerTable, Place
 
 __all__ = ["FACTOR", "redraw"]
 

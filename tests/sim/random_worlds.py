@@ -22,19 +22,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.cost.network import Network
-from ...dag.exchange.collectives import SUMS
-from ...dag.ir.graph import Graph
-from ...dag.plan.cut import cut
-from ...dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
-from ...dag.schedule.convert_plan import plan_to_proto
-from ...job import Job
-from ...proto import broker_pb2
-from ..faults.faults import Faults
-from ..monitor.monitor import Monitor
-from ..monitor.shortest import Shortest, shortest
-from ..monitor.violation import Broken, Violation
-from ..scenario.sentences import (
+from shoal.dag.cost.network import Network
+from shoal.dag.exchange.collectives import SUMS
+from shoal.dag.ir.graph import Graph
+from shoal.dag.plan.cut import cut
+from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
+from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.proto import broker_pb2
+from shoal.sim.faults.faults import Faults
+from shoal.sim.modelled.rerun import shorter
+from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.monitor.shortest import Shortest, shortest
+from shoal.sim.monitor.violation import Broken, Violation
+from shoal.sim.scenario.sentences import (
     Fault,
     broker_restart,
     corrupt,
@@ -46,10 +46,10 @@ from ..scenario.sentences import (
     slow,
     stop,
 )
-from ..virtual.control import BROKER
-from ..virtual.spec import PeerDevice, PeerSpec
-from ..virtual.wan import Wan
-from ..virtual.world import World
+from shoal.sim.virtual.control import BROKER
+from shoal.sim.virtual.spec import PeerDevice, PeerSpec
+from shoal.sim.virtual.wan import Wan
+from shoal.sim.virtual.world import World
 
 __all__ = [
     "CELLS",
@@ -61,7 +61,6 @@ __all__ = [
     "draw",
     "explain",
     "play",
-    "shorter",
 ]
 
 PHASES = ("forward", "backward", "clip", "update")
@@ -253,15 +252,6 @@ def _network(
 
 
 # -------------------------------------------------------------------- playing
-
-
-def shorter(spec: broker_pb2.RunSpec, steps: int) -> broker_pb2.RunSpec:
-    """A copy of a run's spec with `steps` steps."""
-    found = broker_pb2.RunSpec()
-    found.CopyFrom(spec)
-    job = Job.from_json(spec.job)
-    found.job, found.steps = replace(job, train=replace(job.train, steps=steps)).to_json(), steps
-    return found
 
 
 def play(

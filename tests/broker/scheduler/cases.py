@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ....dag.cost.cost import OperatorCost
-from ....dag.cost.memory import MemoryModel
-from ....dag.cost.network import Network
-from ....dag.cost.speed import Work
-from ....dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
-from ....dag.plan.plan import PeerId, ScheduleName
-from ..base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.dag.cost.cost import OperatorCost
+from shoal.dag.cost.memory import MemoryModel
+from shoal.dag.cost.network import Network
+from shoal.dag.cost.speed import Work
+from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
+from shoal.dag.plan.plan import PeerId, ScheduleName
 
 __all__ = ["random_case", "random_graph", "random_network"]
 
