@@ -76,7 +76,7 @@ def _previewed(job: Path, cluster: Path | None, broker: str | None) -> tuple[str
 
     scenario = Scenario.from_toml(cluster, job=job)  # before the model, which takes longer
     from ..client.submission import draft
-    from ..sim.preview import preview_cluster
+    from ..sim.simulate import preview_cluster
 
     loaded = scenario.adjusted(loaded)
     if scenario.left_out:

@@ -34,12 +34,12 @@ ORDER = {
         < journal placement < machine planning < service validate""",
     "broker/scheduler": "base < network < cost < baselines codecs search < planners",
     "broker/service": """
-        blobs door wire < needed secured < shell < calls page < admitting blobs_service < services
+        blobs door < needed secured < shell < calls page < admitting blobs_service < services
         < server""",
     "client": """
         bench doctor errors files < access models < submission < runs < show < front""",
     "compression": """
-        counter interface < checks < echo plain < sparse stateful < codec < stream""",
+        counter interface < checks < echo plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange < schedule transforms < capture cost execute",
     "dag/ir": """
         capture_errors draws experts graph random < convert fx_args operators
@@ -49,8 +49,8 @@ ORDER = {
         < discovery transports""",
     "peer": "blobs data hours logs sync < core host < compute < shell < entry",
     "sim": """
-        front ghost oracle processes scenario trace < live options preview report virtual
-        < expectations faults following monitor < verify < cluster modelled < shaped < simulate""",
+        front ghost oracle processes scenario trace < live options report virtual
+        < faults following monitor < verify < cluster modelled < shaped < simulate""",
     "sim/report": "summary words < measures text < pictures tables < page < write",
 }
 """By room that has rooms inside: these and its own files, from the ground up. What stands between

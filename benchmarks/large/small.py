@@ -94,8 +94,8 @@ def _where(job: str) -> None:
     from shoal.client import submission
     from shoal.client.models import models
     from shoal.job import Job
-    from shoal.sim.preview import preview_cluster
     from shoal.sim.scenario.scenario import Scenario
+    from shoal.sim.simulate import preview_cluster
 
     took = {"imports": time.perf_counter() - began}
 
@@ -130,8 +130,8 @@ def _gpt2() -> None:
 
     from shoal.client.submission import draft
     from shoal.job import Job
-    from shoal.sim.preview import preview_cluster
     from shoal.sim.scenario.scenario import Scenario
+    from shoal.sim.simulate import preview_cluster
 
     job = Job(model=GPT2LMHeadModel(GPT2Config()), data={"length": 256}, batch=8, steps=2)
     answer = preview_cluster(Scenario.from_toml(CLUSTER), *draft(job))

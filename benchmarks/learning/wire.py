@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from shoal.compression.codec import fitting, parse
+from shoal.compression.codec import Stream, fitting, parse
 from shoal.compression.sparse.support import Support, positions
-from shoal.compression.stream import Stream
 from shoal.dag.ir.graph import TensorSpec
 
 __all__ = ["SUPPORT", "Codecs", "Crossing", "Use"]

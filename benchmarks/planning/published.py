@@ -26,8 +26,7 @@ from shoal.benchmarks.planning.skippipe import LAYERS_HELD, baseline_routes, del
 from shoal.benchmarks.planning.skippipe_plan import describe, first, search
 from shoal.benchmarks.table import Figure
 from shoal.broker.scheduler.network.communities import groupings, rates
-from shoal.broker.scheduler.network.grouping import Arrangement, Objective, group
-from shoal.broker.scheduler.network.groups import Islands
+from shoal.broker.scheduler.network.grouping import Arrangement, Islands, Objective, group
 from shoal.broker.scheduler.network.matching import shortest_path
 from shoal.sim.scenario.topologies import Topology, load, names
 

@@ -31,8 +31,7 @@ from torch import Tensor, nn
 
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.client.bench import CODECS, CodecRow, measure, table
-from shoal.compression.codec import CodecError, parse
-from shoal.compression.stream import Stream, is_stateful
+from shoal.compression.codec import CodecError, Stream, is_stateful, parse
 from shoal.dag.ir.graph import TensorSpec
 from shoal.examples.gpt import gpt
 from shoal.examples.resnet_digits import resnet

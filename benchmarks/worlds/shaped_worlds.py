@@ -21,9 +21,9 @@ from shoal.sim.modelled.virtual_run import run_virtual
 from shoal.sim.processes import ClusterError, LocalCluster
 from shoal.sim.scenario.scenario import Scenario
 from shoal.sim.shaped.contention import busy_share, contended, processor, snapshot
-from shoal.sim.shaped.emulation import cpu_seconds, step_work, stretch_of
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping
+from shoal.sim.shaped.staging import cpu_seconds, step_work, stretch_of
 
 __all__ = ["CASES", "Case", "Outcome", "outcomes"]
 

@@ -2,7 +2,6 @@
 
 __all__ = [
     "datasets",
-    "lacking",
     "placing",
     "promise",
     "reconsider",

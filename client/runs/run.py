@@ -231,7 +231,7 @@ class Run:
         """Held-out loss and metrics of the exported weights, computed by the broker's peers in a
         run of its own; nothing of the model comes here. Raises RunFailed without weights, and
         RecordError for a model with running statistics."""
-        from .evaluate_there import evaluated_there
+        from .evaluate import evaluated_there
 
         return evaluated_there(self.client, self.id, self._exported(), batches)
 

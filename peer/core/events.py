@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...net.links.records import immutable
+from ...net.links.frame import immutable
 
 if TYPE_CHECKING:
     from datetime import datetime

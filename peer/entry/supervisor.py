@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 from ...net.local import joined, split
 from ...net.printable import printable
 from ..host.config import DEFAULT_STATE, WAITS, JoinConfig, JoinError, PeerConfig
-from ..host.devices import find_devices
 from ..host.identity import seat
+from ..host.profile import find_devices
 from ..logs import note, to_stderr
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ __all__ = [
     "busy",
     "calibrate",
     "config",
-    "devices",
     "fit",
     "host",
     "identity",

@@ -7,7 +7,6 @@ __all__ = [
     "control",
     "credentials",
     "daemon",
-    "finder",
     "lane",
     "overheard",
     "owner",

@@ -3,6 +3,5 @@ shorter reruns of what failed."""
 
 __all__ = [
     "modelled",
-    "rerun",
     "virtual_run",
 ]

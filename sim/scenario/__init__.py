@@ -4,7 +4,6 @@ __all__ = [
     "catalogue",
     "checks",
     "devices",
-    "keys",
     "mishaps",
     "naming",
     "networks",

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...job.settings import SettingsError, meant
-from .keys import not_default, positive
-from .mishaps import BETWEEN
+from .mishaps import BETWEEN, not_default, positive
 from .naming import BROKER
 
 if TYPE_CHECKING:

@@ -24,10 +24,15 @@ from ...job.settings import SettingsError, located, plain, read_toml
 from ...job.units import Duration, Rate
 from . import topologies
 from .checks import check_built, check_faults, check_places, check_times
-from .keys import Renamed
+from .mishaps import Churn, Expectations, FaultTable, Renamed
 from .naming import BROKER, named, select
 from .networks import Wide, wide
-from .tables import BrokerTable, Churn, Expectations, FaultTable, LinkTable, PeerTable, Place
+from .tables import (
+    BrokerTable,
+    LinkTable,
+    PeerTable,
+    Place,
+)
 
 __all__ = ["SCENARIOS", "Scenario"]
 

@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 from ...job.settings import Settings, SettingsError, meant
 from ...job.units import ByteCount, Duration, Rate
 from .devices import DEVICES, DeviceDatasheet
-from .keys import Renamed, positive, share
-from .mishaps import Churn, Expectations, FaultTable
+from .mishaps import Churn, Expectations, FaultTable, Renamed, positive, share
 from .naming import MOST_PEERS, NAME, count
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 __all__ = [
     "contention",
-    "emulation",
     "forwarder",
     "forwarding",
     "gather",

@@ -30,10 +30,9 @@ from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.proto import broker_pb2
 from shoal.sim.faults.faults import Faults
-from shoal.sim.modelled.rerun import shorter
+from shoal.sim.modelled.modelled import shorter
 from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.monitor.shortest import Shortest, shortest
-from shoal.sim.monitor.violation import Broken, Violation
+from shoal.sim.monitor.violation import Broken, Shortest, Violation, shortest
 from shoal.sim.scenario.sentences import (
     Fault,
     broker_restart,

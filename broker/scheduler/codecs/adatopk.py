@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 
 from .carried import CodecLane
-from .codec_costs import typical_error
+from .codec_table import typical_error
 
 __all__ = ["WIDTHS", "best_within", "harm", "least_ratio", "rule_a", "support_text", "topk_text"]
 

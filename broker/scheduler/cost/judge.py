@@ -27,8 +27,7 @@ from ....dag.plan.cut import Cutter, tied_groups
 from ....dag.plan.plan import Alternative, PeerId, Plan, Spare, StageExchange
 from ..base.interface import PlanRequest
 from .candidate import Candidate, StageShare, to_plan
-from .needs import IntervalMemory
-from .partition import OperatorChain
+from .partition import IntervalMemory, OperatorChain
 from .predicted import predicted, pure_shares
 from .structure import Structure, Wiring, units, wiring_key
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shoal.net.discovery.directory import MemoryDirectory
+from shoal.net.discovery.record import MemoryDirectory
 
 __all__ = ["NODE", "SmallNode"]
 

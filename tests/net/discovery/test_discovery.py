@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shoal.net.discovery.directory import MemoryDirectory
 from shoal.net.discovery.record import (
     AHEAD_S,
     LASTS_S,
@@ -20,6 +19,7 @@ from shoal.net.discovery.record import (
     YOUNG_S,
     Claim,
     DiscoveryRecordError,
+    MemoryDirectory,
     check_multiaddr,
     check_swarm,
     endpoint_of,

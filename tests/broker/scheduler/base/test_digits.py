@@ -12,8 +12,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.digits import without_last_digits
-from shoal.broker.scheduler.base.interface import NoPlan
+from shoal.broker.scheduler.base.interface import NoPlan, without_last_digits
 from shoal.broker.scheduler.network.completion import complete
 from shoal.broker.scheduler.planners.planners import plan
 from shoal.dag.cost.network import Network

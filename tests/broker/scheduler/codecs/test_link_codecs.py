@@ -12,12 +12,11 @@ import pytest
 
 from shoal.broker.scheduler.base.interface import CODED_ROLES, CodecOptions, PeerOffer, PlanRequest
 from shoal.broker.scheduler.codecs import carried as carried_module
-from shoal.broker.scheduler.codecs import codec_costs as costs
+from shoal.broker.scheduler.codecs import codec_table as costs
 from shoal.broker.scheduler.codecs import codecs
 from shoal.broker.scheduler.codecs.adatopk import support_text, topk_text
 from shoal.broker.scheduler.codecs.carried import CodedStepCost
-from shoal.broker.scheduler.codecs.codec_costs import COSTS, cost_of, typical_error
-from shoal.broker.scheduler.codecs.codec_table import Rung
+from shoal.broker.scheduler.codecs.codec_table import COSTS, Rung, cost_of, typical_error
 from shoal.broker.scheduler.codecs.codecs import choose, codec_of, ladder
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel

@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from shoal.broker.scheduler.base.interface import PlannerOptions
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.network import grouping
-from shoal.broker.scheduler.network.grouping import Objective, group
-from shoal.broker.scheduler.network.groups import divisions, every_division, starts
+from shoal.broker.scheduler.network.grouping import (
+    Objective,
+    divisions,
+    every_division,
+    group,
+    starts,
+)
 from shoal.broker.scheduler.network.matching import kinds_of, match, shortest_path
 from shoal.broker.scheduler.search.parallel import candidates_in, shapes
 from shoal.sim.scenario.topologies import load

@@ -16,8 +16,16 @@ from shoal.broker.service.door.swarm import GREETING, Beacon
 from shoal.broker.service.secured import Secured
 from shoal.broker.service.server import Broker, BrokerConfig, BrokerConfigError
 from shoal.net.discovery import process
-from shoal.net.discovery.directory import DirectoryError, MemoryDirectory
-from shoal.net.discovery.record import LASTS_S, MOST_NODES, YOUNG_S, Claim, newest, sign
+from shoal.net.discovery.record import (
+    LASTS_S,
+    MOST_NODES,
+    YOUNG_S,
+    Claim,
+    DirectoryError,
+    MemoryDirectory,
+    newest,
+    sign,
+)
 from shoal.net.identity.authority import Authority, utc
 from shoal.proto.discovery_pb2 import Whereabouts
 
