@@ -345,7 +345,6 @@ def _data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData:
         length=data.length,
         inputs=data.inputs,
         targets=data.targets,
-        tokenizer=data.tokenizer,
     )
     return JobData(manifest=manifest, shards=shards)
 

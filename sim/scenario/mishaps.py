@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
@@ -26,7 +26,6 @@ __all__ = [
     "Expectations",
     "FaultTable",
     "Renamed",
-    "not_default",
     "positive",
     "share",
 ]
@@ -69,14 +68,6 @@ def share(settings: Settings, name: str, *, whole: bool) -> None:
     if value is not None and not (0 <= value < 1 or (whole and value == 1)):
         most = "at most 1" if whole else "less than 1"
         raise SettingsError(name, f"is {value}: expected a share, from 0 to {most}")
-
-
-def not_default(settings: Settings, names: tuple[str, ...] = ()) -> Iterator[str]:
-    """The keys, of those named or of all, whose values are not the defaults."""
-    for f in fields(settings):  # type: ignore[arg-type]
-        default = f.default_factory() if callable(f.default_factory) else f.default
-        if (not names or f.name in names) and getattr(settings, f.name) != default:
-            yield f.name
 
 
 ZERO, AWAY = Duration("0s"), Duration("60s")
@@ -122,7 +113,7 @@ class FaultTable(Renamed):
     """When, from the start of the simulation; or:"""
     at_step: int | None = None
     """In which step, counted from 0, and `phase`."""
-    phase: Literal["any", "forward", "backward", "clip", "update", "snapshot", "recovery"] = "any"
+    phase: Literal["any", "forward", "backward", "clip", "update"] = "any"
     """At the first action of this kind that `who` begins in the step."""
     for_s: Duration = ZERO
     """`for` in the file: how long; 0: for good."""

@@ -74,8 +74,6 @@ class PeerTable(Settings):
     """How long it stays; empty: to the end."""
     price_per_hour: float = 0.0
     """What it costs while it is there, in any currency."""
-    data: tuple[str, ...] = ()
-    """Data sets that it holds."""
     entry: int | None = None
     """Which of the [[peers]] it comes from; not part of the file."""
 

@@ -16,7 +16,7 @@ from ...job import Codec, Job
 from ...proto import broker_pb2
 from ..cluster import ClusterRun, beside, shortened, train, wait_for_peers
 from ..faults.churn import absent_at_first, churn_of
-from ..faults.faults import Faults, faults_of
+from ..faults.faults import Faults
 from ..front import Front
 from ..live import LiveView
 from ..modelled.virtual_run import specs_of
@@ -82,7 +82,7 @@ def run_shaped(
         surface = running.enter_context(Surface(cluster, paths, flags, specs, tell))
         faults = Faults(
             cast(World, surface),
-            faults_of(scenario),
+            scenario.faults,
             scenario.selected,
             specs=specs.values(),
             churn=churn,

@@ -118,7 +118,6 @@ TABLES = st.fixed_dictionaries(
         "keep_local": st.sampled_from(["none", "inputs", "labels"]),
         "holdout": st.sampled_from([0.0, 0.1, 0.5, 0.999, -1.0, float("nan")]),
         "length": st.sampled_from([1, 4, 10**18, 0]),
-        "tokenizer": st.sampled_from(["bytes", "/etc/passwd"]),
         "leaves": st.just(["x", "y"]),
     },
 )
