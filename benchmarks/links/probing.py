@@ -30,7 +30,7 @@ from shoal.broker.machine import BrokerMachine
 from shoal.broker.scheduler.network.completion import communities, community_means, complete
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.dag.plan.plan import PeerId
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.shell.daemon import Worker
 from shoal.proto import broker_pb2, broker_pb2_grpc

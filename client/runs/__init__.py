@@ -4,7 +4,6 @@ weights brought home."""
 __all__ = [
     "checkpoints",
     "evaluate",
-    "keeper",
     "resume",
     "run",
     "session",

@@ -16,7 +16,7 @@ from ...proto import broker_pb2
 from ...proto.broker_pb2 import RunState
 from ..errors import BrokerUnreachable, RecordError, Refused, RunFailed
 from ..files.records import Recorder, local_folder, read_run
-from .keeper import CheckpointWriter
+from .weights import CheckpointWriter
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

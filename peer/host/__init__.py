@@ -3,7 +3,6 @@ are."""
 
 __all__ = [
     "addresses",
-    "busy",
     "calibrate",
     "config",
     "fit",

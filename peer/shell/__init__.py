@@ -3,7 +3,6 @@ way to the broker."""
 
 __all__ = [
     "attempt",
-    "confirm",
     "control",
     "credentials",
     "daemon",

@@ -4,7 +4,6 @@ __all__ = [
     "contention",
     "forwarder",
     "forwarding",
-    "gather",
     "pacing",
     "pipes",
     "run",

@@ -28,7 +28,7 @@ from shoal.net.identity.enroll import channel_options
 from shoal.net.identity.names import Party, PartyRole
 from shoal.peer.blobs.cache import BlobCache
 from shoal.peer.data.manifest import Manifest
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.host.own_data import Catalogue, Made, answer
 from shoal.peer.shell.daemon import Worker
