@@ -52,9 +52,10 @@ from shoal.job import Job
 from shoal.net.transports.memory import steady
 from shoal.peer.data.manifest import Column, Manifest, Shard
 from shoal.proto import broker_pb2, common_pb2
-from shoal.sim.ghost.device import Ghosts, read_export
+from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
 from shoal.sim.virtual.world import PeerSpec, World
+from shoal.tests.sim.played import read_export
 
 STAGES = 8
 SIZE = 4

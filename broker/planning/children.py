@@ -8,7 +8,6 @@ that nobody waits for torch to be imported again.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -36,7 +35,6 @@ from .process import (
 
 __all__ = ["Children", "DroppedError", "EndedError", "ForkServer", "PlannerLimits"]
 
-log = logging.getLogger(__name__)
 
 KEPT = 2
 """Graphs whose processes stay: of a run that trains, and of one that comes."""

@@ -37,7 +37,6 @@ __all__ = [
     "Directory",
     "DirectoryError",
     "DiscoveryRecordError",
-    "MemoryDirectory",
     "check_multiaddr",
     "check_swarm",
     "endpoint_of",
@@ -234,16 +233,3 @@ class Directory(Protocol):
     async def find(self) -> list[bytes]:
         """What others have left, of whatever kind; empty when nothing was found. Raises
         DirectoryError when it cannot be used."""
-
-
-class MemoryDirectory:
-    """The twin of the real one: keeps all that anybody leaves, and checks nothing."""
-
-    def __init__(self) -> None:
-        self._left: list[bytes] = []
-
-    async def publish(self, record: bytes) -> None:
-        self._left.append(record)
-
-    async def find(self) -> list[bytes]:
-        return list(self._left)

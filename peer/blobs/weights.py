@@ -49,7 +49,6 @@ __all__ = [
     "entry_of",
     "has_start",
     "joined",
-    "merge_blocks",
     "merged_entries",
     "serialize",
     "spec_of",
@@ -351,15 +350,6 @@ def has_start(files: Mapping[str, Tensor], name: str) -> bool:
     """Whether `starting_tensor` would find it; nothing is read."""
     block = block_of(name)
     return name in files or (block is not None and block.name in files)
-
-
-def merge_blocks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of an export under the user's names: the blocks of a split parameter become one
-    tensor again, all others stay. Raises WeightError when a block is missing or does not fit."""
-    found = {name: tensor for name, tensor in tensors.items() if block_of(name) is None}
-    for name, blocks in split_names({n: spec_of(tensors, n) for n in tensors}):
-        found[name] = torch.cat([tensors[block] for block in blocks])
-    return found
 
 
 def merged_entries(entries: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:

@@ -19,7 +19,6 @@ from shoal.net.discovery.record import (
     YOUNG_S,
     Claim,
     DiscoveryRecordError,
-    MemoryDirectory,
     check_multiaddr,
     check_swarm,
     endpoint_of,
@@ -30,6 +29,7 @@ from shoal.net.discovery.record import (
 )
 from shoal.net.identity.authority import Authority, utc
 from shoal.proto.discovery_pb2 import SignedWhereabouts, Whereabouts
+from shoal.tests.net.discovery.nodes import MemoryDirectory
 
 NOW = 1_800_000_000.0
 OURS, THEIRS = Authority.new(utc(NOW)), Authority.new(utc(NOW))

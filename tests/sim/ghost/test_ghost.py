@@ -44,11 +44,12 @@ from shoal.net.links.messages import (
     size_of,
 )
 from shoal.peer.compute.order import BuildOrder
-from shoal.sim.ghost.device import GhostDevice, Ghosts, hollow, read_export
+from shoal.sim.ghost.device import GhostDevice, Ghosts, hollow
 from shoal.sim.ghost.hashes import Expected, expected
 from shoal.sim.ghost.plan import Shards
 from shoal.sim.virtual.world import PeerSpec
 from shoal.tests.dag.schedule.checker import check
+from shoal.tests.sim.played import read_export
 
 SPEC = TensorSpec((4, 3), "float32")
 SEED, STEPS, MICROBATCHES, HELD_OUT = 7, 4, 4, 2

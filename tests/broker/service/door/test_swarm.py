@@ -22,12 +22,12 @@ from shoal.net.discovery.record import (
     YOUNG_S,
     Claim,
     DirectoryError,
-    MemoryDirectory,
     newest,
     sign,
 )
 from shoal.net.identity.authority import Authority, utc
 from shoal.proto.discovery_pb2 import Whereabouts
+from shoal.tests.net.discovery.nodes import MemoryDirectory
 
 NODE = "QmduvmWovF5kFgVztCq1dXBspXNJpvBFpxbSCech8VqWLC"
 OURS = f"/dns/shoal.example.org/tcp/7077/p2p/{NODE}"
