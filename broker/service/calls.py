@@ -24,6 +24,7 @@ import grpc.aio
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from ...net.blobs.pieces import read_number
 from ...net.grpc_quirks import take_first
 from ...net.identity.names import Party
 from ..access.admission import AdmissionError
@@ -110,7 +111,7 @@ def check_elements(data: bytes, kind: Descriptor) -> None:
                 tag += (data[at] << 7) - 128
                 at += 1
             else:
-                tag, at = _varint(data, at - 1, end)
+                tag, at = read_number(data, at - 1, end)
         look = counted.get(tag, False)
         if look is not False:
             left -= 1
@@ -121,7 +122,7 @@ def check_elements(data: bytes, kind: Descriptor) -> None:
             length = data[at]
             at += 1
             if length > 127:
-                length, at = _varint(data, at - 1, end)
+                length, at = read_number(data, at - 1, end)
             if look and length:
                 around.append((end, counted))
                 end, counted = min(at + length, end), _counted(look)
@@ -141,19 +142,6 @@ def check_elements(data: bytes, kind: Descriptor) -> None:
         f"{size} bytes of a {kind.name} with more than {most} elements, or {_MOST_FIELDS} fields: "
         f"expected {LEAST_BYTES} bytes or more for each element"
     )
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """The number, and where the next thing begins; at the end of the data 0."""
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    return 0, end
 
 
 _FIRST_S = 2.0

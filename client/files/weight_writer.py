@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...peer.blobs.weights import DTYPE_NAMES, TensorLocation, bytes_of
+from ...peer.blobs.weights import ShapeDtype, TensorLocation, bytes_of, header_of
 from .records import replacing
 from .weight_files import Stored, WeightFilesError
 
@@ -22,39 +22,13 @@ __all__ = ["FILE_BYTES", "Item", "files_of", "item_of", "items_of", "write_files
 
 # A safetensors file that is written tensor by tensor, so that no more than one is here at once.
 
-_NAMES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
-
 
 def write_values(path: Path, like: Mapping[str, Tensor], value: Callable[[str], Tensor]) -> None:
     """Writes one file. `like` has shapes and dtypes; `value` gives each tensor's values when its
     turn comes, the widest numbers first, so that each lies where its dtype wants it."""
     names = sorted(like, key=lambda name: (-like[name].itemsize, name))
-    header: dict[str, Any] = {}
-    at = 0
-    for name in names:
-        tensor = like[name]
-        size = tensor.numel() * tensor.itemsize
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + size],
-        }
-        at += size
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header_of({n: ShapeDtype(tuple(like[n].shape), like[n].dtype) for n in names}))
         for name in names:
             given = value(name).detach().contiguous()
             assert (given.shape, given.dtype) == (like[name].shape, like[name].dtype), name
@@ -162,19 +136,8 @@ def _grouped(items: Mapping[str, Item]) -> Iterator[list[str]]:
 def _write(items: Mapping[str, Item], names: list[str], file: BinaryIO) -> None:
     # The widest numbers first, so that each lies where its dtype wants it.
     names = sorted(names, key=lambda n: (-items[n].dtype.itemsize, n))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name in names:
-        item = items[name]
-        header[name] = {
-            "dtype": DTYPE_NAMES[item.dtype],
-            "shape": list(item.shape),
-            "data_offsets": [at, at + item.size_bytes],
-        }
-        at += item.size_bytes
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
+    like = {n: ShapeDtype(tuple(items[n].shape), items[n].dtype) for n in names}
+    file.write(header_of(like, {"format": "pt"}))
     for name in names:
         for piece in items[name].pieces():
             file.write(piece)

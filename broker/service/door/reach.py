@@ -20,6 +20,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
+from ....net.grpc_quirks import is_reached
 from ....net.identity.credential import Credential
 from ....net.identity.enroll import channel_options
 from ....net.identity.names import PartyRole, dns_name
@@ -158,15 +159,9 @@ class Reach:
                 options = channel_options(address, dns_name(PartyRole.PEER, peer))
                 credentials = self._credential().for_channel()
                 async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
-                    state = channel.get_state(try_to_connect=True)
-                    while state is not grpc.ChannelConnectivity.READY:
-                        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                            return False
-                        await channel.wait_for_state_change(state)
-                        state = channel.get_state()
+                    return await is_reached(channel)
         except (TimeoutError, ValueError):
             return False
-        return True
 
 
 async def resolved(peer: str, address: str, came: str) -> str:
