@@ -3,8 +3,8 @@
     figures = [Figure("executor_over_eager", 1.01, "ratio", "lower")]
     report("executor", figures, arguments(__doc__).parse_args().json)
 
-Scripts are run from the repository's root (`python benchmarks/executor.py --json out.json`) and
-import this file as `from table import Figure, arguments, report`.
+Scripts are run from the repository's root (`python benchmarks/steps/executor.py --json out.json`)
+and import this file as `from shoal.benchmarks.table import Figure, arguments, report`.
 """
 
 from __future__ import annotations

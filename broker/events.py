@@ -195,17 +195,23 @@ class WatchAsked:
     by: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class OfPlanning:
+    """A record of one request to plan for a replica: `version` counts them."""
+
+    replica: ReplicaId
+    version: int
+
+
 PLANNER = "planner"
 """The code of a run whose planning crashed its process, or passed a limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlanReady:
+class PlanReady(OfPlanning):
     """`pairs`: who exchanges frames with whom; empty: every pair of the plan's peers. `local`:
     inputs of the model that only peers with the data read."""
 
-    replica: ReplicaId
-    version: int
     plan: Plan
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
     local: tuple[str, ...] = ()
@@ -213,25 +219,21 @@ class PlanReady:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanFailed:
+class PlanFailed(OfPlanning):
     """`code` "peers" or "memory" may heal when others are in the pool; others never do. PLANNER:
     planning itself had to be ended.
     `short_bytes`: of device memory; 0: not known, or another thing is short."""
 
-    replica: ReplicaId
-    version: int
     reason: str
     code: str = "plan"
     short_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class PlanConsidered:
+class PlanConsidered(OfPlanning):
     """Seconds per step of the running plan and of the best one (`plan`; None: there is none), and
     of moving from one to the other; pairs that exchange frames under the best one."""
 
-    replica: ReplicaId
-    version: int
     running_s: float = 0.0
     candidate_s: float = 0.0
     migration_s: float = 0.0
@@ -358,11 +360,9 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class MakePlan:
+class MakePlan(OfPlanning):
     """Plan the run over these peers; the answer is PlanReady or PlanFailed with this version."""
 
-    replica: ReplicaId
-    version: int
     spec: RunSpec
     peers: tuple[PeerOffer, ...]
     network: Network | None = None
@@ -372,11 +372,9 @@ class MakePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsiderPlan:
+class ConsiderPlan(OfPlanning):
     """Compare the running plan with the best over these peers; the answer is PlanConsidered."""
 
-    replica: ReplicaId
-    version: int
     spec: RunSpec
     plan: Plan
     peers: tuple[PeerOffer, ...]

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple
 
 from ..dag.ir.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
-from ..dag.plan.plan import PeerId, Plan, ScheduleName
+from ..dag.plan.plan import PeerId, Plan
 from ..job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES, Job
 from ..job.settings import plain
 from ..job.tables import Codec, Model, Output, Recovery
@@ -166,7 +166,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             scheduler=asked.scheduler,
             stages=None if asked.stages == "auto" else asked.stages,
             pipelines=None if asked.pipelines == "auto" else pipelines,
-            schedule=_schedule(asked.schedule),
+            schedule=asked.schedule,
             recompute=None if asked.recompute == "auto" else asked.recompute,
             swaps=job.recovery.swaps,
             optimizer_slots=train.optimizer_slots,
@@ -272,11 +272,6 @@ def _check_support(role: str, text: str, activation: str) -> None:
             f"top-k kept the value: expected it as codec.activation_grad, beside "
             f'codec.activation = "topk:ratio={ratio:g}", which is "{activation}"'
         )
-
-
-def _schedule(wanted: str) -> ScheduleName | Literal["auto"]:
-    assert wanted != "zero-bubble", "the job refuses it"
-    return cast('ScheduleName | Literal["auto"]', wanted)
 
 
 def _batchings(spec: RunSpec, train: Train) -> Iterator[Batching]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from . import admission, bench, daemons, owner, plan, runs, sim, status  # noqa: F401 (importing makes the verbs)
+from . import admission, daemons, owner, runs, sim, status  # noqa: F401 (importing makes the verbs)
 from .base import app
 
 __all__ = ["app", "main"]

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from .admission import Token, TokenFile, read_token
 from .base import WRONG, Insecure, app, complain, echo, verb
-from .token import Token, TokenFile, read_token
 
 __all__ = ["broker", "join", "login"]
 

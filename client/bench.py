@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compression.codec import parse
-from ..compression.stream import Stream
+from ..compression.codec import Stream, parse
 from ..dag.ir.graph import TensorSpec
 
 __all__ = ["CODECS", "CodecRow", "gaussian", "machine", "measure", "table"]

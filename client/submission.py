@@ -26,8 +26,8 @@ from ..dag.capture.capture import Captured, capture
 from ..dag.ir.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.ir.graph import Graph, GraphError, Lowered
 from ..dag.ir.recipe import Recipe
-from ..dag.transforms.kept import KeptDtypes
 from ..dag.transforms.lower_sizes import lower_for_sizes
+from ..dag.transforms.precision import KeptDtypes
 from ..job import Job, SettingsError
 from ..job.settings import plain
 from ..job.tables import Data
@@ -43,8 +43,8 @@ from .files.records import write_run
 from .files.sending import send
 from .files.shards import Pretrained
 from .files.uplink import Uplink, starting_bytes, takes
-from .files.values import write_values
 from .files.weight_files import Stored
+from .files.weight_writer import write_values
 from .models import models
 from .models.adapters import is_adapted, plain_name, save_config
 from .models.division import why_it_depends
@@ -345,7 +345,6 @@ def _data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData:
         length=data.length,
         inputs=data.inputs,
         targets=data.targets,
-        tokenizer=data.tokenizer,
     )
     return JobData(manifest=manifest, shards=shards)
 

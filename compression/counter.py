@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["CHUNK", "bits", "halves", "uniform"]
+__all__ = ["CHUNK", "bits", "halves"]
 
 CHUNK = 1 << 15
 """Positions that share one word; who works in pieces starts them at multiples of it."""
@@ -80,9 +80,3 @@ def halves(key: int, count: int, device: str | torch.device = "cpu", start: int 
     if start % (2 * CHUNK):
         raise ValueError(f"positions start at {start}: expected a multiple of {2 * CHUNK}")
     return bits(key, (count + 1) // 2, device, start // 2).view(torch.int16)[:count]
-
-
-def uniform(key: int, count: int, device: str | torch.device = "cpu", start: int = 0) -> Tensor:
-    """float32 (count,): uniform in [0, 1), multiples of 2^-24; `start` as in `bits`."""
-    upper = (bits(key, count, device, start) >> 8).to(torch.float32)  # signed 24 bits, exact
-    return upper.add_(2.0**23).mul_(2.0**-24)

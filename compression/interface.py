@@ -100,7 +100,7 @@ keeps them. Empty: a beginning."""
 class StatefulCodec(_Described, Protocol):
     """A codec whose ends remember: residuals, what both hold already, a basis. Pure all the same:
     the state comes in and a new one goes out; the old one is never written to, so that a refused
-    payload changes nothing. `stream.py` carries the states."""
+    payload changes nothing. `codec.py` carries the states."""
 
     def encode(self, tensor: torch.Tensor, state: State, key: int = 0) -> tuple[Encoded, State]:
         """As `Codec.encode`. Raises CodecError for a state of another tensor as well."""

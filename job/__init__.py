@@ -7,16 +7,13 @@ from .tables import (
     MOST_MANIFEST_BYTES,
     Codec,
     Data,
-    Federated,
     Model,
-    Outer,
     Output,
-    Partition,
     PlanOptions,
     Recovery,
     Sync,
 )
-from .training import MOST_CHOICES, MOST_MICROBATCHES, Stop, Train, Training
+from .training import MOST_CHOICES, MOST_MICROBATCHES, Train, Training
 
 __all__ = [
     "LIVE",
@@ -25,16 +22,12 @@ __all__ = [
     "MOST_MICROBATCHES",
     "Codec",
     "Data",
-    "Federated",
     "Job",
     "Model",
-    "Outer",
     "Output",
-    "Partition",
     "PlanOptions",
     "Recovery",
     "SettingsError",
-    "Stop",
     "Sync",
     "Train",
     "Training",

@@ -5,8 +5,7 @@ from JSON (`Job.from_json`, what a RunSpec carries), or from Python:
 
     shoal.Job(model=module, data={"source": "books/*.txt"}, steps=300, lr=1e-3)
 
-A key whose capability is not built yet is refused by name, never ignored. Nothing here imports
-torch.
+What is asked for and not built yet is refused by name, never ignored. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -169,22 +168,6 @@ class Job(Settings):
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
-    leave = "leave it out"
-    anything = {
-        "data": ("tokenizer", "partition"),
-        "train": ("stop",),
-        "plan": ("peers", "exclude", "pin", "skip", "swap"),
-        "sync": tuple(f.name for f in fields(Sync) if f.name != "collective"),
-    }
-    for table, keys in anything.items():
-        settings = getattr(job, table)
-        for f in fields(settings):
-            if f.name not in keys:
-                continue
-            default = f.default_factory() if callable(f.default_factory) else f.default
-            value = getattr(settings, f.name)
-            if value != default:
-                yield f"{table}.{f.name}", leave
     if job.recovery.swaps and job.plan.pipelines not in (1, "auto"):
         yield "plan.pipelines", '1 is, with "neighbour+" in recovery.ladder'
     stages = job.plan.stages
@@ -198,15 +181,5 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     if job.recovery.swaps and job.data.where == "peer":
         yield "recovery.ladder", '"neighbour" is, where data stays with a peer'
     codec = job.codec
-    if codec.sync not in (None, "none", codec.default):
-        yield "codec.sync", leave
     if codec.snapshot not in (None, "none", "lossless", codec.default):
         yield "codec.snapshot", 'snapshots are exact: "none" and "lossless" are'
-    if codec.feedback not in ("none", "ef", "ahead"):
-        yield "codec.feedback", '"none", "ef" and "ahead" are'
-    if job.data.where not in ("submitter", "peer"):
-        yield "data.where", '"submitter" and "peer" are'
-    if job.data.kind == "module":
-        yield "data.kind", '"text", "tokens" and "arrays" are'
-    if job.plan.schedule == "zero-bubble":
-        yield "plan.schedule", '"auto", "gpipe", "1f1b" and "interleaved" are'

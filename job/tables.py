@@ -17,11 +17,8 @@ __all__ = [
     "LIVE",
     "Codec",
     "Data",
-    "Federated",
     "Model",
-    "Outer",
     "Output",
-    "Partition",
     "PlanOptions",
     "Recovery",
     "Sync",
@@ -30,7 +27,7 @@ __all__ = [
 LIVE = "live:"
 """Start of the factory that stands for a live module; it names the module's class, for people."""
 
-CODEC_ROLES = ("activation", "activation_grad", "grad", "sync", "snapshot")
+CODEC_ROLES = ("activation", "activation_grad", "grad", "snapshot")
 """Keys of [codec] that fall back to its default."""
 MOST_NAMES = 200
 """Characters of data.inputs and of data.targets, as in a manifest."""
@@ -112,41 +109,25 @@ class Model(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Partition(Settings):
-    """data.partition: how a federated run splits data over its clients."""
-
-    kind: Literal["iid", "dirichlet", "by-peer"] = "by-peer"
-    """Who gets which samples."""
-    alpha: float = 0.1
-    """Concentration of the Dirichlet split; smaller is more uneven."""
-    clients: int = 0
-    """Number of clients; 0: one per peer."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Data(Settings):
     """[data]: what it is trained on."""
 
-    kind: Literal["text", "tokens", "arrays", "module"] = "text"
+    kind: Literal["text", "tokens", "arrays"] = "text"
     """Bytes of files, token ids, or named arrays (npz, safetensors)."""
     source: str = ""
     """Path, glob or URL; empty: the sources of Python's standard library."""
     holdout: float = 0.05
     """Share of the samples that is never trained on, in [0, 1)."""
-    where: Literal["url", "submitter", "broker", "peer"] = "submitter"
+    where: Literal["submitter", "peer"] = "submitter"
     """Where the data lies when the run is submitted."""
     keep_local: Literal["none", "inputs", "labels"] = "none"
     """What never leaves the peer that owns it."""
-    tokenizer: str = "bytes"
-    """ "bytes" or the path of a tokenizer."""
     length: int = 128
     """Positions in one sample of text or tokens."""
     inputs: str = "x"
     """Argument of the model's forward that takes the inputs; of arrays several, with commas."""
     targets: str = "y"
     """Argument of the model's forward that takes the targets; empty: none."""
-    partition: Partition = field(default_factory=Partition)
-    """Federated runs only."""
 
     def check(self) -> None:
         if not 0.0 <= self.holdout < 1.0:
@@ -202,27 +183,17 @@ class PlanOptions(Settings):
 
     scheduler: Literal["auto", "uniform", "equal-compute", "op-fence", "exact"] = "auto"
     """Which planner decides."""
-    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero-bubble"] = "auto"
+    schedule: Literal["auto", "gpipe", "1f1b", "interleaved"] = "auto"
     """Order of forward and backward; "auto": the planner chooses."""
     stages: int | Literal["auto"] = "auto"
     """Number of stages; "auto": the planner chooses."""
     pipelines: int | Literal["auto"] = "auto"
     """Number of disjoint pipelines (data parallelism); "auto": the planner chooses."""
-    peers: tuple[str, ...] = ("*",)
-    """Selectors of peers that may take part."""
-    exclude: tuple[str, ...] = ()
-    """Selectors of peers that may not."""
-    pin: Mapping[str, str] = field(default_factory=dict)
-    """Module glob = selector: where these modules must be."""
     recompute: bool | Literal["auto"] = "auto"
     """Whether activations are computed again in the backward pass to save memory; "auto": the
     planner chooses, stage by stage."""
     replan: bool = True
     """Whether the plan may change during the run."""
-    skip: float = 0.0
-    """Share of visits that routes may leave out."""
-    swap: int = 0
-    """How many stages routes may swap."""
 
     def check(self) -> None:
         for key in ("stages", "pipelines"):
@@ -247,16 +218,14 @@ class Codec(Settings):
     """Of their gradients; None: default."""
     grad: str | None = None
     """Of parameter gradients; None: default."""
-    sync: str | None = None
-    """Of what synchronisation exchanges; None: default."""
     snapshot: str | None = None
     """Of snapshots, "none" or "lossless"; None: "lossless" unless the default is "none"."""
     ratio: float = 100.0
     """How many times fewer bytes "adatopk" sends on the slowest link, at least 1."""
     error_budget: float = 0.0
     """Relative L2 error that "auto" may make in a tensor that crosses a link; 0: none at all."""
-    feedback: Literal["none", "ef", "ahead", "ef21", "dgc"] = "ef"
-    """Error feedback of grad and sync codecs; lossless ones have no error to feed back. "ahead":
+    feedback: Literal["none", "ef", "ahead"] = "ef"
+    """Error feedback of the codec of grad; lossless ones have no error to feed back. "ahead":
     of updates in place of gradients, each holder training where its unsent ones would bring it."""
 
     def check(self) -> None:
@@ -284,50 +253,12 @@ class Codec(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outer(Settings):
-    """sync.outer: what happens at the end of a round of local steps."""
-
-    kind: Literal["average", "nesterov"] = "average"
-    """How the averaged difference is applied."""
-    lr: float = 1.0
-    """Outer learning rate."""
-    momentum: float = 0.9
-    """Outer momentum (nesterov)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Federated(Settings):
-    """sync.federated: rounds with sampled clients and an aggregator."""
-
-    method: str = "fedavg"
-    """Name of the method."""
-    per_round: float = 1.0
-    """Share of the clients in one round."""
-    local_passes: int = 1
-    """Passes of a client over its data in one round."""
-    aggregate: str = "mean"
-    """How updates are combined."""
-    deadline: Duration | Literal["auto"] = "auto"
-    """How long a round waits for a client."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the method."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sync(Settings):
-    """[sync]: what the holders of one stage exchange, and when."""
+    """[sync]: how the holders of a stage exchange their exact mean gradient before each update."""
 
-    kind: Literal["allreduce", "local", "gossip", "federated"] = "allreduce"
-    """allreduce: the mean gradient, exactly, before every update."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
-    """allreduce: by what the holders of a stage add up gradients; auto: the planner chooses by the
-    predicted time."""
-    every: int = 1
-    """Steps of one round."""
-    outer: Outer = field(default_factory=Outer)
-    """For local steps."""
-    federated: Federated = field(default_factory=Federated)
-    """For federated rounds."""
+    """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
+    time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from .settings import Settings, SettingsError, at_least, at_most, json_object, plain
-from .units import Duration
 
-__all__ = ["MOST_CHOICES", "MOST_MICROBATCHES", "Stop", "Train", "Training"]
+__all__ = ["MOST_CHOICES", "MOST_MICROBATCHES", "Train", "Training"]
 
 MOST_STEPS = 2**53
 MOST_BATCH = 2**31
@@ -19,16 +18,6 @@ MOST_CHOICES = 64
 """Microbatch sizes that the planner may choose among, beside the default."""
 MOST_MICROBATCHES = 65_536
 """Of one step, and of one evaluation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stop(Settings):
-    """train.stop: end before the last step."""
-
-    loss: float | None = None
-    """Held-out loss at which the run ends; None: never."""
-    time: Duration | None = None
-    """Time after which the run ends; None: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +65,6 @@ class Train(Settings):
     """Steps between evaluations on held-out data; 0: none."""
     eval_batches: int = 8
     """Held-out batches (of `batch` samples) in one evaluation; 0: none."""
-    stop: Stop = field(default_factory=Stop)
-    """End early."""
 
     def check(self) -> None:
         lengths = {k: getattr(self, k) for k in ("steps", "tokens", "passes")}

@@ -18,7 +18,7 @@ import grpc
 if TYPE_CHECKING:
     from grpc.aio import AioRpcError, ServicerContext
 
-__all__ = ["hides_the_reason", "in_words", "pass_over_broken_streams", "take_first"]
+__all__ = ["hides_the_reason", "in_words", "is_reached", "pass_over_broken_streams", "take_first"]
 
 _HIDDEN = "Internal error from Core"
 
@@ -28,6 +28,17 @@ async def take_first(context: ServicerContext[Any, Any], within_s: float) -> Non
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             await context.read()
+
+
+async def is_reached(channel: grpc.aio.Channel) -> bool:
+    """Whether a connection came up. A refused one is known at once, without gRPC's own retries."""
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.READY:
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return False
+        await channel.wait_for_state_change(state)
+        state = channel.get_state()
+    return True
 
 
 def hides_the_reason(error: AioRpcError) -> bool:

@@ -3,7 +3,6 @@ processes over shaped paths, with a report at the end."""
 
 __all__ = [
     "cluster",
-    "expectations",
     "faults",
     "following",
     "front",
@@ -13,7 +12,6 @@ __all__ = [
     "monitor",
     "options",
     "oracle",
-    "preview",
     "processes",
     "report",
     "scenario",

@@ -13,22 +13,33 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
+from ..broker.events import PreviewWanted
+from ..broker.membership.speeds import speeds_of
+from ..broker.planning.preview import preview_wanted
+from ..broker.scheduler.base.interface import PeerOffer
+from ..dag.ir.graph import Graph
 from ..net.interrupts import uninterrupted
+from ..peer.host.profile import speeds_to_proto
+from ..proto.broker_pb2 import PeerState, PreviewAnswer, Profile, RunSpec
+from ..proto.graph_pb2 import CORE, FULL
 from .cluster import run_cluster
-from .expectations import missed
 from .front import Front
 from .live import LiveState, LiveView, mode
 from .modelled.modelled import run_modelled
 from .options import Setting, SimOptions
 from .processes import ClusterError
 from .report import Summary, measured_summary, render, to_json, write_json, write_report
+from .scenario.mishaps import Expectations
+from .scenario.scenario import Scenario
 from .shaped.run import run_shaped
 from .trace import Trace
 
-__all__ = ["SimOptions", "simulate"]
+__all__ = ["SimOptions", "missed", "preview_cluster", "simulate"]
 
 STDOUT = Path("-")
 """As the file for JSON: it is printed in place of the text."""
@@ -124,3 +135,60 @@ def _check_writable(path: Path) -> None:
 def _remove(folder: Path) -> None:
     with uninterrupted():
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# The preview over a scenario's peers and links, without a broker.
+
+
+def preview_cluster(scenario: Scenario, spec: RunSpec, graph: Graph) -> PreviewAnswer:
+    """What would run where if the peers of the scenario had joined: a speed that no device has is
+    clamped and noted as for a peer that reports it."""
+    network = scenario.network()
+    states, offers, notes = [], [], list[str]()
+    for offer, up, down in zip(scenario.offers(), network.up, network.down, strict=True):
+        profile = _profile(offer, float(up), float(down))
+        speeds, unlikely = speeds_of(profile)
+        notes += unlikely
+        offers.append(replace(offer, speeds=speeds, flops_per_s=speeds.product))
+        states.append(PeerState(peer=offer.peer, profile=profile, membership="pool"))
+    wanted = PreviewWanted(spec, tuple(states), tuple(offers), network, tuple(notes))
+    return preview_wanted(wanted, graph)
+
+
+def _profile(offer: PeerOffer, up: float, down: float) -> Profile:
+    return Profile(
+        name=offer.name,
+        place=offer.place,
+        device_memory_bytes=offer.device_memory_bytes,
+        host_memory_bytes=offer.host_memory_bytes,
+        flops_per_s=offer.flops_per_s,
+        operator_set=CORE if offer.operator_set == "core" else FULL,
+        speeds=None if offer.speeds is None else speeds_to_proto(offer.speeds),
+        up_bytes_per_s=up,
+        down_bytes_per_s=down,
+    )
+
+
+# Whether a simulation reached what its scenario expects.
+
+
+def missed(expect: Expectations, summary: Summary) -> Iterator[str]:
+    """A sentence for each expectation that was not met, with what came instead."""
+    error = None
+    if summary.step_s and summary.predicted_step_s:
+        error = abs(summary.predicted_step_s / summary.step_s - 1)
+    for name, came, most in (
+        ("loss_below", summary.loss_last, True),
+        ("max_loss_difference", summary.max_loss_difference, True),
+        ("step_time_error_at_most", error, True),
+        ("goodput_at_least", summary.goodput, False),
+    ):
+        wanted = getattr(expect, name)
+        if wanted is None:
+            continue
+        if came is None:
+            yield f"[expect] {name} = {wanted:g}, and nothing measured it"
+        elif not (came <= wanted if most else came >= wanted) or (
+            name == "loss_below" and came == wanted
+        ):
+            yield f"[expect] {name} = {wanted:g}, and it came to {came:.4g}"

@@ -64,7 +64,6 @@ _APPLICATION = 0x53484F41  # "SHOA", in the file's header
 _MARK = struct.Struct("<QQII")
 """Numbers of the first and last record, the checksum of the last, and one of all three."""
 _WAL_BYTES = 16 << 20
-_PAGE_BYTES = 4096
 
 
 class JournalError(ValueError):

@@ -1,7 +1,6 @@
 """What is known of the links between peers, and who measures which one next."""
 
 __all__ = [
-    "landmarks",
     "links",
     "probed",
     "probing",

@@ -2,7 +2,7 @@
 
 Rules.
 
-- O(n) probes, against landmarks (`landmarks.py`). The rest of the matrix is completed
+- O(n) probes, against landmarks (`probed.py`). The rest of the matrix is completed
   (`scheduler/completion.py`), and the pairs that a plan would use are measured exactly (`wanted`)
   before it counts.
 - A peer takes part in one probe at a time, and sends for probes in an hour at most 20 s of its
@@ -30,9 +30,8 @@ from ..events import Instruction, Log, SetTimer, Tell
 from ..membership.member import Member, clean, dial
 from ..membership.membership import Membership
 from ..options import BrokerOptions
-from .landmarks import Landmarks
 from .links import MAX_AGE_S, LinkBurst, Links, Origin
-from .probed import PROBE_BYTES, SMALLEST_BYTES, Probed
+from .probed import PROBE_BYTES, SMALLEST_BYTES, Landmarks, Probed
 
 __all__ = ["Probing"]
 

@@ -3,7 +3,6 @@
 __all__ = [
     "bad_plan",
     "datasets",
-    "lacking",
     "placing",
     "promise",
     "reconsider",

@@ -7,7 +7,7 @@ Rules.
   answer with another version is dropped. An answer whose peers are not all free any more is stale:
   it is dropped too and asked for again.
 - When no plan exists for want of peers or memory, the run waits for others than were asked
-  (`lacking.py`); for any other reason, or where it shall not wait (`when_short`), it has failed.
+  (`waiting.py`); for any other reason, or where it shall not wait (`when_short`), it has failed.
 - A plan waits until the links of the peers that it could use are measured, but at most `probe_s`
   after the last of them joined or the run could first be planned. A plan that would use pairs
   nobody measured has them measured, once, and is made again.
@@ -31,8 +31,7 @@ from ..membership.membership import Membership
 from ..runs.replica import Replica
 from .bad_plan import bad_plan, not_outlined
 from .datasets import lacks_data
-from .lacking import PlanShortage
-from .waiting import Offered, WaitReason, by_hand, consider, in_order, suited
+from .waiting import Offered, PlanShortage, WaitReason, by_hand, consider, in_order, suited
 
 __all__ = ["PoolScheduler"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from ...proto.planning_pb2 import PlanningAsked
 from ..events import ConsiderPlan, MakePlan
 from .planning import answer, consider
@@ -11,8 +9,6 @@ from .preview import preview_bytes
 from .wire import Asked, Told, answer_to_bytes, ask_from_proto
 
 __all__ = ["answer_bytes"]
-
-log = logging.getLogger(__name__)
 
 
 def answer_bytes(data: bytes) -> bytes:

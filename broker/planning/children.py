@@ -8,7 +8,6 @@ that nobody waits for torch to be imported again.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...job.words import size_text
@@ -34,9 +33,8 @@ from .process import (
     send,
 )
 
-__all__ = ["SHARING", "Children", "DroppedError", "EndedError", "PlannerLimits"]
+__all__ = ["Children", "DroppedError", "EndedError", "ForkServer", "PlannerLimits"]
 
-log = logging.getLogger(__name__)
 
 KEPT = 2
 """Graphs whose processes stay: of a run that trains, and of one that comes."""
@@ -88,7 +86,6 @@ class Children:
 
     def __init__(self, limits: PlannerLimits) -> None:
         self._limits = limits
-        self._shared = SHARING
         self._warm: ForkServer | None = None
         self._children: OrderedDict[str, _Child] = OrderedDict()
         """By graph, the one that was asked last at the end."""
@@ -154,7 +151,7 @@ class Children:
             self._children.clear()
             if self._warm is not None:
                 self._warm.close()
-            self._warm = self._shared.get()
+            self._warm = ForkServer()
         self._warm.wait(lambda: self._closed)
         return self._warm
 
@@ -219,7 +216,7 @@ class Children:
         for graph in list(self._children):
             self._end(graph, 0.0)
         if self._warm is not None:
-            self._shared.give_back(self._warm)
+            self._warm.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,43 +299,6 @@ class ForkServer:
         """Waits for it, too: until then it would count as alive."""
         self._process.kill()
         self._process.wait()
-
-
-class Sharing:
-    """Who has which warm process: each broker its own, or, inside of `shared()`, all of this
-    process the same one, which stays for the next: as where one process has many brokers."""
-
-    def __init__(self) -> None:
-        self._kept: ForkServer | None = None
-        self._keeps = False
-
-    def get(self) -> ForkServer:
-        if not self._keeps:
-            return ForkServer()
-        if self._kept is not None and not self._kept.alive:
-            self._kept.close()
-            self._kept = None
-        if self._kept is None:
-            self._kept = ForkServer()
-        return self._kept
-
-    def give_back(self, warm: ForkServer) -> None:
-        if warm is not self._kept:
-            warm.close()
-
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        self._keeps = True
-        try:
-            yield
-        finally:
-            self._keeps = False
-            if self._kept is not None:
-                self._kept.close()
-                self._kept = None
-
-
-SHARING = Sharing()
 
 
 def _readable(where: socket.socket, within_s: float) -> bool:

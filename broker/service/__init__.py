@@ -13,5 +13,4 @@ __all__ = [
     "server",
     "services",
     "shell",
-    "wire",
 ]

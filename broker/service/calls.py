@@ -5,7 +5,7 @@ runs before anything of the message is read, and decides whether and when that h
 and whether it is too much is asked first (`broker/access/guard.py`); until then a message waits at
 its sender, but for the first 64 KiB, by HTTP/2's flow control. Then it is asked again whether the
 caller still may, for a message can be held back until its sender was kicked; then its size is
-looked at, then what it would cost in memory (`wire.py`), and only then is it parsed. Before the
+looked at, then what it would cost in memory, and only then is it parsed. Before the
 answer goes out it is asked once more. The share of a call ends when its answer has been taken.
 
 Messages are parsed here and not by gRPC, so that one that does not parse becomes a readable status
@@ -16,26 +16,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from ...net.blobs.pieces import read_number
 from ...net.grpc_quirks import take_first
 from ...net.identity.names import Party
 from ..access.admission import AdmissionError
 from ..access.guard import Guard
 from .blobs import BlobStoreError
 from .shell import RejectedError
-from .wire import PLAIN_BYTES, TooManyElementsError, check_elements
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 __all__ = [
+    "LEAST_BYTES",
+    "PLAIN_BYTES",
     "REFUSALS",
     "MalformedError",
+    "TooManyElementsError",
+    "check_elements",
     "parsed",
     "read",
     "refuse",
@@ -43,6 +49,100 @@ __all__ = [
     "stream_handler",
     "unary_handler",
 ]
+
+# What a message would cost in memory, read off its bytes before anything is made of them.
+#
+# An empty element of a repeated field takes two bytes on the wire and forty to eighty in memory: 15
+# MiB became 200. So the elements are counted first, along the message's own description, without
+# looking into texts and bytes, which cost what they weigh.
+
+LEAST_BYTES = 8
+"""Of the wire, for each element on average: then a message takes at most eight times its bytes.
+Honest ones have 20 and more (a visit of a plan with a peer's name, a file with its hash)."""
+PLAIN_BYTES = 64 << 10
+"""So short a message need not be looked at: it takes 3 MiB at the most."""
+_MOST_FIELDS = 500_000
+"""In all that are looked at, in a tenth of a second: a plan with a stage for each of the most
+operators that a graph may have takes 400,000."""
+
+
+class TooManyElementsError(ValueError):
+    """A message of more elements than its bytes are worth."""
+
+
+_Counted = dict[int, Descriptor | None]
+
+
+@cache
+def _counted(kind: Descriptor) -> _Counted:
+    """The fields that are elements, by tag, with the message to look into, if there is one."""
+    found: _Counted = {}
+    for field in kind.fields:
+        inner = field.message_type if field.type == FieldDescriptor.TYPE_MESSAGE else None
+        if inner is not None or field.is_repeated:
+            look = inner if inner is not None and not _is_flat(inner) else None
+            found |= {field.number << 3 | wire: None for wire in (0, 1, 5)}
+            found[field.number << 3 | 2] = look
+    return found
+
+
+def _is_flat(kind: Descriptor) -> bool:
+    """Whether there is nothing in it that takes more memory the more often it comes."""
+    message = FieldDescriptor.TYPE_MESSAGE
+    return not any(field.is_repeated or field.type == message for field in kind.fields)
+
+
+def check_elements(data: bytes, kind: Descriptor) -> None:
+    """Raises TooManyElementsError. Bytes that are no message at all may pass: parsing says so."""
+    size = len(data)
+    most = left = (size + PLAIN_BYTES) // LEAST_BYTES
+    at, end, counted = 0, size, _counted(kind)
+    around: list[tuple[int, _Counted]] = []  # the messages that this one is in
+    data += bytes(2)  # a tag and what follows can be looked at without asking for the end
+    for _ in range(_MOST_FIELDS):
+        while at >= end:
+            if not around:
+                return
+            end, counted = around.pop()
+        tag = data[at]
+        at += 1
+        if tag > 127:
+            if data[at] < 128:  # of two bytes, as all of ours have at most
+                tag += (data[at] << 7) - 128
+                at += 1
+            else:
+                tag, at = read_number(data, at - 1, end)
+        look = counted.get(tag, False)
+        if look is not False:
+            left -= 1
+            if left < 0:
+                break
+        wire = tag & 7
+        if wire == 2:
+            length = data[at]
+            at += 1
+            if length > 127:
+                length, at = read_number(data, at - 1, end)
+            if look and length:
+                around.append((end, counted))
+                end, counted = min(at + length, end), _counted(look)
+            else:
+                at += length
+        elif wire == 0:
+            while data[at] > 127:
+                at += 1
+            at += 1
+        elif wire == 1:
+            at += 8
+        elif wire == 5:
+            at += 4
+        else:  # no message of ours has groups, and what hides in one is not counted
+            raise TooManyElementsError(f"{size} bytes of a {kind.name} with a group in it")
+    raise TooManyElementsError(
+        f"{size} bytes of a {kind.name} with more than {most} elements, or {_MOST_FIELDS} fields: "
+        f"expected {LEAST_BYTES} bytes or more for each element"
+    )
+
 
 _FIRST_S = 2.0
 """How long who is refused may take to say what it came for."""

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from ...net.discovery.directory import DirectoryError
 from ...net.discovery.process import check_available
-from ...net.discovery.record import check_multiaddr, check_swarm
+from ...net.discovery.record import DirectoryError, check_multiaddr, check_swarm
 from ...net.grpc_quirks import pass_over_broken_streams
 from ...net.identity.authority import Authority, AuthorityError, utc
 from ...net.identity.names import Party

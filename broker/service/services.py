@@ -74,9 +74,8 @@ from .calls import (
     stream_handler,
     unary_handler,
 )
-from .door.dialable import came_from
 from .door.public import PublicAddress
-from .door.reach import Reach
+from .door.reach import Reach, came_from
 from .door.relay import Relay
 from .needed import listed
 from .shell import OUTBOX_MESSAGES, RejectedError, Shell, StreamOutbox

@@ -7,7 +7,6 @@ __all__ = [
     "sending",
     "shards",
     "uplink",
-    "values",
     "weight_files",
     "weight_writer",
 ]

@@ -14,11 +14,27 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from ...peer.blobs.weights import DTYPE_NAMES, TensorLocation, bytes_of
+from ...peer.blobs.weights import ShapeDtype, TensorLocation, bytes_of, header_of
 from .records import replacing
 from .weight_files import Stored, WeightFilesError
 
-__all__ = ["FILE_BYTES", "Item", "files_of", "item_of", "items_of", "write_files"]
+__all__ = ["FILE_BYTES", "Item", "files_of", "item_of", "items_of", "write_files", "write_values"]
+
+# A safetensors file that is written tensor by tensor, so that no more than one is here at once.
+
+
+def write_values(path: Path, like: Mapping[str, Tensor], value: Callable[[str], Tensor]) -> None:
+    """Writes one file. `like` has shapes and dtypes; `value` gives each tensor's values when its
+    turn comes, the widest numbers first, so that each lies where its dtype wants it."""
+    names = sorted(like, key=lambda name: (-like[name].itemsize, name))
+    with path.open("wb") as file:
+        file.write(header_of({n: ShapeDtype(tuple(like[n].shape), like[n].dtype) for n in names}))
+        for name in names:
+            given = value(name).detach().contiguous()
+            assert (given.shape, given.dtype) == (like[name].shape, like[name].dtype), name
+            if given.numel():
+                file.write(given.view(-1).view(torch.uint8).numpy().data)
+
 
 FILE_BYTES = 5_000_000_000
 """Of one file, as Hugging Face cuts large models."""
@@ -120,19 +136,8 @@ def _grouped(items: Mapping[str, Item]) -> Iterator[list[str]]:
 def _write(items: Mapping[str, Item], names: list[str], file: BinaryIO) -> None:
     # The widest numbers first, so that each lies where its dtype wants it.
     names = sorted(names, key=lambda n: (-items[n].dtype.itemsize, n))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name in names:
-        item = items[name]
-        header[name] = {
-            "dtype": DTYPE_NAMES[item.dtype],
-            "shape": list(item.shape),
-            "data_offsets": [at, at + item.size_bytes],
-        }
-        at += item.size_bytes
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
+    like = {n: ShapeDtype(tuple(items[n].shape), items[n].dtype) for n in names}
+    file.write(header_of(like, {"format": "pt"}))
     for name in names:
         for piece in items[name].pieces():
             file.write(piece)

@@ -7,7 +7,6 @@ __all__ = [
     "fitting",
     "initialise",
     "making",
-    "memory",
     "models",
     "recorded",
     "recorded_steps",

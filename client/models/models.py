@@ -34,8 +34,14 @@ from ..files.shards import Pretrained
 from ..files.weight_files import Stored
 from .adapters import AdapterError, adapted, plain_name
 from .fitting import Wanted, fit
-from .initialise import check_seed, give_values, recording_of, replace_parameters
-from .memory import TooLargeError, Within
+from .initialise import (
+    TooLargeError,
+    Within,
+    check_seed,
+    give_values,
+    recording_of,
+    replace_parameters,
+)
 from .recorded import recipe_of
 from .recording import Recording, record
 

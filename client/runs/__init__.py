@@ -4,8 +4,6 @@ weights brought home."""
 __all__ = [
     "checkpoints",
     "evaluate",
-    "evaluate_there",
-    "keeper",
     "resume",
     "run",
     "session",

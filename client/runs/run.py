@@ -16,7 +16,7 @@ from ...proto import broker_pb2
 from ...proto.broker_pb2 import RunState
 from ..errors import BrokerUnreachable, RecordError, Refused, RunFailed
 from ..files.records import Recorder, local_folder, read_run
-from .keeper import CheckpointWriter
+from .weights import CheckpointWriter
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -231,7 +231,7 @@ class Run:
         """Held-out loss and metrics of the exported weights, computed by the broker's peers in a
         run of its own; nothing of the model comes here. Raises RunFailed without weights, and
         RecordError for a model with running statistics."""
-        from .evaluate_there import evaluated_there
+        from .evaluate import evaluated_there
 
         return evaluated_there(self.client, self.id, self._exported(), batches)
 

@@ -18,8 +18,8 @@ from ...job.words import count_of, some_of
 from ...net.interrupts import uninterrupted
 from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from ..files.records import step_numbers
-from ..runs.keeper import CheckpointWriter
 from ..runs.run import Run
+from ..runs.weights import CheckpointWriter
 from .text import safe
 from .wire import CompressionSums, sentence
 

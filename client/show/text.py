@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from ...job.words import size_text
 from ...net.printable import printable
 
 __all__ = [
@@ -76,11 +77,3 @@ def time_text(seconds: float) -> str:
 def number(x: float) -> str:
     """Three digits, never in powers of ten where people read it."""
     return f"{x:.0f}" if abs(x) >= 999.5 else f"{x:.3g}"
-
-
-def size_text(size_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.4g} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.4g} TiB"

@@ -26,9 +26,8 @@ from ..ir.graph import Graph, Lowered, Ref
 from ..ir.infer import infer, with_grads
 from ..ir.validate import validate
 from ..transforms.evaluation import EvaluationError, check_evaluation, only_masks_change
-from ..transforms.kept import AS_MADE, KeptDtypes
 from ..transforms.lower import lower
-from ..transforms.precision import mixed
+from ..transforms.precision import AS_MADE, KeptDtypes, mixed
 from ..transforms.simplify import simplify
 from .blocks import repeats, shortened
 from .export import export, functional

@@ -45,11 +45,25 @@ _TRIALS: dict[tuple[Any, ...], Trial] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorCost:
-    """Cost of one operator for one microbatch; the formulas are in the module's docstring."""
+class _Cost:
+    """What is computed for one microbatch."""
 
     forward: Work
     backward: Work
+
+    @property
+    def flops_forward(self) -> int:
+        return int(self.forward.flops)
+
+    @property
+    def flops_backward(self) -> int:
+        return int(self.backward.flops)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCost(_Cost):
+    """Cost of one operator for one microbatch; the formulas are in the module's docstring."""
+
     parameter_bytes: int
     output_bytes: int
     """Sum of the sizes of its results, views included: what would cross a cut behind it."""
@@ -66,32 +80,13 @@ class OperatorCost:
     peak_backward: int = 0
     """The same in its backward, the gradients that it gives included."""
 
-    @property
-    def flops_forward(self) -> int:
-        return int(self.forward.flops)
-
-    @property
-    def flops_backward(self) -> int:
-        return int(self.backward.flops)
-
 
 @dataclass(frozen=True, slots=True)
-class StageCost:
+class StageCost(_Cost):
     """Cost of an interval of operators for one microbatch; bytes of shared things count once."""
 
-    forward: Work
-    backward: Work
     parameter_bytes: int
-    buffer_bytes: int
     saved_bytes: int
-
-    @property
-    def flops_forward(self) -> int:
-        return int(self.forward.flops)
-
-    @property
-    def flops_backward(self) -> int:
-        return int(self.backward.flops)
 
 
 def cost(graph: Graph) -> tuple[OperatorCost, ...]:
@@ -117,7 +112,6 @@ def stage_cost(costs: Sequence[OperatorCost], start: int, stop: int) -> StageCos
         sum((c.forward for c in part), Work()),
         sum((c.backward for c in part), Work()),
         sum(size for value, size in reads.items() if value.startswith("param:")),
-        sum(size for value, size in reads.items() if value.startswith("buffer:")),
         sum(saves.values()),
     )
 

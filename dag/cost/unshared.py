@@ -26,7 +26,6 @@ from .program import Program
 __all__ = ["Unshared"]
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Unshared:

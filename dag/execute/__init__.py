@@ -3,7 +3,6 @@ lost stage made anew from its neighbours."""
 
 __all__ = [
     "execute",
-    "narrow_products",
     "neighbour",
     "saved",
     "stage_module",

@@ -21,7 +21,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -32,7 +31,7 @@ from ..ir.operators import takes_key
 from ..ir.rules.rules import check
 from .stand_ins import function_of
 
-__all__ = ["StageModule", "build", "run_operator"]
+__all__ = ["StageModule", "build"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +89,6 @@ def build(
     module.graph.owning_module = None
     # The bound forward: `module(...)` would add a wrapper and the hooks of nn.Module to each call.
     return StageModule(module, module.forward, takes, random, tuple(gives))
-
-
-def run_operator(
-    op: Operator, values: Mapping[str, Tensor], device: torch.device, key: int = 0
-) -> list[Any]:
-    """The results of one operator of a bound graph, as a stage runs it: nothing is checked."""
-    function, count = function_of(op.target)
-    args = [python_arg(a, dict(values), device) for a in op.args[:count]]
-    kwargs = {k: python_arg(a, dict(values), device) for k, a in op.kwargs}
-    if takes_key(op.target):
-        kwargs["key"] = key
-    result: Any = function(*args, **kwargs)
-    return list(result) if op.returns_tuple else [result]
 
 
 def _is_attribute(value: str) -> bool:

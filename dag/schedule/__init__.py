@@ -2,7 +2,6 @@
 and back."""
 
 __all__ = [
-    "check",
     "convert_plan",
     "convert_report",
     "convert_slice",

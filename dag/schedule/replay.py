@@ -1,5 +1,20 @@
 """Replays action lists: each peer works through its own list and waits, at an action, for what it
-takes. Clocks tell what must have happened before each frame is given; see `check.py`."""
+takes. Clocks tell what must have happened before each frame is given.
+
+Which peer is faster does not matter: what is ready stays ready, so if one replay gets to the end,
+every execution does, and if one gets stuck, all do.
+
+`peak_slots` counts frames of one role on one link that were sent and not yet consumed; a frame is
+consumed when the action that takes it has finished. The number is exact: after action i of the
+source, all frames given so far may be outstanding except those whose taking must have happened
+before i (a chain of lists and transfers leads from it to i), and the execution in which only what i
+depends on has happened attains that. Replaying with vector clocks finds these chains.
+
+A fast peer may be in the next step while a slow one still has frames of this one to consume, but
+nobody ends a step before everyone has begun it: all wait for the norm of all, or for gradients that
+do (`dag/exchange/wiring.py`). So no more than two steps overlap, and `slots` replays two, with and
+without evaluations.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..plan.action import Action, ScheduleError
-from ..plan.plan import PeerId
+from ..plan.cut import Stage, TiedGroup
+from ..plan.plan import PeerId, Plan
 from .flow import Flow, Role
 
-__all__ = ["Link", "Replay"]
+__all__ = ["Link", "Replay", "slots", "slots_of"]
 
 Link = tuple[PeerId, PeerId, Role]
 """Source, destination and role of frames."""
@@ -131,3 +147,27 @@ class Replay:
         )
         name = self.peers[peer]
         return f"{name} waits in {action} for {transfer} of {giver} of {transfer.source}{stuck}"
+
+
+def slots(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> dict[Link, int]:
+    """Receive slots that every link needs, by role, over any number of steps and evaluations."""
+    return slots_of(Flow(plan, stages, tied))
+
+
+def slots_of(flow: Flow) -> dict[Link, int]:
+    """The same for the flow of a whole plan."""
+    plan = flow.plan
+    training = {p: flow.actions(p) for p in plan.peers}
+    evaluating = {p: flow.evaluation_actions(p) for p in plan.peers}
+    runs = [[(0, training), (1, training)]]
+    if plan.evaluation_routes:
+        runs.append([(0, training), (0, evaluating), (1, training), (1, evaluating)])
+    found: dict[Link, int] = {}
+    for rounds in runs:
+        tagged = {p: [(i, a) for i, lists in rounds for a in lists[p]] for p in plan.peers}
+        replay = Replay(flow, tagged)
+        for _ in replay.run():
+            pass
+        for link, peak in replay.peak_slots.items():
+            found[link] = max(peak, found.get(link, 0))
+    return found

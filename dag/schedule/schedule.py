@@ -2,7 +2,7 @@
 
 The visits (forwards and backwards) come from `visits.py`, which holds the schedules; behind them
 stand the exchanges and the update U, the same under every schedule. `dag/plan/action.py` says how
-an action prints, `flow.py` what each takes and gives; `check.py` proves lists and prints them.
+an action prints, `flow.py` what each takes and gives.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from ..plan.cut import bare_stages
 from ..plan.plan import CodecChoice, PeerId, Plan, Route, StageSlot, Visit
 from ..plan.plan_slice import PlanSlice
 from ..plan.swaps import crossings
-from .check import slots_of
 from .flow import Flow
+from .replay import slots_of
 
 __all__ = ["PlanSlices"]
 

@@ -4,7 +4,6 @@ vocabulary head in blocks."""
 __all__ = [
     "evaluation",
     "head",
-    "kept",
     "lower",
     "lower_sizes",
     "norm",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ...proto.broker_pb2 import BlobPiece
 from ...proto.common_pb2 import BlobRef
 
-__all__ = ["packed", "unpacked"]
+__all__ = ["packed", "read_number", "unpacked"]
 
 _DATA = BlobPiece.DATA_FIELD_NUMBER << 3 | 2
 _OFFSET = BlobPiece.OFFSET_FIELD_NUMBER << 3
@@ -29,7 +29,7 @@ def unpacked(message: bytes) -> tuple[BlobPiece, memoryview]:
     view, at = memoryview(message), 0
     while at < len(message):
         begin, tag = at, message[at]
-        length, at = _read(message, at + 1)
+        length, at = read_number(message, at + 1, len(message))
         if tag == _DATA and at + length == len(message):
             piece = BlobPiece.FromString(message[:begin])
             if not piece.data:
@@ -54,14 +54,15 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _read(data: bytes, at: int) -> tuple[int, int]:
-    """The number there, and where the next thing begins: the end, where there is none."""
+def read_number(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The varint there, and where the next thing begins; where it does not end before `end`, 0 and
+    `end`."""
     value = shift = 0
-    while at < len(data) and shift < 64:
+    while at < end and shift < 70:
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
         shift += 7
-    return 0, len(data)
+    return 0, end

@@ -9,7 +9,6 @@ tied        starts a program that ends with its parent
 """
 
 __all__ = [
-    "directory",
     "node",
     "process",
     "record",

@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from .directory import DirectoryError
+from .record import DirectoryError
 
 __all__ = ["DhtDirectory", "NodeConfig", "NodeProcess", "NodeState", "check_available"]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -33,6 +34,8 @@ __all__ = [
     "MOST_NODES",
     "YOUNG_S",
     "Claim",
+    "Directory",
+    "DirectoryError",
     "DiscoveryRecordError",
     "check_multiaddr",
     "check_swarm",
@@ -211,3 +214,22 @@ class Claim:
         lives = before_s is not None and self._issued_s > before_s and seen.issued_s > before_s
         self.aside = lives and age_s > YOUNG_S
         return self.aside
+
+
+# Where records are left and looked up. Whoever looks believes nothing that does not prove itself
+# (`record.py`), so a directory need not be honest; it may only be forgetful.
+
+
+class DirectoryError(Exception):
+    """The directory cannot be used; the message says why and what to do."""
+
+
+class Directory(Protocol):
+    """Where the records of one swarm are left and looked up."""
+
+    async def publish(self, record: bytes) -> None:
+        """Leaves a record. Raises DirectoryError when it cannot be used."""
+
+    async def find(self) -> list[bytes]:
+        """What others have left, of whatever kind; empty when nothing was found. Raises
+        DirectoryError when it cannot be used."""

@@ -10,7 +10,6 @@ __all__ = [
     "messages",
     "outbox",
     "patience",
-    "records",
     "switchboard",
     "transport",
 ]

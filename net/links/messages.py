@@ -26,9 +26,9 @@ from .frame import (
     FrameHeader,
     header_from_proto,
     header_to_proto,
+    immutable,
     role_from_proto,
 )
-from .records import immutable
 
 __all__ = [
     "MAX_CHUNK_BYTES",

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ...dag.schedule.flow import Role
-from .frame import Arrived, FrameKey, Payload
-from .records import immutable
+from .frame import Arrived, FrameKey, Payload, immutable
 
 __all__ = [
     "FrameAcknowledged",

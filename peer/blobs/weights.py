@@ -48,8 +48,8 @@ __all__ = [
     "bytes_of",
     "entry_of",
     "has_start",
+    "header_of",
     "joined",
-    "merge_blocks",
     "merged_entries",
     "serialize",
     "spec_of",
@@ -353,15 +353,6 @@ def has_start(files: Mapping[str, Tensor], name: str) -> bool:
     return name in files or (block is not None and block.name in files)
 
 
-def merge_blocks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of an export under the user's names: the blocks of a split parameter become one
-    tensor again, all others stay. Raises WeightError when a block is missing or does not fit."""
-    found = {name: tensor for name, tensor in tensors.items() if block_of(name) is None}
-    for name, blocks in split_names({n: spec_of(tensors, n) for n in tensors}):
-        found[name] = torch.cat([tensors[block] for block in blocks])
-    return found
-
-
 def merged_entries(entries: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
     """The entries with blocks merged into whole tensors: the bytes of blocks one behind the
     other."""
@@ -400,6 +391,25 @@ def joined(parts: Sequence[bytes | bytearray | memoryview]) -> npt.NDArray[np.ui
     return out
 
 
+def header_of(
+    tensors: Mapping[str, ShapeDtype], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """What a safetensors file of these tensors, one behind the other, begins with."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for name, (shape, dtype) in tensors.items():
+        stop = at + math.prod(shape) * dtype.itemsize
+        header[name] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [at, stop],
+        }
+        at = stop
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
 class Serialized:
     """A safetensors file of tensors, those of the widest numbers first (so each lies where its
     dtype wants it), then in the order of their names. Its bytes are made as they are read: the
@@ -409,8 +419,6 @@ class Serialized:
     def __init__(
         self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
     ) -> None:
-        header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-        at = 0
         names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
         self._tensors = [tensors[name] for name in names]
         for name in names:
@@ -419,17 +427,9 @@ class Serialized:
                 raise WeightError(
                     f"{name!r} is {tensor.dtype}: expected one of {', '.join(DTYPES)}"
                 )
-            size = tensor.numel() * tensor.itemsize
-            header[name] = {
-                "dtype": DTYPE_NAMES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [at, at + size],
-            }
-            at += size
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self._begin = len(text).to_bytes(8, "little") + text
-        self.size_bytes = len(self._begin) + at
+        like = {n: ShapeDtype(tuple(tensors[n].shape), tensors[n].dtype) for n in names}
+        self._begin = header_of(like, metadata)
+        self.size_bytes = len(self._begin) + sum(t.numel() * t.itemsize for t in self._tensors)
 
     def pieces(self, offset: int, most: int) -> Iterator[memoryview]:
         """The bytes from an offset on, in pieces of at most so many; one tensor at a time is copied

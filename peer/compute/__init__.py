@@ -6,7 +6,6 @@ __all__ = [
     "codings",
     "device",
     "exchange",
-    "offer",
     "order",
     "rebuilt",
     "records",

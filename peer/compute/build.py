@@ -34,8 +34,7 @@ from ..sync.strategy import Holder, Strategy
 from ..sync.vector import parts_of
 from .codings import Codings
 from .exchange import Exchanges, LocalStage, TransferSpecs
-from .offer import check_memory
-from .order import BuildOrder
+from .order import BuildOrder, check_memory
 from .store import Store
 from .streams import Streams
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...compression.codec import RAW, AnyCodec, fitting, parse, typical_bytes
+from ...compression.codec import RAW, AnyCodec, fitting, is_exact, parse, typical_bytes
 from ...compression.sparse.support import Support
 from ...compression.sparse.topk import TopK
-from ...compression.stream import is_exact
 from ...dag.cost.pace import Vectors
 from ...dag.ir.graph import TensorSpec
 from ...dag.plan.plan import CodecChoice

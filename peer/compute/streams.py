@@ -25,9 +25,8 @@ from urllib.parse import quote, unquote
 import torch
 from torch import Tensor
 
-from ...compression.codec import RAW, CodecError, Encoded, State
+from ...compression.codec import RAW, CodecError, Encoded, State, Stream, is_stateful
 from ...compression.sparse.support import Support, positions
-from ...compression.stream import Stream, is_stateful
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role, Transfer
 from ...net.links.frame import FrameKey

@@ -8,7 +8,6 @@ __all__ = [
     "keeping",
     "load",
     "machine",
-    "opening",
     "options",
     "probe",
     "reports",

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...net.links.records import immutable
+from ...net.links.frame import immutable
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -83,6 +83,22 @@ __all__ = [
     "UploadSnapshot",
     "UploadWeights",
 ]
+
+
+@immutable
+class OfTerm:
+    """A record of one assignment."""
+
+    run: str
+    term: int
+
+
+@immutable
+class OfStep(OfTerm):
+    """A record of one of its steps."""
+
+    step: int
+
 
 # ---------------------------------------------------------------- facts
 
@@ -153,7 +169,7 @@ class LinkDown:
 
 
 @immutable
-class Built:
+class Built(OfTerm):
     """The stages of an assignment stand on the device with their parameters.
 
     `flow` says what every action takes and gives; `slots` the receive slots per (source, role) that
@@ -164,8 +180,6 @@ class Built:
     files have it.
     """
 
-    run: str
-    term: int
     flow: Flow
     slots: tuple[tuple[PeerId, Role, int], ...]
     device_bytes: int
@@ -176,31 +190,22 @@ class Built:
 
 
 @immutable
-class BuildFailed:
+class BuildFailed(OfTerm):
     """The assignment cannot be built here; `code` is a word for programs ("memory", "host")."""
 
-    run: str
-    term: int
     why: str
     code: str = "build"
 
 
 @immutable
-class DataReady:
+class DataReady(OfStep):
     """The data that this peer's stages read in `step`, evaluation included, is on the host."""
-
-    run: str
-    term: int
-    step: int
 
 
 @immutable
-class DataFailed:
+class DataFailed(OfStep):
     """The data of a step could not be fetched or read; `code` as of `BuildFailed`."""
 
-    run: str
-    term: int
-    step: int
     why: str
     code: str = "data"
 
@@ -219,23 +224,17 @@ class Result:
 
 
 @immutable
-class Computed:
+class Computed(OfStep):
     """An action ran; the device's store holds what `flow.gives` names."""
 
-    run: str
-    term: int
-    step: int
     action: Action
     result: Result = Result()
 
 
 @immutable
-class ComputeFailed:
+class ComputeFailed(OfStep):
     """An action raised; the device is usable again after a `Discard`."""
 
-    run: str
-    term: int
-    step: int
     action: Action
     why: str
 
@@ -276,22 +275,16 @@ class FrameRefused:
 
 
 @immutable
-class ExportedWeights:
+class ExportedWeights(OfStep):
     """This holder's weights after `step` updates are stored as `blob`."""
 
-    run: str
-    term: int
-    step: int
     blob: common_pb2.BlobRef
 
 
 @immutable
-class ExportFailed:
+class ExportFailed(OfStep):
     """The weights after `step` updates could not be written or stored."""
 
-    run: str
-    term: int
-    step: int
     why: str
 
 
@@ -421,11 +414,9 @@ class Allow:
 
 
 @immutable
-class Build:
+class Build(OfTerm):
     """Fetch and build the assignment: answers `Built` or `BuildFailed`."""
 
-    run: str
-    term: int
     assign: broker_pb2.Assign
     snapshots: tuple[SnapshotId, ...] = ()
     """Those to go on from; empty: the starting weights."""
@@ -444,21 +435,14 @@ class PrefetchFrozen:
 
 
 @immutable
-class Prefetch:
+class Prefetch(OfStep):
     """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
-
-    run: str
-    term: int
-    step: int
 
 
 @immutable
-class Compute:
+class Compute(OfStep):
     """Run this action on the device: answers `Computed` or `ComputeFailed`. One at a time."""
 
-    run: str
-    term: int
-    step: int
     action: Action
 
 
@@ -486,22 +470,16 @@ class Release:
 
 
 @immutable
-class UploadWeights:
+class UploadWeights(OfStep):
     """Copy the weights as they are before the next `Compute`, store them as a blob of the broker:
     answers `ExportedWeights` or `ExportFailed`."""
 
-    run: str
-    term: int
-    step: int
-
 
 @immutable
-class TakeSnapshot:
+class TakeSnapshot(OfTerm):
     """Copy what the stages need to go on, as it is before the next `Compute`, and keep it: answers
     `SnapshotTaken` or `SnapshotFailed`."""
 
-    run: str
-    term: int
     snapshot: broker_pb2.Snapshot
 
 
@@ -528,11 +506,8 @@ class DropSnapshot:
 
 
 @immutable
-class Discard:
+class Discard(OfTerm):
     """Forget everything of this assignment, on device and host."""
-
-    run: str
-    term: int
 
 
 Instruction = (

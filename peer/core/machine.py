@@ -35,8 +35,7 @@ from .assignment import Assignment
 from .attachment import Attachment
 from .drain import Drain, has_a_part
 from .keeping import SnapshotManager
-from .opening import Availability
-from .options import PeerOptions
+from .options import Availability, PeerOptions
 from .probe import Probes
 from .reports import MOST_BYTES, fitting
 from .snapshots import BLOCKS, SnapshotId

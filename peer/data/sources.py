@@ -50,7 +50,6 @@ def resolve(
     length: int = 128,
     inputs: str = "x",
     targets: str = "y",
-    tokenizer: str = "bytes",
     named: Callable[[str, memoryview], str] | None = None,
 ) -> tuple[Manifest, dict[str, Path]]:
     """The manifest of a job's data, and the shard files by hash, written into `folder`. `named`
@@ -69,7 +68,7 @@ def resolve(
     folder.mkdir(parents=True, exist_ok=True)
     writer = _Writer(folder, named or (lambda _, data: hashlib.sha256(data).hexdigest()))
     if kind in ("text", "tokens"):
-        return _windows(writer, kind, source, holdout, length, inputs, targets, tokenizer)
+        return _windows(writer, kind, source, holdout, length, inputs, targets)
     if kind == "arrays":
         return _arrays(writer, source, holdout, inputs, targets)
     raise DataError(f"data kind {kind!r} is not supported: expected text, tokens or arrays")
@@ -108,13 +107,10 @@ def _windows(
     length: int,
     inputs: str,
     targets: str,
-    tokenizer: str,
 ) -> tuple[Manifest, dict[str, Path]]:
     if length < 1:
         raise DataError(f"length is {length}, expected at least 1 token per window")
     if kind == "text":
-        if tokenizer != "bytes":
-            raise DataError(f"tokenizer {tokenizer!r} is not supported yet: only bytes is")
         ids: _Array = np.frombuffer(_text(source), np.uint8)
         column = Column("tokens", "uint8")
     else:

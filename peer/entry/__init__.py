@@ -1,7 +1,6 @@
 """How a peer begins: `shoal join` supervises one worker process per device."""
 
 __all__ = [
-    "start",
     "supervisor",
     "swarm",
     "worker",

@@ -25,14 +25,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from ...net.local import joined, split
 from ...net.printable import printable
-from ..host.config import DEFAULT_STATE, WAITS, JoinConfig, JoinError, PeerConfig
-from ..host.devices import find_devices
+from ..host.config import DEFAULT_STATE, WAITS, JoinConfig, JoinError, PeerConfig, SharedConfig
 from ..host.identity import seat
+from ..host.profile import find_devices
 from ..logs import note, to_stderr
 
 if TYPE_CHECKING:
@@ -99,37 +99,18 @@ def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]
     """One worker's settings per device. With several, each name says its device."""
     name = config.name or socket.gethostname()
     state = (config.state or DEFAULT_STATE / name).expanduser().resolve()
+    shared = {f.name: getattr(config, f.name) for f in fields(SharedConfig)}
     return [
         PeerConfig(
-            broker=config.broker,
-            swarm=config.swarm,
-            directory=config.directory,
+            **shared
+            | {
+                "name": name if len(devices) == 1 else f"{name}-{device.replace(':', '-')}",
+                "host_state": config.host_state and config.host_state.expanduser().resolve(),
+                "port": config.port + number if config.port else 0,
+                "address": _after(config.address, number),
+            },
             state=state / device.replace(":", "-"),
-            name=name if len(devices) == 1 else f"{name}-{device.replace(':', '-')}",
             device=device,
-            place=config.place,
-            owner=config.owner,
-            memory_bytes=config.memory_bytes,
-            up_bytes_per_s=config.up_bytes_per_s,
-            down_bytes_per_s=config.down_bytes_per_s,
-            hours=config.hours,
-            monthly_bytes=config.monthly_bytes,
-            stay_s=config.stay_s,
-            data=config.data,
-            web=config.web,
-            host_state=config.host_state and config.host_state.expanduser().resolve(),
-            operator_set=config.operator_set,
-            threads=config.threads,
-            insecure=config.insecure,
-            token=config.token,
-            port=config.port + number if config.port else 0,
-            address=_after(config.address, number),
-            via=config.via,
-            stretch=config.stretch,
-            give_up_s=config.give_up_s,
-            first_s=config.first_s,
-            drain_s=config.drain_s,
-            log=config.log,
             trace=_trace(config, device if len(devices) > 1 else ""),
         )
         for number, device in enumerate(devices)

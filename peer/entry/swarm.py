@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ...net.discovery.directory import DirectoryError
 from ...net.discovery.process import NodeConfig, NodeProcess
+from ...net.discovery.record import DirectoryError
 from ...net.identity.credential import Credential
 from ...net.identity.enroll import BrokerAwayError
 from ...net.identity.token import Token
 from ...net.local import local_address, split
 from ..host.config import JoinConfig, JoinError
 from ..logs import note
-from ..shell.finder import Finder
+from ..shell.attempt import Finder
 
 __all__ = ["in_swarm"]
 

@@ -3,10 +3,8 @@ are."""
 
 __all__ = [
     "addresses",
-    "busy",
     "calibrate",
     "config",
-    "devices",
     "fit",
     "host",
     "identity",

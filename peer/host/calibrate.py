@@ -24,8 +24,7 @@ from torch import Tensor
 from ...dag.cost.count import Counter, nodes
 from ...dag.cost.speed import Speeds, Work
 from ...dag.ir import random
-from .busy import busy_share
-from .fit import fit
+from .fit import busy_share, fit
 
 __all__ = ["Bench", "measure_speeds"]
 

@@ -12,7 +12,15 @@ from ...net.identity.token import Token
 from ...net.local import is_loopback, split
 from ..hours import Hours
 
-__all__ = ["DEFAULT_STATE", "WAITS", "JoinConfig", "JoinError", "PeerConfig", "check_address"]
+__all__ = [
+    "DEFAULT_STATE",
+    "WAITS",
+    "JoinConfig",
+    "JoinError",
+    "PeerConfig",
+    "SharedConfig",
+    "check_address",
+]
 
 DEFAULT_STATE = Path("~/.local/share/shoal/peers")
 """One folder per name in it, and in that one per device."""
@@ -31,27 +39,24 @@ def check_address(address: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerConfig:
-    """One worker process: one device."""
+class SharedConfig:
+    """What a host and the peer of each of its devices are told alike."""
 
-    broker: str
-    """HOST:PORT."""
+    broker: str = ""
+    """HOST:PORT. Empty: found by the name of the swarm."""
     swarm: str = ""
-    """Name under which the broker is found when it has moved. Empty: it never does."""
+    """Name under which the broker is found, wherever it is, and when it has moved. Empty: by its
+    address only."""
     directory: str = ""
     """Socket of this host's node of that swarm's directory. Empty: there is none."""
-    state: Path
-    """Folder of this peer's identity; one process at a time owns it."""
-    name: str
-    """For people, and the readable part of a new id."""
-    device: str = "cpu"
-    """ "cpu" or "cuda:N"."""
+    name: str = ""
+    """For people, and the readable part of a new id. Empty: the host's name."""
     place: str = ""
     owner: str = ""
     memory_bytes: int | None = None
-    """What runs may use of the device. None: a share of what is free, see profile.py."""
+    """What runs may use of a device. None: a share of what is free, see profile.py."""
     up_bytes_per_s: float | None = None
-    """The owner's cap of what it sends to peers. None: none."""
+    """The owner's cap of what a peer sends to others. None: none."""
     down_bytes_per_s: float | None = None
     """The same for what it receives."""
     hours: str = ""
@@ -64,9 +69,6 @@ class PeerConfig:
     """Data sets that stay with it, by name: the tables of peer.toml, see rights.py."""
     web: tuple[str, ...] = ()
     """Where on the web it reads weights for runs, see rights.py. Empty: nowhere."""
-    host_state: Path | None = None
-    """Folder of what holds for all peers of this host (host.py). None: it is never paused, and no
-    traffic is counted."""
     operator_set: Literal["full", "core"] = "full"
     """Operators that it offers to run."""
     threads: int | None = None
@@ -74,17 +76,21 @@ class PeerConfig:
     insecure: bool = False
     """Without identity and encryption; the broker is on this machine then."""
     token: str = field(default="", repr=False)
-    """To join with where there is no certificate yet."""
-    host: str = ""
-    """Where its Frames service listens. Empty: the address by which it reaches the broker."""
+    """To join with where there is no certificate yet: that of the line that the broker printed."""
     port: int = 0
-    """The port of that; 0: any free one."""
+    """Where a peer's Frames service listens, of the first device; the others have the numbers after
+    it. 0: any free one."""
     address: str = ""
-    """HOST:PORT at which others reach it. Empty: where it listens; "none": they cannot."""
+    """HOST:PORT at which others reach the peer of the first device, the others have the ports after
+    it. Empty: where it listens; "none": they cannot."""
     via: Mapping[str, str] = field(default_factory=dict)
     """Address -> address to dial instead; see addresses.py."""
     stretch: float = 1.0
     """How many times its own CPU time an action takes; see peer/compute/stretch.py."""
+    host_state: Path | None = None
+    """Folder of what holds for all peers of this host (host.py). None, of a peer: it is never
+    paused, and no traffic is counted; of a host: its `state`, or DEFAULT_STATE where that is None
+    too."""
     give_up_s: float | None = None
     """End with code 3 after so long without the broker. None: keep trying."""
     first_s: float | None = None
@@ -93,6 +99,18 @@ class PeerConfig:
     """How long the first stop waits for the broker's word, or for the end of a step."""
     log: str = "info"
     """Lowest level that is logged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerConfig(SharedConfig):
+    """One worker process: one device."""
+
+    state: Path
+    """Folder of this peer's identity; one process at a time owns it."""
+    device: str = "cpu"
+    """ "cpu" or "cuda:N"."""
+    host: str = ""
+    """Where its Frames service listens. Empty: the address by which it reaches the broker."""
     trace: str = ""
     """File that gets what it did and when (peer/shell/spans.py). Empty: none."""
     parent: int | None = None
@@ -119,59 +137,21 @@ _CAPS = ("up_bytes_per_s", "down_bytes_per_s", "monthly_bytes", "stay_s")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinConfig:
+class JoinConfig(SharedConfig):
     """`shoal join`: one peer per device of this host. Raises ValueError for wrong values."""
 
-    broker: str = ""
-    """HOST:PORT. Empty: found by the name of the swarm."""
-    swarm: str = ""
-    """Name under which the broker is found, wherever it is. Empty: by its address only."""
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs of nodes of the swarm; those that were known before are tried as well."""
     swarm_port: int = 0
     """Where this host's node listens; 0: where it did before, or any free one."""
-    directory: str = ""
-    """See PeerConfig."""
-    insecure: bool = False
-    """Without identity and encryption, on loopback only."""
-    token: str = field(default="", repr=False)
-    """The token of the line that the broker printed; needed until there is a certificate."""
-    name: str = ""
-    """The name of this host's peers. Empty: the host's name."""
-    place: str = ""
-    owner: str = ""
     devices: Literal["all"] | tuple[str, ...] = "all"
     """ "all": every GPU, or the CPU where there is none."""
-    memory_bytes: int | None = None
-    """Per device; see PeerConfig."""
-    up_bytes_per_s: float | None = None
-    down_bytes_per_s: float | None = None
-    hours: str = ""
-    monthly_bytes: int | None = None
-    stay_s: float | None = None
-    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    web: tuple[str, ...] = ()
-    operator_set: Literal["full", "core"] = "full"
-    threads: int | None = None
-    port: int = 0
-    """The port of the first device's peer, the others have the numbers after it; 0: any free
-    ones."""
-    address: str = ""
-    """See PeerConfig; of the first device's peer, the others have the ports after it."""
-    via: Mapping[str, str] = field(default_factory=dict)
-    stretch: float = 1.0
-    """See PeerConfig."""
     state: Path | None = None
     """Folder with one folder per device in it. None: DEFAULT_STATE / name, or name-2, name-3, …
     while others of this host run there."""
-    host_state: Path | None = None
-    """See PeerConfig. None: `state`, or DEFAULT_STATE where that is None too."""
-    give_up_s: float | None = None
     first_s: float | None = 30.0
-    """See PeerConfig; of the first start of a worker. A wrong address is told soon, and a peer
-    that was a member waits for its broker however long that is away."""
-    drain_s: float = 30.0
-    log: str = "info"
+    """Of the first start of a worker. A wrong address is told soon, and a peer that was a member
+    waits for its broker however long that is away."""
     trace: Path | None = None
     """See PeerConfig; with several devices, each writes to a file beside it."""
 

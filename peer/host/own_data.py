@@ -213,7 +213,6 @@ class Catalogue:
                 length=wanted.length,
                 inputs=wanted.inputs,
                 targets=wanted.targets,
-                tokenizer=wanted.tokenizer,
                 named=named,
             )
         except DataError as error:

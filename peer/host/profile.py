@@ -15,6 +15,7 @@ import hmac
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "available_host_bytes",
+    "find_devices",
     "host_id",
     "measure",
     "software",
@@ -201,3 +203,27 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+# Which devices this host has.
+
+_GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, the same under WSL, AMD
+
+
+def find_devices() -> tuple[str, ...]:
+    """Devices of this host, one peer each: ("cuda:0", "cuda:1"), or ("cpu",) without a GPU.
+
+    Asks a short-lived process, so that a supervisor never loads torch; hosts without a GPU's device
+    node do not even need that.
+    """
+    if not any(Path(node).exists() for node in _GPU_NODES):
+        return ("cpu",)
+    count = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    cards = int(count.stdout) if count.returncode == 0 else 0
+    return tuple(f"cuda:{i}" for i in range(cards)) or ("cpu",)

@@ -76,8 +76,6 @@ class Rights(Settings):
     """When they take part, by the host's clock: "22-08", "22:30-08:00". Empty: always."""
     stay: Duration | None = None
     """How long they mean to stay, for plans. None: not said."""
-    share: bool = False
-    """Whether a peer takes part in several runs at once: not yet."""
     web: tuple[str, ...] = ()
     """Where on the web its peers read pretrained weights for runs that name URLs: hosts
     ("huggingface.co", "*.hf.co") or origins ("http://10.0.0.5:8000"). Empty: nowhere."""
@@ -94,12 +92,6 @@ class Rights(Settings):
                 Hours.parse(self.hours)
             except ValueError as error:
                 raise SettingsError("hours", str(error)) from None
-        if self.share:
-            raise SettingsError(
-                "share",
-                "is true, which is not supported yet: a peer takes part in one run at a time (it "
-                "may hold several stages of it, as the plan says); leave it out",
-            )
         for place in self.web:
             try:
                 check_place(place)

@@ -3,11 +3,9 @@ way to the broker."""
 
 __all__ = [
     "attempt",
-    "confirm",
     "control",
     "credentials",
     "daemon",
-    "finder",
     "lane",
     "overheard",
     "owner",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import grpc
 import grpc.aio
 
+from ...net.grpc_quirks import is_reached
 from ...net.identity.credential import Credential
 from ...net.identity.enroll import channel_options
 from ...net.transports.grpc_transport import CHANNEL_OPTIONS
@@ -62,7 +63,7 @@ class ControlStream:
         async with broker_channel(self.address, self._credential, _OPTIONS) as channel:
             try:
                 async with asyncio.timeout(_REACH_S):
-                    reached = await _reach(channel)
+                    reached = await is_reached(channel)
             except TimeoutError:
                 reached = False
             if not reached:
@@ -121,20 +122,9 @@ async def reaches(address: str, credential: Credential) -> bool:
     async with broker_channel(address, credential) as channel:
         try:
             async with asyncio.timeout(_REACH_S):
-                return await _reach(channel)
+                return await is_reached(channel)
         except TimeoutError:
             return False
-
-
-async def _reach(channel: grpc.aio.Channel) -> bool:
-    """Whether a connection came up. A refused one is known at once, without gRPC's own retries."""
-    state = channel.get_state(try_to_connect=True)
-    while state is not grpc.ChannelConnectivity.READY:
-        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            return False
-        await channel.wait_for_state_change(state)
-        state = channel.get_state()
-    return True
 
 
 def _why(error: grpc.RpcError) -> str:

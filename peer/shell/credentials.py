@@ -20,7 +20,7 @@ from ...net.local import joined
 from ..host.addresses import to_dial
 from ..host.config import PeerConfig
 from ..logs import note
-from .finder import finder_of
+from .attempt import finder_of
 from .relayed import OWN
 
 __all__ = ["Credentials", "NoCredentialError", "listen", "listen_within", "obtain"]

@@ -37,8 +37,7 @@ from ..compute.device import TorchDevice
 from ..compute.stretch import StretchedDevice
 from ..core import events as e
 from ..core.machine import PeerMachine
-from ..core.opening import OwnerLimits
-from ..core.options import PeerOptions
+from ..core.options import OwnerLimits, PeerOptions
 from ..core.probe import probe_payload
 from ..core.snapshots import SnapshotStore
 from ..host.addresses import to_dial
@@ -50,7 +49,7 @@ from ..host.profile import measure
 from ..hours import Hours
 from ..logs import note
 from . import relayed
-from .confirm import confirm
+from .attempt import confirm
 from .credentials import Credentials, NoCredentialError, listen, listen_within
 from .overheard import note_heard
 from .owner import Owner

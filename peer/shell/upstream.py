@@ -21,10 +21,9 @@ from ..core import events as e
 from ..host.addresses import to_dial
 from ..host.config import PeerConfig
 from ..logs import note
-from .attempt import Attempt, attempt
+from .attempt import Attempt, attempt, finder_of
 from .control import ControlStream, broker_channel
 from .credentials import Credentials
-from .finder import finder_of
 from .overheard import note_told
 
 __all__ = ["Upstream"]

@@ -32,8 +32,7 @@ from ..blobs.cache import BlobCache, BlobMismatchError, FromWeb
 from ..blobs.read_ahead import AHEAD_BYTES, ReadAhead
 from ..blobs.weight_shards import WeightShard
 from ..compute.device import TorchDevice
-from ..compute.offer import OfferError
-from ..compute.order import order_from_assign, resumed
+from ..compute.order import OfferError, order_from_assign, resumed
 from ..compute.rebuilt import RebuildError
 from ..compute.warming import frozen_shards, warm
 from ..core import events as e

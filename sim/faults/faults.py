@@ -28,7 +28,6 @@ from ..scenario.sentences import (
     PHASES,
     Fault,
     broker_restart,
-    check_built,
     corrupt,
     flap,
     join,
@@ -43,7 +42,6 @@ from ..virtual.clock import Observed
 from .damage import FLAP_S, Damage, Select
 
 if TYPE_CHECKING:
-    from ..scenario.scenario import Scenario
     from ..virtual.spec import PeerSpec
     from ..virtual.world import World
 
@@ -54,7 +52,6 @@ __all__ = [
     "Fired",
     "broker_restart",
     "corrupt",
-    "faults_of",
     "flap",
     "join",
     "kill",
@@ -64,17 +61,6 @@ __all__ = [
     "slow",
     "stop",
 ]
-
-
-def faults_of(scenario: Scenario) -> tuple[Fault, ...]:
-    """Those of the [[faults]] tables. Raises SettingsError, with the key, for one that needs what
-    is not built yet."""
-    for i, fault in enumerate(scenario.faults):
-        try:
-            check_built(fault)
-        except SettingsError as error:
-            raise error.inside(f"faults[{i}]") from None
-    return scenario.faults
 
 
 @dataclass(slots=True)
@@ -113,11 +99,10 @@ class Faults:
         self._corrupted: list[tuple[tuple[str, str], Fired]] = []
 
     def start(self) -> None:
-        """Raises SettingsError for a fault on an unknown peer, or one that is not built yet."""
+        """Raises SettingsError for a fault on an unknown peer."""
         world = self._world
         for fired in self._fired:
             fault = fired.fault
-            check_built(fault)
             names = frozenset((*self._damage.names(fault.who), *self._damage.names(fault.with_)))
             if fault.do == "corrupt" and BROKER in names:
                 raise SettingsError("who", "names the broker: its streams cannot be corrupted yet")

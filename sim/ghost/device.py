@@ -12,7 +12,7 @@ What a codec would lose is not there: a ghost is exact under any codec, and only
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 from weakref import WeakValueDictionary
 
@@ -35,7 +35,7 @@ from .hashes import MASK, Hash, figure, name_hash
 from .plan import GhostPlan, Hollow
 from .work import NOTHING, ActionTransfers, GhostAssignment, Store
 
-__all__ = ["GhostDevice", "Ghosts", "hollow", "read_export"]
+__all__ = ["GhostDevice", "Ghosts", "hollow"]
 
 
 def hollow(size_bytes: int) -> memoryview:
@@ -286,16 +286,4 @@ def _rebuilt(work: GhostAssignment, given: dict[str, int]) -> dict[str, int]:
     for name, origins in wanted.means.items():
         sources = (given[f"param:{source}"] for source, _ in origins)
         found[f"param:{name}"] = name_hash("mean", *sources)
-    return found
-
-
-def read_export(files: Iterable[bytes]) -> dict[str, int]:
-    """What the exports of all peers say together. Raises ValueError for a name that two have."""
-    found: dict[str, int] = {}
-    for data in files:
-        mine = json.loads(data)
-        twice = found.keys() & mine.keys()
-        if twice:
-            raise ValueError(f"{min(twice)} is exported twice: expected one answer for each name")
-        found |= mine
     return found

@@ -20,8 +20,8 @@ from ...dag.ir.graph import Graph, TensorSpec
 from ...dag.plan.action import ExchangeContent
 from ...dag.plan.cut import cut, tied_groups
 from ...dag.plan.plan import PeerId
-from ...dag.schedule.check import slots
 from ...dag.schedule.flow import Flow, Role, Transfer
+from ...dag.schedule.replay import slots
 from ...peer.compute.codings import Codings
 from ...peer.compute.exchange import TransferSpecs
 from ...peer.compute.order import BuildOrder

@@ -3,7 +3,5 @@ shorter reruns of what failed."""
 
 __all__ = [
     "modelled",
-    "random_worlds",
-    "rerun",
     "virtual_run",
 ]

@@ -3,7 +3,7 @@ tensors or with hashes in their place (virtual/, ghost/), from the job to the su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,17 +21,60 @@ from ..following import Following
 from ..front import Front, Packed
 from ..ghost.hashes import expected
 from ..live import LiveView
-from ..monitor.violation import Violation
+from ..monitor.violation import Violation, shortest
 from ..options import Setting, SimOptions
 from ..report import Summary, unigram_entropy
 from ..scenario.scenario import Scenario
+from ..scenario.sentences import Fault
 from ..trace import Trace
 from ..verify import compare, verify
 from ..virtual.clock import Observed, StalledError
-from .rerun import shortened
 from .virtual_run import VirtualRun, run_virtual
 
-__all__ = ["run_modelled"]
+__all__ = ["run_modelled", "shortened", "shorter"]
+
+# A scenario that broke an invariant, played again and again with less, until little is left.
+
+MOST_TRIES = 24
+"""Each plays the scenario once more, most of them a part of it."""
+
+
+def shortened(
+    violation: Violation,
+    scenario: Scenario,
+    job: Job,
+    submitted: broker_pb2.RunSpec,
+    blobs: Mapping[str, bytes],
+    folder: Path,
+    *,
+    ghost: bool = False,
+) -> Violation:
+    """The violation of the fewest faults and steps of a virtual run with which there is one still;
+    `violation` itself where there is none the second time. Churn stays as it is. The other
+    arguments are those of `run_virtual`."""
+
+    def fails(faults: tuple[Fault, ...], steps: int) -> Violation | None:
+        less, spec = replace(scenario, faults=faults), shorter(submitted, steps)
+        try:
+            run_virtual(less, job, spec, blobs, folder, ghost=ghost)
+        except Violation as found:
+            return found
+        return None
+
+    try:
+        return shortest(scenario.faults, submitted.steps, fails, MOST_TRIES).violation
+    except ValueError:
+        return violation
+
+
+def shorter(spec: broker_pb2.RunSpec, steps: int) -> broker_pb2.RunSpec:
+    """A copy of a run's spec with `steps` steps."""
+    found = broker_pb2.RunSpec()
+    found.CopyFrom(spec)
+    job = Job.from_json(spec.job)
+    found.job, found.steps = replace(job, train=replace(job.train, steps=steps)).to_json(), steps
+    return found
+
 
 CHEAP = 500_000
 """Operators · microbatches · steps up to which a ghost run is compared without being asked."""

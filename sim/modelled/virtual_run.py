@@ -19,7 +19,7 @@ from ...broker.options import BrokerOptions
 from ...job import Job
 from ...proto import broker_pb2
 from ..faults.churn import absent_at_first, churn_of
-from ..faults.faults import Faults, Fired, faults_of
+from ..faults.faults import Faults, Fired
 from ..following import lack_of
 from ..monitor.monitor import Monitor
 from ..scenario.scenario import Scenario
@@ -110,7 +110,7 @@ def run_virtual(
         log=False,
     )
     monitor = Monitor(world, seed=scenario.seed) if check else None
-    faults = Faults(world, faults_of(scenario), scenario.selected, specs=specs, churn=churn)
+    faults = Faults(world, scenario.faults, scenario.selected, specs=specs, churn=churn)
     faults.start()
     run = world.submit(submitted)
     late: list[bool] = []

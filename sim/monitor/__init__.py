@@ -5,7 +5,6 @@ __all__ = [
     "journal",
     "links",
     "monitor",
-    "shortest",
     "terms",
     "violation",
     "work",

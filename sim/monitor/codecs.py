@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from ...compression.codec import Codec, CodecError, Encoded
+from ...compression.codec import Codec, CodecError, Encoded, is_stateful
 from ...compression.interface import State
 from ...compression.stateful.feedback import Feedback
-from ...compression.stream import is_stateful
 from ...dag.schedule.flow import Transfer
 from ...net.links.frame import FrameKey
 from ...peer.compute.codings import TransferCodec

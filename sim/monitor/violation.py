@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, get_args
 
 from ...broker import events as b
@@ -13,7 +14,7 @@ from ..virtual.clock import Observed
 if TYPE_CHECKING:
     from ..virtual.world import World
 
-__all__ = ["EVENTS", "Broken", "Check", "Violation"]
+__all__ = ["EVENTS", "Broken", "Check", "Shortest", "Violation", "shortest"]
 
 EVENTS: tuple[type, ...] = (*get_args(b.Event), *get_args(p.Event))
 """What machines handle; every other record is an instruction."""
@@ -28,7 +29,7 @@ class Broken(Exception):  # noqa: N818 (a fact that a check found; Violation is 
 
 
 class Violation(RuntimeError):  # noqa: N818 (what it is called everywhere)
-    """An invariant does not hold: which, when, as what happened. After `shortest` (shortest.py)
+    """An invariant does not hold: which, when, as what happened. After `shortest`
     also the fewest faults and steps with which it still fails."""
 
     def __init__(self, seed: int, at_s: float, event: Observed, invariant: str, what: str) -> None:
@@ -69,3 +70,87 @@ class Check:
 def _short(record: object) -> str:
     text = " ".join(repr(record).split())
     return text if len(text) <= 300 else text[:299] + "…"
+
+
+# The fewest faults and steps with which a world still fails: what a person wants to look at.
+#
+#     found = shortest(faults, 20, fails)         # fails(faults, steps) plays the world once more
+#     raise found.violation
+#
+# First the faults, by delta debugging (Zeller and Hildebrandt 2002, "Simplifying and isolating
+# failure-inducing input", algorithm ddmin): of what is left, no fault can be left out.
+# Then the steps, by halves. A world is its seed, faults and steps, so each try is exact.
+
+Fails = Callable[[tuple[Fault, ...], int], "Violation | None"]
+"""Plays the world with these faults and so many steps; what was violated, or None."""
+
+MOST_TRIES = 200
+
+
+@dataclass(frozen=True)
+class Shortest:
+    """What still fails, how, and how many worlds were played to find it."""
+
+    faults: tuple[Fault, ...]
+    steps: int
+    violation: Violation
+    tries: int
+
+
+class _Tries:
+    """Plays, counts, and remembers the last world that failed."""
+
+    def __init__(self, fails: Fails, most: int) -> None:
+        self._fails, self._most = fails, most
+        self.count = 0
+        self.failed: Violation | None = None
+
+    def __call__(self, faults: Sequence[Fault], steps: int) -> bool:
+        if self.count >= self._most:
+            return False
+        self.count += 1
+        violation = self._fails(tuple(faults), steps)
+        self.failed = violation or self.failed
+        return violation is not None
+
+
+def shortest(
+    faults: Sequence[Fault], steps: int, fails: Fails, most_tries: int = MOST_TRIES
+) -> Shortest:
+    """Any violation counts as the same failure. After `most_tries` worlds what was found by then is
+    the shortest. Raises ValueError when the whole does not fail."""
+    tries = _Tries(fails, most_tries)
+    if not tries(faults, steps):
+        raise ValueError(f"{len(faults)} faults and {steps} steps do not fail: nothing to shorten")
+    left = _fewest(list(faults), lambda some: tries(some, steps))
+    low, high = 0, steps  # it fails with `high`; not known to with `low`
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tries(left, middle):
+            high = middle
+        else:
+            low = middle
+    assert tries.failed is not None
+    violation = tries.failed
+    violation.faults, violation.steps = tuple(left), high
+    return Shortest(tuple(left), high, violation, tries.count)
+
+
+def _fewest(faults: list[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list[Fault]:
+    """ddmin: halves, quarters and so on, each alone and what is left without each."""
+    if not faults or fails(()):
+        return []
+    parts = 2
+    while len(faults) > 1:
+        size = -(-len(faults) // parts)
+        chunks = [faults[i : i + size] for i in range(0, len(faults), size)]
+        rests = [[f for chunk in chunks if chunk is not out for f in chunk] for out in chunks]
+        smaller = next((some for some in (*chunks, *rests) if some != faults and fails(some)), None)
+        if smaller is not None:
+            parts = 2 if smaller in chunks else max(parts - 1, 2)
+            faults = smaller
+        elif parts >= len(faults):
+            break
+        else:
+            parts = min(2 * parts, len(faults))
+    return faults

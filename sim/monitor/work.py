@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkCheck"]
 
-_ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
-
 
 class _Part:
     """A peer's part in one term of a run."""

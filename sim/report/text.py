@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...job.words import count_of
 from .summary import Summary
 
 __all__ = ["MOST_LINKS", "render"]
@@ -34,8 +35,8 @@ def _head(s: Summary) -> str:
 def _model(s: Summary) -> Iterator[str]:
     if s.stages:
         yield (
-            f"model    {_si(s.params)} params, {s.operators} ops -> {_count(s.stages, 'stage')} "
-            f"on {s.holders} of {_count(s.peers, 'peer')}{_spares(s)}"
+            f"model    {_si(s.params)} params, {s.operators} ops -> {count_of(s.stages, 'stage')} "
+            f"on {s.holders} of {count_of(s.peers, 'peer')}{_spares(s)}"
         )
 
 
@@ -89,7 +90,7 @@ def _speed(s: Summary) -> Iterator[str]:
     elif s.predicted_step_s:
         parts.append(f"bubble {s.bubble:.0%} [predicted]")
     if s.compute_share:
-        parts.append(f"computing {s.compute_share:.0%} of {_count(s.cores, 'core')}")
+        parts.append(f"computing {s.compute_share:.0%} of {count_of(s.cores, 'core')}")
     yield f"speed    {' · '.join(parts)}"
     if s.price is not None:
         each = f", {s.price / s.tokens * 1e6:.3g} a million tokens" if s.tokens else ""
@@ -165,7 +166,7 @@ def _truth(s: Summary) -> Iterator[str]:
     """Whether the figures above can be believed."""
     parts = []
     if s.timing_valid is not None:
-        text = _count(s.cores, "core")
+        text = count_of(s.cores, "core")
         if s.oversubscribed is not None:
             text += f", oversubscribed {s.oversubscribed:.2f}x"
         verdict = "VALID" if s.timing_valid else f"NOT A MEASUREMENT ({s.timing_reason})"
@@ -173,7 +174,9 @@ def _truth(s: Summary) -> Iterator[str]:
     if s.virtual_s is not None:
         parts.append(f"{s.virtual_s:.1f} s of virtual time in {s.seconds:.1f} s")
     if s.checks is not None:
-        parts.append(f"invariants {_count(s.checks, 'check')}, {_count(s.violations, 'violation')}")
+        parts.append(
+            f"invariants {count_of(s.checks, 'check')}, {count_of(s.violations, 'violation')}"
+        )
     if s.event_log:
         parts.append(f"event log {s.event_log[:12]}")
     if parts:
@@ -187,10 +190,6 @@ def _again(s: Summary) -> str:
     if s.weights:
         tail += f" · weights {s.weights}"
     return tail
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def _si(n: float) -> str:

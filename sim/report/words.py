@@ -26,21 +26,21 @@ def seconds(t: float) -> str:
 
 def size(size_bytes: float) -> str:
     """Bytes, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(size_bytes) < 999.5:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} PB"
+    return _scaled(size_bytes, "B", "kB", "MB", "GB", "TB", "PB")
 
 
 def bit_rate(bytes_per_s: float) -> str:
     """As links are sold: bits per second."""
-    rate = 8 * bytes_per_s
-    for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"):
-        if rate < 999.5:
-            return f"{rate:.3g} {unit}"
-        rate /= 1000
-    return f"{rate:.3g} Tbit/s"
+    return _scaled(8 * bytes_per_s, "bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
+
+
+def _scaled(x: float, *units: str) -> str:
+    """In the first unit, each 1000 of the one before, that leaves three digits."""
+    for unit in units[:-1]:
+        if abs(x) < 999.5:
+            return f"{x:.3g} {unit}"
+        x /= 1000
+    return f"{x:.3g} {units[-1]}"
 
 
 def percent(share: float) -> str:

@@ -1,25 +1,17 @@
-"""What must hold across the tables of a scenario, and what this version cannot do."""
+"""What must hold across the tables of a scenario."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...job.settings import SettingsError, meant
-from .keys import not_default, positive
-from .mishaps import BETWEEN
+from .mishaps import BETWEEN, positive
 from .naming import BROKER
 
 if TYPE_CHECKING:
     from .scenario import Scenario
 
-__all__ = ["check_built", "check_faults", "check_places", "check_times"]
-
-
-def check_built(scenario: Scenario) -> None:
-    """Raises SettingsError for a key that asks for what is not built yet."""
-    for key in _not_built(scenario):
-        raise SettingsError(key, "is not supported yet: leave it out")
+__all__ = ["check_faults", "check_places", "check_times"]
 
 
 def check_times(scenario: Scenario) -> None:
@@ -77,12 +69,3 @@ def check_places(scenario: Scenario) -> None:
             f'is "{scenario.broker.place}", where no peer is and which [places] does not name'
             f"{meant(scenario.broker.place, sorted(allowed))}",
         )
-
-
-def _not_built(scenario: Scenario) -> Iterator[str]:
-    """Every key that asks for what this version cannot do."""
-    for i, peer in enumerate(scenario.peers):
-        yield from (f"peers[{i}].{key}" for key in not_default(peer, ("data",)))
-    for i, fault in enumerate(scenario.faults):
-        if fault.phase in ("snapshot", "recovery"):
-            yield f"faults[{i}].phase"

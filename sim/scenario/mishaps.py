@@ -14,13 +14,61 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from ...job.settings import Settings, SettingsError
 from ...job.units import Duration
-from .keys import Renamed, positive, share
 
-__all__ = ["BETWEEN", "LASTING", "Churn", "Expectations", "FaultTable"]
+__all__ = [
+    "BETWEEN",
+    "LASTING",
+    "Churn",
+    "Expectations",
+    "FaultTable",
+    "Renamed",
+    "positive",
+    "share",
+]
+
+# What the tables of scenario.toml share: keys that cannot be names of fields, and checks.
+
+
+class Renamed(Settings):
+    """Settings with keys in the file that cannot be the names of their fields."""
+
+    KEYS: ClassVar[Mapping[str, str]]
+    """Key in the file -> field."""
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        for key, name in cls.KEYS.items():
+            if name in table:
+                raise SettingsError(name, f'is not a known key; did you mean "{key}"?')
+        try:
+            return super().from_table({cls.KEYS.get(k, k): v for k, v in table.items()})
+        except SettingsError as error:
+            wrong, problem = error.key, error.problem
+            for key, name in cls.KEYS.items():
+                head, bracket, rest = wrong.partition("[")
+                wrong = f"{key}{bracket}{rest}" if head == name else wrong
+                problem = problem.replace(name, key)
+            raise SettingsError(wrong, problem) from None
+
+
+def positive(settings: Settings, *names: str) -> None:
+    """Raises SettingsError unless these fields are more than 0, and finite."""
+    for name in names:
+        if not 0 < (value := getattr(settings, name)) < float("inf"):
+            raise SettingsError(name, f"is {value}: expected more than 0, and finite")
+
+
+def share(settings: Settings, name: str, *, whole: bool) -> None:
+    """Raises SettingsError unless a field is None or from 0 to 1; 1 itself only if `whole`."""
+    value = getattr(settings, name)
+    if value is not None and not (0 <= value < 1 or (whole and value == 1)):
+        most = "at most 1" if whole else "less than 1"
+        raise SettingsError(name, f"is {value}: expected a share, from 0 to {most}")
+
 
 ZERO, AWAY = Duration("0s"), Duration("60s")
 
@@ -65,7 +113,7 @@ class FaultTable(Renamed):
     """When, from the start of the simulation; or:"""
     at_step: int | None = None
     """In which step, counted from 0, and `phase`."""
-    phase: Literal["any", "forward", "backward", "clip", "update", "snapshot", "recovery"] = "any"
+    phase: Literal["any", "forward", "backward", "clip", "update"] = "any"
     """At the first action of this kind that `who` begins in the step."""
     for_s: Duration = ZERO
     """`for` in the file: how long; 0: for good."""

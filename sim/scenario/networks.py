@@ -19,7 +19,7 @@ from ...job.settings import SettingsError, meant
 from .naming import BROKER
 from .tables import LinkTable, PeerTable, Place
 
-__all__ = ["Wide", "matrices", "wide"]
+__all__ = ["Wide", "wide"]
 
 Floats = NDArray[np.float64]
 
@@ -38,20 +38,13 @@ class Wide:
     """(N, N), bytes that go at once after a rest."""
 
 
-def matrices(
-    peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequence[LinkTable]
-) -> Network:
-    """The network of P peers with names of their own. Raises SettingsError, with the number of the
-    link in its key, for an unknown end, for two links that contradict each other, and for a pair
-    that no link covers."""
-    return wide(peers, places, links).network
-
-
 def wide(
     peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequence[LinkTable]
 ) -> Wide:
     """The matrices of a network with jitter, loss and bursts: between places they are those of the
-    link that holds, inside a place there are none. Raises as `matrices` does."""
+    link that holds, inside a place there are none. Raises SettingsError, with
+    the number of the link in its key, for an unknown end, for two links that contradict each other,
+    and for a pair that no link covers."""
     names = list(dict.fromkeys(p.place for p in peers))
     place_index = {name: k for k, name in enumerate(names)}
     peer_index = {p.name: i for i, p in enumerate(peers)}

@@ -1,9 +1,7 @@
 """The scenario: peers, places and links as a file states them, for the planner and `shoal sim`.
 
-    scenario = Scenario.from_toml("sim/scenarios/testbed-8.toml")
-    scenario.offers(), scenario.network()        # what a planner gets
-
-A key whose capability is not built yet is refused by name, never ignored.
+scenario = Scenario.from_toml("sim/scenarios/testbed-8.toml")
+scenario.offers(), scenario.network()        # what a planner gets
 """
 
 from __future__ import annotations
@@ -23,11 +21,16 @@ from ...job import Job
 from ...job.settings import SettingsError, located, plain, read_toml
 from ...job.units import Duration, Rate
 from . import topologies
-from .checks import check_built, check_faults, check_places, check_times
-from .keys import Renamed
+from .checks import check_faults, check_places, check_times
+from .mishaps import Churn, Expectations, FaultTable, Renamed
 from .naming import BROKER, named, select
 from .networks import Wide, wide
-from .tables import BrokerTable, Churn, Expectations, FaultTable, LinkTable, PeerTable, Place
+from .tables import (
+    BrokerTable,
+    LinkTable,
+    PeerTable,
+    Place,
+)
 
 __all__ = ["SCENARIOS", "Scenario"]
 
@@ -105,7 +108,6 @@ class Scenario(Renamed):
     def check(self) -> None:
         if self.version != 1:
             raise SettingsError("version", f"is {self.version}: expected 1")
-        check_built(self)
         check_places(self)
         object.__setattr__(self, "peers", tuple(named(self.peers)))
         check_times(self)

@@ -8,8 +8,7 @@ Each sentence gives a `Fault`, the same record that a [[faults]] table of a scen
 concerns is said by selectors (`naming.py`); one without a time happens at the start. `sim/faults/`
 lets them happen.
 
-A phase is forward (F), backward (B), clip (N: the norm over all gradients) or update (U). Snapshots
-and recovery are not built yet: faults in them are refused.
+A phase is forward (F), backward (B), clip (N: the norm over all gradients) or update (U).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...dag.plan.action import Action, ExchangeContent, Kind
-from ...job.settings import SettingsError
 from ...job.units import Duration
 from .mishaps import FaultTable as Fault
 
@@ -26,7 +24,6 @@ __all__ = [
     "PHASES",
     "Fault",
     "broker_restart",
-    "check_built",
     "corrupt",
     "flap",
     "join",
@@ -46,10 +43,7 @@ PHASES: dict[str, Callable[[Action], bool]] = {
     "any": lambda action: True,
 }
 """Which actions begin a phase."""
-_NOT_BUILT = {
-    "snapshot": "holders make no snapshots yet",
-    "recovery": "a run cannot recover from a loss yet",
-}
+
 
 Who = str | Sequence[str]
 """Selectors of peers, or one."""
@@ -156,9 +150,3 @@ def sentence(fault: Fault) -> str:
         words += [f"({fault.phase})"] * (fault.phase != "any")
     words += [f"for {fault.for_s:g} s"] * (fault.for_s > 0)
     return " ".join(word for word in words if word)
-
-
-def check_built(fault: Fault) -> None:
-    """Raises SettingsError for a fault that needs what is not built yet."""
-    if fault.phase in _NOT_BUILT:
-        raise SettingsError("phase", f'is "{fault.phase}": {_NOT_BUILT[fault.phase]}')

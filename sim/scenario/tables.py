@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 from ...job.settings import Settings, SettingsError, meant
 from ...job.units import ByteCount, Duration, Rate
 from .devices import DEVICES, DeviceDatasheet
-from .keys import Renamed, positive, share
-from .mishaps import Churn, Expectations, FaultTable
+from .mishaps import Churn, Expectations, FaultTable, Renamed, positive, share
 from .naming import MOST_PEERS, NAME, count
 
 __all__ = [
@@ -75,8 +74,6 @@ class PeerTable(Settings):
     """How long it stays; empty: to the end."""
     price_per_hour: float = 0.0
     """What it costs while it is there, in any currency."""
-    data: tuple[str, ...] = ()
-    """Data sets that it holds."""
     entry: int | None = None
     """Which of the [[peers]] it comes from; not part of the file."""
 

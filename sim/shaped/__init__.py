@@ -2,10 +2,8 @@
 
 __all__ = [
     "contention",
-    "emulation",
     "forwarder",
     "forwarding",
-    "gather",
     "pacing",
     "pipes",
     "run",

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import random
 
-from ..virtual.bucket import Bucket
+from ..virtual.clock import Bucket
 from ..virtual.wan import PACKET_BYTES, rounds_lost
 from .shaping import Flow, Shaping, fair_rates
 

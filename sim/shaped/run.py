@@ -3,12 +3,13 @@ compute, and what goes wrong done by signals. What is measured is what it took h
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from ...broker.scheduler.planners.alternatives import ALONE
 from ...broker.scheduler.planners.coded import UNCOMPRESSED
@@ -16,23 +17,76 @@ from ...job import Codec, Job
 from ...proto import broker_pb2
 from ..cluster import ClusterRun, beside, shortened, train, wait_for_peers
 from ..faults.churn import absent_at_first, churn_of
-from ..faults.faults import Faults, faults_of
+from ..faults.faults import Faults
 from ..front import Front
 from ..live import LiveView
 from ..modelled.virtual_run import specs_of
 from ..options import Setting, SimOptions
 from ..processes import ClusterError, LocalCluster
 from ..report import Summary
-from ..trace import Mark, Trace
+from ..trace import Mark, Span, Trace, TraceError
 from ..verify import verify
 from ..virtual.world import World
 from .forwarder import Forwarder
-from .gather import gather
 from .shaping import Shaping
 from .staging import CoreWatch, check_real, join_flags, slowness, stretches_of
 from .surface import Surface
 
-__all__ = ["run_shaped"]
+__all__ = ["gather", "run_shaped"]
+
+# One trace from what several processes of this host wrote (`shoal join --trace FILE`).
+
+_FIELDS = frozenset(f.name for f in fields(Span))
+
+
+def gather(files: Iterable[Path], origin_s: float, *, run: str = "") -> Trace:
+    """The spans of `files` (written as peer/shell/spans.py says) in order of time, with times
+    counted from `origin_s` of `time.time()`, and peers under their names instead of their ids.
+
+    `run`: only what was done for it; empty: everything. What ended before the origin is left out,
+    and so is the last line of a file that a killed process left unfinished. Raises TraceError, with
+    file and line, for any other line that is no span.
+    """
+    found: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    for path in files:
+        own = ""
+        for where, record in _records(path):
+            if "name" in record:
+                own = names[record["peer"]] = record["name"]
+            elif not run or record.get("run") == run:
+                found.append({**record, "peer": own, "where": where})
+    trace = Trace()
+    spans = (_span(record, origin_s, names) for record in found)
+    kept = (span for span in spans if span.end_s >= 0)
+    for span in sorted(kept, key=lambda s: (s.start_s, s.end_s, s.peer, s.kind, s.to)):
+        trace.add(span)
+    return trace
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):  # behind the last newline stands what was cut off
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise TraceError(f"{where}: {error}") from None
+        if not isinstance(record, dict) or not {"name", "kind"} & record.keys():
+            raise TraceError(f"{where}: expected a span or who writes, got {record!r}")
+        yield where, record
+
+
+def _span(record: dict[str, Any], origin_s: float, names: dict[str, str]) -> Span:
+    try:
+        own = {name: value for name, value in record.items() if name in _FIELDS}
+        own["start_s"] -= origin_s
+        own["end_s"] -= origin_s
+        own["to"] = names.get(own.get("to", ""), own.get("to", ""))
+        return Span(**own)
+    except (KeyError, TypeError) as error:
+        raise TraceError(f"{record['where']}: {error!r} is missing or wrong") from None
+
 
 COMPARED_STEPS = 4
 """Steps of each run that the main one is compared with; the first does not count."""
@@ -82,7 +136,7 @@ def run_shaped(
         surface = running.enter_context(Surface(cluster, paths, flags, specs, tell))
         faults = Faults(
             cast(World, surface),
-            faults_of(scenario),
+            scenario.faults,
             scenario.selected,
             specs=specs.values(),
             churn=churn,

@@ -2,7 +2,6 @@
 
 __all__ = [
     "broker_shell",
-    "bucket",
     "clock",
     "control",
     "orders",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...broker import events as b
     from ...peer.core import events as p
 
-__all__ = ["Observe", "Observed", "StalledError", "Timers", "VirtualClock"]
+__all__ = ["Bucket", "Observe", "Observed", "StalledError", "Timers", "VirtualClock"]
 
 
 class StalledError(RuntimeError):
@@ -108,3 +108,35 @@ class Timers:
                 self._fired(name)
 
         self._clock.after(max(0.0, at - self._clock.now), fire)
+
+
+# A token bucket: what a link lets through at once after a rest.
+#
+# It holds up to `size_bytes` tokens, one for each byte, and is refilled at the link's bandwidth.
+# What finds tokens does not see that bandwidth; what finds none goes at it, and takes each token as
+# it comes. Times are seconds of any clock.
+
+
+class Bucket:
+    """Full at first."""
+
+    def __init__(self, size_bytes: float, bytes_per_s: float) -> None:
+        self.size_bytes, self.bytes_per_s = size_bytes, bytes_per_s
+        self._level = size_bytes
+        self._at = 0.0
+
+    def there(self, now: float) -> float:
+        """Tokens, by now."""
+        passed = max(0.0, now - self._at)
+        return min(self.size_bytes, self._level + self.bytes_per_s * passed)
+
+    def take(self, size_bytes: float, now: float) -> float:
+        """How many of these bytes find tokens, which are gone then."""
+        level = self.there(now)
+        taken = min(level, size_bytes)
+        self._level, self._at = level - taken, max(self._at, now)
+        return taken
+
+    def skip(self, now: float) -> None:
+        """The tokens that came since the last call were taken as they came."""
+        self._at = max(self._at, now)

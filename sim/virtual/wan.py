@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from ...dag.cost.network import Network
 from ...dag.cost.play import max_min
-from .bucket import Bucket
+from .clock import Bucket
 
 if TYPE_CHECKING:
     from .clock import VirtualClock

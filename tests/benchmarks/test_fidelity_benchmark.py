@@ -1,4 +1,4 @@
-"""benchmarks/fidelity.py: what its figures are made of, without a measurement."""
+"""benchmarks/worlds/fidelity.py: what its figures are made of, without a measurement."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ from shoal.proto import broker_pb2
 from shoal.sim.scenario.scenario import Scenario
 from shoal.sim.shaped.shaping import Shaping
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def part(monkeypatch: pytest.MonkeyPatch) -> Any:
+def part() -> Any:
     """Gives a script of the folder as a module."""
 
     def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
+        return importlib.import_module(f"shoal.benchmarks.worlds.{name}")
 
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     return load
 
 

@@ -1,4 +1,5 @@
-"""benchmarks/learning.py: its pipeline is the model, its rows are what they say, and it runs."""
+"""benchmarks/learning/learning.py: its pipeline is the model, its rows are what they say, and it
+runs."""
 
 from __future__ import annotations
 
@@ -19,7 +20,6 @@ from shoal.compression.codec import fitting, parse
 from shoal.dag.ir.graph import TensorSpec
 from shoal.peer.sync.optimizer import learning_rate
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPEC = TensorSpec((4, 32, 32), "float32")
 
 
@@ -32,21 +32,18 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def chain(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("learning_chain")
+def chain() -> ModuleType:
+    return importlib.import_module("shoal.benchmarks.learning.chain")
 
 
 @pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("learning_wire")
+def wire() -> ModuleType:
+    return importlib.import_module("shoal.benchmarks.learning.wire")
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("learning_rows")
+def rows() -> ModuleType:
+    return importlib.import_module("shoal.benchmarks.learning.rows")
 
 
 def setting(chain: ModuleType, steps: int = 6) -> object:
@@ -159,8 +156,7 @@ def test_uniform_takes_as_long_as_adatopk_and_no_longer(rows: ModuleType) -> Non
 def test_a_quick_run_learns_and_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    learning = importlib.import_module("learning")
+    learning = importlib.import_module("shoal.benchmarks.learning.learning")
     out = tmp_path / "out.json"
     options = ["--quick", "--steps", "60", "--jobs", "1", "--rows", "dense,adatopk"]
     places = ["--json", str(out), "--cache", str(tmp_path / "cache")]

@@ -1,9 +1,9 @@
-"""benchmarks/links.py: a probe between real processes over a shaped link, and what its figures are
-made of."""
+"""benchmarks/links/links.py: a probe between real processes over a shaped link, and what its
+figures are made of."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import shutil
 import subprocess
@@ -13,19 +13,10 @@ from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def links(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("links_benchmark", BENCHMARKS / "links.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+def links() -> ModuleType:
+    return importlib.import_module("shoal.benchmarks.links.links")
 
 
 def _allowed() -> bool:

@@ -1,4 +1,4 @@
-"""benchmarks/links_plans.py: what its figures are made of, without a measurement."""
+"""benchmarks/links/plans.py: what its figures are made of, without a measurement."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import pytest
 
 from shoal.job import Job
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("links_plans")
+def bench() -> Any:
+    return importlib.import_module("shoal.benchmarks.links.plans")
 
 
 def row(case: str, plan: str, predicted_s: float, step_s: float) -> dict[str, Any]:

@@ -1,11 +1,10 @@
-"""benchmarks/neighbour.py: its pipeline is the model, and what is lost is what it says."""
+"""benchmarks/learning/neighbour.py: its pipeline is the model, and what is lost is what it says."""
 
 from __future__ import annotations
 
 import importlib
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,8 +13,6 @@ import torch
 from torch import Tensor
 
 from shoal.peer.sync.optimizer import StageOptimizer
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +24,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def chains(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("neighbour_chain")
+def chains() -> ModuleType:
+    return importlib.import_module("shoal.benchmarks.learning.neighbour_chain")
 
 
 def small(chains: ModuleType, **fields: Any) -> Any:

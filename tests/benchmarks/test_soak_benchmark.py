@@ -1,4 +1,4 @@
-"""benchmarks/soak.py: what its figures are made of, and short versions of its parts."""
+"""benchmarks/soak/soak.py: what its figures are made of, and short versions of its parts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def part(monkeypatch: pytest.MonkeyPatch) -> Any:
+def part() -> Any:
     """Gives a script of the folder as a module."""
 
     def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
+        return importlib.import_module(f"shoal.benchmarks.soak.{name}")
 
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     return load
 
 
 def test_growth_is_that_of_the_line_through_the_middle_whatever_peaks_there_are(part: Any) -> None:
-    growth = part("soak_gauge").growth
+    growth = part("gauge").growth
     at = [10.0 * i for i in range(21)]
     leak = [100.0 + 0.1 * t for t in at]  # 20 % in 200 s
     assert growth(at, leak) == pytest.approx(0.2)
@@ -38,7 +37,7 @@ def test_growth_is_that_of_the_line_through_the_middle_whatever_peaks_there_are(
 
 
 def test_a_process_is_read_and_one_that_is_gone_is_not(part: Any) -> None:
-    held_by = part("soak_gauge").held_by
+    held_by = part("gauge").held_by
     here = held_by(os.getpid(), 1.0)
     assert here.anonymous <= here.rss
     read, write = os.pipe()
@@ -54,12 +53,12 @@ def test_a_gauge_that_fails_is_not_taken_for_one_that_saw_the_whole(part: Any) -
     def roles() -> dict[str, list[int]]:
         raise OSError("no such thing")
 
-    with pytest.raises(RuntimeError, match="before the run"), part("soak_gauge").Gauge(roles):
+    with pytest.raises(RuntimeError, match="before the run"), part("gauge").Gauge(roles):
         pass
 
 
 def test_a_reference_that_is_kept_is_counted(part: Any) -> None:
-    reachable = part("soak_virtual").reachable
+    reachable = part("virtual").reachable
     root: dict[str, list[bytes]] = {"kept": []}
     before, size = reachable(root)
     root["kept"].append(b"x" * 1000)
@@ -69,7 +68,7 @@ def test_a_reference_that_is_kept_is_counted(part: Any) -> None:
 
 
 def test_a_loss_that_is_missing_or_no_number_is_far_apart(part: Any) -> None:
-    apart = part("soak_real").apart
+    apart = part("real").apart
     assert apart([1.0, 2.0], [1.0, 2.002]) == pytest.approx(1e-3, rel=1e-2)
     assert apart([1.0], [1.0, 2.0]) == float("inf")
     assert apart([1.0, float("nan")], [1.0, 2.0]) == float("inf")
@@ -78,7 +77,13 @@ def test_a_loss_that_is_missing_or_no_number_is_far_apart(part: Any) -> None:
 def soaked(tmp_path: Path, *arguments: str) -> dict[str, float]:
     """The figures of a run of the script that has found no problem."""
     file = tmp_path / "figures.json"
-    command = [sys.executable, str(BENCHMARKS / "soak.py"), *arguments, "--json", str(file)]
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "soak" / "soak.py"),
+        *arguments,
+        "--json",
+        str(file),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
     assert done.returncode == 0, done.stdout + done.stderr
     found = {figure["name"]: figure["value"] for figure in json.loads(file.read_text())}

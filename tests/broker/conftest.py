@@ -35,7 +35,6 @@ from shoal.broker.events import (
 from shoal.broker.journal.decided import DurableState
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.broker.planning.children import SHARING
 from shoal.broker.validate import validate
 from shoal.dag.plan.outline import Crossed, Outline, StageOutline
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
@@ -57,6 +56,7 @@ from shoal.proto.broker_pb2 import (
 from shoal.proto.common_pb2 import BlobRef
 from shoal.proto.graph_pb2 import FULL
 from shoal.proto.journal_pb2 import Record
+from shoal.tests.broker.planning.sharing import SHARING
 
 HASH = "ab" * 32
 

@@ -22,8 +22,8 @@ from shoal.proto.broker_pb2 import (
     Profile,
     StageSlot,
 )
-from shoal.sim.preview import preview_cluster
 from shoal.sim.scenario.scenario import Scenario
+from shoal.sim.simulate import preview_cluster
 
 JOB = """
 version = 1

@@ -18,7 +18,7 @@ from shoal.broker.options import BrokerOptions
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.client import Client, Refused, connect
 from shoal.job import Job
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.shell.daemon import Worker
 from shoal.proto import broker_pb2

@@ -17,11 +17,12 @@ from shoal.compression.codec import (
     WORDS,
     WRAPPERS,
     CodecError,
+    Stream,
     fitting,
+    is_stateful,
     parse,
     typical_bytes,
 )
-from shoal.compression.stream import Stream, is_stateful
 from shoal.dag.ir.graph import ITEM_BYTES, TensorSpec
 
 TEXTS = [

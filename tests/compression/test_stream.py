@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.compression.codec import CodecError, parse
+from shoal.compression.codec import CodecError, Stream, is_exact, is_stateful, parse
 from shoal.compression.echo import all_finite, narrowed, shape_of
-from shoal.compression.stream import Stream, is_exact, is_stateful
 
 TEXTS = ["raw", "bf16", "int8:rounding=stochastic", "topk:ratio=8", "ef+topk:ratio=8",
          "efd+int4", "delta+int8", "delta+topk:ratio=8", "lowrank:rank=4,renew=2"]  # fmt: skip

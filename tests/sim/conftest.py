@@ -22,12 +22,12 @@ from shoal.dag.ir.recipe import Recipe, make
 from shoal.dag.plan.plan import Plan
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
-from shoal.peer.blobs.weights import merge_blocks
 from shoal.peer.data.reader import Reader
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim import oracle
 from shoal.sim.virtual import broker_shell
 from shoal.sim.virtual.world import PeerSpec, World
+from shoal.tests.sim.played import merge_blocks
 
 
 @dataclass

@@ -3,10 +3,17 @@ two of them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from shoal.broker import events as b
+from shoal.dag.transforms.split_weights import block_of
+from shoal.peer.blobs.weights import spec_of, split_names
 from shoal.proto.broker_pb2 import DONE, RunEvent, RunState
 from shoal.sim.virtual.world import World
 
@@ -53,3 +60,24 @@ class Played:
         assert self.end.phase == DONE, f"{where}: {self.end.reason.text}"
         assert self.steps == calm.steps, f"{where}: a step is lost, doubled or different"
         assert self.weights == calm.weights, f"{where}: other weights"
+
+
+def merge_blocks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an export under the user's names: the blocks of a split parameter become one
+    tensor again, all others stay. Raises WeightError when a block is missing or does not fit."""
+    found = {name: tensor for name, tensor in tensors.items() if block_of(name) is None}
+    for name, blocks in split_names({n: spec_of(tensors, n) for n in tensors}):
+        found[name] = torch.cat([tensors[block] for block in blocks])
+    return found
+
+
+def read_export(files: Iterable[bytes]) -> dict[str, int]:
+    """What the exports of all peers say together. Raises ValueError for a name that two have."""
+    found: dict[str, int] = {}
+    for data in files:
+        mine = json.loads(data)
+        twice = found.keys() & mine.keys()
+        if twice:
+            raise ValueError(f"{min(twice)} is exported twice: expected one answer for each name")
+        found |= mine
+    return found

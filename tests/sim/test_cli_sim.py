@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from shoal import cli
 from shoal.job import Job, SettingsError
 from shoal.sim import oracle
-from shoal.sim.expectations import missed
 from shoal.sim.options import Setting, SimOptions
 from shoal.sim.report import Summary
 from shoal.sim.scenario.catalogue import DEFAULT, catalogue, find
 from shoal.sim.scenario.mishaps import Expectations
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 from shoal.sim.shaped.staging import check_real
+from shoal.sim.simulate import missed
 from shoal.sim.trace import Trace
 
 NET = """

@@ -1,6 +1,5 @@
 """What a planner gets and gives, and numbers that are the same on every processor."""
 
 __all__ = [
-    "digits",
     "interface",
 ]

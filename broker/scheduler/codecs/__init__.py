@@ -4,7 +4,6 @@ __all__ = [
     "adatopk",
     "carried",
     "carried_rows",
-    "codec_costs",
     "codec_reasons",
     "codec_table",
     "codecs",

@@ -22,15 +22,15 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 
 from .carried import CodecLane
-from .codec_costs import typical_error
+from .codec_table import typical_error
 
 __all__ = ["WIDTHS", "best_within", "harm", "least_ratio", "rule_a", "support_text", "topk_text"]
 
 WIDTHS = ("int8", "int6")
 """int4 would be best by the formula beyond about 30 times fewer bytes, by 1 to 3 % of the harm."""
 NOISE = 40.0
-"""From benchmarks/learning.py: int4 on slow links (ε² = 0.012) cost 5.5 % of the loss, top-k at
-ratio 3.67 (0.25 of a Gaussian's energy dropped) 2.8 %."""
+"""From benchmarks/learning/learning.py: int4 on slow links (ε² = 0.012) cost 5.5 % of the loss,
+top-k at ratio 3.67 (0.25 of a Gaussian's energy dropped) 2.8 %."""
 _BELL = NormalDist()
 
 

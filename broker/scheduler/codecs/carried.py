@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ....compression.codec import RAW, parse
+from ....compression.codec import RAW, is_stateful, parse
 from ....compression.sparse.support import Support
-from ....compression.stream import is_stateful
 from ....dag.cost.estimate import StepEstimate, summarize
 from ....dag.cost.play import Coding, Timeline, play
 from ....dag.cost.program import Program
@@ -32,7 +31,7 @@ from ..base.interface import CODED_ROLES
 from ..cost.judge import CostModel
 from ..cost.predicted import predicted, pure_shares
 from .carried_rows import rows_of, used
-from .codec_costs import cost_of
+from .codec_table import cost_of
 
 __all__ = ["Choice", "CodecLane", "CodedStepCost", "LaneLoad"]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....compression.codec import RAW, AnyCodec, fitting, parse
-from ....compression.stream import is_exact
+from ....compression.codec import RAW, AnyCodec, fitting, is_exact, parse
 from ....dag.cost.program import FRAME_BYTES
 from ....dag.ir.graph import TensorSpec
 from ....dag.schedule.flow import Role, Transfer
 from ..cost.structure import Structure
-from .codec_costs import typical_share
+from .codec_table import typical_share
 
 __all__ = ["CodedRow", "CodedTensor", "rows_of", "used"]
 

@@ -38,9 +38,8 @@ from ....dag.schedule.flow import Role
 from ..base.interface import CODED_ROLES, CodecOptions
 from .adatopk import WIDTHS, best_within, rule_a, support_text, topk_text
 from .carried import Choice, CodecLane, CodedStepCost
-from .codec_costs import is_lossless, typical_error
 from .codec_reasons import why
-from .codec_table import Rung, table
+from .codec_table import Rung, is_lossless, table, typical_error
 
 __all__ = ["ChosenCodecs", "choose", "codec_of", "ladder"]
 

@@ -4,7 +4,6 @@ __all__ = [
     "batchings",
     "candidate",
     "judge",
-    "needs",
     "partition",
     "predicted",
     "rows",

@@ -30,8 +30,7 @@ from ....dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
 from ....dag.plan.strategies import TRAITS
 from ..base.interface import PlanRequest
 from .candidate import Candidate, StageShare, to_plan
-from .needs import IntervalMemory
-from .partition import OperatorChain
+from .partition import IntervalMemory, OperatorChain
 from .predicted import predicted, pure_shares
 from .structure import Structure, Wiring, units, wiring_key
 
@@ -345,17 +344,6 @@ class CostModel:
             at = int(np.searchsorted(flops, flops[-1] * i / parts))
             cuts.append(min(max(at, cuts[-1] + 1), self.operators - (parts - i)))
         return [*cuts, self.operators]
-
-    def compute_bound(self, candidate: Candidate) -> float:
-        """The most that one peer computes in forwards and backwards: no step is shorter."""
-        busy: dict[int, float] = {}
-        for pipeline, m in zip(candidate.pipelines, candidate.microbatches, strict=True):
-            for s in pipeline:
-                f = self.forward_s[s.peer, s.stop] - self.forward_s[s.peer, s.start]
-                b = self.backward_s[s.peer, s.stop] - self.backward_s[s.peer, s.start]
-                each = f * (1 + s.recompute) + b
-                busy[s.peer] = busy.get(s.peer, 0.0) + m * each
-        return float(max(busy.values()))
 
     # ------------------------------------------------------------ plans
 

@@ -28,7 +28,7 @@ from ....dag.plan.plan import ScheduleName
 from ..network.pathcut import Path, best_cut, slowest_circle
 from .candidate import Candidate, StageShare
 from .judge import CostModel
-from .needs import IntervalMemory
+from .partition import IntervalMemory
 
 __all__ = ["Guess", "RowBuilder"]
 

@@ -5,7 +5,6 @@ __all__ = [
     "communities",
     "completion",
     "grouping",
-    "groups",
     "matching",
     "order",
     "pathcut",

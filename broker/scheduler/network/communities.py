@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....dag.cost.network import Network
-from ..base.digits import without_last_digits
+from ..base.interface import without_last_digits
 
 __all__ = ["DENSE", "Grouping", "edges", "groupings", "linked", "louvain", "rates", "weights"]
 

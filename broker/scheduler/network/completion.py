@@ -18,7 +18,7 @@ because both latency and bandwidth spread over factors:
 4. No pair of two communities carries more than an uplink or downlink that shows (`shared_ends`).
 
 Measured numbers stay exactly as they are; estimates are given to a millionth, so that they are the
-same on every processor (`broker/scheduler/base/digits.py`). Pure and deterministic; 1,000 peers
+same on every processor (`broker/scheduler/base/interface.py`). Pure and deterministic; 1,000 peers
 take under a second.
 """
 
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.digits import without_last_digits
+from ..base.interface import without_last_digits
 
 __all__ = ["Completed", "communities", "community_means", "complete", "shared_ends"]
 

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EXACT", "grouped_path", "narrowest", "total", "widest_path"]
+__all__ = ["EXACT", "grouped_path", "narrowest", "widest_path"]
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 EXACT = 12
 """Most nodes of the exact search: 12 · 12 · 4,096 entries."""
@@ -29,11 +28,6 @@ _FAR = 1e9
 def narrowest(rate: Floats, path: Sequence[int]) -> float:
     """The least rate along a path; inf for one node."""
     return min((float(rate[a, b]) for a, b in itertools.pairwise(path)), default=np.inf)
-
-
-def total(cost: Floats, path: Sequence[int]) -> float:
-    """The sum of the costs along a path."""
-    return sum(float(cost[a, b]) for a, b in itertools.pairwise(path))
 
 
 def widest_path(

@@ -3,7 +3,6 @@
 __all__ = [
     "alternatives",
     "auto",
-    "cases",
     "coded",
     "exact",
     "planners",

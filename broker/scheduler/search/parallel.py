@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from ..cost.judge import CostModel
 from ..cost.rows import Guess, RowBuilder
 from ..network.communities import groupings, rates
-from ..network.grouping import Objective, group
-from ..network.groups import Islands
+from ..network.grouping import Islands, Objective, group
 from ..network.matching import shortest_path
 
 __all__ = ["candidates_in", "shapes"]

@@ -88,7 +88,8 @@ class Seeds:
                 yield from self.interleaved()
             if self.space.repeats:
                 yield from self.closed()
-        if self.space.pipelines != 1 and self.m > 1:
+        # Of large requests `op-fence` and the groupings know several pipelines better.
+        if self.space.pipelines != 1 and self.m > 1 and (self.space.pipelines or not self.large):
             for pipelines in self.several():
                 shares = self.shared_out(pipelines)
                 if shares is not None:
@@ -220,8 +221,7 @@ class Seeds:
     def several(self) -> Iterator[tuple[Pipeline, ...]]:
         asked = self.space.pipelines
         most = min(len(self.by_speed), self.m)
-        counts = [2, 4, 8] if self.large else list(range(2, min(most, 8) + 1))
-        for count in [asked] if asked else counts:
+        for count in [asked] if asked else range(2, min(most, 8) + 1):
             if count <= most:
                 for groups in self.grouped(count):
                     for again in self.recompute():

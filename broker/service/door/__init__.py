@@ -2,7 +2,6 @@
 dialled, and the way into a swarm."""
 
 __all__ = [
-    "dialable",
     "front",
     "hello",
     "public",

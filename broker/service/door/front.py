@@ -41,8 +41,8 @@ from ....net.identity.names import DOOR_NAME, PartyRole
 from ....net.local import is_loopback
 from ....net.web.pump import BUFFER_BYTES, Stream, close, join
 from ...access.knocks import RateLimiter
-from .dialable import socket_name
 from .hello import HelloError, read_hello
+from .reach import socket_name
 from .relay import Relay
 
 __all__ = ["MultiplexerLimits", "PageSockets", "PortMultiplexer", "RateLimiter", "source_of"]

@@ -4,7 +4,7 @@ A record that says where it is, and through which nodes others find that out, is
 swarm's directory: at the start, when anything in it has changed, and every few minutes. Peers offer
 nodes of their own as ways in; those that can be reached from here stand in the record, so that a
 broker that moves, and who looks for it, find each other through them. A way is dialled where the
-address of its peer would be, and nowhere else (`dialable.py`).
+address of its peer would be, and nowhere else (`reach.py`).
 
 What others leave there is looked at too: a later start of a broker with the same identity takes the
 name over (`net/discovery/record.py`).
@@ -21,9 +21,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....net.discovery.directory import Directory, DirectoryError
 from ....net.discovery.process import NodeConfig, NodeProcess
-from ....net.discovery.record import MOST_NODES, Claim, check_multiaddr, endpoint_of, newest, sign
+from ....net.discovery.record import (
+    MOST_NODES,
+    Claim,
+    Directory,
+    DirectoryError,
+    check_multiaddr,
+    endpoint_of,
+    newest,
+    sign,
+)
 from ....net.identity.authority import Authority
 from ....net.local import free_port, joined, split
 from ...access.knocks import RateLimiter

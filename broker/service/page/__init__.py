@@ -4,7 +4,6 @@
     seen.py         what all requests are answered from, read at most once a second
     metrics.py      the same as Prometheus' text
     keys.py         who may look
-    certificate.py  what the page proves itself with
     app.py          the paths
     serving.py      HTTP on two Unix sockets, behind the front
 
@@ -13,7 +12,6 @@ It needs the extra `shoal[page]`; a broker without it works, and says so.
 
 __all__ = [
     "app",
-    "certificate",
     "digest",
     "keys",
     "metrics",

@@ -14,11 +14,10 @@ from ...access.admission import Admission
 from ..door.front import PageSockets
 from ..shell import Shell
 from .app import page_app
-from .certificate import fingerprint, own_certificate, owners_certificate
 from .keys import PageKeys
 from .metrics import Metrics
 from .seen import Watcher
-from .serving import Serving
+from .serving import Serving, fingerprint, own_certificate, owners_certificate
 
 __all__ = ["Page", "PageError"]
 

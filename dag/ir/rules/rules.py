@@ -11,7 +11,7 @@ an operator is called, whether on meta tensors or on real ones, `check` looks at
 - an argument whose name is in `CHOICES` is one of few values;
 - the rule of its own in `RULES`, if there is one, holds.
 
-The rules were found by `benchmarks/fuzz_operators.py`, which calls every operator with arguments
+The rules were found by `benchmarks/operators/fuzz.py`, which calls every operator with arguments
 that pass here in memory between guard pages. A new operator needs calls to begin with there, and a
 rule here as soon as one of those misbehaves.
 """

@@ -2,7 +2,6 @@
 
 __all__ = [
     "atlas",
-    "axis",
     "charts",
     "crowd",
     "heat",

@@ -10,7 +10,7 @@ from typing import Any
 from ..measures.measure import Measured
 from ..measures.verdict import Verdict
 from ..words import cut, percent, plain, size
-from .axis import ticks
+from .charts import ticks
 from .palette import shade
 from .picture import Dot, Label, Line, Picture, width_of
 

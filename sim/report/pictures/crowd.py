@@ -9,7 +9,7 @@ from ...trace import Trace
 from ..measures.measure import Measured, MeasuredStep
 from ..measures.verdict import Verdict
 from ..words import cut, percent, plain
-from .axis import time_axis
+from .charts import time_axis
 from .picture import Label, Line, Picture, Rect, width_of
 
 __all__ = ["crowd", "groups_of"]

@@ -10,7 +10,7 @@ from ..measures.measure import VISITS, Measured, MeasuredStep
 from ..measures.moments import FAULTS, notable
 from ..measures.verdict import Verdict
 from ..words import cut, percent, plain, seconds, size
-from .axis import time_axis
+from .charts import time_axis
 from .palette import PALETTE
 from .picture import Dot, Label, Line, Picture, Rect, width_of
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.events import DescribeAsked, Log, MakePlan, PlanReady, Tell
-from shoal.broker.links.landmarks import LINKS, Landmarks
 from shoal.broker.links.links import MAX_AGE_S, LinkBurst
-from shoal.broker.links.probed import PROBE_BYTES, SMALLEST_BYTES, Allowance
+from shoal.broker.links.probed import LINKS, PROBE_BYTES, SMALLEST_BYTES, Allowance, Landmarks
 from shoal.dag.plan.plan import PeerId
 from shoal.proto.broker_pb2 import Goodbye, LinkReport
 from shoal.proto.common_pb2 import Reason

@@ -147,7 +147,8 @@ async def test_a_drip_inside_of_tls_ends_in_time(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_flood_of_joins_over_tls_passes_as_often_as_the_limit_says():
-    """The beginning of each is real; benchmarks/flood.py has ten thousand, with what they cost."""
+    """The beginning of each is real; benchmarks/service/flood.py has ten thousand, with what they
+    cost."""
     async with running() as broker:
         front = broker.secured._front
         front.limits, front._knocks = MultiplexerLimits(knocks=5), RateLimiter(5, 0.0, 100)

@@ -11,9 +11,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from shoal.broker.service.calls import MalformedError, parsed
+from shoal.broker.service.calls import MalformedError, TooManyElementsError, check_elements, parsed
 from shoal.broker.service.server import Broker, BrokerConfig
-from shoal.broker.service.wire import TooManyElementsError, check_elements
 from shoal.proto.broker_pb2 import (
     BlobPiece,
     BlobQuery,

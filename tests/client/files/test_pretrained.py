@@ -28,7 +28,7 @@ from shoal.client.files.weight_files import WeightFilesError, find
 from shoal.client.models.fitting import fit
 from shoal.job import Job
 from shoal.net.blobs.client import BlobClient
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.shell.daemon import Worker
 from shoal.proto import broker_pb2

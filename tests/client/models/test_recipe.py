@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import shoal
-from shoal.client.models import memory, models
+from shoal.client.models import initialise as memory
+from shoal.client.models import models
 from shoal.client.submission import prepare
 from shoal.dag.ir.recipe import make
 from shoal.job import Job
@@ -172,7 +173,7 @@ def test_memory_of_a_process_has_a_limit(tmp_path: Path) -> None:
     code = (
         "import resource\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))\n"
-        "from shoal.client.models.memory import free_bytes\n"
+        "from shoal.client.models.initialise import free_bytes\n"
         "a = free_bytes()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
         "assert free_bytes() < 6 << 30, free_bytes()\n"

@@ -145,17 +145,23 @@ def test_bits_of_a_key_begin_alike_whatever_their_number(key, count):
     assert torch.equal(counter.bits(key, 50, start=counter.CHUNK), many[counter.CHUNK :])
 
 
+def uniform_of(key: int, count: int) -> torch.Tensor:
+    """Uniform in [0, 1), from the upper 24 bits of each word."""
+    upper = (counter.bits(key, count) >> 8).double()
+    return (upper + 2.0**23) * 2.0**-24
+
+
 def test_bits_look_random():
     n = 1 << 18
     words = counter.bits(11, n)
     ones = torch.stack([(words >> b) & 1 for b in range(32)]).double().mean(1)
     assert (ones - 0.5).abs().max() < 5 * 0.5 / math.sqrt(n)
-    uniform = counter.uniform(11, n).double()
+    uniform = uniform_of(11, n)
     assert 0 <= uniform.min() <= uniform.max() < 1
     assert abs(uniform.mean() - 0.5) < 5 * math.sqrt(1 / 12 / n)
     counts = torch.histc(uniform, bins=256, min=0, max=1)
     assert ((counts - n / 256) ** 2 / (n / 256)).sum() < 256 + 6 * math.sqrt(512)
-    for other in (counter.uniform(12, n).double(), uniform.roll(1), uniform.roll(counter.CHUNK)):
+    for other in (uniform_of(12, n), uniform.roll(1), uniform.roll(counter.CHUNK)):
         assert abs(torch.corrcoef(torch.stack([uniform, other]))[0, 1]) < 5 / math.sqrt(n)
 
 

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.compression.codec import CodecError, fitting, parse, typical_bytes
+from shoal.compression.codec import CodecError, Stream, fitting, parse, typical_bytes
 from shoal.compression.echo import shape_of
-from shoal.compression.stream import Stream
 
 INNER = ["raw", "lossless", "bf16", "int8", "int4", "topk:ratio=20", "randomk:ratio=5"]
 

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.compression.codec import CodecError, parse, typical_bytes
+from shoal.compression.codec import CodecError, Stream, parse, typical_bytes
 from shoal.compression.echo import shape_of
-from shoal.compression.stream import Stream
 
 INNER = ["raw", "bf16", "fp16", "int8", "int4:rounding=stochastic", "topk:ratio=10", "randomk"]
 

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.compression.codec import RAW, CodecError, fitting, parse, typical_bytes
+from shoal.compression.codec import RAW, CodecError, Stream, fitting, parse, typical_bytes
 from shoal.compression.echo import shape_of
-from shoal.compression.stream import Stream
 
 
 def data_of(encoded):

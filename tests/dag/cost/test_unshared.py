@@ -9,7 +9,7 @@ import pytest
 
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
-from shoal.broker.scheduler.planners.cases import random_case
+from shoal.tests.broker.scheduler.cases import random_case
 
 
 def some_candidate(rng: random.Random, judge: CostModel) -> Candidate:

@@ -26,10 +26,11 @@ from shoal.dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from shoal.dag.exchange.wiring import Exchange
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import PeerId, Plan, PlanError, StageExchange, StageSlot, Visit
-from shoal.dag.schedule.check import check, slots
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
+from shoal.dag.schedule.replay import slots
 from shoal.dag.schedule.schedule import Action, Kind, ScheduleError
+from shoal.tests.dag.schedule.checker import check
 
 from ..conftest import random_exchange
 

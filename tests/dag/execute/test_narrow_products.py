@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.dag.execute import narrow_products
-from shoal.dag.execute.narrow_products import linear
+from shoal.dag.execute import stand_ins
+from shoal.dag.execute.stand_ins import linear
 
 sizes = st.integers(1, 9)
 
@@ -17,8 +17,8 @@ sizes = st.integers(1, 9)
 @pytest.fixture(autouse=True)
 def slow(monkeypatch):
     """As on a processor without instructions for 16 bits, and in slices of a few rows."""
-    monkeypatch.setattr(narrow_products, "_has_instructions", lambda dtype: False)
-    monkeypatch.setattr(narrow_products, "SLICE", 12)
+    monkeypatch.setattr(stand_ins, "_has_instructions", lambda dtype: False)
+    monkeypatch.setattr(stand_ins, "SLICE", 12)
 
 
 @settings(max_examples=60)

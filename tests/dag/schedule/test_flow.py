@@ -12,9 +12,9 @@ from shoal.dag.ir.graph import Operator, Output, Ref, TensorSpec
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import PeerId, StageSlot, Visit
-from shoal.dag.schedule.check import check
 from shoal.dag.schedule.flow import Flow, Role, Transfer
 from shoal.dag.schedule.schedule import Action, Kind
+from shoal.tests.dag.schedule.checker import check
 
 A, B, C, D = map(PeerId, "abcd")
 

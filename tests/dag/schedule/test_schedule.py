@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
-from shoal.dag.schedule.check import bubble, check, slots, table, timeline
 from shoal.dag.schedule.flow import Flow, Role
-from shoal.dag.schedule.replay import Replay
+from shoal.dag.schedule.replay import Replay, slots
 from shoal.dag.schedule.schedule import (
     EXCHANGES,
     VISITS,
@@ -22,6 +21,7 @@ from shoal.dag.schedule.schedule import (
     ScheduleError,
 )
 from shoal.dag.schedule.visits import _Simulation
+from shoal.tests.dag.schedule.checker import bubble, check, table, timeline
 
 GPIPE = "F0 F1 F2 F3 F4 F5 F6 F7 B0 B1 B2 B3 B4 B5 B6 B7"
 ONE_F_ONE_B = [

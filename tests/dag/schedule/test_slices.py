@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from shoal.dag.plan.cut import cut, outline, tied_groups
 from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, PlanError, SnapshotKeeper
-from shoal.dag.schedule.check import slots
 from shoal.dag.schedule.convert_slice import slice_from_proto, slice_to_proto
 from shoal.dag.schedule.flow import Flow
+from shoal.dag.schedule.replay import slots
 from shoal.dag.schedule.slices import PlanSlices
 
 

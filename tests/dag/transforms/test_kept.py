@@ -13,7 +13,7 @@ from torch import nn
 from shoal.dag.capture.capture import capture
 from shoal.dag.execute.execute import StageExecutor
 from shoal.dag.plan.cut import cut
-from shoal.dag.transforms.kept import AS_MADE, KeptDtypes
+from shoal.dag.transforms.precision import AS_MADE, KeptDtypes
 
 
 class Net(nn.Module):

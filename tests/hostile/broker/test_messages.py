@@ -12,7 +12,12 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.service.wire import LEAST_BYTES, PLAIN_BYTES, TooManyElementsError, check_elements
+from shoal.broker.service.calls import (
+    LEAST_BYTES,
+    PLAIN_BYTES,
+    TooManyElementsError,
+    check_elements,
+)
 from shoal.net.identity.names import PartyRole
 from shoal.proto.broker_pb2 import (
     BlobQuery,

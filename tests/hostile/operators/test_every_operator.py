@@ -22,20 +22,19 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture
-def part(monkeypatch: pytest.MonkeyPatch) -> Any:
+def part() -> Any:
     """Gives a script of benchmarks/ as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
+    return lambda name: importlib.import_module(f"shoal.benchmarks.operators.{name}")
 
 
 def test_every_operator_has_calls_to_begin_with_and_rules_are_for_listed_ones(part: Any) -> None:
-    """Whoever adds an operator adds a line to benchmarks/operator_seeds.py, so that the next test
+    """Whoever adds an operator adds a line to benchmarks/operators/seeds.py, so that the next test
     calls it; where that finds something, a rule or a stand-in."""
-    seeds = part("operator_seeds").SEEDS
+    seeds = part("seeds").SEEDS
     assert sorted(FULL | CORE) == sorted(seeds)
     assert {*RULES, *RESULTS, *STEPS} <= FULL | CORE
     assert not TABLE.keys() & WINDOWS.keys(), "which of two rules counts would be nobody's choice"
-    case, refused = part("operator_cases"), part("fuzz_worker").accepted
+    case, refused = part("cases"), part("worker").accepted
     for target, calls in seeds.items():
         for i in range(len(calls)):
             refused(case.draw(target, 0, i))  # raises GraphError
@@ -45,11 +44,11 @@ def test_every_operator_has_calls_to_begin_with_and_rules_are_for_listed_ones(pa
 def test_a_sample_of_calls_of_every_operator_reaches_nothing_else(
     part: Any, tmp_path: Path
 ) -> None:
-    fuzz = part("fuzz_operators")
+    fuzz = part("fuzz")
     library = fuzz.guard(tmp_path) if shutil.which("cc") else None
     orders = "".join(f"{target} 7 0 6\n" for target in sorted(FULL | CORE))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(BENCHMARKS / "fuzz_worker.py"), "cpu"],
+        [sys.executable, "-W", "ignore", str(BENCHMARKS / "operators" / "worker.py"), "cpu"],
         input=orders,
         capture_output=True,
         text=True,
@@ -64,11 +63,13 @@ def test_a_sample_of_calls_of_every_operator_reaches_nothing_else(
 
 def test_the_fuzzer_sees_what_it_is_there_for(part: Any, tmp_path: Path) -> None:
     """The fused weight norm of torch reads a strided v as if it were contiguous."""
-    fuzz = part("fuzz_operators")
+    fuzz = part("fuzz")
     library = fuzz.guard(tmp_path) if shutil.which("cc") else None
     code = (
-        "import torch, fuzz_worker as w; from operator_seeds import Like\n"
-        "from operator_cases import Case; from shoal.dag.execute import stand_ins as s\n"
+        "import torch, shoal.benchmarks.operators.worker as w\n"
+        "from shoal.benchmarks.operators.seeds import Like\n"
+        "from shoal.benchmarks.operators.cases import Case\n"
+        "from shoal.dag.execute import stand_ins as s\n"
         "from shoal.dag.ir.graph import Operator, Ref\n"
         "del s._STAND_INS['aten._weight_norm_interface.default']\n"
         "name = 'aten._weight_norm_interface.default'\n"

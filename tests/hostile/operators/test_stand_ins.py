@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoal.benchmarks.operators.worker import run_operator
 from shoal.dag.execute.execute import StageExecutor
-from shoal.dag.execute.stage_module import run_operator
 from shoal.dag.ir import random as masks
 from shoal.dag.ir.graph import (
     Graph,

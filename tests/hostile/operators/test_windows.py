@@ -1,4 +1,4 @@
-"""What the whole sweep of the fuzzer found (benchmarks/fuzz_operators.py): each call is refused
+"""What the whole sweep of the fuzzer found (benchmarks/operators/fuzz.py): each call is refused
 before it runs, and its honest neighbour gives what it should."""
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from shoal.net.links.frame import FrameKey
 from shoal.net.links.transport import FrameAcknowledged, LinkDown, LinkRefused, LinkUp
 from shoal.net.transports.grpc_transport import SERVER_OPTIONS, GrpcTransport
 from shoal.peer.core.probe import MOST_FRAME_BYTES, probe_payload
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.shell.daemon import Worker
 from shoal.proto.broker_pb2 import BrokerMessage, Hello, PeerMessage, Profile

@@ -15,8 +15,7 @@ from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.transforms.vocabulary import planned_graph
 from shoal.peer.compute.build import build_work
-from shoal.peer.compute.offer import OfferError
-from shoal.peer.compute.order import BuildOrder
+from shoal.peer.compute.order import BuildOrder, OfferError
 from shoal.peer.core.assignment import STOP_AT
 from shoal.peer.shell.workbench import code_of, said_of
 from shoal.tests.peer.conftest import make_case

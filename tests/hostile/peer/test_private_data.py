@@ -28,7 +28,7 @@ from shoal.net.identity.enroll import channel_options
 from shoal.net.identity.names import Party, PartyRole
 from shoal.peer.blobs.cache import BlobCache
 from shoal.peer.data.manifest import Manifest
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.host.own_data import Catalogue, Made, answer
 from shoal.peer.shell.daemon import Worker
@@ -118,7 +118,6 @@ TABLES = st.fixed_dictionaries(
         "keep_local": st.sampled_from(["none", "inputs", "labels"]),
         "holdout": st.sampled_from([0.0, 0.1, 0.5, 0.999, -1.0, float("nan")]),
         "length": st.sampled_from([1, 4, 10**18, 0]),
-        "tokenizer": st.sampled_from(["bytes", "/etc/passwd"]),
         "leaves": st.just(["x", "y"]),
     },
 )

@@ -17,9 +17,6 @@ import grpc.aio
 import pytest
 
 from shoal.broker.events import MakePlan, PlanFailed, RunId
-from shoal.broker.planning.children import (
-    SHARING,
-)
 from shoal.broker.planning.planner import PlannerLimits
 from shoal.broker.planning.planning import answer
 from shoal.broker.scheduler.base.interface import PeerOffer
@@ -43,6 +40,7 @@ from shoal.dag.plan.plan import PeerId
 from shoal.proto.broker_pb2 import FAILED, PreviewAnswer, RunState, WatchRequest
 from shoal.proto.broker_pb2_grpc import RunsStub
 from shoal.tests.broker.conftest import make_spec
+from shoal.tests.broker.planning.sharing import SHARING
 from shoal.tests.broker.service.test_server import (
     Peer,
     running,

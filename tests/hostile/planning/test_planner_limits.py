@@ -18,7 +18,6 @@ import pytest
 from shoal.broker.events import MakePlan, PlanFailed, RunId, Started
 from shoal.broker.machine import MOST_INTERRUPTED
 from shoal.broker.planning.children import (
-    SHARING,
     Children,
     DroppedError,
     EndedError,
@@ -32,6 +31,7 @@ from shoal.broker.scheduler.base.interface import PeerOffer
 from shoal.dag.plan.plan import PeerId
 from shoal.proto.broker_pb2 import FAILED
 from shoal.tests.broker.conftest import World, make_spec, make_world
+from shoal.tests.broker.planning.sharing import SHARING
 
 from .test_planner_child import long_graph
 

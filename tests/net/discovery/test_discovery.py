@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shoal.net.discovery.directory import MemoryDirectory
 from shoal.net.discovery.record import (
     AHEAD_S,
     LASTS_S,
@@ -30,6 +29,7 @@ from shoal.net.discovery.record import (
 )
 from shoal.net.identity.authority import Authority, utc
 from shoal.proto.discovery_pb2 import SignedWhereabouts, Whereabouts
+from shoal.tests.net.discovery.nodes import MemoryDirectory
 
 NOW = 1_800_000_000.0
 OURS, THEIRS = Authority.new(utc(NOW)), Authority.new(utc(NOW))

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.net.discovery.directory import DirectoryError
 from shoal.net.discovery.process import NodeConfig, NodeProcess, check_available
-from shoal.net.discovery.record import Claim, newest, sign
+from shoal.net.discovery.record import Claim, DirectoryError, newest, sign
 from shoal.net.identity.authority import Authority, utc
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import pytest
 
 from shoal.net.links import frame, messages, transport
-from shoal.net.links.records import immutable
+from shoal.net.links.frame import immutable
 from shoal.peer.core import events
 
 

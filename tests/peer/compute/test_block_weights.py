@@ -14,11 +14,11 @@ from shoal.peer.blobs.weights import (
     WeightError,
     Weights,
     WeightsFile,
-    merge_blocks,
     serialize,
     starting_tensor,
 )
 from shoal.peer.sync.optimizer import StageOptimizer
+from shoal.tests.sim.played import merge_blocks
 
 
 def reading(tensors, log):

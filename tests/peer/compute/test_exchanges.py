@@ -18,9 +18,9 @@ from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, T
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
-from shoal.dag.schedule.check import check
 from shoal.dag.schedule.flow import Flow, Role
 from shoal.peer.compute.exchange import Exchanges, LocalStage, TransferSpecs
+from shoal.tests.dag.schedule.checker import check
 
 from .test_streams import Mlp, coded, digits, one_step, parameters
 

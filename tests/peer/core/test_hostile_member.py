@@ -22,7 +22,7 @@ from shoal.job import Job
 from shoal.net.identity.authority import utc
 from shoal.net.identity.names import Party, PartyRole
 from shoal.net.links.frame import FrameKey, Payload
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.shell.daemon import Worker
 from shoal.proto import broker_pb2

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.peer.core.load import LARGEST_BURST, PING_BYTES, ProbeLoad
-from shoal.sim.virtual.bucket import Bucket
+from shoal.sim.virtual.clock import Bucket
 
 MOST = 32 << 20
 

@@ -23,8 +23,8 @@ from shoal.dag.ir.graph import (
 )
 from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import PeerId, Plan, Route, StageSlot, Visit
-from shoal.dag.schedule.check import slots
 from shoal.dag.schedule.flow import Flow, Transfer
+from shoal.dag.schedule.replay import slots
 from shoal.dag.schedule.schedule import Kind
 from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e

@@ -249,7 +249,6 @@ def test_a_shard_of_another_size_is_refused(text):
         ({"source": "nowhere/*.txt"}, "no file matches"),
         ({"source": "{dir}"}, "is a folder"),
         ({"source": "{dir}/t.txt", "length": 500}, "length \\+ 1 = 501"),
-        ({"source": "{dir}/t.txt", "tokenizer": "t.json"}, "not supported"),
         ({"source": "{dir}/t.txt", "holdout": 1.5}, "holdout is 1.5"),
         ({"kind": "module"}, "not supported"),
         ({"kind": "tokens", "source": "{dir}/t.txt"}, "ends in .npz"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.host.identity import Identity
 from shoal.peer.shell import daemon

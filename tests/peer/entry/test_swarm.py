@@ -22,8 +22,8 @@ from shoal.net.identity.authority import Authority, utc
 from shoal.net.local import split
 from shoal.net.web.pump import close, join
 from shoal.peer.core.options import PeerOptions
-from shoal.peer.entry.start import work
 from shoal.peer.entry.swarm import in_swarm
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import JoinConfig, JoinError, PeerConfig
 from shoal.peer.shell import attempt, credentials, daemon
 from shoal.peer.shell.daemon import Worker

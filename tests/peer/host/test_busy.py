@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.peer.host import busy
+from shoal.peer.host import fit as busy
 
 
 def test_a_share_lies_between_the_least_and_one() -> None:

@@ -26,7 +26,7 @@ from shoal.client import submission
 from shoal.dag.ir.convert import graph_to_bytes
 from shoal.job import Job
 from shoal.net.blobs.client import BlobClient
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.host.host import Host
 from shoal.peer.host.identity import Identity

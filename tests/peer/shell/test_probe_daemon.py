@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 
 from shoal.broker.service.server import Broker, BrokerConfig
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.shell.daemon import Worker
 from shoal.proto import broker_pb2, broker_pb2_grpc

@@ -30,7 +30,6 @@ from shoal.dag.ir.graph import (
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.plan.plan_slice import PlanSlice
-from shoal.dag.schedule.check import check
 from shoal.dag.schedule.flow import Role
 from shoal.dag.schedule.schedule import Action, Kind
 from shoal.job import Job, Train
@@ -46,10 +45,12 @@ from shoal.net.links.messages import (
     size_of,
 )
 from shoal.peer.compute.order import BuildOrder
-from shoal.sim.ghost.device import GhostDevice, Ghosts, hollow, read_export
+from shoal.sim.ghost.device import GhostDevice, Ghosts, hollow
 from shoal.sim.ghost.hashes import Expected, expected
 from shoal.sim.ghost.plan import Shards
 from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.dag.schedule.checker import check
+from shoal.tests.sim.played import read_export
 
 SPEC = TensorSpec((4, 3), "float32")
 SEED, STEPS, MICROBATCHES, HELD_OUT = 7, 4, 4, 2

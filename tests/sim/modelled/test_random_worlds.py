@@ -2,8 +2,8 @@
 to what it must.
 
 Most are worlds of ghosts, whose losses prove that every sample counted once
-(`sim/ghost/hashes.py`); one in twenty has real tensors. `benchmarks/chaos.py` draws thousands, with
-up to five faults each.
+(`sim/ghost/hashes.py`); one in twenty has real tensors. `benchmarks/worlds/chaos.py` draws
+thousands, with up to five faults each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from shoal.job import Job
 from shoal.proto import broker_pb2
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
-from shoal.sim.modelled.random_worlds import (
+from shoal.tests.mutants.planted import forgotten_queue
+from shoal.tests.sim.random_worlds import (
     CELLS,
     LOSING,
     PHASES,
@@ -30,7 +31,6 @@ from shoal.sim.modelled.random_worlds import (
     play,
     shorter,
 )
-from shoal.tests.mutants.planted import forgotten_queue
 
 STEPS, MICROBATCHES = 20, 4
 WORLDS, AT_ONCE, REAL = 200, 10, 20

@@ -7,14 +7,12 @@ The links get a token bucket, as homes and clouds have it, once every link was m
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 STEPS = 25
 JOB = """
 version = 1
@@ -34,12 +32,10 @@ eval_every = 0
 
 
 @pytest.fixture
-def parts() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        if why := importlib.import_module("namespaces").usable():
-            pytest.skip(why)
-        yield importlib.import_module("plan_hosts")
+def parts() -> ModuleType:
+    if why := importlib.import_module("shoal.benchmarks.links.namespaces").usable():
+        pytest.skip(why)
+    return importlib.import_module("shoal.benchmarks.links.hosts")
 
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.net.discovery.directory import DirectoryError
 from shoal.net.discovery.process import check_available
+from shoal.net.discovery.record import DirectoryError
 from shoal.sim.processes import LocalCluster, tied
 from shoal.tests.sim.processes.test_namespaces import JOB, SUBMIT, losses
 

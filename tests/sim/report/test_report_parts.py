@@ -14,8 +14,7 @@ from shoal.proto import broker_pb2
 from shoal.sim.report import Summary
 from shoal.sim.report.measures.measure import measure
 from shoal.sim.report.measures.moments import disturbing, notable
-from shoal.sim.report.pictures.axis import alike, ticks
-from shoal.sim.report.pictures.charts import Bar, bars
+from shoal.sim.report.pictures.charts import Bar, alike, bars, ticks
 from shoal.sim.report.pictures.palette import PALETTE, rgb, shade
 from shoal.sim.report.pictures.picture import Dot, Label, Line, Picture, Rect
 from shoal.sim.report.tables import MOST_MARKS, comparison, happened

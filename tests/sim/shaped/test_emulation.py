@@ -13,7 +13,7 @@ from shoal.client.submission import prepare
 from shoal.dag.cost.cost import cost
 from shoal.dag.cost.speed import Speeds, Work
 from shoal.job import Job, Train
-from shoal.sim.shaped.emulation import STEPS, cpu_seconds, step_work, stretch_of
+from shoal.sim.shaped.staging import STEPS, cpu_seconds, step_work, stretch_of
 
 
 class Line(nn.Module):

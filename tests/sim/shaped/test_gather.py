@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.sim.shaped.gather import gather
+from shoal.sim.shaped.run import gather
 from shoal.sim.trace import Span, TraceError
 
 

@@ -20,10 +20,11 @@ from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, StageExchange, StageS
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
 from shoal.proto.broker_pb2 import RunSpec
-from shoal.sim.ghost.device import Ghosts, read_export
+from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.sim.played import read_export
 
 from ..recovery.test_recovery import JOB, STEPS, Lab
 

@@ -10,8 +10,7 @@ from shoal.dag.plan.plan import PeerId
 from shoal.sim.scenario.scenario import Scenario
 from shoal.sim.shaped.pacing import Pacer
 from shoal.sim.shaped.shaping import Shaping
-from shoal.sim.virtual.bucket import Bucket
-from shoal.sim.virtual.clock import VirtualClock
+from shoal.sim.virtual.clock import Bucket, VirtualClock
 from shoal.sim.virtual.wan import Wan
 from shoal.sim.virtual.world import PeerSpec, World
 

@@ -21,10 +21,11 @@ from shoal.job import Job
 from shoal.net.transports.memory import steady
 from shoal.peer.compute.exchange import TransferSpecs
 from shoal.proto.broker_pb2 import RunSpec
-from shoal.sim.ghost.device import Ghosts, read_export
+from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.sim.played import read_export
 
 HOLDERS = 10
 

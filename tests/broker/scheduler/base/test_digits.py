@@ -12,14 +12,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.digits import without_last_digits
-from shoal.broker.scheduler.base.interface import NoPlan
+from shoal.broker.scheduler.base.interface import NoPlan, without_last_digits
 from shoal.broker.scheduler.network.completion import complete
-from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.planners import plan
 from shoal.dag.cost.network import Network
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.dag.schedule.convert_report import report_to_proto
+from shoal.tests.broker.scheduler.cases import random_case
 
 OLD = {
     "NPY_DISABLE_CPU_FEATURES": "AVX512_ICL X86_V4 X86_V3",

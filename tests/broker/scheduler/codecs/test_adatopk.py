@@ -17,7 +17,7 @@ from shoal.broker.scheduler.codecs.adatopk import (
     support_text,
     topk_text,
 )
-from shoal.broker.scheduler.codecs.codec_costs import typical_error
+from shoal.broker.scheduler.codecs.codec_table import typical_error
 from shoal.compression.codec import parse
 from shoal.compression.sparse.topk import TopK
 from shoal.dag.ir.graph import TensorSpec

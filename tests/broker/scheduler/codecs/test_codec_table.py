@@ -1,8 +1,10 @@
-"""The committed table of codecs is what benchmarks/learning.py derives from the committed results.
+"""The committed table of codecs is what benchmarks/learning/learning.py derives from the committed
+results.
 
-Both are made anew by `python benchmarks/learning.py --write-table` (three seeds of every row, an
-hour on two cores; finished runs are kept in .cache/learning), the table alone, from
-benchmarks/learning.json, by `python benchmarks/learning.py --committed --write-table`.
+Both are made anew by `python benchmarks/learning/learning.py --write-table` (three seeds of every
+row, an hour on two cores; finished runs are kept in .cache/learning), the table alone, from
+benchmarks/learning/learning.json, by `python benchmarks/learning/learning.py --committed
+--write-table`.
 """
 
 from __future__ import annotations
@@ -17,16 +19,17 @@ ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("learning_results")
+def results() -> ModuleType:
+    return importlib.import_module("shoal.benchmarks.learning.results")
 
 
 def test_the_committed_table_is_that_of_the_committed_results(results: ModuleType) -> None:
-    _, runs = results.load(ROOT / "benchmarks" / "learning.json")
+    _, runs = results.load(ROOT / "benchmarks" / "learning" / "learning.json")
     derived = results.table_text(results.codec_table(results.means(runs)))
     committed = (ROOT / "broker" / "scheduler" / "codecs" / "codec_table.json").read_text()
-    assert committed == derived, "run: python benchmarks/learning.py --committed --write-table"
+    assert committed == derived, (
+        "run: python benchmarks/learning/learning.py --committed --write-table"
+    )
 
 
 def run(

@@ -12,17 +12,15 @@ import pytest
 
 from shoal.broker.scheduler.base.interface import CODED_ROLES, CodecOptions, PeerOffer, PlanRequest
 from shoal.broker.scheduler.codecs import carried as carried_module
-from shoal.broker.scheduler.codecs import codec_costs as costs
+from shoal.broker.scheduler.codecs import codec_table as costs
 from shoal.broker.scheduler.codecs import codecs
 from shoal.broker.scheduler.codecs.adatopk import support_text, topk_text
 from shoal.broker.scheduler.codecs.carried import CodedStepCost
-from shoal.broker.scheduler.codecs.codec_costs import COSTS, cost_of, typical_error
-from shoal.broker.scheduler.codecs.codec_table import Rung
+from shoal.broker.scheduler.codecs.codec_table import COSTS, Rung, cost_of, typical_error
 from shoal.broker.scheduler.codecs.codecs import choose, codec_of, ladder
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners import coded
-from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.coded import with_codecs
 from shoal.compression import codec
 from shoal.compression.codec import RAW, WORDS, parse
@@ -34,6 +32,7 @@ from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.peer.compute.codings import Codings
 from shoal.peer.compute.exchange import TransferSpecs
+from shoal.tests.broker.scheduler.cases import random_case, random_graph
 
 FAST = (Rung("bf16", 0.002), Rung("int8:block=256", 0.007))
 SLOW = (*FAST, Rung("int4:block=64", 0.11), Rung("topk:ratio=100,values=bf16", 0.96))

@@ -11,9 +11,9 @@ from shoal.broker.scheduler.base.interface import NoPlan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.cost.shortage import fitting, shortage
 from shoal.broker.scheduler.planners.auto import auto, space_of
-from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.search.seeds import Seeds
 from shoal.job.words import size_text
+from shoal.tests.broker.scheduler.cases import random_case
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -13,9 +13,9 @@ from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, Pla
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import auto
-from shoal.broker.scheduler.planners.cases import random_graph
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId
+from shoal.tests.broker.scheduler.cases import random_graph
 
 
 def offer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -18,10 +19,15 @@ from shoal.broker.scheduler.network.communities import (
     louvain,
     weights,
 )
-from shoal.broker.scheduler.network.order import grouped_path, narrowest, total, widest_path
+from shoal.broker.scheduler.network.order import grouped_path, narrowest, widest_path
 from shoal.sim.scenario.topologies import Topology, load
 
 Floats = np.ndarray
+
+
+def total(cost: np.ndarray, path: Sequence[int]) -> float:
+    """The sum of the costs along a path."""
+    return sum(float(cost[a, b]) for a, b in itertools.pairwise(path))
 
 
 def links(seed: int, n: int) -> tuple[Floats, Floats]:

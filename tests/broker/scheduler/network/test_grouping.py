@@ -6,7 +6,6 @@ import importlib
 import itertools
 import random
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -17,15 +16,19 @@ from hypothesis import strategies as st
 from shoal.broker.scheduler.base.interface import PlannerOptions
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.network import grouping
-from shoal.broker.scheduler.network.grouping import Objective, group
-from shoal.broker.scheduler.network.groups import divisions, every_division, starts
+from shoal.broker.scheduler.network.grouping import (
+    Objective,
+    divisions,
+    every_division,
+    group,
+    starts,
+)
 from shoal.broker.scheduler.network.matching import kinds_of, match, shortest_path
-from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.search.parallel import candidates_in, shapes
 from shoal.sim.scenario.topologies import load
+from shoal.tests.broker.scheduler.cases import random_case
 
 SEEDS = st.integers(0, 2**32 - 1)
-BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
 
 
 def symmetric(rng: np.random.Generator, n: int, values: int = 1000) -> np.ndarray:
@@ -144,9 +147,8 @@ def test_starts_hold_every_peer_once(count: int, size: int) -> None:
 
 
 @pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("published")
+def published() -> ModuleType:
+    return importlib.import_module("shoal.benchmarks.planning.published")
 
 
 def test_case_0_costs_what_was_published(published: ModuleType) -> None:
@@ -193,7 +195,7 @@ def test_full_pipeline_replayed(published: ModuleType, forward_s: float, theirs:
 def test_routes_keep_the_rules(published: ModuleType) -> None:
     """Every plan of the search holds all layers once per route, no node twice and none over its
     parameters; and memory alone lengthens a step, it stops none."""
-    plans = importlib.import_module("skippipe_plan")
+    plans = importlib.import_module("shoal.benchmarks.planning.skippipe_plan")
     topology = load("skippipe_gcp_12")
     d = published.delays(topology)
     begin = plans.first(topology.network(), d, published.LAYERS, published.MICROBATCHES)

@@ -13,13 +13,13 @@ from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOpti
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import BASELINES, auto, choose
-from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.exact import prove
 from shoal.broker.scheduler.planners.planners import PLANNERS, plan
 from shoal.broker.scheduler.search.search import SearchSpace
 from shoal.broker.scheduler.search.seeds import from_plan
 from shoal.dag.cost.network import Network, uniform
 from shoal.dag.plan.plan import PeerId
+from shoal.tests.broker.scheduler.cases import random_case, random_graph
 
 HELD = (0, 5, 8, 9, 13, 27, 38, 47, 116, 135)
 """Cases of the benchmark; the last two are those in which it misses the optimum most."""

@@ -19,11 +19,11 @@ from shoal.broker.scheduler.base.interface import (
 from shoal.broker.scheduler.codecs.codec_table import CLASSES, read, table
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import auto
-from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.coded import UNCOMPRESSED, relaxed
 from shoal.broker.scheduler.planners.planners import plan
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId
+from shoal.tests.broker.scheduler.cases import random_case, random_graph
 
 
 def asking(request: PlanRequest, text: str, **changed: object) -> PlanRequest:

@@ -1,4 +1,5 @@
-"""Planning for many peers and operators, by counts: the seconds are in benchmarks/scale.py."""
+"""Planning for many peers and operators, by counts: the seconds are in
+benchmarks/planning/scale.py."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from shoal.dag.cost.speed import Work
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.schedule.check import check
 from shoal.dag.schedule.flow import Flow
+from shoal.tests.dag.schedule.checker import check
 
 GIB = 2**30
 ROOM = 2 * GIB

@@ -19,13 +19,13 @@ from shoal.broker.planning.planning import make_plan
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
-from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.planners import PLANNERS, plan
 from shoal.dag.analysis.beside import beside_data
 from shoal.dag.capture.capture import capture
 from shoal.dag.ir.graph import Input, Operator, Ref, TensorSpec
 from shoal.dag.plan.plan import PeerId, Plan, PlanError
 from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.tests.broker.scheduler.cases import random_case
 
 LABELS = TensorSpec((1,), "float32")
 

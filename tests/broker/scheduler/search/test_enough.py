@@ -9,9 +9,9 @@ from shoal.broker.scheduler.base.interface import PlanRequest
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.cost.shortage import fitting
 from shoal.broker.scheduler.planners.auto import auto
-from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.search.enough import no_plan
 from shoal.dag.plan.plan import PeerId
+from shoal.tests.broker.scheduler.cases import random_case
 
 
 def tight(seed: int, share: int) -> PlanRequest:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.service.door.dialable import came_from, may_dial, socket_name
+from shoal.broker.service.door.reach import came_from, may_dial, socket_name
 
 FAR, NEAR, HERE = "8.8.4.4", "192.168.7.2", "127.0.0.1"
 

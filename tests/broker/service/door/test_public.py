@@ -23,10 +23,10 @@ from shoal.net.identity.enroll import channel_options
 from shoal.net.identity.names import Party, PartyRole
 from shoal.net.local import split
 from shoal.net.web.pump import close, join
-from shoal.peer.entry.start import work
+from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
-from shoal.peer.shell import confirm as confirming
-from shoal.peer.shell.confirm import confirm
+from shoal.peer.shell import attempt as confirming
+from shoal.peer.shell.attempt import confirm
 from shoal.peer.shell.daemon import Worker
 from shoal.proto.broker_pb2 import Confirmed, DescribeRequest
 from shoal.proto.broker_pb2_grpc import RunsStub

@@ -16,10 +16,18 @@ from shoal.broker.service.door.swarm import GREETING, Beacon
 from shoal.broker.service.secured import Secured
 from shoal.broker.service.server import Broker, BrokerConfig, BrokerConfigError
 from shoal.net.discovery import process
-from shoal.net.discovery.directory import DirectoryError, MemoryDirectory
-from shoal.net.discovery.record import LASTS_S, MOST_NODES, YOUNG_S, Claim, newest, sign
+from shoal.net.discovery.record import (
+    LASTS_S,
+    MOST_NODES,
+    YOUNG_S,
+    Claim,
+    DirectoryError,
+    newest,
+    sign,
+)
 from shoal.net.identity.authority import Authority, utc
 from shoal.proto.discovery_pb2 import Whereabouts
+from shoal.tests.net.discovery.nodes import MemoryDirectory
 
 NODE = "QmduvmWovF5kFgVztCq1dXBspXNJpvBFpxbSCech8VqWLC"
 OURS = f"/dns/shoal.example.org/tcp/7077/p2p/{NODE}"

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from shoal.broker.options import BrokerOptions
 from shoal.broker.service.door.front import MultiplexerLimits
 from shoal.broker.service.page import serving
-from shoal.broker.service.page.certificate import own_certificate
+from shoal.broker.service.page.serving import own_certificate
 from shoal.broker.service.server import Broker, BrokerConfig, BrokerConfigError
 from shoal.cli import app
 from shoal.client.access import remember

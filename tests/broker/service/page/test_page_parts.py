@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.access.admission import Admission, AdmissionError
-from shoal.broker.service.page.certificate import fingerprint, own_certificate, owners_certificate
 from shoal.broker.service.page.digest import MOST_MOMENTS, MOST_POINTS, Digest, MetricTotals
 from shoal.broker.service.page.keys import LONGEST_S, PageKeys
 from shoal.broker.service.page.seen import tokens_per_step
+from shoal.broker.service.page.serving import fingerprint, own_certificate, owners_certificate
 from shoal.job import Job
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.credential import new_key, request_of

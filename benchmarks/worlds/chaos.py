@@ -1,0 +1,154 @@
+"""Random worlds in which nearly everything goes wrong, one after the other or at once.
+
+    python benchmarks/worlds/chaos.py [--seeds 5000] [--jobs 2] [--json FILE]  1.2 s each
+    python benchmarks/worlds/chaos.py --first 137 --seeds 1                     one of them again
+
+Each is drawn from its seed: three to five unequal holders under a plan nobody would write, a few
+peers in the pool, links of 1 to 100 ms, and one to five faults in phases of steps: peers that die,
+leave, stop or lose their stream, links that part, slow down, flap or corrupt messages, brokers
+that are restarted, and peers that join. Most are worlds of ghosts; one in twenty has real tensors.
+A monitor looks at every event (I1 to I10, `sim/monitor/`), and each committed step's loss must be
+that of a plain loop: of ghosts to the bit. A run may end in no other way than with all its steps.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+
+from shoal.benchmarks.table import Figure, arguments, report
+from shoal.client.models import models
+from shoal.client.submission import prepare
+from shoal.job import Job
+from shoal.sim.ghost.device import Ghosts
+from shoal.sim.ghost.hashes import expected
+from shoal.sim.monitor.violation import Violation
+from shoal.tests.sim.conftest import Laboratory
+from shoal.tests.sim.random_worlds import CELLS, draw, play
+
+STEPS, MICROBATCHES = 20, 4
+REAL = 20
+"""One world in so many has real tensors."""
+TOLERANCE = 1e-4
+"""Relative, of real losses against the plain loop: sums have another order under another cut."""
+JOB = Job.from_table(
+    {
+        "version": 1,
+        "name": "chaos",
+        "model": {
+            "factory": "shoal.examples.gpt:gpt",
+            "args": {"layers": 2, "width": 8, "heads": 1, "length": 8, "dropout": 0.0},
+        },
+        "data": {"kind": "text", "length": 8},
+        "plan": {"scheduler": "uniform"},
+        "train": {
+            **{"steps": STEPS, "batch": MICROBATCHES, "microbatch": 1, "lr": 0.01},
+            **{"eval_every": 0, "schedule": "constant", "warmup": 0},
+        },
+    }
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one world. `violation`: "" when every invariant held. `terms`: plans that it
+    had."""
+
+    seed: int
+    cells: tuple[tuple[str, str], ...]
+    real: bool
+    terms: int
+    virtual_s: float
+    violation: str
+
+
+class Lab:
+    """What all worlds of one process share: the captured model, its data, and the losses of plain
+    loops."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        module, prepared = models.build(JOB), self._open.enter_context(prepare(JOB))
+        self.made = Laboratory(JOB, prepared, module)
+        bound = self.made.graph.bind(1)
+        self.ghosts = expected(bound, JOB.seed, STEPS, MICROBATCHES).losses
+        self.plain = self.made.plain().losses
+
+
+@cache
+def lab() -> Lab:
+    return Lab()
+
+
+def cells_of(seed: int) -> list[tuple[str, str]]:
+    """One to five faults, each in a phase of a step."""
+    rng = random.Random(f"chaos {seed}")
+    return [rng.choice(CELLS) for _ in range(rng.randint(1, 5))]
+
+
+def world(seed: int) -> Outcome:
+    made, cells, real = lab().made, cells_of(seed), seed % REAL == 0
+    drawn = draw(seed, made.graph, microbatches=MICROBATCHES, microbatch_size=1, cells=cells)
+    folder, terms, virtual_s, violation = made.prepared.weights.parent, 0, 0.0, ""
+    try:
+        played = play(
+            drawn,
+            made.spec,
+            made.blobs,
+            folder,
+            device=None if real else Ghosts(),
+            losses=lab().plain if real else lab().ghosts,
+            tolerance=TOLERANCE if real else 0.0,
+            all_happen=False,  # a peer that is gone already cannot die once more
+        )
+    except Violation as error:
+        violation = str(error).strip()
+    else:
+        terms, virtual_s = played.events[-1].state.term, played.virtual_s
+    return Outcome(seed, tuple(cells), real, terms, virtual_s, violation)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--seeds", type=int, default=200, metavar="N", help="worlds (200)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="seed of the first (0)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
+    asked = parser.parse_args()
+    began, seeds = time.perf_counter(), range(asked.first, asked.first + asked.seeds)
+    broken: list[Outcome] = []
+    kinds: Counter[str] = Counter()
+    terms: Counter[int] = Counter()
+    virtual_s = 0.0
+    with multiprocessing.get_context("spawn").Pool(min(asked.jobs, asked.seeds)) as pool:
+        for n, found in enumerate(pool.imap(world, seeds, chunksize=1), 1):
+            kinds.update(kind for kind, _ in found.cells)
+            terms[found.terms] += 1
+            virtual_s += found.virtual_s
+            if found.violation:
+                broken.append(found)
+                print(f"seed {found.seed}: {found.violation}\n", flush=True)
+            if sys.stderr.isatty() or n % 100 == 0:
+                took = time.perf_counter() - began
+                line = f"{n} of {asked.seeds} worlds, {len(broken)} violations, {took:.0f} s"
+                print(line, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+    for kind, count in sorted(kinds.items()):
+        print(f"{kind:26}{count:7}")
+    print("plans that a run had: " + ", ".join(f"{k} {n} times" for k, n in sorted(terms.items())))
+    figures = [
+        Figure("scenarios", asked.seeds, "worlds", "higher"),
+        Figure("violations", len(broken), "worlds", "lower"),
+        Figure("recoveries", sum((k - 1) * n for k, n in terms.items() if k), "terms", "higher"),
+        Figure("virtual_hours", virtual_s / 3600, "h", "higher"),
+    ]
+    report("chaos", figures, asked.json)
+    raise SystemExit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()
