@@ -3,6 +3,7 @@
 
 __all__ = [
     "access",
+    "clients",
     "events",
     "journal",
     "links",
@@ -13,6 +14,7 @@ __all__ = [
     "planning",
     "records",
     "recovery",
+    "registry",
     "runs",
     "scheduler",
     "service",

@@ -27,7 +27,7 @@ def validate(machine: BrokerMachine) -> None:
     assert sorted(named) == sorted(members), "every stream with a peer is the one of that member"
 
     holders: dict[PeerId, ReplicaId] = {}
-    replicas = machine.replicas()
+    replicas = machine.registry.replicas()
     parts = {replica.id: frozenset(replica.record.parts) for replica in replicas}
     for replica in replicas:
         _validate_replica(replica)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from shoal.benchmarks.service.reports import chain
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.events import (
     Event,
@@ -34,7 +35,7 @@ from shoal.broker.journal.decided import DurableState
 from shoal.broker.journal.journal import Journal
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.plan import PeerId
 from shoal.job import Job
 from shoal.proto.broker_pb2 import (
     Hello,
@@ -83,9 +84,7 @@ def played() -> tuple[list[Record], float]:
     spec.microbatches, spec.microbatch_size = 4, 1
     out = handle(RunSubmitted(RequestId("q"), spec))
     ask = next(i for i in out if isinstance(i, MakePlan))
-    slots = tuple(StageSlot(i, i + 1, (p,)) for i, p in enumerate(peers))
-    route = tuple(Visit(i, p) for i, p in enumerate(peers))
-    handle(PlanReady(ask.replica, ask.version, Plan(slots, (route,) * 4, 1)))
+    handle(PlanReady(ask.replica, ask.version, chain(peers, 4)))
     for peer in peers:
         ready = PeerMessage(ready=Ready(run=ask.replica, term=1))
         handle(PeerSaid(StreamId(peer), ready))

@@ -187,7 +187,7 @@ class Broker:
             await self._close()
             raise
         self.address, self.port = self._address(port), port
-        log.info("broker_listens address=%s id=%s", self.address, machine.broker_id)
+        log.info("broker_listens address=%s id=%s", self.address, machine.members.broker_id)
         if self.swarm is not None:
             await self.swarm.shine(self._tasks)
         return self

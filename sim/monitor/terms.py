@@ -139,7 +139,7 @@ class TermCheck(Check):
         if who != BROKER:
             return _peer_state(self.world.peers[who].machine)
         found = []
-        for replica in self.world.broker.machine.replicas():
+        for replica in self.world.broker.machine.registry.replicas():
             known, ledger = replica.record, replica.record.ledger
             reported = tuple(ledger.next_of(p) for p in ledger.peers) if ledger else ()
             stands = (known.phase, known.term, known.reason.text, known.committed)

@@ -273,7 +273,7 @@ class Driver:
         validate(self.machine)
         self.asked += [i for i in out if isinstance(i, MakePlan)]
         self.timers += [i.name for i in out if isinstance(i, SetTimer)]
-        replicas = self.machine.replicas()
+        replicas = self.machine.registry.replicas()
         self.seen |= {Phase.Name(replica.record.phase) for replica in replicas}
         later = [r for r in replicas if r.record.term > 1 and r.record.active]
         self.seen |= {"resumed" if r.context.term.begun_from else "replay" for r in later}

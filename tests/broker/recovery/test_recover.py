@@ -34,7 +34,7 @@ def test_it_changes_nothing_and_what_it_decides_can_be_done(seed, live, pick) ->
     for _ in range(120):
         driver.step()
         machine = driver.machine
-        for replica in machine.replicas():
+        for replica in machine.registry.replicas():
             if not replica.record.active:
                 continue
             pool = {m.id for m in machine.members.pool}

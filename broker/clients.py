@@ -1,0 +1,174 @@
+"""What clients ask for: each request is answered once, in the same call."""
+
+from __future__ import annotations
+
+import re
+
+from ..net.identity.names import OWNER
+from ..proto.broker_pb2 import Description, PeerState, Recalled, RunState, Submitted
+from .events import (
+    Answer,
+    DescribeAsked,
+    Instruction,
+    Log,
+    PreviewAsked,
+    PreviewWanted,
+    Reject,
+    RequestId,
+    RunAsked,
+    RunId,
+    RunSubmitted,
+    WatchAsked,
+)
+from .links.probing import Probing
+from .membership.member import Member, clean
+from .membership.membership import Membership
+from .placement.placing import PoolScheduler
+from .records.space import make_room
+from .registry import RunRegistry
+from .wish import RunSpecError, read_spec
+
+__all__ = ["ClientRequests"]
+
+_WITHOUT_SHARE = ("", OWNER)
+"""Submitters who may have all runs: where nobody has an identity, and the broker's own user."""
+_BLOB = re.compile(r"[0-9a-f]{64}")
+
+
+class ClientRequests:
+    """Requests about runs, and of how everything stands."""
+
+    def __init__(
+        self, registry: RunRegistry, members: Membership, placing: PoolScheduler, probing: Probing
+    ) -> None:
+        self._registry, self._members = registry, members
+        self._placing, self._probing = placing, probing
+        self._options = members.options
+
+    def submit(self, event: RunSubmitted, now: float) -> list[Instruction]:
+        if self._placing.draining:
+            text = "the broker is leaving and starts nothing new: submit to it when it is back"
+            return [Reject(event.request, "UNAVAILABLE", text)]
+        owners = [run.owner for run in self._registry.runs.values() if not run.ended]
+        own, most = owners.count(event.by), self._options.most_waiting_of_one
+        if len(owners) >= self._options.most_waiting:
+            text = f"{len(owners)} runs have not ended, the limit: try again when some have"
+            return [Reject(event.request, "RESOURCE_EXHAUSTED", text)]
+        if own >= most and event.by not in _WITHOUT_SHARE:
+            text = f"{own} runs of {event.by} have not ended, the limit for one submitter: try "
+            text += "again when some have, or cancel some"
+            return [Reject(event.request, "RESOURCE_EXHAUSTED", text)]
+        try:
+            lease = read_spec(event.spec).recovery.lease
+        except RunSpecError as error:
+            return [Reject(event.request, "INVALID_ARGUMENT", str(error))]
+        if lease is not None and lease < (least := 2 * self._options.heartbeat_s):
+            text = (
+                f"recovery.lease of the run is {lease:g} s: expected at least {least:g} s, for the "
+                f"peers of this broker speak every {self._options.heartbeat_s:g} s"
+            )
+            return [Reject(event.request, "INVALID_ARGUMENT", text)]
+        size = event.spec.ByteSize()
+        full, why = make_room(
+            self._registry.decided.runs.values(), event.by, size, event.free, self._options
+        )
+        if why:
+            return [Reject(event.request, "RESOURCE_EXHAUSTED", why)]
+        self._registry.forget(full)
+        run = self._registry.add(event.spec, event.by)
+        self._placing.changed()
+        fields = (("run", run.id), ("name", event.spec.name), ("steps", event.spec.steps))
+        return [Log("run_submitted", fields), Answer(event.request, Submitted(run=run.id))]
+
+    def asked(self, event: RunAsked, now: float) -> list[Instruction]:
+        request, wanted = event.request, event.wanted
+        if refused := self._refused(request, event.run, event.by, wanted):
+            return [refused]
+        run = self._registry.runs[event.run]
+        if wanted == "recall":
+            found = Recalled(spec=run.submitted.spec, checkpoint=run.checkpoint)
+            return [Answer(request, found)]
+        out: list[Instruction] = []
+        self._registry.all_changing(run.replicas)
+        try:
+            if wanted == "pause":
+                out += run.pause(now)
+            elif wanted == "resume":
+                out += run.unpause(now)
+            elif not run.ended:
+                out += run.cancel(now)
+        except ValueError as error:
+            return [Reject(request, "FAILED_PRECONDITION", str(error))]
+        if not run.active:
+            self._placing.closed(run.replicas)
+        return [*out, Answer(request, run.state)]
+
+    def watch(self, event: WatchAsked) -> list[Instruction]:
+        if refused := self._refused(event.request, event.run, event.by, "watch"):
+            return [refused]
+        watched = self._registry.runs[event.run].watched(event.from_event)
+        return [Answer(event.request, watched)]
+
+    def _refused(self, request: RequestId, run_id: RunId, by: str, wanted: str) -> Reject | None:
+        """Why somebody may not have this of a run: what is in it is its submitter's."""
+        run = self._registry.runs.get(run_id)
+        if run is None:
+            return self._unknown(request, run_id)
+        if not by or run.owner == by:
+            return None
+        text = f"run {run.id} is {run.owner}'s: only they or an operator may {wanted} it"
+        return Reject(request, "PERMISSION_DENIED", text)
+
+    def _unknown(self, request: RequestId, run: str) -> Reject:
+        known = ", ".join(list(self._registry.runs)[-5:]) or "none"
+        text = f"no run {clean(run, 60)!r} here; the newest runs: {known}"
+        return Reject(request, "NOT_FOUND", text)
+
+    def preview(self, event: PreviewAsked, now: float) -> list[Instruction]:
+        try:
+            read_spec(event.spec)
+        except RunSpecError as error:
+            return [Reject(event.request, "INVALID_ARGUMENT", str(error))]
+        # A draft brings no core graph: whether one exists is found when it is submitted.
+        pool = self._members.pool
+        offers = tuple(m.offer_to(event.by) for m in pool)
+        network = self._probing.network([m.id for m in pool], now)
+        states = tuple(_state(m, now) for m in pool)
+        notes = tuple(clean(text) for m in pool for text in m.odd)
+        wanted = PreviewWanted(event.spec, states, offers, network, notes)
+        return [Answer(event.request, wanted)]
+
+    def describe(self, event: DescribeAsked, now: float) -> list[Instruction]:
+        members = self._members.members
+        found = Description(
+            broker=self._members.broker_id,
+            peers=[_state(m, now) for m in members.values()],
+            runs=[_told(run.state) for run in self._registry.runs.values()],
+            links=self._probing.links.states(members, now),
+        )
+        return [Answer(event.request, found)]
+
+
+def _told(state: RunState) -> RunState:
+    """How a run stands, for everybody: whoever knows a blob's whole name may fetch it."""
+    for reason in (state.reason, *(r.reason for r in state.replicas)):
+        if reason.text:
+            reason.text = _BLOB.sub(lambda name: f"{name[0][:12]}…", reason.text)
+    return state
+
+
+def _state(member: Member, now: float) -> PeerState:
+    state = PeerState(
+        peer=member.id,
+        profile=member.profile,
+        address=member.address,
+        run=member.run or "",
+        silent_s=max(0.0, now - member.heard_at),
+        membership=member.state,
+        closed=member.closed,
+    )
+    for data in state.profile.data:
+        data.ClearField("users")  # whom an owner trusts is not everybody's business
+    state.profile.ClearField("host")  # who knows it could say that it is there
+    state.profile.ClearField("web")  # names of its owner's network may be there
+    return state

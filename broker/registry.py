@@ -1,0 +1,77 @@
+"""Which runs there are, and which of their replicas the present event may have changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from ..proto.broker_pb2 import RunSpec
+from .events import ReplicaId, RunId
+from .journal.decided import DurableState
+from .membership.membership import Membership
+from .records.space import outnumbered
+from .records.submitted import run_of
+from .runs.replica import Replica
+from .runs.run import Run
+
+__all__ = ["RunRegistry"]
+
+
+class RunRegistry:
+    """runs: by id, in order of submission, the newest ended ones included. changed: replicas that
+    the present event may have changed."""
+
+    def __init__(self, decided: DurableState, members: Membership, seed: str) -> None:
+        """`seed`: differs between brokers, and between starts of one without a journal."""
+        self.decided, self.members = decided, members
+        self._seed = seed
+        self.runs = {name: Run(kept, members) for name, kept in decided.runs.items()}
+        self.changed: dict[ReplicaId, Replica] = {}
+
+    def replica(self, name: str | None) -> Replica | None:
+        """The one that peers know by this id; None: there is none."""
+        run, number = run_of(name or "")
+        found = self.runs.get(run)
+        known = found is not None and 0 <= number < len(found.replicas)
+        return found.replicas[number] if found is not None and known else None
+
+    def changing(self, name: str | None) -> Replica | None:
+        """The same, as something is about to happen to it."""
+        found = self.replica(name)
+        if found is not None:
+            self.changed[found.id] = found
+        return found
+
+    def replicas(self) -> list[Replica]:
+        """All of them, those of ended runs too."""
+        return [replica for run in self.runs.values() for replica in run.replicas]
+
+    def all_changing(self, replicas: Iterable[Replica]) -> list[Replica]:
+        """The same, as something is about to happen to all of them."""
+        found = list(replicas)
+        self.changed |= {replica.id: replica for replica in found}
+        return found
+
+    # ------------------------------------------------------------ which there are
+
+    def add(self, spec: RunSpec, owner: str) -> Run:
+        """A run was submitted; raises RunSpecError. Ended runs that are too many now go."""
+        name = self._new_id()
+        run = self.runs[name] = Run(self.decided.add(name, spec, owner), self.members)
+        self.all_changing(run.replicas)
+        ended = [run for run in self.decided.runs.values() if run.ended]
+        self.forget(outnumbered(ended, self.decided.options.kept_runs))
+        return run
+
+    def _new_id(self) -> RunId:
+        # Differs between brokers and between starts of one, so that output folders do not collide,
+        # and peers do not take a new run's terms for those of one that they have left.
+        digest = hashlib.sha256(f"{self._seed}/{self.decided.submitted}".encode()).hexdigest()
+        length = next(n for n in range(4, 65) if f"r-{digest[:n]}" not in self.runs)
+        return RunId(f"r-{digest[:length]}")
+
+    def forget(self, runs: Iterable[RunId]) -> None:
+        """These ended ones are not kept any longer."""
+        for run in runs:
+            self.decided.forget(run)
+            del self.runs[run]
