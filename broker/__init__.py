@@ -15,10 +15,10 @@ __all__ = [
     "records",
     "recovery",
     "registry",
+    "requirements",
     "runs",
     "scheduler",
     "service",
     "snapshots",
     "validate",
-    "wish",
 ]

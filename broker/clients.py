@@ -26,7 +26,7 @@ from .membership.membership import Membership
 from .placement.placing import PoolScheduler
 from .records.space import make_room
 from .registry import RunRegistry
-from .wish import RunSpecError, read_spec
+from .requirements import RunSpecError, read_spec
 
 __all__ = ["ClientRequests"]
 

@@ -325,8 +325,8 @@ class BrokerMachine:
             return self._losing(*self.members.goodbye(member, why), now)
         if kind == "resolved":
             return self.data.resolved(member, message.resolved)
-        if kind == "opening":
-            out = self.members.opening(member, message.opening)
+        if kind == "availability":
+            out = self.members.availability_told(member, message.availability)
             if its is not None and member.state == "assigned":
                 its.losses.owner_says(member)
             return out

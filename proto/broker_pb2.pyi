@@ -40,7 +40,7 @@ FAILED: Phase
 CANCELLED: Phase
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way", "opening", "resolved", "saved", "heard")
+    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way", "availability", "resolved", "saved", "link_status")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -53,10 +53,10 @@ class PeerMessage(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     WAY_FIELD_NUMBER: _ClassVar[int]
-    OPENING_FIELD_NUMBER: _ClassVar[int]
+    AVAILABILITY_FIELD_NUMBER: _ClassVar[int]
     RESOLVED_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
-    HEARD_FIELD_NUMBER: _ClassVar[int]
+    LINK_STATUS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -69,11 +69,11 @@ class PeerMessage(_message.Message):
     snapshot: SnapshotReport
     confirmed: Confirmed
     way: Way
-    opening: Opening
+    availability: Availability
     resolved: Resolved
     saved: Saved
-    heard: Heard
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ...) -> None: ...
+    link_status: LinkStatus
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., link_status: _Optional[_Union[LinkStatus, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "peer", "boot", "counter", "profile", "address", "holding", "snapshots", "closed")
@@ -97,7 +97,7 @@ class Hello(_message.Message):
     closed: _common_pb2.Reason
     def __init__(self, version: _Optional[int] = ..., peer: _Optional[str] = ..., boot: _Optional[str] = ..., counter: _Optional[int] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., address: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., snapshots: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ..., closed: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
-class Opening(_message.Message):
+class Availability(_message.Message):
     __slots__ = ("closed",)
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     closed: _common_pb2.Reason
@@ -385,7 +385,7 @@ class LinkReport(_message.Message):
     burst_bytes: int
     def __init__(self, peer: _Optional[str] = ..., probe: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., burst_bytes_per_s: _Optional[float] = ..., burst_bytes: _Optional[int] = ...) -> None: ...
 
-class Heard(_message.Message):
+class LinkStatus(_message.Message):
     __slots__ = ("run", "term", "peer", "up")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -488,7 +488,7 @@ class Drained(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class BrokerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "stay")
+    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
@@ -502,7 +502,7 @@ class BrokerMessage(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CONFIRM_FIELD_NUMBER: _ClassVar[int]
     RESOLVE_FIELD_NUMBER: _ClassVar[int]
-    STAY_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     assign: Assign
@@ -516,10 +516,10 @@ class BrokerMessage(_message.Message):
     snapshot: SnapshotOrder
     confirm: Confirm
     resolve: Resolve
-    stay: Stay
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., stay: _Optional[_Union[Stay, _Mapping]] = ...) -> None: ...
+    handover: HandoverReply
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ...) -> None: ...
 
-class Stay(_message.Message):
+class HandoverReply(_message.Message):
     __slots__ = ("run", "term", "within_s", "reason")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -586,24 +586,24 @@ class Assign(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("term", "holders", "gifts", "renamed", "files", "live", "rebuilt")
+    __slots__ = ("term", "holders", "transfers", "renamed", "files", "live", "rebuilt")
     TERM_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
-    GIFTS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     REBUILT_FIELD_NUMBER: _ClassVar[int]
     term: int
     holders: _containers.RepeatedScalarFieldContainer[str]
-    gifts: _containers.RepeatedCompositeFieldContainer[Gift]
+    transfers: _containers.RepeatedCompositeFieldContainer[SnapshotTransfer]
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
     files: _containers.RepeatedCompositeFieldContainer[CheckpointFile]
     live: bool
     rebuilt: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, term: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., gifts: _Optional[_Iterable[_Union[Gift, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., live: _Optional[bool] = ..., rebuilt: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., transfers: _Optional[_Iterable[_Union[SnapshotTransfer, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., live: _Optional[bool] = ..., rebuilt: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class Gift(_message.Message):
+class SnapshotTransfer(_message.Message):
     __slots__ = ("holder", "source", "destination", "spans")
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]

@@ -57,7 +57,7 @@ class Mark:
     at_s: float
     who: str
     what: str
-    """A word: "kill", "partition", "plan", "resumed", "loss", …"""
+    """A word: "kill", "cut-off", "plan", "resumed", "loss", …"""
     text: str = ""
 
 

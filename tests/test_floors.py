@@ -30,8 +30,9 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access options scheduler < events wish < membership < links snapshots < records < recovery
-        < runs < journal placement < registry < clients < machine planning < service validate""",
+        access options scheduler < events requirements < membership < links snapshots < records
+        < recovery < runs < journal placement < registry < clients < machine planning
+        < service validate""",
     "broker/scheduler": "base < network < cost < baselines codecs search < planners",
     "broker/service": """
         blobs door < needed secured < shell < calls page < admitting blobs_service < services

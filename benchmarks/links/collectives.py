@@ -30,7 +30,7 @@ import numpy as np
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.network.communities import groupings, rates
 from shoal.broker.scheduler.search.collectives import with_collectives
 from shoal.dag.cost.network import Network

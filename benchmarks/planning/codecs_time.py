@@ -29,7 +29,7 @@ from shoal.benchmarks.planning.graphs import MODELS, graph_of
 from shoal.benchmarks.planning.testbeds import BATCH, Known, request_of
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.scheduler.base.interface import CodecOptions, NoPlan, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.alternatives import alone
 from shoal.broker.scheduler.planners.coded import plan_with_codecs, with_codecs
 from shoal.broker.scheduler.planners.planners import PLANNERS

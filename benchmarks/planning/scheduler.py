@@ -17,7 +17,7 @@ from shoal.benchmarks.planning.published import dtfm_figures, skippipe_figures
 from shoal.benchmarks.planning.scale import scale
 from shoal.benchmarks.steps.truth import figures as truth_figures
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.auto import choose
 from shoal.broker.scheduler.planners.exact import prove
 from shoal.broker.scheduler.search.search import SearchSpace

@@ -21,7 +21,7 @@ from shoal.benchmarks.planning.graphs import MODELS, graph_of
 from shoal.benchmarks.planning.redraw import redraw
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.scheduler.base.interface import NoPlan, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.alternatives import ALONE, alone
 from shoal.broker.scheduler.planners.planners import PLANNERS
 from shoal.dag.cost.cost import OperatorCost, cost

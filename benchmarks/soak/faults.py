@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 from shoal.benchmarks.service.broker_killed import Watched
 from shoal.benchmarks.soak.real import TOLERANCE, alone, apart, job_of, wait_for
 from shoal.benchmarks.table import Figure
-from shoal.sim.faults.faults import Fault, Faults, broker_restart, kill, partition, sentence, stop
+from shoal.sim.faults.faults import Fault, Faults, broker_restart, cut_off, kill, sentence, stop
 from shoal.sim.processes import LocalCluster
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping
@@ -79,10 +79,10 @@ def draw(seed: int, holders: Sequence[str]) -> list[tuple[str, Fault]]:
             "stop": stop(who, for_s=rng.uniform(0.3, 5.0), at_step=step),
             # Longer than the lease: it is lost, and comes to life in a run that went on.
             "stop long": stop(who, for_s=14.0, at_step=step),
-            "cut": partition(
+            "cut": cut_off(
                 who, other, for_s=rng.uniform(0.3, 8.0), both=rng.random() < 0.7, at_step=step
             ),
-            "cut broker": partition(who, "broker", for_s=rng.uniform(0.3, 13.0), at_step=step),
+            "cut broker": cut_off(who, "broker", for_s=rng.uniform(0.3, 13.0), at_step=step),
             "broker dies": broker_restart(at_step=step),
         }[kind]
         found.append((kind, fault))

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from shoal.broker.planning.planning import outlined
 from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.capture.capture import Captured, capture
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.schedule.flow import Flow

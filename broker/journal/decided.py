@@ -25,7 +25,7 @@ from ..options import BrokerOptions
 from ..records.run import RunRecord
 from ..records.space import share
 from ..records.submitted import SubmittedRun
-from ..wish import read_spec
+from ..requirements import read_spec
 
 __all__ = ["DurableState"]
 

@@ -30,11 +30,11 @@ from typing import NamedTuple
 
 from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import (
+    Availability,
     BrokerMessage,
     Hello,
     Holding,
     Leave,
-    Opening,
     Profile,
     Refused,
     Welcome,
@@ -329,10 +329,10 @@ class Membership:
         # Its timer is armed for its lease, which may be over before or after this.
         return [self.timer_of(member)]
 
-    def opening(self, member: Member, opening: Opening) -> list[Instruction]:
+    def availability_told(self, member: Member, told: Availability) -> list[Instruction]:
         """Its owner keeps it out of runs, or no longer does; from a run that it is in, it leaves by
         itself."""
-        member.closed = _cleaned(opening.closed) if opening.HasField("closed") else None
+        member.closed = _cleaned(told.closed) if told.HasField("closed") else None
         if member.run is None and member.state != member.free:
             member.state = member.free
             self.version += 1

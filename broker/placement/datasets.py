@@ -29,8 +29,8 @@ from ..events import Answer, DataAsked, Instruction, Log, Reject, RequestId, Set
 from ..membership.member import Member, clean
 from ..membership.membership import Membership
 from ..options import BrokerOptions
+from ..requirements import HASH, MOST_LOCAL
 from ..runs.replica import Replica
-from ..wish import HASH, MOST_LOCAL
 from .waiting import WaitReason, suited
 
 __all__ = ["DataSets", "lacks_data", "may_use"]

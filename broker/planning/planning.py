@@ -26,13 +26,13 @@ from ...dag.transforms.vocabulary import planned_graph
 from ...job.words import count_of, size_text, some_of
 from ..events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady
 from ..placement.bad_plan import bad_plan
+from ..requirements import read_spec
 from ..scheduler.base.interface import NoPlan, PeerOffer, Planner, PlanRequest
 from ..scheduler.codecs.carried import CodedStepCost
-from ..scheduler.cost.judge import CostModel
+from ..scheduler.cost.cost_model import CostModel
 from ..scheduler.planners.coded import with_codecs
 from ..scheduler.planners.planners import plan as by_name
 from ..scheduler.planners.replan import migration
-from ..wish import read_spec
 from .leaving_out import LeftOut, without_culprits
 from .request import data_that_stays, plan_request
 

@@ -24,11 +24,11 @@ from ...proto.broker_pb2 import OperatorSpan, PreviewAnswer
 from ...proto.common_pb2 import Reason
 from ..events import PreviewWanted
 from ..placement.bad_plan import bad_plan
+from ..requirements import RunSpecError, read_spec
 from ..scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
-from ..scheduler.cost.judge import CostModel
+from ..scheduler.cost.cost_model import CostModel
 from ..scheduler.planners.alternatives import ALONE, REPLICAS, alone, replicas
 from ..scheduler.planners.planners import plan as make
-from ..wish import RunSpecError, read_spec
 from .leaving_out import without_culprits
 from .planning import with_left_out
 from .request import plan_request

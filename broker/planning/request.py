@@ -12,8 +12,8 @@ from ...dag.plan.plan import PeerId
 from ...dag.transforms.head import find_head
 from ...dag.transforms.vocabulary import can_split, head_operators, split_head
 from ...proto.broker_pb2 import RunSpec
+from ..requirements import Batching, RunRequirements
 from ..scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
-from ..wish import Batching, RunRequirements
 
 __all__ = ["data_that_stays", "plan_request"]
 

@@ -10,7 +10,7 @@ from ...proto.graph_pb2 import CORE
 from ..events import ReplicaId, RunId
 from ..membership.member import Member
 from ..options import BrokerOptions
-from ..wish import RunRequirements
+from ..requirements import RunRequirements
 
 __all__ = ["SubmittedRun", "replica_id", "run_of"]
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from ...dag.plan.plan import PeerId, Plan, Route
 from ...dag.plan.report import PlanReport, PlanWithReport
-from ...proto.broker_pb2 import Gift, Renamed, Resume, Span
+from ...proto.broker_pb2 import Renamed, Resume, SnapshotTransfer, Span
 from ..snapshots.sets import SnapshotSet
 
-__all__ = ["block_gifts", "gifts", "resume", "substituted"]
+__all__ = ["block_transfers", "resume", "substituted", "transfers"]
 
 
 def substituted(planned: PlanWithReport, old: PeerId, new: PeerId) -> PlanWithReport:
@@ -60,10 +60,10 @@ def _substituted_report(report: PlanReport, old: PeerId, new: PeerId) -> PlanRep
     return replace(report, predicted=predicted, spares=spares)
 
 
-def gifts(found: SnapshotSet, plan: Plan) -> tuple[Gift, ...]:
+def transfers(found: SnapshotSet, plan: Plan) -> tuple[SnapshotTransfer, ...]:
     """What of a set each holder of the plan lacks, and who gives it: somebody with a part in the
     plan where there is one. Those that only keep it come last."""
-    out: list[Gift] = []
+    out: list[SnapshotTransfer] = []
     part = (*plan.peers, *plan.warm)
     given = dict.fromkeys(part, 0)
     for peer in plan.peers:
@@ -76,7 +76,7 @@ def gifts(found: SnapshotSet, plan: Plan) -> tuple[Gift, ...]:
             source = min(where, key=lambda p: (p not in given, given.get(p, 0), where.index(p)))
             given[source] = given.get(source, 0) + 1
             out.append(
-                Gift(
+                SnapshotTransfer(
                     holder=holder,
                     source=source,
                     destination=peer,
@@ -86,14 +86,14 @@ def gifts(found: SnapshotSet, plan: Plan) -> tuple[Gift, ...]:
     return tuple(out)
 
 
-def block_gifts(plan: Plan, rebuilt: Sequence[PeerId]) -> tuple[Gift, ...]:
+def block_transfers(plan: Plan, rebuilt: Sequence[PeerId]) -> tuple[SnapshotTransfer, ...]:
     """The transfers of blocks for peers that make their stage anew: in every stage that somebody
     still has, the first of its holders gives to each of them. Which blocks these are is known to
     those that have the graph."""
     alive = [[h for h in s.holders if h not in rebuilt] for s in plan.stages]
     givers = dict.fromkeys(holders[0] for holders in alive if holders)
     return tuple(
-        Gift(
+        SnapshotTransfer(
             holder=giver,
             source=giver,
             destination=peer,
@@ -113,7 +113,7 @@ def resume(found: SnapshotSet, plan: Plan, names: Mapping[PeerId, PeerId]) -> Re
     return Resume(
         term=found.term,
         holders=found.where,
-        gifts=block_gifts(plan, found.rebuilt) if found.rebuilt else gifts(found, plan),
+        transfers=block_transfers(plan, found.rebuilt) if found.rebuilt else transfers(found, plan),
         renamed=[Renamed(old=old, to=new) for old, new in names.items()],
         files=found.checkpoint.files if found.checkpoint else (),
         live=found.live,

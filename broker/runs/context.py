@@ -9,7 +9,15 @@ from functools import cached_property
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import NO_REPORT, PeerPrediction, PlanReport, PlanWithReport
 from ...dag.schedule.slices import PlanSlices
-from ...proto.broker_pb2 import BrokerMessage, Exported, Gift, Leave, Ready, ReplicaState, RunEvent
+from ...proto.broker_pb2 import (
+    BrokerMessage,
+    Exported,
+    Leave,
+    Ready,
+    ReplicaState,
+    RunEvent,
+    SnapshotTransfer,
+)
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, Log, Publish, Tell
 from ..membership.member import Member
@@ -29,7 +37,7 @@ class Term:
     """The present term, which begins with a plan.
 
     pairs: of holders that exchange frames. local: inputs of the model that only peers with the data
-    read. begun_from: the set that it goes on from; None: the starting weights. gifts: who gives
+    read. begun_from: the set that it goes on from; None: the starting weights. transfers: who gives
     what of it to whom. speed_of: FLOP/s of the holders, as they were when it began. leaving:
     holders that shall not be counted on, and why, in words. finished: who has reported the last
     step, be it in a replay. down: to whom links are broken, and who says so.
@@ -40,7 +48,7 @@ class Term:
     pairs: tuple[Pair, ...] = ()
     local: tuple[str, ...] = ()
     begun_from: SnapshotSet | None = None
-    gifts: tuple[Gift, ...] = ()
+    transfers: tuple[SnapshotTransfer, ...] = ()
     speed_of: dict[PeerId, float] = field(default_factory=dict)
     leaving: dict[PeerId, str] = field(default_factory=dict)
     ready: dict[PeerId, Ready] = field(default_factory=dict)

@@ -4,9 +4,9 @@
   its part; the broker orders a set of snapshots at a step that nobody begins (hold). When all steps
   before it are committed, and the set lies at peers that stay, the next term begins exactly there,
   with another peer in its place, or planned anew where no single one fits.
-- Several that leave are handed over together. Each is told how long to stay (Stay), or why nobody
-  takes its part: it leaves after its step then, and what follows is a loss as any other. So it is
-  too when the deadline comes first, which follows from how long steps and copies took.
+- Several that leave are handed over together. Each is told how long to stay, or why nobody takes
+  its part (HandoverReply): it leaves after its step then, and what follows is a loss as any other.
+  So it is too when the deadline comes first, which follows from how long steps and copies took.
 - A run that is over before such a step is simply done to its end.
 - A run that moves to a better plan, or is put aside, stops between two steps in the same way. Put
   aside, it waits for the copies of its set too, until the deadline; its holders are free then.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ...dag.plan.plan import PeerId
 from ...dag.plan.report import PlanWithReport
-from ...proto.broker_pb2 import RUNNING, BrokerMessage, Stay
+from ...proto.broker_pb2 import RUNNING, BrokerMessage, HandoverReply
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, Tell
 from ..membership.member import Member
@@ -290,9 +290,9 @@ class Handover:
         member, record = self._context.members.members[peer], self._record
         if member.closed is None:
             return []
-        stay = Stay(run=record.id, term=record.term, within_s=within_s)
-        stay.reason.CopyFrom(Reason(code="hand-over", text=why))
-        return [Tell(member.stream, BrokerMessage(stay=stay))]
+        reply = HandoverReply(run=record.id, term=record.term, within_s=within_s)
+        reply.reason.CopyFrom(Reason(code="hand-over", text=why))
+        return [Tell(member.stream, BrokerMessage(handover=reply))]
 
     def _who(self, peers: Sequence[PeerId]) -> str:
         return ("peer " if len(peers) == 1 else "peers ") + self._context.labels(peers)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...dag.plan.plan import PeerId
-from ...proto.broker_pb2 import BUILDING, EXPORTING, RUNNING, Fault, Heard
+from ...proto.broker_pb2 import BUILDING, EXPORTING, RUNNING, Fault, LinkStatus
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, Tell
 from ..membership.member import Member, clean
@@ -113,13 +113,13 @@ class Losses:
         runs = self._record.phase in (RUNNING, EXPORTING)
         return runs and self.needs(peer) and not self._context.term.down.get(peer)
 
-    def heard(self, member: Member, heard: Heard, now: float) -> list[Instruction]:
+    def link_told(self, member: Member, status: LinkStatus, now: float) -> list[Instruction]:
         """A link of a peer with a part in it broke, or is up again."""
         context = self._context
-        if heard.term != self._record.term or context.mine(member.id) is None:
+        if status.term != self._record.term or context.mine(member.id) is None:
             return []
-        peer, down = PeerId(heard.peer), context.term.down
-        if heard.up or peer not in self._record.parts:
+        peer, down = PeerId(status.peer), context.term.down
+        if status.up or peer not in self._record.parts:
             down.get(peer, {}).pop(member.id, None)
             return []
         down.setdefault(peer, {})[member.id] = None
@@ -134,7 +134,7 @@ class Losses:
         and it has sent the weights that it answers for; and who gives a holder a snapshot."""
         record, term = self._record, self._context.term
         if record.phase == BUILDING:
-            giving = [g.source for g in term.gifts if g.destination not in term.ready]
+            giving = [g.source for g in term.transfers if g.destination not in term.ready]
             return peer in record.peers or peer in giving
         if peer not in record.peers:
             return False

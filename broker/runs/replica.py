@@ -54,8 +54,8 @@ class Replica:
                 return self.lifecycle.saved(member, message.saved, now)
             case "exported":
                 return self.lifecycle.exported(member, message.exported, now)
-            case "heard":
-                return self.losses.heard(member, message.heard, now)
+            case "link_status":
+                return self.losses.link_told(member, message.link_status, now)
             case "fault":
                 return self.losses.fault(member, message.fault, now)
         raise AssertionError(f"{kind} is no message to a replica")

@@ -24,7 +24,7 @@ from ...proto.graph_pb2 import CORE
 from ..events import Instruction, Tell
 from ..membership.member import dial
 from ..recovery.recover import Recover
-from ..recovery.resume import gifts, resume
+from ..recovery.resume import resume, transfers
 from ..recovery.view import Pair
 from ..snapshots.keepers import choose_keepers, ring_pairs
 from ..snapshots.sets import SnapshotSet
@@ -76,7 +76,7 @@ def begin_term(
         speed_of={p: members.members[p].offer.flops_per_s for p in plan.peers},
     )
     base = _assign(context, step, found)
-    term_.gifts = tuple(base.resume.gifts)
+    term_.transfers = tuple(base.resume.transfers)
     dials, near = _dials(context, plan)
     for peer in record.parts:
         member = members.members[peer]
@@ -142,7 +142,7 @@ def _dials(
     near: dict[PeerId, list[PeerId]] = {p: [] for p in context.record.parts}
     links: dict[frozenset[PeerId], Pair] = {}
     keepers = [(k.holder, k.peer) for k in plan.keepers]
-    given = [(PeerId(g.source), PeerId(g.destination)) for g in context.term.gifts]
+    given = [(PeerId(g.source), PeerId(g.destination)) for g in context.term.transfers]
     for pair in (*context.term.pairs, *keepers, *ring_pairs(plan), *given):
         links.setdefault(frozenset(pair), pair)
     for a, b in links.values():
@@ -182,6 +182,6 @@ def _with_keepers(
     if found is None:
         return PlanWithReport(plan, planned.report)
     part = (*plan.peers, *plan.warm)
-    givers = {(PeerId(g.destination), PeerId(g.source)) for g in gifts(found, plan)}
+    givers = {(PeerId(g.destination), PeerId(g.source)) for g in transfers(found, plan)}
     more = tuple(SnapshotKeeper(h, p) for h, p in sorted(givers) if p not in part)
     return PlanWithReport(replace(plan, keepers=(*keepers, *more)), planned.report)

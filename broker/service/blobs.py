@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from ..wish import HASH
+from ..requirements import HASH
 
 __all__ = ["BlobLimits", "BlobStore", "BlobStoreError", "Upload"]
 

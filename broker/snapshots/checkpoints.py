@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.swaps import swapped_operators
 from ...proto.broker_pb2 import Checkpoint, CheckpointFile, RunSpec, Saved, Span, Swap
-from ..wish import HASH
+from ..requirements import HASH
 from .sets import SnapshotSet
 
 __all__ = ["Checkpoints", "as_set"]

@@ -41,8 +41,8 @@ from ...job.words import size_text
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
-from .keeping import SnapshotManager
 from .reports import MOST_BYTES, Reports, heaviest
+from .snapshot_manager import SnapshotManager
 from .step import FrameVerdict, Steps
 
 __all__ = ["STOP_AT", "Assignment", "Phase", "Timeouts"]
@@ -223,8 +223,8 @@ class Assignment:
         out: list[e.Instruction] = []
         if self.alive and (peer in self._told_down if up else before):
             self._told_down ^= {peer}
-            heard = broker_pb2.Heard(run=self.run, term=self.term, peer=peer, up=up)
-            out.append(e.Tell(broker_pb2.PeerMessage(heard=heard)))
+            status = broker_pb2.LinkStatus(run=self.run, term=self.term, peer=peer, up=up)
+            out.append(e.Tell(broker_pb2.PeerMessage(link_status=status)))
         if up:
             self._down_since.pop(peer, None)
             return out
@@ -407,8 +407,8 @@ class Assignment:
             self._export_waits = False
             out += self.export_timer()
         for peer in sorted(self._told_down):  # it may not have come
-            heard = broker_pb2.Heard(run=self.run, term=self.term, peer=peer)
-            out.append(e.Tell(broker_pb2.PeerMessage(heard=heard)))
+            status = broker_pb2.LinkStatus(run=self.run, term=self.term, peer=peer)
+            out.append(e.Tell(broker_pb2.PeerMessage(link_status=status)))
         if self.phase is Phase.RUNNING:
             out += self._watch(now)
         return [*out, *self._advance(now)]

@@ -2,16 +2,16 @@
 
 - The broker's drain: no new run is taken; when the present one ends it leaves for good.
 - The owner's stop, or the owner closing it: the broker is told, which has its part handed over to
-  another peer and then says Leave, or says that nobody takes it (Stay). In that case it leaves
-  after the step that it is in, and so it does without a broker; at the latest when the broker said,
-  or after `drain_s`.
+  another peer and then says Leave, or says that nobody takes it (HandoverReply). In that case it
+  leaves after the step that it is in, and so it does without a broker; at the latest when the
+  broker said, or after `drain_s`.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from ...proto.broker_pb2 import Stay
+from ...proto.broker_pb2 import HandoverReply
 from . import events as e
 from .assignment import Assignment, Phase
 from .options import PeerOptions
@@ -49,7 +49,7 @@ class Drain:
         what = "the end of the step" if away else "the broker to say who takes its part"
         return self._wait(what, self._options.drain_s, now)
 
-    def told(self, stay: Stay, part: Assignment, now: float) -> list[e.Instruction]:
+    def told(self, stay: HandoverReply, part: Assignment, now: float) -> list[e.Instruction]:
         """What becomes of the part, by the broker's word."""
         if stay.within_s > 0:
             within_s = min(stay.within_s, self._options.hand_over_s)

@@ -18,8 +18,8 @@ Runs (`assignment.py`, `step.py`):
 - Leave discards the run and is answered with Drained. Snapshots stay when the run goes on.
 
 The end (`drain.py`): it says Goodbye and exits with 0. The owner's second stop, or one with nothing
-running, at once. Closed by its owner (`opening.py`) it leaves a run in the same way, and attaches
-again: it stays a member, which is given nothing. Opened again before that, it stays in the run.
+running, at once. Closed by its owner it leaves a run in the same way, and attaches again: it stays
+a member, which is given nothing. Opened again before that, it stays in the run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from . import events as e
 from .assignment import Assignment
 from .attachment import Attachment
 from .drain import Drain, has_a_part
-from .keeping import SnapshotManager
 from .options import Availability, PeerOptions
 from .probe import Probes
 from .reports import MOST_BYTES, fitting
+from .snapshot_manager import SnapshotManager
 from .snapshots import BLOCKS, SnapshotId
 from .traffic import Traffic
 
@@ -92,7 +92,7 @@ class PeerMachine:
         self.late_frames = 0
         """Frames of another run or term, or late or doubled ones."""
         self.attachment = Attachment(peer, self.options)
-        self.opening = Availability(self.options.terms)
+        self.availability = Availability(self.options.terms)
         self.drain = Drain(self.options)
         self._traffic = Traffic()
         self._hello = broker_pb2.Hello(
@@ -326,8 +326,8 @@ class PeerMachine:
                 return self.probes.begin(message.probe, in_use, now)
             case "snapshot":
                 return self._snapshot_ordered(message.snapshot, now)
-            case "stay":
-                return self._told_to_stay(message.stay, now)
+            case "handover":
+                return self._handover_told(message.handover, now)
             case "start" | "export" | "committed":
                 body = getattr(message, kind)
                 part = self.assignment
@@ -374,7 +374,7 @@ class PeerMachine:
         memory = self._hello.profile.device_memory_bytes
         options = self.options
         goes_on = self.drain.hands_over and part is not None and part.run == assign.run
-        if self.opening.closed is not None and not goes_on:
+        if self.availability.closed is not None and not goes_on:
             return self._step_back()
         if self.drain.by and not goes_on:
             return [_refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
@@ -428,7 +428,7 @@ class PeerMachine:
         self.drain.by = "owner"
         if part is None or at_once or again or not has_a_part(part):
             return self._go()
-        closed = broker_pb2.PeerMessage(opening=broker_pb2.Opening(closed=self._closed))
+        closed = broker_pb2.PeerMessage(availability=broker_pb2.Availability(closed=self._closed))
         return [e.Tell(closed), *self.drain.part_from(part, now, away=self.attachment.away)]
 
     @property
@@ -436,14 +436,14 @@ class PeerMachine:
         """Why the owner keeps it out of runs; None: it takes part."""
         if self.drain.by == "owner":
             return common_pb2.Reason(code="stopped", text="its owner stops it")
-        return self.opening.closed
+        return self.availability.closed
 
-    def _told_to_stay(self, stay: broker_pb2.Stay, now: float) -> list[e.Instruction]:
+    def _handover_told(self, reply: broker_pb2.HandoverReply, now: float) -> list[e.Instruction]:
         """What becomes of its part, which it is about to leave."""
         part = self.assignment
-        if not self.drain.hands_over or part is None or not part.matches(stay.run, stay.term):
+        if not self.drain.hands_over or part is None or not part.matches(reply.run, reply.term):
             return []
-        out = self.drain.told(stay, part, now)
+        out = self.drain.told(reply, part, now)
         return out if self.drain.hands_over else out + self._leave_if_due()
 
     def _drained(self) -> list[e.Instruction]:
@@ -459,10 +459,10 @@ class PeerMachine:
     def _owner_looked(self, facts: e.OwnerLooked, now: float) -> list[e.Instruction]:
         """Tells the broker what has changed; closed, it leaves its run after the step."""
         drain, part = self.drain, self.assignment
-        if not self.opening.saw(facts) or drain.by == "owner":
+        if not self.availability.saw(facts) or drain.by == "owner":
             return []  # stopped, it is closed until its end
-        out: list[e.Instruction] = [e.Tell(self.opening.message())]
-        if self.opening.closed is None:
+        out: list[e.Instruction] = [e.Tell(self.availability.message())]
+        if self.availability.closed is None:
             if drain.by == "closed":
                 drain.end()
             return out
@@ -487,9 +487,11 @@ class PeerMachine:
 
     def _step_back(self) -> list[e.Instruction]:
         """Leaves the run and stays a member: the broker ends the stream, and it attaches again."""
-        assert self.opening.closed is not None
+        assert self.availability.closed is not None
         self.drain.end()
-        goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=self.opening.closed))
+        goodbye = broker_pb2.PeerMessage(
+            goodbye=broker_pb2.Goodbye(reason=self.availability.closed)
+        )
         return [*self._drop_assignment(), e.Tell(goodbye)]
 
     def _go(self) -> list[e.Instruction]:

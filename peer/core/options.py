@@ -45,7 +45,7 @@ class Availability:
         return before != self.closed
 
     def message(self) -> broker_pb2.PeerMessage:
-        return broker_pb2.PeerMessage(opening=broker_pb2.Opening(closed=self.closed))
+        return broker_pb2.PeerMessage(availability=broker_pb2.Availability(closed=self.closed))
 
     def _why(self, facts: OwnerLooked) -> Reason | None:
         hours, monthly = self.terms.hours, self.terms.monthly_bytes

@@ -51,7 +51,7 @@ from ..logs import note
 from . import relayed
 from .attempt import confirm
 from .credentials import Credentials, NoCredentialError, listen, listen_within
-from .overheard import note_heard
+from .event_log import note_heard
 from .owner import Owner
 from .relayed import RELAY
 from .spans import Spans
@@ -275,7 +275,7 @@ class Worker:
 
     def _closed(self) -> str:
         """Why its owner keeps it out of runs, for people; empty: it takes part."""
-        closed = self.machine.opening.closed
+        closed = self.machine.availability.closed
         return "" if closed is None else closed.text
 
     async def _keep(self, credentials: Credentials) -> None:
@@ -485,7 +485,7 @@ class Worker:
     def _shares_with(self, peer: str | None) -> bool:
         """Whether a peer gets blobs from here: only those of the run do, where any has a name."""
         part = self.machine.assignment
-        if part is None or self.machine.opening.closed is not None:
+        if part is None or self.machine.availability.closed is not None:
             return False
         return self._upstream.credentials is None or peer in part.peers
 

@@ -24,7 +24,7 @@ from ..logs import note
 from .attempt import Attempt, attempt, finder_of
 from .control import ControlStream, broker_channel
 from .credentials import Credentials
-from .overheard import note_told
+from .event_log import note_told
 
 __all__ = ["Upstream"]
 

@@ -53,7 +53,7 @@ class Damage:
             "stop": self._stop,
             "leave": self._leave,
             "join": self._join,
-            "partition": self._partition,
+            "cut-off": self._cut_off,
             "slow": self._slow,
             "flap": self._flap,
             "corrupt": self._corrupt,
@@ -86,7 +86,7 @@ class Damage:
 
         return self._each(fault, self._is_gone, come, "is here already")
 
-    def _partition(self, fault: Fault) -> str:
+    def _cut_off(self, fault: Fault) -> str:
         pairs = [*self.pairs(fault, both=fault.both)]
         for pair in pairs:
             self._part(*pair)

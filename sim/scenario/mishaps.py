@@ -72,11 +72,11 @@ def share(settings: Settings, name: str, *, whole: bool) -> None:
 
 ZERO, AWAY = Duration("0s"), Duration("60s")
 
-BETWEEN = ("partition", "slow", "flap", "corrupt")
+BETWEEN = ("cut-off", "slow", "flap", "corrupt")
 """Faults of what is between peers: these may name others in `with`."""
-ONE_WAY = ("partition", "slow")
+ONE_WAY = ("cut-off", "slow")
 """Faults that may concern one direction only."""
-LASTING = ("stop", "partition", "slow", "flap")
+LASTING = ("stop", "cut-off", "slow", "flap")
 """Faults that may end by themselves, after `for`."""
 
 
@@ -92,14 +92,14 @@ class FaultTable(Renamed):
         "stop",
         "leave",
         "join",
-        "partition",
+        "cut-off",
         "slow",
         "flap",
         "corrupt",
         "broker_restart",
     ]
     """kill: the process ends without a word. stop: it freezes, and goes on after `for`. leave: its
-    owner's Ctrl-C. join: one that is gone comes again. partition: nothing passes between `who` and
+    owner's Ctrl-C. join: one that is gone comes again. cut-off: nothing passes between `who` and
     `with`. slow: what passes between them takes `factor` times as long. flap: they are parted and
     come together again in turn, until `for` is over. corrupt: the next message from `who` to `with`
     arrives changed. broker_restart: the broker's process ends without a word, and another begins
@@ -120,7 +120,7 @@ class FaultTable(Renamed):
     factor: float = 1.0
     """How many times longer, for slow."""
     both: bool = True
-    """For partition and slow: whether the way back too. false: only what goes from `who` to
+    """For cut-off and slow: whether the way back too. false: only what goes from `who` to
     `with`."""
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
 """Faults as sentences.
 
     kill("peer-3", at_step=20, phase="backward")
-    partition(["eu"], ["us"], at_s=60, for_s=30)
+    cut_off(["eu"], ["us"], at_s=60, for_s=30)
     slow("a", "b", factor=10)                       # from the start, for good
 
 Each sentence gives a `Fault`, the same record that a [[faults]] table of a scenario gives. Whom it
@@ -25,11 +25,11 @@ __all__ = [
     "Fault",
     "broker_restart",
     "corrupt",
+    "cut_off",
     "flap",
     "join",
     "kill",
     "leave",
-    "partition",
     "sentence",
     "slow",
     "stop",
@@ -72,12 +72,12 @@ def join(who: Who, **when: Any) -> Fault:
     return _fault("join", who, **when)
 
 
-def partition(
+def cut_off(
     who: Who, others: Who = (), *, for_s: float = 0.0, both: bool = True, **when: Any
 ) -> Fault:
     """Nothing passes between these and the others; no others: everyone else, and the broker.
     `both=False`: what the others send still comes."""
-    return _fault("partition", who, others, for_s=for_s, both=both, **when)
+    return _fault("cut-off", who, others, for_s=for_s, both=both, **when)
 
 
 def slow(
@@ -138,7 +138,7 @@ def _fault(
 def sentence(fault: Fault) -> str:
     """The fault in words, on one line: `kill peer-3 at step 20 (backward)`."""
     words = [fault.do, ", ".join(fault.who)]
-    words += ["and" if fault.do in ("partition", "flap") else "to", ", ".join(fault.with_)][
+    words += ["and" if fault.do in ("cut-off", "flap") else "to", ", ".join(fault.with_)][
         : 2 * bool(fault.with_)
     ]
     words += [f"{fault.factor:g} times"] * (fault.do == "slow")

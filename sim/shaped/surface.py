@@ -159,7 +159,7 @@ class Surface:
         self._cluster.restart_broker()
 
     def part(self, a: str, b: str) -> None:
-        self._tell(a, "partition", f"from {b}")
+        self._tell(a, "cut-off", f"from {b}")
         self._paths.part(a, b)
 
     def mend(self, a: str, b: str) -> None:

@@ -189,7 +189,7 @@ class World(VirtualClock):
     def part(self, a: str, b: str) -> None:
         """Nothing leaves from a to b any more, peers or "broker", until `mend`; the way back stays
         as it is. Streams break after a while, as the other end's answers cannot come either."""
-        self.mark(a, "partition", f"from {b}")
+        self.mark(a, "cut-off", f"from {b}")
         self.network.part(a, b)
         self._watch(a if b == BROKER else b)
 

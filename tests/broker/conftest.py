@@ -43,8 +43,8 @@ from shoal.proto.broker_pb2 import (
     BrokerMessage,
     Drained,
     Exported,
-    Heard,
     Hello,
+    LinkStatus,
     Outcome,
     PeerMessage,
     Profile,
@@ -181,7 +181,9 @@ class World:
         known = self.machine.replica(member.run) if member else None
         for other in known.record.parts if known else ():
             if other != peer and other in self.machine.members.members:
-                self.say(other, heard=Heard(run=known.id, term=known.record.term, peer=peer))
+                self.say(
+                    other, link_status=LinkStatus(run=known.id, term=known.record.term, peer=peer)
+                )
         return self.break_stream(peer, why)
 
     def break_stream(self, peer: str, why: str = "connection reset") -> list[Instruction]:

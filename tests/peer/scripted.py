@@ -35,7 +35,7 @@ def of(instructions: Iterable[e.Instruction], kind: type) -> list[Any]:
     return [i for i in instructions if isinstance(i, kind)]
 
 
-NOBODY = said(stay=broker_pb2.Stay(run="r", term=1))
+NOBODY = said(handover=broker_pb2.HandoverReply(run="r", term=1))
 """Nobody takes the part of a peer that leaves."""
 WELCOME = said(welcome=broker_pb2.Welcome(broker="b", lease_s=9, heartbeat_s=3))
 

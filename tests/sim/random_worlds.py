@@ -37,11 +37,11 @@ from shoal.sim.scenario.sentences import (
     Fault,
     broker_restart,
     corrupt,
+    cut_off,
     flap,
     join,
     kill,
     leave,
-    partition,
     slow,
     stop,
 )
@@ -64,7 +64,7 @@ __all__ = [
 
 PHASES = ("forward", "backward", "clip", "update")
 SURVIVED = (
-    *("partition", "slow link", "flapping link", "corrupt message", "stopped for a moment"),
+    *("cut-off", "slow link", "flapping link", "corrupt message", "stopped for a moment"),
     *("broker away for a moment", "broker restarted", "spare leaves", "spare dies", "peer joins"),
 )
 LOSING = (
@@ -167,7 +167,7 @@ When = Mapping[str, Any]
 Make = Callable[[random.Random, _Cast, When], Fault]
 
 _FAULTS: Mapping[str, Make] = {
-    "partition": lambda rng, of, when: partition(
+    "cut-off": lambda rng, of, when: cut_off(
         of.holder, of.other, for_s=rng.uniform(0.5, 12), **when
     ),
     "slow link": lambda rng, of, when: slow(
@@ -181,7 +181,7 @@ _FAULTS: Mapping[str, Make] = {
     "stopped for a moment": lambda rng, of, when: stop(
         of.holder, for_s=rng.uniform(0.5, 5), **when
     ),
-    "broker away for a moment": lambda rng, of, when: partition(
+    "broker away for a moment": lambda rng, of, when: cut_off(
         of.holder, BROKER, for_s=rng.uniform(0.5, 5), **when
     ),
     "broker restarted": lambda rng, of, when: broker_restart(**when),
@@ -192,7 +192,7 @@ _FAULTS: Mapping[str, Make] = {
     "holder leaves": lambda rng, of, when: leave(of.holder, **when),
     "holder's stream cut": lambda rng, of, when: flap(of.holder, BROKER, for_s=1.0, **when),
     "holder stopped": lambda rng, of, when: stop(of.holder, for_s=30.0, **when),
-    "broker away": lambda rng, of, when: partition(of.holder, BROKER, for_s=30.0, **when),
+    "broker away": lambda rng, of, when: cut_off(of.holder, BROKER, for_s=30.0, **when),
 }
 
 

@@ -31,7 +31,7 @@ from ....dag.plan.report import PlanWithReport, Spare
 from ....job.words import size_text, some_of
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate, StageShare
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..cost.shortage import recomputes, refuse_impossible, shortage
 from ..network.pathcut import Path, least_bottleneck, possible, soonest_fill
 

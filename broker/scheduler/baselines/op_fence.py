@@ -30,7 +30,7 @@ from ....dag.plan.report import PlanWithReport, Spare
 from ..base.interface import PlanRequest
 from ..cost.batchings import look_at_forms
 from ..cost.candidate import Candidate
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..cost.rows import Guess, RowBuilder
 from ..cost.shortage import refuse_impossible, shortage
 from ..network.communities import DENSE, groupings, rates

@@ -28,7 +28,7 @@ from ....dag.cost.program import Program
 from ....dag.plan.plan import CodecChoice, Plan
 from ....dag.plan.report import NO_REPORT, CodecUse, Prediction
 from ..base.interface import CODED_ROLES
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..cost.predicted import predicted, pure_shares
 from .carried_rows import rows_of, used
 from .codec_table import cost_of

@@ -3,7 +3,7 @@
 __all__ = [
     "batchings",
     "candidate",
-    "judge",
+    "cost_model",
     "partition",
     "predicted",
     "rows",

@@ -27,7 +27,7 @@ from ....dag.ir.graph import GraphError
 from ....dag.plan.plan import ScheduleName
 from ..network.pathcut import Path, best_cut, slowest_circle
 from .candidate import Candidate, StageShare
-from .judge import CostModel
+from .cost_model import CostModel
 from .partition import IntervalMemory
 
 __all__ = ["Guess", "RowBuilder"]

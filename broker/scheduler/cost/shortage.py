@@ -12,7 +12,7 @@ from ....dag.plan.plan import ScheduleName
 from ....job.words import size_text, some_of
 from ..base.interface import NoPlan, PeerOffer, PlanRequest
 from .candidate import Candidate, StageShare
-from .judge import CostModel
+from .cost_model import CostModel
 
 __all__ = ["fitting", "recomputes", "refuse_impossible", "shortage"]
 

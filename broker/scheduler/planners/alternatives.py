@@ -31,7 +31,7 @@ from ....dag.plan.report import Alternative
 from ....job.words import size_text, some_of
 from ..base.interface import PeerOffer
 from ..cost.candidate import Candidate, StageShare
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 
 __all__ = ["ALONE", "HOST_LINK_BYTES_PER_S", "LOCAL_STEPS", "REPLICAS", "alone", "replicas"]
 

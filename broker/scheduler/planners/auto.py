@@ -25,7 +25,7 @@ from ..baselines.baselines import equal_compute, uniform
 from ..baselines.op_fence import Fenced, fenced, op_fence
 from ..cost.batchings import look_at_forms
 from ..cost.candidate import Candidate, StageShare, to_plan
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..cost.shortage import fitting, refuse_impossible
 from ..search.beside import no_plan_beside, seeds_beside
 from ..search.collectives import with_collectives

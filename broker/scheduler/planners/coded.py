@@ -27,7 +27,7 @@ from ..codecs.carried import CodedStepCost
 from ..codecs.codec_table import table
 from ..codecs.codecs import choose
 from ..cost.candidate import from_plan
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..search.reasons import stage_reasons
 from .alternatives import ALONE, REPLICAS
 

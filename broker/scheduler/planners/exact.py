@@ -29,7 +29,7 @@ from ....dag.plan.plan import ScheduleName
 from ....dag.plan.report import PlanWithReport
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate, chain
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..search.enough import no_plan
 from ..search.reasons import spare_reasons
 

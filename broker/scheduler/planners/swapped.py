@@ -24,7 +24,7 @@ from ....dag.plan.plan import PlanError
 from ....dag.plan.report import PlanWithReport, Spare
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.candidate import Candidate, StageShare
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..search.reasons import stage_reasons
 
 __all__ = ["LEAST", "swapped"]

@@ -14,7 +14,7 @@ from itertools import pairwise
 from ....job.words import size_text
 from ..base.interface import NoPlan
 from ..cost.candidate import Candidate, Pipeline, StageShare
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from .moves import even_pipeline
 from .search import SearchSpace
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost.candidate import Candidate, GradientSum
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..network.communities import Grouping, groupings, rates
 from ..network.order import grouped_path
 

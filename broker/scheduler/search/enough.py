@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ....job.words import count_of, size_text
 from ..base.interface import NoPlan, PlanRequest
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..cost.shortage import fitting, recomputes, shortage
 
 __all__ = ["no_plan"]

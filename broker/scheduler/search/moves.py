@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..cost.candidate import Candidate, Pipeline, StageShare
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from .search import SearchSpace
 
 __all__ = ["all_moves", "chain_moves", "even_pipeline", "guess", "with_pipeline"]

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..cost.rows import Guess, RowBuilder
 from ..network.communities import groupings, rates
 from ..network.grouping import Islands, Objective, group

@@ -11,7 +11,7 @@ from ....dag.analysis.blocks import describe_interval
 from ....dag.plan.report import Spare
 from ....job.words import size_text
 from ..cost.candidate import Candidate, StageShare
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from .moves import guess, with_pipeline
 from .search import weight
 

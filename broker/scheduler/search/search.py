@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ....dag.plan.plan import ScheduleName
 from ..cost.candidate import Candidate, StageShare
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 
 __all__ = ["Search", "SearchResult", "SearchSpace", "weight"]
 

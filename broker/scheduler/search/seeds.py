@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ....dag.plan.plan import Plan, ScheduleName
 from ..cost.candidate import Candidate, Pipeline, StageShare
-from ..cost.judge import CostModel
+from ..cost.cost_model import CostModel
 from ..network.communities import groupings, rates
 from ..network.order import widest_path
 from ..network.pathcut import Path, best_cut

@@ -10,7 +10,7 @@ __all__ = ["FAULTS", "disturbing", "notable"]
 
 FAULTS = frozenset(
     {
-        *("kill", "cut", "stop", "leave", "partition", "slow", "flap", "corrupt"),
+        *("kill", "cut", "stop", "leave", "cut-off", "slow", "flap", "corrupt"),
         *("broker_restart", "stretch", "lost"),
     }
 )

@@ -19,10 +19,10 @@ from shoal.proto.broker_pb2 import (
     RUNNING,
     WAITING,
     Goodbye,
-    Heard,
     Heartbeat,
     Hello,
     Holding,
+    LinkStatus,
     PeerMessage,
     Ready,
 )
@@ -341,7 +341,7 @@ def test_a_holder_is_lost_at_once_when_a_neighbour_does_not_hear_it_either(world
     run = world.start("a", "b")
     said = [
         lambda: world.break_stream("a"),
-        lambda: world.say("b", heard=Heard(run=run, term=1, peer="a")),
+        lambda: world.say("b", link_status=LinkStatus(run=run, term=1, peer="a")),
     ]
     for say in said if first == "stream" else said[::-1]:
         assert world.state(run).phase == RUNNING
@@ -351,11 +351,11 @@ def test_a_holder_is_lost_at_once_when_a_neighbour_does_not_hear_it_either(world
 
 def test_a_neighbours_word_that_it_took_back_does_not_count(world) -> None:
     run = world.start("a", "b")
-    world.say("b", heard=Heard(run=run, term=1, peer="a"))
-    world.say("b", heard=Heard(run=run, term=1, peer="a", up=True))
+    world.say("b", link_status=LinkStatus(run=run, term=1, peer="a"))
+    world.say("b", link_status=LinkStatus(run=run, term=1, peer="a", up=True))
     world.break_stream("a")
     assert world.state(run).phase == RUNNING
-    world.say("b", heard=Heard(run=run, term=0, peer="a"))  # of an older term
+    world.say("b", link_status=LinkStatus(run=run, term=0, peer="a"))  # of an older term
     assert world.state(run).phase == RUNNING
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.broker.events import DescribeAsked, MakePlan, PlanReady
-from shoal.proto.broker_pb2 import Goodbye, Opening, RunState
+from shoal.proto.broker_pb2 import Availability, Goodbye, RunState
 from shoal.proto.common_pb2 import Reason
 
 PAUSED = Reason(code="paused", text="its owner has paused it")
@@ -18,7 +18,7 @@ def state_of(world: Any, peer: str) -> tuple[str, str]:
 
 
 def opening(world: Any, peer: str, closed: Reason | None = None) -> list[Any]:
-    return world.say(peer, opening=Opening(closed=closed))
+    return world.say(peer, availability=Availability(closed=closed))
 
 
 def reason(state: RunState) -> str:

@@ -21,10 +21,10 @@ from shoal.broker.events import (
     Started,
 )
 from shoal.broker.placement.datasets import MOST_MANIFESTS
-from shoal.broker.wish import RunSpecError, read_spec
+from shoal.broker.requirements import RunSpecError, read_spec
 from shoal.job.settings import plain
 from shoal.job.tables import Data
-from shoal.proto.broker_pb2 import DataSet, Opening, Resolved, RunSpec
+from shoal.proto.broker_pb2 import Availability, DataSet, Resolved, RunSpec
 from shoal.proto.common_pb2 import BlobRef, Reason
 
 OPTIONS = json.dumps(plain(Data(where="peer", source="scans")))
@@ -118,7 +118,9 @@ def test_a_wrong_name_a_closed_door_and_a_rest_are_told_apart(world) -> None:
     assert code == "PERMISSION_DENIED"
     assert "the owner of a does not let bob use its data 'scans'" in text
     assert rejected(world, ask(world, "scans", ""))[0] == "PERMISSION_DENIED"
-    world.say("a", opening=Opening(closed=Reason(code="paused", text="its owner has paused it")))
+    world.say(
+        "a", availability=Availability(closed=Reason(code="paused", text="its owner has paused it"))
+    )
     code, text = rejected(world, ask(world, "scans", "ann"))
     assert code == "FAILED_PRECONDITION"
     assert "a has the data 'scans' and rests now: its owner has paused it" in text
@@ -257,9 +259,9 @@ def test_whatever_happens_every_submitter_is_answered_once(make_world, seed: int
                 note(world.close(peer))
             case "rest" if here:
                 closed = Reason(code="paused", text="its owner has paused it")
-                note(world.say(peer, opening=Opening(closed=closed)))
+                note(world.say(peer, availability=Availability(closed=closed)))
             case "open" if here:
-                note(world.say(peer, opening=Opening()))
+                note(world.say(peer, availability=Availability()))
             case "resolve" if here and open_numbers[peer]:
                 resolved = Resolved(number=rng.choice(open_numbers[peer]))
                 if rng.random() < 0.8:

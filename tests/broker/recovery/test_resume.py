@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.events import MakePlan, PlanReady
-from shoal.broker.recovery.resume import gifts, substituted
+from shoal.broker.recovery.resume import substituted, transfers
 from shoal.broker.snapshots.sets import SnapshotSet
 from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, SnapshotKeeper, StageSlot, Visit
 from shoal.dag.plan.report import PlanReport, PlanWithReport, Spare
@@ -62,12 +62,12 @@ def test_every_holder_has_or_gets_once_each_snapshot_that_it_shares_an_operator_
 ) -> None:
     where = {holder: (spans_of(then, holder), tuple(lie[i])) for i, holder in enumerate(then.peers)}
     given_to = Counter()
-    for gift in gifts(SnapshotSet(1, 3, where), now):
-        given_to[gift.destination, gift.holder] += 1
-        spans, there = where[PeerId(gift.holder)]
-        assert gift.source in there
-        assert gift.source != gift.destination
-        assert [(s.start, s.stop) for s in gift.spans] == list(spans)
+    for transfer in transfers(SnapshotSet(1, 3, where), now):
+        given_to[transfer.destination, transfer.holder] += 1
+        spans, there = where[PeerId(transfer.holder)]
+        assert transfer.source in there
+        assert transfer.source != transfer.destination
+        assert [(s.start, s.stop) for s in transfer.spans] == list(spans)
     assert set(given_to.values()) <= {1}
     for peer in now.peers:
         for holder, (spans, there) in where.items():
@@ -174,7 +174,7 @@ def test_a_warm_peer_takes_the_part_and_all_go_on_from_the_newest_set(world) -> 
     for peer in "bc":
         assign = world.told(out, peer)[0].assign
         assert (assign.term, assign.first_step, assign.resume.term) == (2, 1, 1)
-        assert not assign.resume.gifts, "both have theirs"
+        assert not assign.resume.transfers, "both have theirs"
         assert [(r.old, r.to) for r in assign.resume.renamed] == [("a", "c")]
 
 
@@ -208,7 +208,7 @@ def test_who_gives_a_snapshot_is_missed_while_others_wait_for_it(world) -> None:
     world.close("b")
     assert "stage 1 -> c (warm)" in world.state(run).reason.text
     world.close("a")  # c and d are left, and d has nothing
-    given = world.machine.replica(run).context.term.gifts
+    given = world.machine.replica(run).context.term.transfers
     assert [(g.holder, g.source, g.destination) for g in given] == [("a", "c", "d")]
     world.close("c")
     assert world.state(run).phase == WAITING
@@ -233,7 +233,7 @@ def test_a_warm_peer_that_is_lost_while_it_gives_begins_another_term(world, read
     world.close("a")
     found = world.machine.replica(run)
     assert found.record.plan.warm == ("c",)
-    given = found.context.term.gifts
+    given = found.context.term.transfers
     assert [(g.holder, g.source, g.destination) for g in given] == [("a", "c", "d")]
     if ready:
         world.say("d", ready=Ready(run=run, term=2))
@@ -258,7 +258,7 @@ def test_only_peers_of_the_run_and_of_the_pool_are_asked_for_snapshots(world) ->
     out = world.handle(PlanReady(run, ask.version, world.plan("b", "d")))
     assign = world.told(out, "d")[0].assign
     assert assign.first_step == 1
-    assert [(g.holder, g.source) for g in assign.resume.gifts] == [("b", "b")]
+    assert [(g.holder, g.source) for g in assign.resume.transfers] == [("b", "b")]
 
 
 def test_a_damaged_set_is_not_tried_again(world) -> None:

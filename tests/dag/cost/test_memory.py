@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.cost import cost
 from shoal.dag.cost.memory import MemoryModel

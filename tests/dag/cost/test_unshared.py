@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.tests.broker.scheduler.cases import random_case
 
 

@@ -16,7 +16,7 @@ from shoal.broker.scheduler.base.interface import (
     PlanRequest,
 )
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.cost.pace import IntervalWork, Vectors, action_work
 from shoal.dag.exchange import engine
 from shoal.dag.exchange.collective import Members

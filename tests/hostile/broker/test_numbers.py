@@ -10,13 +10,13 @@ from shoal.broker.access import guard, limits
 from shoal.broker.journal import barrier, journal
 from shoal.broker.options import BrokerOptions
 from shoal.broker.planning.planner import PlannerLimits
+from shoal.broker.requirements import MOST_JOB_BYTES, MOST_SPEC_BYTES
 from shoal.broker.service import blobs_service, services
 from shoal.broker.service.blobs import BlobLimits
 from shoal.broker.service.calls import LEAST_BYTES
 from shoal.broker.service.door import reach
 from shoal.broker.service.door.front import MultiplexerLimits
 from shoal.broker.service.door.relay import RelayLimits
-from shoal.broker.wish import MOST_JOB_BYTES, MOST_SPEC_BYTES
 from shoal.dag.ir.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
 from shoal.job import MOST_MANIFEST_BYTES
 from shoal.net.transports import grpc_transport

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.transforms.vocabulary import planned_graph
 from shoal.peer.compute.build import build_work

@@ -67,8 +67,8 @@ def test_a_stop_waits_until_another_peer_has_its_part(running: Make) -> None:
     one.handle(e.StopAsked(), 0.5)
     assert of(finish_step(one), e.Exit) == [], "it waits for the broker's word"
     reason = common_pb2.Reason(text="peer p9 to take its part at step 2")
-    stay = broker_pb2.Stay(run="r", term=1, within_s=90.0, reason=reason)
-    out = one.handle(said(stay=stay), 1.0)
+    stay = broker_pb2.HandoverReply(run="r", term=1, within_s=90.0, reason=reason)
+    out = one.handle(said(handover=stay), 1.0)
     assert out == [e.SetTimer("drain", 91.0), e.ShowWaiting(reason.text, 90.0)]
     one.validate()
     out = one.handle(said(leave=broker_pb2.Leave(run="r", term=2, goes_on=True)), 3.0)
@@ -79,8 +79,8 @@ def test_a_stop_waits_until_another_peer_has_its_part(running: Make) -> None:
 def test_it_waits_no_longer_than_the_broker_said_nor_than_its_own_bound(running: Make) -> None:
     one = running(hand_over_s=60.0)
     one.handle(e.StopAsked(), 0.5)
-    stay = broker_pb2.Stay(run="r", term=1, within_s=1e9)
-    assert of(one.handle(said(stay=stay), 1.0), e.SetTimer) == [e.SetTimer("drain", 61.0)]
+    stay = broker_pb2.HandoverReply(run="r", term=1, within_s=1e9)
+    assert of(one.handle(said(handover=stay), 1.0), e.SetTimer) == [e.SetTimer("drain", 61.0)]
     assert of(one.handle(e.TimerFired("drain"), 61.0), e.Exit)[0].code == 0
 
 

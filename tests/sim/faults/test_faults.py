@@ -117,7 +117,7 @@ def test_a_sentence_is_what_a_table_says():
         ),
         (
             f.partition(["eu"], ["us"], at_s=60, for_s=30),
-            {"do": "partition", "who": ["eu"], "with": ["us"], "at": "60s", "for": "30s"},
+            {"do": "cut-off", "who": ["eu"], "with": ["us"], "at": "60s", "for": "30s"},
         ),
         (
             f.slow("a", "b", factor=10),
@@ -130,7 +130,7 @@ def test_a_sentence_is_what_a_table_says():
 def test_a_fault_reads_as_a_sentence():
     assert sentence(f.kill("p3", at_step=20, phase="clip")) == "kill p3 at step 20 (clip)"
     said = sentence(f.partition("eu", "us", at_s=60, for_s=30))
-    assert said == "partition eu and us at 60 s for 30 s"
+    assert said == "cut-off eu and us at 60 s for 30 s"
     assert sentence(f.slow("a", factor=10)) == "slow a 10 times at 0 s"
 
 
@@ -250,7 +250,7 @@ def test_a_corruption_that_met_no_message_is_missed():
 # -------------------------------------------------------------------- whom, and how long
 
 
-def test_a_partition_goes_both_ways_between_all_of_both_sides():
+def test_a_cut_goes_both_ways_between_all_of_both_sides():
     stage, _ = playing(f.partition("place:eu", "us", for_s=3))
     stage.run(1)
     assert stage.parted == {("a", "spare"), ("b", "spare"), ("spare", "a"), ("spare", "b")}

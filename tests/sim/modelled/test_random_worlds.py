@@ -133,7 +133,7 @@ def test_the_same_seed_gives_the_same_world(lab: Any) -> None:
     "cells",
     [
         [("corrupt message", "backward"), ("flapping link", "update")],
-        [("partition", "clip"), ("holder dies", "backward")],
+        [("cut-off", "clip"), ("holder dies", "backward")],
     ],
     ids=["nobody lost", "a holder lost"],
 )

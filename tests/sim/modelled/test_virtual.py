@@ -65,7 +65,7 @@ at = "1s"
 factor = 5.0
 
 [[faults]]
-do = "partition"
+do = "cut-off"
 who = ["place:eu"]
 with = ["place:us"]
 at_step = 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.job import Codec, Job
 from shoal.peer.core import events as p
 from shoal.proto import broker_pb2
-from shoal.sim.faults.faults import kill, partition, slow
+from shoal.sim.faults.faults import cut_off, kill, slow
 from shoal.sim.modelled.modelled import shortened
 from shoal.sim.modelled.virtual_run import run_virtual
 from shoal.sim.monitor.monitor import Monitor
@@ -40,7 +40,7 @@ JOB = Job.from_table(
 )
 FAULTS = [
     *(kill(f"p{i}", at_step=i) for i in range(4)),
-    partition("p0", "p1", at_s=3, for_s=1),
+    cut_off("p0", "p1", at_s=3, for_s=1),
     slow("p0", factor=2),
 ]
 
@@ -124,7 +124,7 @@ def test_the_violation_says_with_what_it_still_fails() -> None:
         return violation() if FAULTS[4] in faults and steps > 4 else None
 
     said = str(shortest(FAULTS, 20, fails).violation)
-    assert "still so with 5 steps and partition p0 and p1 at 3 s for 1 s" in said
+    assert "still so with 5 steps and cut-off p0 and p1 at 3 s for 1 s" in said
 
 
 SCENARIO = """

@@ -56,7 +56,7 @@ who = ["b"]
 at_step = 2
 for = "1s"
 [[faults]]
-do = "partition"
+do = "cut-off"
 who = ["b"]
 with = ["eu"]
 at_step = 4

@@ -171,14 +171,14 @@ def test_faults_churn_and_expectations_are_what_the_file_says(tmp_path: Path) ->
         + LINK
         + 'jitter = "5ms"\nloss = 0.01\n[places.eu]\nat = [47.4, 8.5]\n'
         + fault("kill", 'at_step = 20\nphase = "backward"')
-        + fault("partition", 'at = "30s"\nwith = ["us", "broker"]\nfor = "1min"')
+        + fault("cut-off", 'at = "30s"\nwith = ["us", "broker"]\nfor = "1min"')
         + fault("slow", 'at = "1s"\nfactor = 10', who='who = ["owner:a*"]')
         + "[churn]\nfail_per_hour = 0.5\n[expect]\nloss_below = 3.0\n",
     )
-    kill, partition, slow = scenario.faults
+    kill, cut, slow = scenario.faults
     assert (kill.at, kill.at_step, kill.phase) == (None, 20, "backward")
-    assert (partition.at, partition.for_s, partition.with_) == (30.0, 60.0, ("us", "broker"))
-    assert scenario.selected(partition.with_) == ("b", "broker")
+    assert (cut.at, cut.for_s, cut.with_) == (30.0, 60.0, ("us", "broker"))
+    assert scenario.selected(cut.with_) == ("b", "broker")
     assert (slow.factor, scenario.selected(slow.who)) == (10.0, ("b",))
     assert (scenario.churn.fail_per_hour, scenario.churn.return_after) == (0.5, 60.0)
     assert scenario.expect.loss_below == 3.0
@@ -365,16 +365,16 @@ def test_a_job_may_be_given_from_outside(tmp_path: Path) -> None:
         (
             TWO + LINK + fault("kill", 'at_step = 1\nwith = ["b"]'),
             18,
-            '`faults[0].with` says nothing of "kill": expected it with partition, slow, flap',
+            '`faults[0].with` says nothing of "kill": expected it with cut-off, slow, flap',
         ),
         (
             TWO + LINK + fault("kill", 'at_step = 1\nfor = "3s"'),
             18,
-            '`faults[0].for` says nothing of "kill": expected it with stop, partition',
+            '`faults[0].for` says nothing of "kill": expected it with stop, cut-off',
         ),
         (TWO + LINK + fault("slow"), 14, "`faults[0].factor` is 1.0, which slows nothing"),
         (
-            TWO + LINK + fault("partition", 'at_step = 1\nwith = ["eu"]'),
+            TWO + LINK + fault("cut-off", 'at_step = 1\nwith = ["eu"]'),
             18,
             '`faults[0].with` is "a", as `who` is',
         ),

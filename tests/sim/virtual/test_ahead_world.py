@@ -15,7 +15,7 @@ from shoal.broker.scheduler.base.interface import (
     PlanRequest,
 )
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job

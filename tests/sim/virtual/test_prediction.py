@@ -17,7 +17,7 @@ import pytest
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, chain, to_plan
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.planners import plan as make_plan
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId, Plan

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.cost.network import uniform
 from shoal.dag.exchange.rows import even_rows
 from shoal.dag.plan.cut import cut, tied_groups

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.schedule.convert_plan import plan_to_proto

@@ -14,7 +14,7 @@ from shoal.broker.scheduler.base.interface import (
     PlanRequest,
 )
 from shoal.broker.scheduler.baselines.baselines import SLACK, equal_compute, uniform
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.cost.partition import OperatorChain
 from shoal.dag.cost.cost import cost
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.baselines.op_fence import MOST_JUDGED, candidates, op_fence
 from shoal.broker.scheduler.cost.candidate import chain
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.cost.rows import RowBuilder
 from shoal.broker.scheduler.network.pathcut import (
     Path,

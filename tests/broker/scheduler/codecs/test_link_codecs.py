@@ -19,7 +19,7 @@ from shoal.broker.scheduler.codecs.carried import CodedStepCost
 from shoal.broker.scheduler.codecs.codec_table import COSTS, Rung, cost_of, typical_error
 from shoal.broker.scheduler.codecs.codecs import choose, codec_of, ladder
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners import coded
 from shoal.broker.scheduler.planners.coded import with_codecs
 from shoal.compression import codec

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from shoal.broker.scheduler.base.interface import NoPlan
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.cost.shortage import fitting, shortage
 from shoal.broker.scheduler.planners.auto import auto, space_of
 from shoal.broker.scheduler.search.seeds import Seeds

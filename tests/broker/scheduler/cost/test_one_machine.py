@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal.broker.events import DescribeAsked
 from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId

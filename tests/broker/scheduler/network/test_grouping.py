@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.scheduler.base.interface import PlannerOptions
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.network import grouping
 from shoal.broker.scheduler.network.grouping import (
     Objective,

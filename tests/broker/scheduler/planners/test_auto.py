@@ -11,7 +11,7 @@ import pytest
 
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.auto import BASELINES, auto, choose
 from shoal.broker.scheduler.planners.exact import prove
 from shoal.broker.scheduler.planners.planners import PLANNERS, plan

@@ -17,7 +17,7 @@ from shoal.broker.scheduler.base.interface import (
     PlanRequest,
 )
 from shoal.broker.scheduler.codecs.codec_table import CLASSES, read, table
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.broker.scheduler.planners.coded import UNCOMPRESSED, relaxed
 from shoal.broker.scheduler.planners.planners import plan

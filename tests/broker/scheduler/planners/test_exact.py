@@ -11,7 +11,7 @@ import pytest
 
 from shoal.broker.scheduler.base.interface import NoPlan, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, chain
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.exact import MOST_OPERATORS, exact, prove
 from shoal.dag.cost.network import Network
 from shoal.tests.broker.scheduler.cases import random_case

@@ -11,7 +11,7 @@ from torch import nn
 
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import from_plan
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.planners import plan
 from shoal.dag.analysis.blocks import blocks
 from shoal.dag.capture.capture import capture

@@ -18,7 +18,7 @@ from shoal.broker.events import MakePlan, RunId
 from shoal.broker.planning.planning import make_plan
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.planners import PLANNERS, plan
 from shoal.dag.analysis.beside import beside_data
 from shoal.dag.capture.capture import capture

@@ -17,7 +17,7 @@ from shoal.broker.scheduler.base.interface import (
     PlanRequest,
 )
 from shoal.broker.scheduler.cost.candidate import Candidate, GradientSum, StageShare
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.broker.scheduler.search.collectives import EVEN, FINE, shares, with_collectives
 from shoal.dag.cost.network import Network

@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 from shoal.broker.scheduler.base.interface import PlanRequest
-from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.cost.shortage import fitting
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.broker.scheduler.search.enough import no_plan

@@ -12,8 +12,8 @@
   have (`most_bytes`), one copy on its way and, of those that are
   whole, the oldest that may be needed, the newest two, and what the assignment goes on from.
 - Of a snapshot that is to be part of a checkpoint, a copy is brought to the broker besides.
-- On resuming, whoever lies nearest gives snapshots on (`Gift`); the assignment is built when all
-  that this peer awaits are here.
+- On resuming, whoever lies nearest gives snapshots on (`SnapshotTransfer`); the assignment is built
+  when all that this peer awaits are here.
 - Of what a lost stage is made from (`peer/compute/rebuilt.py`), each giver makes something like a
   snapshot of term 0 once its own stages stand. The broker hears nothing of these, and nobody keeps
   them.
@@ -95,7 +95,7 @@ class SnapshotManager:
         """By receiver."""
         self._needed = 0
         """The lowest step that somebody may go back to, as the broker last said."""
-        self._gifts: list[broker_pb2.Gift] = []
+        self._transfers: list[broker_pb2.SnapshotTransfer] = []
         self._keepers: list[str] = []
         """Who gets the own snapshots."""
         self._be(broker_pb2.Assign())
@@ -107,12 +107,12 @@ class SnapshotManager:
         gone = self.end()
         self._be(assign)
         self._keepers = [k.peer for k in assign.slice.plan.keepers if k.holder == self.peer]
-        self._gifts = [g for g in assign.resume.gifts if g.destination == self.peer]
+        self._transfers = [g for g in assign.resume.transfers if g.destination == self.peer]
         # Who gives to it may change; links among those who hold stages are there all the time.
         out = [*gone, *(e.Allow(p, Role.SNAPSHOT, _SLOTS) for p in self.counterparts)]
-        for gift in assign.resume.gifts:
-            if gift.source == self.peer:
-                out += self._give(self._of_set(gift.holder), gift.destination)
+        for transfer in assign.resume.transfers:
+            if transfer.source == self.peer:
+                out += self._give(self._of_set(transfer.holder), transfer.destination)
         return out
 
     def end(self) -> list[e.Instruction]:
@@ -121,7 +121,7 @@ class SnapshotManager:
         self.wanted, self._taking, self._upload = None, None, None
         self._needed, self.hold = 0, 0
         self._giving.clear()
-        self._gifts, self._keepers = [], []
+        self._transfers, self._keepers = [], []
         self._be(broker_pb2.Assign())
         return out
 
@@ -146,11 +146,11 @@ class SnapshotManager:
             k.peer for k in self._assign.slice.plan.keepers if k.holder == self.peer
         )
         found |= dict.fromkeys(self._assign.slice.ring)
-        for gift in self._assign.resume.gifts:
-            if gift.source == self.peer:
-                found[gift.destination] = None
-            elif gift.destination == self.peer:
-                found[gift.source] = None
+        for transfer in self._assign.resume.transfers:
+            if transfer.source == self.peer:
+                found[transfer.destination] = None
+            elif transfer.destination == self.peer:
+                found[transfer.source] = None
         return tuple(PeerId(p) for p in found if p != self.peer)
 
     @property
@@ -160,7 +160,7 @@ class SnapshotManager:
 
     @property
     def _awaited(self) -> tuple[SnapshotId, ...]:
-        named = (self._of_set(g.holder) for g in self._gifts)
+        named = (self._of_set(g.holder) for g in self._transfers)
         return tuple(s for s in dict.fromkeys(named) if s not in self.held)
 
     @property
@@ -192,7 +192,7 @@ class SnapshotManager:
     def give_blocks(self) -> list[e.Instruction]:
         """The own stages stand: what others make lost ones from is to be copied."""
         assign = self._assign
-        gives = any(g.source == g.holder == self.peer for g in assign.resume.gifts)
+        gives = any(g.source == g.holder == self.peer for g in assign.resume.transfers)
         if not gives or not assign.resume.rebuilt:
             return []
         self._taking = self._of_set(self.peer)
@@ -243,8 +243,8 @@ class SnapshotManager:
         self._taking = None
         self.held[found] = event.snapshot, event.parts
         if found.term == BLOCKS:
-            gifts = [g for g in self._assign.resume.gifts if g.source == self.peer]
-            return [i for g in gifts for i in self._give(found, g.destination)]
+            transfers = [g for g in self._assign.resume.transfers if g.source == self.peer]
+            return [i for g in transfers for i in self._give(found, g.destination)]
         out = [_report(event.snapshot), *self._surplus(found)]
         if found.step == self._upload:
             out.append(e.UploadSnapshot(event.snapshot))
@@ -326,7 +326,7 @@ class SnapshotManager:
         coming = self._coming.get(found)
         if found in self.held or (coming is not None and coming.refused):
             return False
-        if any(self._of_set(g.holder) == found and g.source == key.source for g in self._gifts):
+        if any(self._of_set(g.holder) == found and g.source == key.source for g in self._transfers):
             return True
         own = (found.term, found.holder) == (assign.term, key.source)
         if not own or found.step < self._needed or not self._spans_of(key.source):
@@ -391,8 +391,8 @@ class SnapshotManager:
         return [*out, e.DropSnapshot(found)]
 
     def _message(self, found: SnapshotId) -> broker_pb2.Snapshot:
-        """Its spans say the plan under which it was taken or, of a gift, whoever ordered that."""
-        spans = [s for g in self._gifts if g.holder == found.holder for s in g.spans]
+        """Its spans say the plan under which it was taken or, of a transfer, who ordered that."""
+        spans = [s for g in self._transfers if g.holder == found.holder for s in g.spans]
         if found.term == self._assign.term:
             spans = self._spans_of(found.holder)
         return broker_pb2.Snapshot(

@@ -14,7 +14,7 @@ from shoal.dag.schedule.flow import Role
 from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
 from shoal.peer.core.assignment import Assignment, Phase, Timeouts
-from shoal.peer.core.keeping import SnapshotManager
+from shoal.peer.core.snapshot_manager import SnapshotManager
 from shoal.peer.core.snapshots import BLOCKS, PART_BYTES, SnapshotId
 from shoal.proto import broker_pb2
 
@@ -299,8 +299,10 @@ def test_a_stray_part_takes_nothing_away_that_is_used() -> None:
 
 def resuming(to: str = B, holder: str = A, source: str = C) -> broker_pb2.Assign:
     spans = [broker_pb2.Span(start=0, stop=5)]
-    gift = broker_pb2.Gift(holder=holder, source=source, destination=to, spans=spans)
-    resume = broker_pb2.Resume(term=2, holders=["a", "old", "far"], gifts=[gift])
+    transfer = broker_pb2.SnapshotTransfer(
+        holder=holder, source=source, destination=to, spans=spans
+    )
+    resume = broker_pb2.Resume(term=2, holders=["a", "old", "far"], transfers=[transfer])
     return assign(first_step=7, resume=resume)
 
 
@@ -413,8 +415,8 @@ def rebuilding(peer: PeerId) -> SnapshotManager:
         broker_pb2.StageSlot(start=4, stop=9, holders=[C]),
     ]
     spans = [broker_pb2.Span(start=0, stop=4)]
-    gift = broker_pb2.Gift(holder=A, source=A, destination=C, spans=spans)
-    resume = broker_pb2.Resume(live=True, rebuilt=[C], gifts=[gift])
+    transfer = broker_pb2.SnapshotTransfer(holder=A, source=A, destination=C, spans=spans)
+    resume = broker_pb2.Resume(live=True, rebuilt=[C], transfers=[transfer])
     message = assign(plan=broker_pb2.Plan(stages=stages), first_step=7, resume=resume)
     return keeping(peer, message)
 

@@ -48,8 +48,8 @@ def note_told(logger: logging.Logger, peer: str, message: broker_pb2.PeerMessage
     if kind == "fault":
         reason = message.fault.reason
         fields |= {"code": reason.code, "why": reason.text, "about": message.fault.about}
-    if kind == "opening":
-        fields["why"] = message.opening.closed.text or "it takes part again"
+    if kind == "availability":
+        fields["why"] = message.availability.closed.text or "it takes part again"
     if kind == "resolved":
         fields |= {"why": message.resolved.problem.text}
     if kind == "step":
