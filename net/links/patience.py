@@ -144,6 +144,7 @@ class SendWindow:
             # Where the window was not full, less was asked of the path than it gives.
             self._window += (window - self._window) / _SMOOTH
             self._rate += (rate - self._rate) / _SMOOTH
+            self._least += (min(self._least, rate) - self._least) / _SMOOTH
 
     def broke(self) -> None:
         """What was on its way goes out again on another connection."""

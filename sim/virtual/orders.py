@@ -44,6 +44,7 @@ class ActionTimes:
 
 @dataclass(frozen=True)
 class _Read:
+    plan: Plan
     order: BuildOrder
     work: Callable[[PeerId, Action], Work]
 
@@ -91,11 +92,12 @@ class Orders:
         key = (assign.run, assign.term, *hashes, assign.training)
         whole = self._plans[assign.run, assign.term]
         known = self._known.get(key)
-        if known is None:
+        # Of worlds one after the other the same run and term may have other plans.
+        if known is None or (known.plan is not whole and known.plan != whole):
             order = order_from_assign(
                 peer, assign, blob=lambda ref: fetched[ref.hash], read=read, shard=shard
             )
-            known = self._known[key] = _Read(order, _work(order, whole))
+            known = self._known[key] = _Read(whole, order, _work(order, whole))
             if len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
         begun = known.order.weights

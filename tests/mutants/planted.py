@@ -15,8 +15,10 @@ from unittest.mock import patch
 
 from shoal.broker.events import Persist
 from shoal.broker.machine import BrokerMachine
+from shoal.broker.records.run import RunRecord
 from shoal.broker.records.steps import StepLedger
-from shoal.broker.runs.run import Run
+from shoal.broker.runs.lifecycle import Lifecycle
+from shoal.broker.runs.losses import Losses
 from shoal.compression.stateful.feedback import Feedback
 from shoal.dag.exchange import engine
 from shoal.dag.execute.execute import StageExecutor
@@ -72,12 +74,12 @@ def stale_frame() -> Iterator[None]:
 
 @mutant("the broker accepts reports of an older term", "I3", brings="old report")
 def stale_report() -> Iterator[None]:
-    stale = Run._stale
+    stale = Lifecycle.stale
 
-    def lenient(self: Run, what: str, member: Any, term: int, *phases: Any) -> Any:
-        return stale(self, what, member, self.term, *phases)
+    def lenient(self: Lifecycle, what: str, member: Any, term: int, *phases: Any) -> Any:
+        return stale(self, what, member, self.record.term, *phases)
 
-    with patch.object(Run, "_stale", lenient):
+    with patch.object(Lifecycle, "stale", lenient):
         yield
 
 
@@ -98,15 +100,15 @@ def told_early() -> Iterator[None]:
 
 @mutant("a step is not journaled", "I10")
 def step_forgotten() -> Iterator[None]:
-    publish = Run._publish
+    publish = RunRecord.publish
 
-    def forgets(self: Run, event: Any, *args: Any) -> Any:
+    def forgets(self: RunRecord, event: Any, *args: Any) -> Any:
         out = publish(self, event, *args)
         if event.HasField("step") and event.step.step == AT:
             self._decisions.pop()
         return out
 
-    with patch.object(Run, "_publish", forgets):
+    with patch.object(RunRecord, "publish", forgets):
         yield
 
 
@@ -312,7 +314,7 @@ def forgotten_queue() -> Iterator[None]:
 
 @mutant("the broker does not notice that a holder is gone", "own", "I9", brings="death")
 def loss_ignored() -> Iterator[None]:
-    with patch.object(Run, "lost", lambda self, lost, members, generation, now: []):
+    with patch.object(Losses, "lost", lambda self, lost, now: []):
         yield
 
 

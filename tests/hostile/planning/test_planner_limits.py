@@ -213,5 +213,5 @@ def test_whose_planning_had_to_be_ended_comes_behind_everybody_else(make_world: 
     first = world.only(out, MakePlan)
     world.handle(RunSubmitted(world.request(), spec, "hostile"))
     world.handle(RunSubmitted(world.request(), world.spec(), "honest"))
-    out = world.handle(PlanFailed(first.run, first.version, "it crashed", "planner"))
+    out = world.handle(PlanFailed(first.replica, first.version, "it crashed", "planner"))
     assert world.machine.runs[world.only(out, MakePlan).replica].owner == "honest"

@@ -16,9 +16,10 @@ from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
 from shoal.proto.broker_pb2 import RunSpec
-from shoal.sim.ghost.device import Ghosts, read_export
+from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
 from shoal.sim.monitor.monitor import Monitor
+from shoal.tests.sim.played import read_export
 from shoal.tests.sim.recovery.test_recovery import JOB, STEPS, Lab
 
 TRAIN = JOB["train"] | {"clip": 0.0}
@@ -72,8 +73,8 @@ def test_the_planner_saves_the_way_there_and_back_where_nothing_needs_it(laborat
         first = (StageShare(0, 0, n // 2), StageShare(1, n // 2, n))
         second = (StageShare(2, 0, n // 2), StageShare(3, n // 2, n))
         alone = judge.plan(Candidate((first,), (2,)))
-        assert alone.without_norm is not norm
-        assert not judge.plan(Candidate((first, second), (1, 1))).without_norm
-        steps[norm] = alone.predicted.step_s
+        assert alone.plan.without_norm is not norm
+        assert not judge.plan(Candidate((first, second), (1, 1))).plan.without_norm
+        steps[norm] = alone.report.predicted.step_s
     assert steps[False] == pytest.approx(steps[True] - 0.1, abs=0.02)
-    assert plan_to_proto(alone).without_norm
+    assert plan_to_proto(alone.plan).without_norm
