@@ -29,7 +29,7 @@ import typer
 from ..net.printable import printable_lines
 
 if TYPE_CHECKING:
-    from ..proto.broker_pb2 import RunState
+    from ..proto.broker_pb2 import ReplicaState, RunState
 
 __all__ = [
     "DONE",
@@ -239,7 +239,7 @@ def print_json(value: Any) -> None:
     typer.echo(json_module.dumps(value))
 
 
-def phase_name(state: RunState) -> str:
+def phase_name(state: RunState | ReplicaState) -> str:
     from ..proto.broker_pb2 import Phase
 
     return Phase.Name(state.phase).lower()
@@ -254,4 +254,8 @@ def state_row(state: RunState) -> dict[str, Any]:
         "step": state.step,
         "steps": state.steps,
         "term": state.term,
+        "replicas": [
+            {"replica": r.replica, "phase": phase_name(r), "term": r.term, "step": r.step}
+            for r in state.replicas
+        ],
     }

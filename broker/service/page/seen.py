@@ -167,6 +167,15 @@ def _run(state: RunState, digest: Digest) -> dict[str, Any]:
         "step": state.step,
         "steps": state.steps,
         "term": state.term,
+        "replicas": [
+            {
+                "replica": r.replica,
+                "phase": Phase.Name(r.phase).lower(),
+                "term": r.term,
+                "step": r.step,
+            }
+            for r in state.replicas
+        ],
         **digest.row(),
     }
 
