@@ -78,13 +78,14 @@ class RunKept(_message.Message):
     def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaKept, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ...) -> None: ...
 
 class ReplicaKept(_message.Message):
-    __slots__ = ("state", "plan", "report", "peaks", "checkpoints", "renamed", "interrupted")
+    __slots__ = ("state", "plan", "report", "peaks", "checkpoints", "renamed", "local", "interrupted")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     PEAKS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
     state: _broker_pb2.ReplicaState
     plan: _broker_pb2.Plan
@@ -92,8 +93,9 @@ class ReplicaKept(_message.Message):
     peaks: _containers.RepeatedCompositeFieldContainer[_broker_pb2.PeerPeak]
     checkpoints: _containers.RepeatedCompositeFieldContainer[_broker_pb2.Checkpoint]
     renamed: _containers.RepeatedCompositeFieldContainer[RenamedSince]
+    local: _containers.RepeatedScalarFieldContainer[str]
     interrupted: int
-    def __init__(self, state: _Optional[_Union[_broker_pb2.ReplicaState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., interrupted: _Optional[int] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[_broker_pb2.ReplicaState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., local: _Optional[_Iterable[str]] = ..., interrupted: _Optional[int] = ...) -> None: ...
 
 class RenamedSince(_message.Message):
     __slots__ = ("term", "holders")

@@ -53,6 +53,8 @@ class ReplicaRecord:
         self.report = NO_REPORT
         self.plan_bytes = 0
         self.peers: tuple[PeerId, ...] = ()
+        self.local = run.requirements.local
+        """Inputs of the model that only peers with the data read, under the present plan."""
         self.inexact_from = run.spec.resumed.inexact_from
         """The first step after a lost stage was made anew from its neighbours, or other ones than
         before began to change places; 0: neither."""
@@ -91,6 +93,11 @@ class ReplicaRecord:
     def committed(self) -> int:
         """Number of committed steps."""
         return self.ledger.committed if self.ledger else self.run.spec.resumed.step
+
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether it has committed steps since it was submitted, be it from a checkpoint."""
+        return self.committed > self.run.spec.resumed.step
 
     @property
     def parts(self) -> tuple[PeerId, ...]:
@@ -148,6 +155,7 @@ class ReplicaRecord:
                 for renamed in event.renamed:
                     self._took_over(PeerId(renamed.old), PeerId(renamed.to))
                 self.term, self.interrupted = event.term, 0
+                self.local = tuple(event.local)
                 self._plan(event.plan, event.report, planned)
             case "state":
                 state = event.state.replicas[self.number]
@@ -205,6 +213,7 @@ class ReplicaRecord:
             checkpoints=self.checkpoints.kept,
             interrupted=self.interrupted,
             renamed=names,
+            local=self.local,
         )
 
     def restore(self, kept: ReplicaKept, steps: Iterable[tuple[StepDone, float]]) -> None:
@@ -217,6 +226,7 @@ class ReplicaRecord:
         self._stands(kept.state)
         if not kept.HasField("plan"):
             return
+        self.local = tuple(kept.local)
         self._plan(kept.plan, kept.report)
         if self.phase in (RUNNING, EXPORTING) or kept.state.step:
             self.ledger = self._ledger(kept.state.step, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ...net.web.places import why_not
@@ -14,6 +15,8 @@ from ..requirements import RunRequirements
 
 __all__ = ["SubmittedRun", "replica_id", "run_of"]
 
+_NUMBER = re.compile("[1-9][0-9]{0,5}")
+
 
 def replica_id(run: RunId, number: int) -> ReplicaId:
     """Under which peers know a replica: the first by its run's id, others by a number behind it."""
@@ -25,8 +28,7 @@ def run_of(replica: str) -> tuple[RunId, int]:
     run, dot, number = replica.partition(".")
     if not dot:
         return RunId(run), 0
-    sound = number.isdecimal() and not number.startswith("0")
-    return RunId(run), int(number) if sound else -1
+    return RunId(run), int(number) if _NUMBER.fullmatch(number) else -1
 
 
 @dataclass(frozen=True, slots=True)

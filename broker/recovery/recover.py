@@ -1,16 +1,17 @@
 """The ladder: what a replica does without some of its holders. Pure functions of a view.
 
-One function is a rung. Each gives a decision, or None where the next is to be asked; reasons that
-people should read are added to `why`.
+Each function gives a decision, or None where the next is to be asked; reasons that people should
+read are added to `why`. In the order in which they are asked:
 
 1. `sibling`: the other holders of a lost one's stages do its microbatches; no committed step is
-   done again.
-2. `neighbour`: where nothing of a lost stage is left but a checkpoint, and the run allows it,
-   another peer makes it anew from the stages around it (`dag/execute/neighbour.py`).
-3. `snapshot`: another peer takes its part, and all go on from the newest set, of snapshots or of a
-   checkpoint.
-4. Where no single peer can take a part, everything is planned anew, if enough are left or the run
-   waits for more.
+   done again. A peer that has applied the step under way refuses, and 3 is asked next.
+2. `neighbour`: where no snapshots are left at peers, and the run allows it, another peer makes a
+   lost stage anew from the stages around it (`dag/execute/neighbour.py`).
+3. `snapshot`: another peer takes the part, and all go on from the newest set, of snapshots or, if
+   there is none, of a checkpoint or of the starting weights; `nothing_left` says when that may not
+   be.
+4. `replan`: no single peer can take a part. Everything is planned anew, from the same set, if
+   enough are left or the run waits for more.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ __all__ = ["Fail", "Recover", "Replan", "recover", "replan"]
 class Recover:
     """The next term has the plan in `planned`. live: it goes on from what its holders have in their
     stages, of which those in `rebuilt` make theirs anew; else from the view's set. taken_by: by
-    holder that is gone, who has its part."""
+    holder that is gone, who has its part. local: inputs that only peers with the data read; None:
+    as before."""
 
     planned: PlanWithReport
     pairs: tuple[Pair, ...]
     live: bool = False
     rebuilt: tuple[PeerId, ...] = ()
     taken_by: Mapping[PeerId, PeerId] = field(default_factory=dict)
+    local: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def sibling(view: View, gone: Sequence[PeerId], why: list[str]) -> Recover | Non
 
 def neighbour(view: View, gone: Sequence[PeerId], why: list[str]) -> Recover | None:
     asked = view.run.requirements.recovery.rebuilds and _nothing_at_peers(view)
-    if not (asked and view.replica.committed and any(p in view.plan.peers for p in gone)):
+    if not (asked and view.replica.has_own_steps and any(p in view.plan.peers for p in gone)):
         return None
     not_so, taken_by = "", None
     if view.replica.phase not in (BUILDING, RUNNING):
@@ -108,7 +111,7 @@ def neighbour(view: View, gone: Sequence[PeerId], why: list[str]) -> Recover | N
 
 def nothing_left(view: View, why: list[str]) -> Fail | None:
     """No rung is left where the run may not go back to a checkpoint or to its beginning."""
-    lost = view.replica.committed and _nothing_at_peers(view) and not view.run.begins_anew
+    lost = view.replica.has_own_steps and _nothing_at_peers(view) and not view.run.begins_anew
     if view.run.requirements.recovery.ladder and not lost:
         return None
     why.append(". No snapshot of it is left, and its ladder has no checkpoint")

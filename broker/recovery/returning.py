@@ -16,11 +16,11 @@ __all__ = ["ReattachWindow"]
 
 
 class ReattachWindow:
-    """The holders that are awaited. `until`: when their lease ends, on the broker's clock."""
+    """The holders that are awaited, each until its lease ends on the broker's clock."""
 
     def __init__(self, peers: Iterable[PeerId] = (), until: float = math.inf) -> None:
-        self.until = until
-        self._why = dict.fromkeys(peers, "")
+        self._until = dict.fromkeys(peers, until)
+        self._why = dict.fromkeys(self._until, "")
 
     def __repr__(self) -> str:
         return f"<ReattachWindow: {', '.join(self._why)} until {self.until:g} s>"
@@ -31,6 +31,11 @@ class ReattachWindow:
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._why
+
+    @property
+    def until(self) -> float:
+        """When the first of their leases ends."""
+        return min(self._until.values(), default=math.inf)
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -44,11 +49,13 @@ class ReattachWindow:
 
     def wait_for(self, peer: PeerId, until: float, why: str) -> None:
         """For this one too, whose stream broke."""
-        self.until = min(until, self.until)
-        self._why[peer] = why
+        self._until[peer], self._why[peer] = until, why
 
     def back(self, peer: PeerId) -> None:
         """It came, with the replica or without it."""
-        del self._why[peer]
-        if not self._why:
-            self.until = math.inf
+        del self._until[peer], self._why[peer]
+
+    def allow(self, seconds: float) -> None:
+        """The broker itself stood still for so long."""
+        for peer in self._until:
+            self._until[peer] += seconds

@@ -14,10 +14,9 @@ from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from ...dag.plan.plan import PeerId, Plan, Route, Visit
+from .view import Pair
 
 __all__ = ["rerouted", "rerouted_pairs"]
-
-Pair = tuple[PeerId, PeerId]
 
 
 def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:

@@ -24,16 +24,14 @@ Pair = tuple[PeerId, PeerId]
 class View:
     """What is known at one moment; nobody changes anything through it.
 
-    pairs: of the term's holders that exchange frames. local: inputs of the model that only peers
-    with the data read. speed_of: FLOP/s of the holders, as they were when the term began. found:
-    the set that could be gone on from; None: the starting weights.
+    pairs: of the term's holders that exchange frames. speed_of: FLOP/s of the holders, as they were
+    when the term began. found: the set that could be gone on from; None: the starting weights.
     """
 
     replica: ReplicaRecord
     members: Membership
     suspects: SuspectTracker
     pairs: tuple[Pair, ...]
-    local: tuple[str, ...]
     speed_of: Mapping[PeerId, float]
     found: SnapshotSet | None
     now: float

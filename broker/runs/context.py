@@ -36,17 +36,16 @@ __all__ = ["ReplicaContext", "Term"]
 class Term:
     """The present term, which begins with a plan.
 
-    pairs: of holders that exchange frames. local: inputs of the model that only peers with the data
-    read. begun_from: the set that it goes on from; None: the starting weights. transfers: who gives
-    what of it to whom. speed_of: FLOP/s of the holders, as they were when it began. leaving:
-    holders that shall not be counted on, and why, in words. finished: who has reported the last
-    step, be it in a replay. down: to whom links are broken, and who says so.
+    pairs: of holders that exchange frames. begun_from: the set that it goes on from; None: the
+    starting weights. transfers: who gives what of it to whom. speed_of: FLOP/s of the holders, as
+    they were when it began. leaving: holders that shall not be counted on, and why, in words.
+    finished: who has reported the last step, be it in a replay. down: to whom links are broken, and
+    who says so.
     """
 
     plan: Plan | None = None
     report: PlanReport = NO_REPORT
     pairs: tuple[Pair, ...] = ()
-    local: tuple[str, ...] = ()
     begun_from: SnapshotSet | None = None
     transfers: tuple[SnapshotTransfer, ...] = ()
     speed_of: dict[PeerId, float] = field(default_factory=dict)
@@ -86,7 +85,7 @@ class ReplicaContext:
         self.members = members
         self.suspects = SuspectTracker()
         self.away = ReattachWindow()
-        self.term = Term(record.plan, record.report, local=record.run.requirements.local)
+        self.term = Term(record.plan, record.report)
         self._events = run
 
     def publish(
@@ -154,5 +153,5 @@ class ReplicaContext:
         """An earlier start of the broker began the term: its holders are awaited for a lease."""
         plan = self.record.plan
         pairs = PlanSlices(plan).pairs if plan else ()
-        self.term = Term(plan, self.record.report, pairs, self.run.requirements.local)
+        self.term = Term(plan, self.record.report, pairs)
         self.away = ReattachWindow(self.record.peers, now + self.run.lease_s)

@@ -87,5 +87,4 @@ class Deadline:
     def allow(self, seconds: float, now: float) -> None:
         """The broker itself stood still for so long: what is waited for has as much more time."""
         self.since = min(now, self.since + seconds)
-        if self._context.away:
-            self._context.away.until += seconds
+        self._context.away.allow(seconds)

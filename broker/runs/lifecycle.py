@@ -82,9 +82,19 @@ class Lifecycle:
         self.offered: dict[PeerId, tuple[str, int]] = {}
         self._losses = ReplayedLosses()
 
-    def _enter(self, phase: Phase, now: float, code: str = "", text: str = "") -> list[Instruction]:
+    def _enter(
+        self,
+        phase: Phase,
+        now: float,
+        code: str = "",
+        text: str = "",
+        inexact_from: int | None = None,
+    ) -> list[Instruction]:
+        """`inexact_from`: None: as before."""
         record, state = self.record, self.record.state
         state.phase = phase
+        if inexact_from is not None:
+            state.inexact_from = inexact_from
         state.ClearField("reason")
         if phase not in (BUILDING, RUNNING):  # it is paused, or there is nothing to pause any more
             state.pausing = False
@@ -116,12 +126,15 @@ class Lifecycle:
         """The plan's peers are all in the pool. `local`: inputs of the model that only peers with
         the data read, under this plan."""
         assert self.record.phase == WAITING, self.record
-        self.context.term.local = local
         plan = planned.plan
         peers, stages = count_of(len(plan.peers), "peer"), count_of(len(plan.stages), "stage")
         text = f"{stages} fetched and built by {peers}"
         return self.builds(
-            Recover(planned, tuple(pairs)), self.snapshots.found(), "building", text, now
+            Recover(planned, tuple(pairs), local=local),
+            self.snapshots.found(),
+            "building",
+            text,
+            now,
         )
 
     def builds(
@@ -130,12 +143,12 @@ class Lifecycle:
         """Everybody with a part builds it, for a new term. `found`: what could be gone on from."""
         self.asked, self.offered = None, {}
         self.context.welcomes_nobody()
-        out = begin_term(self.context, self.snapshots, wanted, found, now)
+        out, inexact_from = begin_term(self.context, self.snapshots, wanted, found, now)
         self.handover.begin_term()
         if self.record.term > 1:
             begun = self.context.term.begun_from
             text += f", going on at step {begun.step}" if begun else ", from the starting weights"
-        return out + self._enter(BUILDING, now, code, text)
+        return out + self._enter(BUILDING, now, code, text, inexact_from)
 
     def collects(self, code: str, text: str, now: float) -> list[Instruction]:
         """Everybody goes back to the pool, and all are planned anew; not before somebody resumes

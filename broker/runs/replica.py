@@ -76,10 +76,6 @@ class Replica:
         out = self.context.release(self.record.plan.warm, reason, now)
         return out + self.snapshots.order(now) if out else out
 
-    def out(self, member: Member, now: float) -> bool:
-        """Whether a peer is left out for a while, for a fault."""
-        return self.context.suspects.out(member.id, now)
-
     def steady(self, member: Member, now: float) -> bool:
         """Whether it is asked first: not lost again and again of late, and not about to leave."""
         stays = member.stays_until - now >= LEAST_STAY_S

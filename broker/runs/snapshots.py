@@ -66,7 +66,6 @@ class ReplicaSnapshots:
             members=context.members,
             suspects=context.suspects,
             pairs=context.term.pairs,
-            local=context.term.local,
             speed_of=context.term.speed_of,
             found=self.found(),
             now=now,

@@ -43,9 +43,10 @@ def begin_term(
     wanted: Recover,
     found: SnapshotSet | None,
     now: float,
-) -> list[Instruction]:
-    """The peers of the plan are all in the pool, or have a part already. `found`: the set that it
-    goes on from, where that is not what is in the stages."""
+) -> tuple[list[Instruction], int]:
+    """What is to be told, and from which step on the replica is not exact then. The peers of the
+    plan are all in the pool, or have a part already. `found`: the set that it goes on from, where
+    that is not what is in the stages."""
     record = context.record
     if wanted.live:
         step = record.committed
@@ -56,14 +57,16 @@ def begin_term(
     before, others = record.parts, _others_swapped(context, plan, step)
     renamed = [Renamed(old=a, to=b) for a, b in wanted.taken_by.items()]
     event = RunEvent(plan=plan_to_proto(plan), report=report_to_proto(report), renamed=renamed)
+    event.local.extend(record.local if wanted.local is None else wanted.local)
     out: list[Instruction] = [context.publish(event, now, PlanWithReport(plan, report))]
+    inexact_from = record.inexact_from
     if wanted.rebuilt:
-        record.inexact_from = record.inexact_from or step
-    elif step < record.inexact_from:
+        inexact_from = inexact_from or step
+    elif step < inexact_from:
         # Back to before that; where stages change places, maybe to when others did.
-        record.inexact_from = max(1, step) if swaps(plan) else 0
+        inexact_from = max(1, step) if swaps(plan) else 0
     if others:
-        record.inexact_from = record.inexact_from or step or record.committed
+        inexact_from = inexact_from or step or record.committed
     snapshots.begin_term(step)
     record.checkpoints.given_up()
     members, slices = context.members, PlanSlices(plan)
@@ -71,7 +74,6 @@ def begin_term(
         plan,
         report,
         pairs=wanted.pairs or slices.pairs,
-        local=context.term.local,
         begun_from=found,
         speed_of={p: members.members[p].offer.flops_per_s for p in plan.peers},
     )
@@ -94,7 +96,7 @@ def begin_term(
         out.append(Tell(member.stream, BrokerMessage(assign=assign)))
     gone = [p for p in before if p not in record.parts]
     reason = Reason(code="released", text="the run goes on without it")
-    return out + context.release(gone, reason, now)
+    return out + context.release(gone, reason, now), inexact_from
 
 
 def _others_swapped(context: ReplicaContext, plan: Plan, step: int) -> bool:
@@ -118,7 +120,7 @@ def _assign(context: ReplicaContext, step: int, found: SnapshotSet | None) -> As
         data=run.spec.data,
         training=run.requirements.training,
         submitter=run.owner,
-        local=context.term.local,
+        local=record.local,
         first_step=step,
         lossless_snapshots=run.requirements.lossless_snapshots,
     )

@@ -378,3 +378,18 @@ def test_holders_hear_now_and_then_which_reports_they_need_not_keep(world) -> No
             assert not world.kinds(out, "a")
     assert world.told(out, "a")[0].committed.step == COMMITTED_EVERY
     assert world.kinds(out, "b") == ["committed"]
+
+
+@pytest.mark.parametrize("how", ["journal", "snapshot"])
+def test_what_only_peers_with_the_data_read_is_known_after_a_restart(world, how) -> None:
+    """Peers' own word is among it, not only the submitter's."""
+    for peer in "ab":
+        world.join(peer)
+    run, out = world.submit(world.spec(9, plan={"stages": 2}))
+    ask = world.only(out, MakePlan)
+    out = world.handle(PlanReady(run, ask.version, world.plan("a", "b"), local=("scan",)))
+    assert list(world.told(out, "a")[0].assign.local) == ["scan"]
+    if how == "snapshot":
+        world.journal = list(world.machine.decided.snapshot())
+    world.restart()
+    assert world.machine.replica(run).record.local == ("scan",)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal.broker.events import MakePlan, PlanReady
 from shoal.broker.recovery.recover import Fail, Recover, Replan, recover
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
-from shoal.proto.broker_pb2 import Ready, Snapshot, SnapshotReport, Span
+from shoal.proto.broker_pb2 import Checkpoint, Ready, Snapshot, SnapshotReport, Span
 
 from ..conftest import World, chain_outline
 from ..test_machine_random import Driver
@@ -114,3 +114,26 @@ def test_where_a_run_shall_not_wait_too_few_peers_end_it(world) -> None:
     view = view_of(world, run)
     view.suspects.again([PeerId("a")], 0, world.now)
     assert recover(view, ["a"]) == (Fail(), ", and too few peers are left")
+
+
+def test_before_its_own_first_step_a_run_goes_on_from_what_it_was_resumed_from(world) -> None:
+    """Nothing of its own is lost, so its ladder need not have checkpoints."""
+    spec = world.spec(9, plan={"stages": 2}, recovery={"ladder": ["snapshot"]})
+    spec.resumed.CopyFrom(Checkpoint(run="r-0", term=1, step=3, operators=2, microbatch_size=2))
+    spec.resumed.job = spec.job
+    spec.resumed.graph.CopyFrom(spec.graph)
+    spec.resumed.data.CopyFrom(spec.data)
+    for at, holder in enumerate("ab"):
+        file = spec.resumed.files.add(holder=holder, blob=spec.graph)
+        file.spans.add(start=at, stop=at + 1)
+        world.join(holder)
+    run, out = world.submit(spec)
+    world.handle(PlanReady(run, world.only(out, MakePlan).version, world.plan("a", "b")))
+    for peer in "ab":
+        world.say(peer, ready=Ready(run=run, term=1))
+    world.join("c")
+    decision, why = recover(view_of(world, run), ["a"])
+    assert isinstance(decision, Recover), why
+    for peer in "ab":
+        world.report(peer, run, 3)
+    assert isinstance(recover(view_of(world, run), ["a"])[0], Fail)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from shoal.broker.events import (
     Instruction,
     MakePlan,
@@ -302,3 +304,11 @@ def test_exporting_has_a_deadline(make_world) -> None:
     world.report("a", run, 0)
     beat(world, 6, "a")
     assert "they are missing from a" in world.state(run).reason.text
+
+
+@pytest.mark.parametrize("name", ["r-1.", "r-1.07", "r-1.-1", "x." + 5000 * "1", "r-1.\u0661"])
+def test_a_name_that_can_be_no_replicas_is_ignored(world, name) -> None:
+    run = world.start("a")
+    world.say("a", ready=Ready(run=name.replace("r-1", run), term=1))
+    assert world.machine.ignored == {"ready": 1}
+    assert world.state(run).phase == RUNNING

@@ -364,10 +364,10 @@ async def test_blobs_go_up_and_down_whole_and_by_range(tmp_path: Path) -> None:
         assert await client.have([ref, blob_ref(b"x")]) == [len(data), 0]
         empty = await client.store(b"")
         assert await client.fetch(empty.hash) == b""
-        name = broker.shell.machine.broker_id
+        name = broker.shell.machine.members.broker_id
     async with running(state=tmp_path / "state") as (broker, channel):
         assert await BlobClient(channel).fetch(ref.hash, 5, 5) == data[5:10]
-        assert broker.shell.machine.broker_id == name
+        assert broker.shell.machine.members.broker_id == name
 
 
 class Asked(Cap):

@@ -19,8 +19,8 @@ from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.net.blobs.client import BlobClient
 from shoal.net.identity.names import PartyRole
 from shoal.proto.broker_pb2 import (
+    Availability,
     DescribeRequest,
-    Opening,
     PeerMessage,
     RunRequest,
     RunSpec,
@@ -181,7 +181,7 @@ async def test_a_broker_that_waits_too_long_for_a_full_disk_ends_and_goes_on_whe
             await call.write(hello("eve"))
             for i in range(40):
                 closed = Reason(code="hours", text="closed") if i % 2 else None
-                await call.write(PeerMessage(availability=Opening(closed=closed)))
+                await call.write(PeerMessage(availability=Availability(closed=closed)))
             await asyncio.wait_for(found.shell.stopped.wait(), 20)
             assert "is full" in str(found.shell.error)
             call.cancel()

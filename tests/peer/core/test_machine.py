@@ -296,10 +296,10 @@ def test_an_assignment_without_a_stage_for_this_peer_is_refused(member: Make) ->
 def test_a_broken_link_is_reported_only_when_it_stays_down(running: Make) -> None:
     one = running(patience=Timeouts(link_s=30.0))
     out = one.handle(e.LinkDown(OTHER, "reset"), 10.0)
-    assert not told(out, "heard")[0].up, "perhaps its process has died"
+    assert not told(out, "link_status")[0].up, "perhaps its process has died"
     (timer,) = of(out, e.SetTimer)
     assert timer == e.SetTimer("link:other", 40.0)
-    assert told(one.handle(e.LinkUp(OTHER), 20.0), "heard")[0].up
+    assert told(one.handle(e.LinkUp(OTHER), 20.0), "link_status")[0].up
     assert one.handle(e.TimerFired(timer.name), 40.0) == []
     one.handle(e.LinkDown(OTHER, "reset"), 50.0)
     out = one.handle(e.TimerFired(timer.name), 80.0)

@@ -45,7 +45,7 @@ def test_a_stop_in_the_pool_says_goodbye_and_exits(member: Make) -> None:
 def test_a_stop_while_running_waits_for_the_end_of_the_step(running: Make) -> None:
     one = running(drain_s=30.0)
     out = one.handle(e.StopAsked(), 0.5)
-    assert told(out, "opening")[0].closed.code == "stopped"
+    assert told(out, "availability")[0].closed.code == "stopped"
     assert of(out, e.SetTimer) == [e.SetTimer("drain", 30.5)]
     one.handle(NOBODY, 0.6)
     out = finish_step(one)
@@ -145,7 +145,7 @@ def looked(paused: bool = False, hour: int = 12, moved: int = 0) -> e.OwnerLooke
 
 def test_a_closed_peer_says_so_and_stays_a_member(member: Make) -> None:
     one = member()
-    (said_so,) = told(one.handle(looked(paused=True), 1.0), "opening")
+    (said_so,) = told(one.handle(looked(paused=True), 1.0), "availability")
     assert said_so.closed.code == "paused"
     assert one.handle(looked(paused=True), 2.0) == [], "said once"
     out = one.handle(assign(), 3.0)  # was on its way
@@ -154,14 +154,14 @@ def test_a_closed_peer_says_so_and_stays_a_member(member: Make) -> None:
     one.handle(e.Detached("goodbye"), 3.0)
     assert told(one.handle(e.Attached(), 4.0), "hello")[0].closed.code == "paused"
     one.handle(WELCOME, 4.0)
-    (said_so,) = told(one.handle(looked(), 5.0), "opening")
+    (said_so,) = told(one.handle(looked(), 5.0), "availability")
     assert not said_so.HasField("closed")
 
 
 def test_closed_in_a_run_it_ends_the_step_and_leaves_and_comes_back(running: Make) -> None:
     one = running(drain_s=30.0)
     out = one.handle(looked(paused=True), 0.5)
-    assert told(out, "opening")
+    assert told(out, "availability")
     assert of(out, e.SetTimer) == [e.SetTimer("drain", 30.5)]
     one.handle(NOBODY, 0.6)
     out = finish_step(one)
@@ -224,7 +224,7 @@ def test_hours_and_traffic_close_it(member: Make) -> None:
         (looked(hour=8, moved=1000), "hours"),
     ):
         one.handle(facts, 1.0)
-        assert (one.opening.closed.code if one.opening.closed else "") == code
+        assert (one.availability.closed.code if one.availability.closed else "") == code
 
 
 def test_how_long_it_means_to_stay_is_counted_from_its_start() -> None:
@@ -255,7 +255,7 @@ def test_whatever_the_owner_does_when_a_closed_peer_begins_no_step(seed: int) ->
         if rng.random() < 0.5:
             one.handle(looked(paused=rng.random() < 0.5), 1.0)
             one.handle(NOBODY, 1.0)
-            shut = one.opening.closed is not None
+            shut = one.availability.closed is not None
             closed_in = -1 if not shut else one.assignment.step if closed_in < 0 else closed_in
             continue
         begun = [c.step for c in of(finish_step(one), e.Compute)]

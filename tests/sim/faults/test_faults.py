@@ -116,7 +116,7 @@ def test_a_sentence_is_what_a_table_says():
             {"do": "kill", "who": ["peer-3"], "at_step": 20, "phase": "backward"},
         ),
         (
-            f.partition(["eu"], ["us"], at_s=60, for_s=30),
+            f.cut_off(["eu"], ["us"], at_s=60, for_s=30),
             {"do": "cut-off", "who": ["eu"], "with": ["us"], "at": "60s", "for": "30s"},
         ),
         (
@@ -129,7 +129,7 @@ def test_a_sentence_is_what_a_table_says():
 
 def test_a_fault_reads_as_a_sentence():
     assert sentence(f.kill("p3", at_step=20, phase="clip")) == "kill p3 at step 20 (clip)"
-    said = sentence(f.partition("eu", "us", at_s=60, for_s=30))
+    said = sentence(f.cut_off("eu", "us", at_s=60, for_s=30))
     assert said == "cut-off eu and us at 60 s for 30 s"
     assert sentence(f.slow("a", factor=10)) == "slow a 10 times at 0 s"
 
@@ -251,7 +251,7 @@ def test_a_corruption_that_met_no_message_is_missed():
 
 
 def test_a_cut_goes_both_ways_between_all_of_both_sides():
-    stage, _ = playing(f.partition("place:eu", "us", for_s=3))
+    stage, _ = playing(f.cut_off("place:eu", "us", for_s=3))
     stage.run(1)
     assert stage.parted == {("a", "spare"), ("b", "spare"), ("spare", "a"), ("spare", "b")}
     stage.run(3)
@@ -260,7 +260,7 @@ def test_a_cut_goes_both_ways_between_all_of_both_sides():
 
 def test_one_way_only_what_the_first_send_is_concerned():
     stage, _ = playing(
-        f.partition("place:eu", "us", for_s=3, both=False), f.slow("b", "a", factor=4, both=False)
+        f.cut_off("place:eu", "us", for_s=3, both=False), f.slow("b", "a", factor=4, both=False)
     )
     stage.run(1)
     assert stage.parted == {("a", "spare"), ("b", "spare")}
@@ -270,7 +270,7 @@ def test_one_way_only_what_the_first_send_is_concerned():
 
 
 def test_without_the_other_side_it_is_everyone_else_and_the_broker():
-    stage, _ = playing(f.partition("memory>=2GiB"))
+    stage, _ = playing(f.cut_off("memory>=2GiB"))
     stage.run(1)
     assert stage.parted == {
         pair for x in ("a", "b", BROKER) for pair in (("spare", x), (x, "spare"))
@@ -278,7 +278,7 @@ def test_without_the_other_side_it_is_everyone_else_and_the_broker():
 
 
 def test_a_link_parted_by_two_faults_is_mended_by_the_last():
-    stage, _ = playing(f.partition("a", "b", for_s=5), f.partition("b", "a", at_s=1, for_s=1))
+    stage, _ = playing(f.cut_off("a", "b", for_s=5), f.cut_off("b", "a", at_s=1, for_s=1))
     stage.run(3)
     assert stage.parted == {("a", "b"), ("b", "a")}
     stage.run(3)

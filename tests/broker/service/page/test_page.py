@@ -113,7 +113,7 @@ async def test_a_stranger_gets_the_page_without_a_figure_and_a_key_opens_it(tls:
         answer, html = await asked(broker, "/", tls=tls)
         assert answer.status == 200
         assert b"<script>" in html
-        assert broker.shell.machine.broker_id.encode() not in html
+        assert broker.shell.machine.members.broker_id.encode() not in html
         stale = broker.page.key(ANN, 60.0)[0].replace(".submitter.", ".operator.")
         for path in GUARDED:
             for given in ("", stale, "x" * 4000):
@@ -124,7 +124,7 @@ async def test_a_stranger_gets_the_page_without_a_figure_and_a_key_opens_it(tls:
         assert answer.status == 401  # a key in an address would stand in logs
         answer, text = await asked(broker, "/state.json", key, tls=tls)
         assert answer.status == 200
-        assert json.loads(text)["broker"] == broker.shell.machine.broker_id
+        assert json.loads(text)["broker"] == broker.shell.machine.members.broker_id
         for method in ("POST", "PUT", "DELETE"):
             if tls:
                 assert (await asked(broker, "/enter", key, method=method))[0].status == 405
