@@ -44,3 +44,12 @@ def no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_credentials_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """They are found by address: a broker may listen where one of another test did, or of the user
+    who runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield

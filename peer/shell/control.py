@@ -14,6 +14,7 @@ from ...net.identity.enroll import channel_options
 from ...net.transports.grpc_transport import CHANNEL_OPTIONS
 from ...net.web.proxy import proxy_options, through
 from ...proto import broker_pb2, broker_pb2_grpc
+from ...proto.common_pb2 import Reason
 
 __all__ = ["ControlStream", "broker_channel", "reaches"]
 
@@ -75,6 +76,11 @@ class ControlStream:
             try:
                 return await self._carry(call)
             except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                    # Kicked, and the message that said so was lost with the stream before.
+                    reason = Reason(code="denied", text=_why(error))
+                    refused = broker_pb2.Refused(reason=reason)
+                    self._heard(broker_pb2.BrokerMessage(refused=refused))
                 return f"the stream to the broker at {self.address} broke: {_why(error)}"
             finally:
                 call.cancel()

@@ -167,3 +167,16 @@ async def test_a_frame_for_a_port_that_the_plan_does_not_name_ends_its_link(
         str(vars(r)["fields"]["why"]) for r in caplog.records if r.getMessage() == "link refused"
     ]
     assert any("S9>nowhere" in why for why in whys), whys
+
+
+async def test_a_peer_that_was_kicked_and_did_not_hear_of_it_ends_when_it_tries_again(
+    lab: Lab,
+) -> None:
+    """The message that says so is lost with the stream, now and then."""
+    await lab.join("honest")
+    (worker,) = lab.workers
+    lab.broker.secured.admission.kick(worker.me.peer, time.time())
+    shell = lab.broker.shell
+    (stream,) = shell.machine.members.streams
+    shell._end_stream(stream, "its path broke")
+    assert await lab.ends["honest"] == 4
