@@ -9,6 +9,7 @@ __all__ = [
     "execute",
     "ir",
     "plan",
+    "rounds",
     "schedule",
     "transforms",
 ]

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from .rounds import RoundSettings
 from .settings import Settings, SettingsError, at_least, at_most, json_object, plain
 
 __all__ = ["MOST_CHOICES", "MOST_MICROBATCHES", "Train", "Training"]
@@ -175,6 +176,13 @@ class Training(Settings):
     rebuilds: bool = False
     """Whether a lost stage may be made anew from its neighbours, for which the norms of gradients
     are kept."""
+    rounds: RoundSettings | None = None
+    """What replicas exchange between their steps; None: a run has one, or all step together."""
+
+    @property
+    def batch(self) -> int:
+        """Samples of one step of one replica."""
+        return self.train.batch // (self.rounds.replicas if self.rounds else 1)
 
     def to_json(self) -> str:
         return json.dumps(plain(self))

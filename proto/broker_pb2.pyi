@@ -40,7 +40,7 @@ FAILED: Phase
 CANCELLED: Phase
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way", "availability", "resolved", "saved", "link_status")
+    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way", "availability", "resolved", "saved", "link_status", "round")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class PeerMessage(_message.Message):
     RESOLVED_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     LINK_STATUS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -73,7 +74,8 @@ class PeerMessage(_message.Message):
     resolved: Resolved
     saved: Saved
     link_status: LinkStatus
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., link_status: _Optional[_Union[LinkStatus, _Mapping]] = ...) -> None: ...
+    round: RoundReport
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., link_status: _Optional[_Union[LinkStatus, _Mapping]] = ..., round: _Optional[_Union[RoundReport, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "peer", "boot", "counter", "profile", "address", "holding", "snapshots", "closed")
@@ -301,6 +303,28 @@ class Ready(_message.Message):
     device_bytes: int
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
+class RoundReport(_message.Message):
+    __slots__ = ("run", "term", "round", "attempt", "hash", "drift", "sent_bytes", "waited_s", "problem")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    DRIFT_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    round: int
+    attempt: int
+    hash: int
+    drift: float
+    sent_bytes: int
+    waited_s: float
+    problem: _common_pb2.Reason
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
+
 class StepReport(_message.Message):
     __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links", "again_bytes")
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -488,7 +512,7 @@ class Drained(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class BrokerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover")
+    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover", "round_start", "round_plan")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
@@ -503,6 +527,8 @@ class BrokerMessage(_message.Message):
     CONFIRM_FIELD_NUMBER: _ClassVar[int]
     RESOLVE_FIELD_NUMBER: _ClassVar[int]
     HANDOVER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_START_FIELD_NUMBER: _ClassVar[int]
+    ROUND_PLAN_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     assign: Assign
@@ -517,7 +543,9 @@ class BrokerMessage(_message.Message):
     confirm: Confirm
     resolve: Resolve
     handover: HandoverReply
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ...) -> None: ...
+    round_start: RoundStart
+    round_plan: RoundPlan
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ..., round_start: _Optional[_Union[RoundStart, _Mapping]] = ..., round_plan: _Optional[_Union[RoundPlan, _Mapping]] = ...) -> None: ...
 
 class HandoverReply(_message.Message):
     __slots__ = ("run", "term", "within_s", "reason")
@@ -552,7 +580,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run", "term", "slice", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter", "local", "lossless_snapshots", "recipe")
+    __slots__ = ("run", "term", "slice", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter", "local", "lossless_snapshots", "recipe", "round")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SLICE_FIELD_NUMBER: _ClassVar[int]
@@ -568,6 +596,7 @@ class Assign(_message.Message):
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     LOSSLESS_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     slice: PlanSlice
@@ -583,7 +612,90 @@ class Assign(_message.Message):
     local: _containers.RepeatedScalarFieldContainer[str]
     lossless_snapshots: bool
     recipe: _common_pb2.BlobRef
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
+    round: RoundStart
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., round: _Optional[_Union[RoundStart, _Mapping]] = ...) -> None: ...
+
+class RoundStart(_message.Message):
+    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    round: int
+    first_step: int
+    steps: int
+    samples: _containers.RepeatedCompositeFieldContainer[SampleRange]
+    start: float
+    length: float
+    evaluate: bool
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ...) -> None: ...
+
+class SampleRange(_message.Message):
+    __slots__ = ("first", "count")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    count: int
+    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class RoundPlan(_message.Message):
+    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    DIALS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    round: int
+    attempt: int
+    weight: int
+    exponent: int
+    segments: _containers.RepeatedCompositeFieldContainer[RoundSegment]
+    dials: _containers.RepeatedCompositeFieldContainer[DialOrder]
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ...) -> None: ...
+
+class RoundSegment(_message.Message):
+    __slots__ = ("start", "stop", "aggregator", "givers", "takers", "versions")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATOR_FIELD_NUMBER: _ClassVar[int]
+    GIVERS_FIELD_NUMBER: _ClassVar[int]
+    TAKERS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    aggregator: str
+    givers: _containers.RepeatedCompositeFieldContainer[RoundGiver]
+    takers: _containers.RepeatedScalarFieldContainer[str]
+    versions: _containers.RepeatedCompositeFieldContainer[RoundVersion]
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., aggregator: _Optional[str] = ..., givers: _Optional[_Iterable[_Union[RoundGiver, _Mapping]]] = ..., takers: _Optional[_Iterable[str]] = ..., versions: _Optional[_Iterable[_Union[RoundVersion, _Mapping]]] = ...) -> None: ...
+
+class RoundGiver(_message.Message):
+    __slots__ = ("peer", "weight")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    weight: int
+    def __init__(self, peer: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
+
+class RoundVersion(_message.Message):
+    __slots__ = ("source", "destination")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    destination: str
+    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("term", "holders", "transfers", "renamed", "files", "live", "rebuilt")
@@ -784,18 +896,20 @@ class Plan(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., outline: _Optional[_Iterable[_Union[StageOutline, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[TiedGroup, _Mapping]]] = ..., without_norm: _Optional[bool] = ...) -> None: ...
 
 class StageOutline(_message.Message):
-    __slots__ = ("sends", "trainable", "statistics", "makes_loss", "has_backward")
+    __slots__ = ("sends", "trainable", "statistics", "makes_loss", "has_backward", "elements")
     SENDS_FIELD_NUMBER: _ClassVar[int]
     TRAINABLE_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     MAKES_LOSS_FIELD_NUMBER: _ClassVar[int]
     HAS_BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     sends: _containers.RepeatedCompositeFieldContainer[Crossed]
     trainable: bool
     statistics: bool
     makes_loss: bool
     has_backward: bool
-    def __init__(self, sends: _Optional[_Iterable[_Union[Crossed, _Mapping]]] = ..., trainable: _Optional[bool] = ..., statistics: _Optional[bool] = ..., makes_loss: _Optional[bool] = ..., has_backward: _Optional[bool] = ...) -> None: ...
+    elements: int
+    def __init__(self, sends: _Optional[_Iterable[_Union[Crossed, _Mapping]]] = ..., trainable: _Optional[bool] = ..., statistics: _Optional[bool] = ..., makes_loss: _Optional[bool] = ..., has_backward: _Optional[bool] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Crossed(_message.Message):
     __slots__ = ("value", "targets", "grad_targets", "spec")
@@ -810,12 +924,16 @@ class Crossed(_message.Message):
     def __init__(self, value: _Optional[str] = ..., targets: _Optional[_Iterable[int]] = ..., grad_targets: _Optional[_Iterable[int]] = ..., spec: _Optional[int] = ...) -> None: ...
 
 class TiedGroup(_message.Message):
-    __slots__ = ("parameter", "stages")
+    __slots__ = ("parameter", "stages", "start", "elements")
     PARAMETER_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     parameter: str
     stages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, parameter: _Optional[str] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
+    start: int
+    elements: int
+    def __init__(self, parameter: _Optional[str] = ..., stages: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class PlanSlice(_message.Message):
     __slots__ = ("plan", "visits", "evaluations", "slots", "place", "ring")
@@ -1114,7 +1232,7 @@ class Recalled(_message.Message):
     def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "term", "renamed", "replica", "report", "local")
+    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "term", "renamed", "replica", "report", "local")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1123,6 +1241,9 @@ class RunEvent(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_PLANNED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_DONE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -1136,12 +1257,85 @@ class RunEvent(_message.Message):
     weights: Weights
     note: str
     checkpoint: Checkpoint
+    round_begun: RoundBegun
+    round_planned: RoundPlanned
+    round_done: RoundDone
     term: int
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
     replica: int
     report: PlanReport
     local: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RoundBegun(_message.Message):
+    __slots__ = ("round", "work")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    work: _containers.RepeatedCompositeFieldContainer[RoundWork]
+    def __init__(self, round: _Optional[int] = ..., work: _Optional[_Iterable[_Union[RoundWork, _Mapping]]] = ...) -> None: ...
+
+class RoundWork(_message.Message):
+    __slots__ = ("replica", "term", "first_step", "steps", "samples")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    term: int
+    first_step: int
+    steps: int
+    samples: _containers.RepeatedCompositeFieldContainer[SampleRange]
+    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ...) -> None: ...
+
+class RoundPlanned(_message.Message):
+    __slots__ = ("round", "attempt", "members", "joiners", "exponent")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    JOINERS_FIELD_NUMBER: _ClassVar[int]
+    EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    attempt: int
+    members: _containers.RepeatedCompositeFieldContainer[RoundMember]
+    joiners: _containers.RepeatedScalarFieldContainer[int]
+    exponent: int
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., joiners: _Optional[_Iterable[int]] = ..., exponent: _Optional[int] = ...) -> None: ...
+
+class RoundMember(_message.Message):
+    __slots__ = ("replica", "weight", "term")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    weight: int
+    term: int
+    def __init__(self, replica: _Optional[int] = ..., weight: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
+class RoundDone(_message.Message):
+    __slots__ = ("round", "attempt", "members", "hash", "drift", "sent_bytes", "waited_s", "seconds", "microbatches", "joined")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    DRIFT_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    attempt: int
+    members: _containers.RepeatedCompositeFieldContainer[RoundMember]
+    hash: int
+    drift: float
+    sent_bytes: int
+    waited_s: float
+    seconds: float
+    microbatches: int
+    joined: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., seconds: _Optional[float] = ..., microbatches: _Optional[int] = ..., joined: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepDone(_message.Message):
     __slots__ = ("step", "outcome", "evaluation", "seconds", "sent_bytes", "compute_s", "links", "again_bytes", "peaks")

@@ -16,12 +16,14 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SYNC: _ClassVar[Role]
     SNAPSHOT: _ClassVar[Role]
     PROBE: _ClassVar[Role]
+    ROUND: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 ACTIVATION: Role
 ACTIVATION_GRAD: Role
 SYNC: Role
 SNAPSHOT: Role
 PROBE: Role
+ROUND: Role
 
 class Piece(_message.Message):
     __slots__ = ()

@@ -20,6 +20,7 @@ from ...dag.ir.validate import validate
 from ...dag.plan.cut import cut, outline, tied_groups
 from ...dag.plan.plan import PeerId, Plan, PlanError, Visit
 from ...dag.plan.report import NO_REPORT, PlanReport, PlanWithReport, Spare
+from ...dag.rounds.vector import with_elements
 from ...dag.schedule.convert_plan import plan_from_proto
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.vocabulary import planned_graph
@@ -237,7 +238,8 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
 
 def outlined(graph: Graph, plan: Plan) -> Plan:
     """The plan with what crosses its stages. `graph`: its bound `planned_graph`."""
-    return replace(plan, outline=outline(graph, [(s.start, s.stop) for s in plan.stages]))
+    bounds = [(s.start, s.stop) for s in plan.stages]
+    return replace(plan, outline=with_elements(outline(graph, bounds), graph, bounds))
 
 
 def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:

@@ -6,6 +6,8 @@
              exchange of stage 1's gradients: give what was made here, add up in phase 1, pass on
              totals in phase 3, take the result in phase 4; others likewise, by `ExchangeContent`
     U     update: divide by the weight, clip, optimizer step, buffers
+    C X A  between steps, of a round between replicas: take down what the own stages contribute, begin
+          an exchange, apply its result; in no list
 
 What each action takes and gives stands in `dag/schedule/flow.py`.
 """
@@ -16,7 +18,16 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["EXCHANGES", "VISITS", "Action", "ExchangeContent", "Kind", "ScheduleError", "named"]
+__all__ = [
+    "EXCHANGES",
+    "ROUNDS",
+    "VISITS",
+    "Action",
+    "ExchangeContent",
+    "Kind",
+    "ScheduleError",
+    "named",
+]
 
 
 class ScheduleError(ValueError):
@@ -38,6 +49,12 @@ class Kind(StrEnum):
     TAKE = "<"
     """A receiver takes the result."""
     UPDATE = "U"
+    CONTRIBUTE = "C"
+    """What the stages have moved since the last version is taken down, for a round."""
+    EXCHANGE = "X"
+    """The exchange of a round begins here: what this peer gives to itself is added."""
+    APPLY = "A"
+    """The result of a round becomes the next version."""
 
     __hash__ = str.__hash__  # an enum's own is slow, and actions are looked up all the time
 
@@ -72,6 +89,8 @@ VISITS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE})
 """Kinds that belong to one microbatch and one stage."""
 EXCHANGES = frozenset({Kind.GIVE, Kind.REDUCE, Kind.RELAY, Kind.TAKE})
 """Kinds that belong to one exchange."""
+ROUNDS = frozenset({Kind.CONTRIBUTE, Kind.EXCHANGE, Kind.APPLY})
+"""Kinds that belong to a round between replicas."""
 
 _SINGLE = frozenset({ExchangeContent.NORM, ExchangeContent.SCORES})
 """What there is one exchange of."""

@@ -159,6 +159,8 @@ class Cutter:
         """By value of `_made`: the first and last operator that makes or takes it."""
         self._updates = {b.name: b.update for b in graph.buffers}
         self._owner = {name: self._owner_of(name) for name in self._updates}
+        self.owners = {name: at for name, at in self._owner.items() if at is not None}
+        """By buffer that is updated, an operator of the stage that it belongs to."""
         together = [
             (at, *self._takers.get(f"buffer:{name}", ()))
             for name, at in self._owner.items()

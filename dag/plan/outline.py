@@ -35,6 +35,8 @@ class StageOutline:
     """Whether its holders exchange batch statistics."""
     makes_loss: bool = False
     has_backward: bool = False
+    elements: int = 0
+    """Of the run's vector (`dag/rounds/vector.py`) that are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ class TiedGroup:
     index: int
     parameter: str
     stages: tuple[int, ...]
+    start: int = 0
+    elements: int = 0
+    """Where it is in the run's vector (`dag/rounds/vector.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

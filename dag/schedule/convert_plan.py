@@ -92,11 +92,15 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
                 statistics=s.statistics,
                 makes_loss=s.makes_loss,
                 has_backward=s.has_backward,
+                elements=s.elements,
             )
             for s in plan.outline.stages
         ],
         tied=[
-            broker_pb2.TiedGroup(parameter=g.parameter, stages=g.stages) for g in plan.outline.tied
+            broker_pb2.TiedGroup(
+                parameter=g.parameter, stages=g.stages, start=g.start, elements=g.elements
+            )
+            for g in plan.outline.tied
         ],
     )
 
@@ -165,11 +169,18 @@ def _outline_from_proto(message: broker_pb2.Plan) -> Outline:
             s.statistics,
             s.makes_loss,
             s.has_backward,
+            s.elements,
         )
         for i, s in enumerate(message.outline)
     )
     tied = tuple(
-        TiedGroup(i, name_of(g.parameter, "a parameter", _refuse), tuple(g.stages))
+        TiedGroup(
+            i,
+            name_of(g.parameter, "a parameter", _refuse),
+            tuple(g.stages),
+            g.start,
+            g.elements,
+        )
         for i, g in enumerate(message.tied)
     )
     return Outline(stages, tied)

@@ -64,6 +64,7 @@ class Role(StrEnum):
     SYNC = "sync"
     SNAPSHOT = "snapshot"
     PROBE = "probe"
+    ROUND = "round"
 
     __hash__ = str.__hash__  # an enum's own is slow, and keys of frames are hashed all the time
 

@@ -10,7 +10,7 @@ assignment that caused a record, so that a stale answer is recognised and droppe
     Attached Detached BrokerSaid              Dial ExpectPeer HangUp Allow
     LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
     Built BuildFailed DataReady DataFailed    SendFrame Release
-    Computed ComputeFailed FrameQueued        SendProbe
+    Computed ComputeFailed FrameQueued        SendProbe BeginRound JoinExchange
     FrameArrived FrameRefused
     FrameAcknowledged
     ExportedWeights ExportFailed
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from ...dag.plan.plan import PeerId
+    from ...dag.rounds.vector import RunVector
     from ...dag.schedule.flow import Flow, Role
     from ...dag.schedule.schedule import Action
     from ...net.links.frame import FrameKey
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Allow",
     "Attached",
+    "BeginRound",
     "BrokerSaid",
     "Build",
     "BuildFailed",
@@ -61,6 +63,7 @@ __all__ = [
     "FrameRefused",
     "HangUp",
     "Instruction",
+    "JoinExchange",
     "KeepSnapshot",
     "LinkDown",
     "LinkUp",
@@ -68,6 +71,7 @@ __all__ = [
     "Prefetch",
     "Release",
     "Result",
+    "RoundResult",
     "SendFrame",
     "SendProbe",
     "SetTimer",
@@ -176,7 +180,8 @@ class Built(OfTerm):
     the checker proved; `device_bytes` what parameters, gradients and optimizer take; `steps` the
     number of updates that the run wants; `eval_every` the steps between evaluations (0: none; with
     evaluation there is one after the last step too); `exports` the stages whose weights this peer
-    uploads (it is their first holder); `partial` whether that leaves out what stays as the weights
+    uploads (it is their first holder); `vector` what replicas exchange in rounds, None where there are
+    none; `partial` whether that leaves out what stays as the weights
     files have it.
     """
 
@@ -187,6 +192,7 @@ class Built(OfTerm):
     eval_every: int = 0
     exports: tuple[int, ...] = ()
     partial: bool = False
+    vector: RunVector | None = None
 
 
 @immutable
@@ -211,6 +217,18 @@ class DataFailed(OfStep):
 
 
 @immutable
+class RoundResult:
+    """What an action of a round came to. hash: of the version, from an `APPLY`; drift: squared
+    2-norm of what was taken down, from a `CONTRIBUTE`. code, why: what stands in its way; empty:
+    nothing."""
+
+    hash: int = 0
+    drift: float = 0.0
+    code: str = ""
+    why: str = ""
+
+
+@immutable
 class Result:
     """What an action came to: seconds spent computing, peak device bytes so far (0: unknown), at
     the hub what the step or the evaluation came to, and from an update what frames took since the
@@ -221,6 +239,8 @@ class Result:
     outcome: broker_pb2.Outcome | None = None
     evaluation: broker_pb2.Evaluation | None = None
     links: tuple[broker_pb2.LinkUse, ...] = ()
+    round: RoundResult | None = None
+    """Of an action of a round."""
 
 
 @immutable
@@ -435,13 +455,30 @@ class PrefetchFrozen:
 
 
 @immutable
+class BeginRound(OfTerm):
+    """What was applied last is the version from here on, and the next steps are of this round; in
+    order with `Compute`, without an answer."""
+
+    start: broker_pb2.RoundStart
+
+
+@immutable
+class JoinExchange(OfTerm):
+    """The exchange that the next actions of a round are about, in place of an earlier attempt; in
+    order with `Compute`, without an answer."""
+
+    plan: broker_pb2.RoundPlan
+
+
+@immutable
 class Prefetch(OfStep):
     """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
 
 
 @immutable
 class Compute(OfStep):
-    """Run this action on the device: answers `Computed` or `ComputeFailed`. One at a time."""
+    """Run this action on the device: answers `Computed` or `ComputeFailed`. One at a time. An
+    action of a round has its number as `step`."""
 
     action: Action
 
@@ -522,6 +559,8 @@ Instruction = (
     | Allow
     | Build
     | PrefetchFrozen
+    | BeginRound
+    | JoinExchange
     | Prefetch
     | Compute
     | SendFrame

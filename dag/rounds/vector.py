@@ -1,0 +1,165 @@
+"""The vector of a run: all that replicas exchange, end to end in one order, however each is cut.
+
+It has every trained parameter once, and every floating buffer that steps update. They stand in the
+order of the first operators that read them (of buffers, of the operator that owns the update), so
+that those of a stage, which is an interval of operators, are an interval of the vector. A tied
+parameter belongs to the stage of its first reader; the others have copies.
+
+What is encoded, summed and hashed at once is a *piece*: PIECE elements of one entry at most,
+counted from its beginning. Pieces follow from the graph alone, so that neither a cut nor who adds
+up what changes a bit. A *part* is what one frame has: whole pieces side by side.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
+
+from ..ir.graph import Graph, TensorSpec
+from ..plan.cut import Cutter
+from ..plan.outline import Outline
+
+__all__ = ["PIECE", "Entry", "Piece", "RunVector", "Span", "with_elements"]
+
+PIECE = 1 << 20
+"""Elements of a piece, and of a part, at most: 4 MB in fp32, as a frame's buffers are."""
+
+Span = tuple[int, int]
+"""Elements [start, stop) of the vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor in the vector. `value`: its name in the graph, `param:NAME` or `buffer:NAME`.
+    `operator`: index of the one that it belongs to."""
+
+    value: str
+    spec: TensorSpec
+    start: int
+    operator: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.spec.elements
+
+    @property
+    def name(self) -> str:
+        return self.value.partition(":")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, stop) of one entry, counted from its beginning."""
+
+    entry: Entry
+    start: int
+    stop: int
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+
+class RunVector:
+    """entries: in order. elements: of all."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = tuple(entries)
+        self.elements = self.entries[-1].stop if self.entries else 0
+
+    @classmethod
+    def of(cls, graph: Graph) -> RunVector:
+        """That of a graph whose sizes are bound."""
+        cutter, at = Cutter(graph), dict[str, int]()
+        for i, operator in enumerate(graph.operators):
+            for value in operator.reads:
+                at.setdefault(value, i)
+        found: list[tuple[int, str, TensorSpec]] = []
+        for parameter in graph.parameters:
+            value = f"param:{parameter.name}"
+            if parameter.trainable and value in at:
+                found.append((at[value], value, parameter.spec))
+        for buffer in graph.buffers:
+            owner = cutter.owners.get(buffer.name)
+            if owner is not None and buffer.spec.is_floating:
+                found.append((owner, f"buffer:{buffer.name}", buffer.spec))
+        found.sort(key=lambda x: x[0])  # in one place, as in the graph
+        entries, start = [], 0
+        for operator_index, value, spec in found:
+            entries.append(Entry(value, spec, start, operator_index))
+            start += spec.elements
+        return cls(entries)
+
+    def span(self, start: int, stop: int) -> Span:
+        """The elements that belong to the operators [start, stop)."""
+        first, last = (
+            bisect_right(self.entries, at - 1, key=attrgetter("operator")) for at in (start, stop)
+        )
+        return self._at(first), self._at(last)
+
+    def _at(self, entry: int) -> int:
+        return self.entries[entry].start if entry < len(self.entries) else self.elements
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        """Where pieces begin, and the end."""
+        found = [i for e in self.entries for i in range(e.start, e.stop, PIECE)]
+        return [*found, self.elements]
+
+    def aligned(self, position: int) -> int:
+        """Where the piece of an element begins; of the end, the end."""
+        bounds = self._bounds
+        return bounds[max(0, bisect_right(bounds, position) - 1)]
+
+    def parts(self, start: int, stop: int) -> list[Span]:
+        """The parts of the elements from `start` to `stop`, each rounded down to a piece's
+        beginning."""
+        begin, end = self.aligned(start), self.aligned(stop)
+        bounds, found = self._bounds, list[Span]()
+        i = bisect_right(bounds, begin) - 1
+        while begin < end:
+            while i + 1 < len(bounds) and bounds[i + 1] <= min(begin + PIECE, end):
+                i += 1
+            found.append((begin, bounds[i]))
+            begin = bounds[i]
+        return found
+
+    def pieces(self, span: Span) -> Iterator[Piece]:
+        """Those of a part, in order."""
+        start, stop = span
+        i = max(0, bisect_right(self.entries, start, key=attrgetter("start")) - 1)
+        while i < len(self.entries) and (entry := self.entries[i]).start < stop:
+            for at in range(max(start, entry.start), min(stop, entry.stop), PIECE):
+                yield Piece(
+                    entry, at - entry.start, min(at + PIECE, entry.stop, stop) - entry.start
+                )
+            i += 1
+
+    def of_value(self, value: str) -> Entry | None:
+        """The entry of a parameter or buffer of the graph."""
+        return self._by_value.get(value)
+
+    @cached_property
+    def _by_value(self) -> dict[str, Entry]:
+        return {entry.value: entry for entry in self.entries}
+
+
+def with_elements(outline: Outline, graph: Graph, bounds: Sequence[tuple[int, int]]) -> Outline:
+    """The outline of these stages of a bound graph, with where they are in the run's vector."""
+    vector = RunVector.of(graph)
+    spans = [vector.span(*at) for at in bounds]
+    entries = {g.parameter: vector.of_value(f"param:{g.parameter}") for g in outline.tied}
+    return Outline(
+        tuple(
+            replace(s, elements=stop - start)
+            for s, (start, stop) in zip(outline.stages, spans, strict=True)
+        ),
+        tuple(
+            replace(g, start=e.start, elements=e.spec.elements)
+            for g in outline.tied
+            if (e := entries[g.parameter]) is not None
+        ),
+    )
