@@ -6,8 +6,8 @@
              exchange of stage 1's gradients: give what was made here, add up in phase 1, pass on
              totals in phase 3, take the result in phase 4; others likewise, by `ExchangeContent`
     U     update: divide by the weight, clip, optimizer step, buffers
-    C X A  between steps, of a round between replicas: take down what the own stages contribute, begin
-          an exchange, apply its result; in no list
+    C X A  of a round between replicas: take down what was moved since the last version, begin an
+          exchange, apply its result; in no list
 
 What each action takes and gives stands in `dag/schedule/flow.py`.
 """

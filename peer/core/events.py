@@ -180,9 +180,8 @@ class Built(OfTerm):
     the checker proved; `device_bytes` what parameters, gradients and optimizer take; `steps` the
     number of updates that the run wants; `eval_every` the steps between evaluations (0: none; with
     evaluation there is one after the last step too); `exports` the stages whose weights this peer
-    uploads (it is their first holder); `vector` what replicas exchange in rounds, None where there are
-    none; `partial` whether that leaves out what stays as the weights
-    files have it.
+    uploads (it is their first holder); `partial` whether that leaves out what stays as the weights
+    files have it; `vector` what replicas exchange in rounds, None where there are none.
     """
 
     flow: Flow
