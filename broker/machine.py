@@ -140,6 +140,9 @@ class BrokerMachine:
             self._seen = self.members.version
         for replica in registry.changed.values():
             out += replica.losses.hand_over(now)
+        for run in dict.fromkeys(replica.record.run.id for replica in registry.changed.values()):
+            if (rounds := registry.rounds.get(run)) is not None:
+                out += rounds.follow(now)
         out += self.data.advance(registry.changed.values(), now)
         out += self.probing.advance(self.members, now)
         out += self.placing.place(registry.replicas, now)
@@ -310,7 +313,9 @@ class BrokerMachine:
                 continue
             self.registry.changing(replica.id)
             if mine:
-                return (replica.losses.back if awaited else replica.losses.keeper_back)(member, now)
+                losses, rounds = replica.losses, self.registry.rounds.get(replica.record.run.id)
+                out = (losses.back if awaited else losses.keeper_back)(member, now)
+                return out + (rounds.again(replica.record.number, member) if rounds else [])
             lost = Lost(member, "it came back without the run", "lost")
             return replica.losses.lost(lost, now)
         return []
@@ -346,6 +351,9 @@ class BrokerMachine:
             text = f"the run {clean(about, 60)!r} is not known"
             fields = (("message", str(kind)), ("peer", member.id), ("why", text))
             return [Log("message_ignored", fields)]
+        if kind == "round":
+            rounds, number = self.registry.rounds.get(replica.record.run.id), replica.record.number
+            return rounds.reported(member, number, message.round, now) if rounds else []
         return replica.said(str(kind), member, message, now)
 
     def _losing(
@@ -372,6 +380,9 @@ class BrokerMachine:
         kind, _, who = name.partition(":")
         if kind == "run" and (replica := self.registry.changing(who)) is not None:
             return replica.losses.timer(now)
+        if kind == "round" and (rounds := self.registry.rounds.get(RunId(who))) is not None:
+            self.registry.all_changing(rounds.run.replicas)
+            return rounds.timer(now)
         if kind == "data":
             return self.data.timer(who)
         return self._losing(*self.members.timer(name, now), now)

@@ -11,6 +11,7 @@ from .journal.decided import DurableState
 from .membership.membership import Membership
 from .records.space import outnumbered
 from .records.submitted import run_of
+from .rounds.coordinator import RoundCoordinator
 from .runs.replica import Replica
 from .runs.run import Run
 
@@ -18,7 +19,8 @@ __all__ = ["RunRegistry"]
 
 
 class RunRegistry:
-    """runs: by id, in order of submission, the newest ended ones included. changed: replicas that
+    """runs: by id, in order of submission, the newest ended ones included. rounds: of those whose
+    replicas train apart. changed: replicas that
     the present event may have changed."""
 
     def __init__(self, decided: DurableState, members: Membership, seed: str) -> None:
@@ -26,6 +28,9 @@ class RunRegistry:
         self.decided, self.members = decided, members
         self._seed = seed
         self.runs = {name: Run(kept, members) for name, kept in decided.runs.items()}
+        self.rounds = {
+            run.id: RoundCoordinator(run, members) for run in self.runs.values() if run.has_rounds
+        }
         self.changed: dict[ReplicaId, Replica] = {}
 
     def replica(self, name: str | None) -> Replica | None:
@@ -58,6 +63,8 @@ class RunRegistry:
         """A run was submitted; raises RunSpecError. Ended runs that are too many now go."""
         name = self._new_id()
         run = self.runs[name] = Run(self.decided.add(name, spec, owner), self.members)
+        if run.has_rounds:
+            self.rounds[name] = RoundCoordinator(run, self.members)
         self.all_changing(run.replicas)
         ended = [run for run in self.decided.runs.values() if run.ended]
         self.forget(outnumbered(ended, self.decided.options.kept_runs))
@@ -75,3 +82,4 @@ class RunRegistry:
         for run in runs:
             self.decided.forget(run)
             del self.runs[run]
+            self.rounds.pop(run, None)

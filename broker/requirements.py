@@ -12,7 +12,7 @@ from ..dag.ir.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
 from ..dag.plan.plan import PeerId, Plan
 from ..job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES, Job
 from ..job.settings import plain
-from ..job.tables import Codec, Model, Output, Recovery
+from ..job.tables import Codec, Model, Output, Recovery, Sync
 from ..job.training import Train
 from ..net.web.places import origin_of
 from ..proto.broker_pb2 import Checkpoint, RunSpec
@@ -63,6 +63,8 @@ class RunRequirements:
     core: whether a peer with the core operator set can take part.
     data: name of the data set of a peer that it trains on; empty: its data lies with the broker.
     local: inputs of the model that only peers with that data may read.
+    replicas: among so many a batch is divided. sync: what they exchange, and when.
+    eval_every: steps between evaluations; 0: none.
     replan: whether its plan may change while it runs. recovery: what may be done after a loss.
     output: when checkpoints are made, and how many are kept.
     lossless_snapshots: whether they are coded, or written as they are.
@@ -81,8 +83,16 @@ class RunRequirements:
     data: str = ""
     data_options: str = ""
     local: tuple[str, ...] = ()
+    replicas: int = 1
+    eval_every: int = 0
+    sync: Sync = field(default_factory=Sync)
     origins: tuple[str, ...] = ()
     """Of weights that peers read from the web themselves: scheme, host and port of each."""
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether its replicas step apart, and meet in rounds."""
+        return self.sync.kind != "allreduce"
 
     @property
     def least(self) -> int:
@@ -152,8 +162,14 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             raise RunSpecError(f"{name} of the run is {given}, its job says {wanted}")
     asked = job.plan
     pipelines = 1 if asked.pipelines == "auto" else asked.pipelines
-    batchings = tuple(b for b in _batchings(spec, train) if b.microbatches >= pipelines)
+    batchings = tuple(
+        b for b in _batchings(spec, train, job.replicas) if b.microbatches >= pipelines
+    )
     sizes = [b.microbatch_size for b in batchings]
+    if spec.HasField("plan") and job.rounds is not None:
+        raise RunSpecError(
+            'the run has a plan written by hand, and its job sync.kind = "local": expected none'
+        )
     if not batchings or (spec.HasField("plan") and spec.plan.microbatch_size not in sizes):
         raise RunSpecError(
             f"plan.pipelines is {pipelines} with {len(spec.plan.routes) or spec.microbatches} "
@@ -187,6 +203,9 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         data=job.data.source if job.data.where == "peer" else "",
         data_options=json.dumps(plain(job.data)) if job.data.where == "peer" else "",
         local=tuple(spec.local),
+        replicas=job.replicas,
+        eval_every=train.eval_every if train.evaluated_batches else 0,
+        sync=job.sync,
         origins=_origins(job.model) if job.model.where == "url" else (),
     )
 
@@ -274,8 +293,9 @@ def _check_support(role: str, text: str, activation: str) -> None:
         )
 
 
-def _batchings(spec: RunSpec, train: Train) -> Iterator[Batching]:
-    """The default, then the choices in their order; raises RunSpecError."""
+def _batchings(spec: RunSpec, train: Train, replicas: int) -> Iterator[Batching]:
+    """The default, then the choices in their order, of one of so many replicas; raises
+    RunSpecError."""
     for size in (spec.microbatch_size, *spec.microbatch_sizes):
         if train.batch % size:
             raise RunSpecError(
@@ -289,7 +309,8 @@ def _batchings(spec: RunSpec, train: Train) -> Iterator[Batching]:
                 f"with microbatches of {size}, a step has {count} microbatches and one evaluation "
                 f"has {evaluation} microbatches: expected at most {MOST_MICROBATCHES}"
             )
-        yield Batching(size, count, evaluation)
+        if count % replicas == 0:
+            yield Batching(size, count // replicas, evaluation)
 
 
 def _problems(spec: RunSpec) -> Iterator[str]:

@@ -77,7 +77,7 @@ def _validate_replica(replica: Replica) -> None:
     assert record.pausing == (replica.handover.errand is PAUSE), record
     assert not record.pausing or record.phase in (BUILDING, RUNNING), record
     assert record.active == (record.phase in (BUILDING, RUNNING, EXPORTING)), record
-    assert record.committed <= record.run.spec.steps, record
+    assert record.committed <= record.steps, record
     assert (life.deadline.at is not None) == record.active, f"{record}: a wait without an end (I9)"
     assert life.asked is None or record.phase == WAITING, record
     assert record.active or not replica.context.away, f"{record} waits for holders"
@@ -89,7 +89,7 @@ def _validate_replica(replica: Replica) -> None:
         assert record.term >= 1, record
         assert replica.context.term.plan is record.plan, record
     if record.phase == EXPORTING:
-        assert record.committed == record.run.spec.steps, record
+        assert record.committed == record.steps, record
 
 
 def _validate_history(run: RunRecord) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from .rounds import RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .tables import LIVE, Codec, Data, Model, Output, PlanOptions, Recovery, Sync
 from .training import Train, Training
@@ -163,11 +164,48 @@ class Job(Settings):
     @property
     def training(self) -> Training:
         """What a peer needs. Needs `steps` (see `resolved`)."""
-        return Training(seed=self.seed, train=self.train, rebuilds=self.recovery.rebuilds)
+        return Training(
+            seed=self.seed,
+            train=self.train,
+            rebuilds=self.recovery.rebuilds,
+            rounds=self.rounds,
+        )
+
+    @property
+    def replicas(self) -> int:
+        """Among so many the batch is divided."""
+        return 1 if self.plan.replicas == "auto" else self.plan.replicas
+
+    @property
+    def rounds(self) -> RoundSettings | None:
+        """What replicas exchange between their steps; None: nothing."""
+        if self.sync.kind == "allreduce":
+            return None
+        return RoundSettings(
+            method=self.sync.method,
+            options=self.sync.options,
+            codec=self.codec.sync,
+            replicas=self.replicas,
+        )
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
+    if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):
+        yield "plan.replicas", 'several are with sync.kind = "local"; here, plan.pipelines'
+    if job.sync.kind == "local":
+        if job.recovery.rebuilds:
+            yield "recovery.ladder", 'with sync.kind = "local", all rungs but "neighbour" are'
+        if job.output.every:
+            yield "output.every", 'with sync.kind = "local", only 0 is'
+        if job.data.where == "peer":
+            yield "data.where", 'with sync.kind = "local", "submitter" is'
+        if job.train.microbatches % job.replicas:
+            yield (
+                "plan.replicas",
+                f"{job.replicas} replicas divide no {job.train.microbatches} microbatches evenly: a "
+                "divisor is",
+            )
     if job.recovery.swaps and job.plan.pipelines not in (1, "auto"):
         yield "plan.pipelines", '1 is, with "neighbour+" in recovery.ladder'
     stages = job.plan.stages

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .rounds import LOCAL, options_of
 from .settings import Settings, SettingsError, at_least
 from .units import Duration
 
@@ -29,6 +30,8 @@ LIVE = "live:"
 
 CODEC_ROLES = ("activation", "activation_grad", "grad", "snapshot")
 """Keys of [codec] that fall back to its default."""
+EVERY = 50
+"""Steps of a round where the job does not say."""
 MOST_NAMES = 200
 """Characters of data.inputs and of data.targets, as in a manifest."""
 _CODEC = re.compile(r"[a-z]\w*(\+[a-z]\w*)*(/\d+)?(:[a-z]\w*=[\w.+-]+(,[a-z]\w*=[\w.+-]+)*)?", re.A)
@@ -189,6 +192,8 @@ class PlanOptions(Settings):
     """Number of stages; "auto": the planner chooses."""
     pipelines: int | Literal["auto"] = "auto"
     """Number of disjoint pipelines (data parallelism); "auto": the planner chooses."""
+    replicas: int | Literal["auto"] = "auto"
+    """Number of replicas that train apart, with sync.kind = "local"; "auto": 1."""
     recompute: bool | Literal["auto"] = "auto"
     """Whether activations are computed again in the backward pass to save memory; "auto": the
     planner chooses, stage by stage."""
@@ -196,7 +201,7 @@ class PlanOptions(Settings):
     """Whether the plan may change during the run."""
 
     def check(self) -> None:
-        for key in ("stages", "pipelines"):
+        for key in ("stages", "pipelines", "replicas"):
             if getattr(self, key) != "auto":
                 at_least(self, 1, key)
 
@@ -218,6 +223,8 @@ class Codec(Settings):
     """Of their gradients; None: default."""
     grad: str | None = None
     """Of parameter gradients; None: default."""
+    sync: str = "none"
+    """Of what replicas exchange in rounds: "none", or a codec's text."""
     snapshot: str | None = None
     """Of snapshots, "none" or "lossless"; None: "lossless" unless the default is "none"."""
     ratio: float = 100.0
@@ -229,7 +236,7 @@ class Codec(Settings):
     of updates in place of gradients, each holder training where its unsent ones would bring it."""
 
     def check(self) -> None:
-        for key in ("default", *CODEC_ROLES):
+        for key in ("default", "sync", *CODEC_ROLES):
             text = getattr(self, key)
             if text is not None and not _CODEC.fullmatch(text):
                 raise SettingsError(
@@ -254,11 +261,78 @@ class Codec(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Sync(Settings):
-    """[sync]: how the holders of a stage exchange their exact mean gradient before each update."""
+    """[sync]: what holders of a stage exchange in each update, and replicas between their own."""
 
+    kind: Literal["allreduce", "local"] = "allreduce"
+    """"allreduce": equal weights after every step. "local": replicas train apart and meet in
+    rounds."""
+    method: str = ""
+    """Of the kind; "": its first one. allreduce: "exact". local: "diloco", "average"."""
+    every: int | Literal["auto"] = "auto"
+    """Steps of `batch` samples in a round; "auto": 50, of an allreduce 1."""
+    deadline: Duration | Literal["auto"] = "auto"
+    """How long a round waits for the local work of its replicas; "auto": twice what that is
+    expected to take."""
+    quorum: int | str = "100%"
+    """Of how many replicas, or of which share of them, the work makes a round, before its deadline.
+    """
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the method."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""
+
+    def check(self) -> None:
+        known = {"allreduce": ("exact",), "local": ("diloco", *sorted(LOCAL.keys() - {"diloco"}))}
+        if not self.method:
+            object.__setattr__(self, "method", known[self.kind][0])
+        if self.method not in known[self.kind]:
+            other = [kind for kind, methods in known.items() if self.method in methods]
+            raise SettingsError(
+                "method",
+                f'is "{self.method}"'
+                + (f', of kind "{other[0]}"' if other else "")
+                + f': expected, with kind = "{self.kind}", one of {", ".join(known[self.kind])}',
+            )
+        if self.kind == "local":
+            try:
+                options_of(self.method, self.options)
+            except SettingsError as error:
+                raise error.inside("options") from None
+        elif self.options:
+            raise SettingsError("options", f'of "{self.method}": it has none, expected no table')
+        if self.every != "auto":
+            at_least(self, 1, "every")
+            if self.kind == "allreduce" and self.every != 1:
+                raise SettingsError(
+                    "every",
+                    f'is {self.every} with kind = "allreduce", whose weights are equal '
+                    'after every step: expected 1, or kind = "local"',
+                )
+        if self.deadline != "auto" and not self.deadline > 0:
+            raise SettingsError("deadline", f"is {self.deadline}: expected more than no time")
+        self.needed(100)
+
+    @property
+    def steps(self) -> int:
+        """Of a round."""
+        if self.every != "auto":
+            return self.every
+        return EVERY if self.kind == "local" else 1
+
+    def needed(self, replicas: int) -> int:
+        """Of how many of so many replicas the work makes a round, at least 1. Raises
+        SettingsError."""
+        if isinstance(self.quorum, int):
+            at_least(self, 1, "quorum")
+            return min(self.quorum, replicas)
+        share = self.quorum.removesuffix("%")
+        if share == self.quorum or not share.isdecimal() or not 0 < int(share) <= 100:
+            raise SettingsError(
+                "quorum",
+                f'is "{self.quorum}": expected a number of replicas, or a share such as "80%"',
+            )
+        return max(1, -(-replicas * int(share) // 100))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,16 +66,46 @@ class RunForgotten(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class RunKept(_message.Message):
-    __slots__ = ("added", "replicas", "events", "numbered")
+    __slots__ = ("added", "replicas", "events", "numbered", "rounds")
     ADDED_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     NUMBERED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     added: RunAdded
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaKept]
     events: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RunEvent]
     numbered: int
-    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaKept, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ...) -> None: ...
+    rounds: RoundsKept
+    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaKept, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., rounds: _Optional[_Union[RoundsKept, _Mapping]] = ...) -> None: ...
+
+class RoundsKept(_message.Message):
+    __slots__ = ("round", "attempt", "committed", "work", "members", "joiners", "exponent", "next", "returned", "done_at_s", "holders", "before")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    JOINERS_FIELD_NUMBER: _ClassVar[int]
+    EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    DONE_AT_S_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    attempt: int
+    committed: int
+    work: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RoundWork]
+    members: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RoundMember]
+    joiners: _containers.RepeatedScalarFieldContainer[int]
+    exponent: int
+    next: int
+    returned: _containers.RepeatedCompositeFieldContainer[_broker_pb2.SampleRange]
+    done_at_s: float
+    holders: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RoundMember]
+    before: int
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., committed: _Optional[int] = ..., work: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., joiners: _Optional[_Iterable[int]] = ..., exponent: _Optional[int] = ..., next: _Optional[int] = ..., returned: _Optional[_Iterable[_Union[_broker_pb2.SampleRange, _Mapping]]] = ..., done_at_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., before: _Optional[int] = ...) -> None: ...
 
 class ReplicaKept(_message.Message):
     __slots__ = ("state", "plan", "report", "peaks", "checkpoints", "renamed", "local", "interrupted")

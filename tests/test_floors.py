@@ -31,7 +31,7 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 ORDER = {
     "broker": """
         access options scheduler < events requirements < membership < links snapshots < records
-        < recovery < runs < journal placement < registry < clients < machine planning
+        < recovery < runs < journal placement rounds < registry < clients < machine planning
         < service validate""",
     "broker/scheduler": "base < network < cost < baselines codecs search < planners",
     "broker/service": """

@@ -31,6 +31,7 @@ from ..membership.membership import Membership
 from ..runs.replica import Replica
 from .bad_plan import bad_plan, not_outlined
 from .datasets import lacks_data
+from .shares import shared
 from .waiting import Offered, PlanShortage, WaitReason, by_hand, consider, in_order, suited
 
 __all__ = ["PoolScheduler"]
@@ -124,7 +125,8 @@ class PoolScheduler:
                 out += [*life.waits("probing", text, now), SetTimer("plan", until)]
                 self._wake_at, ahead = until, replica
             else:
-                out += self._ask(replica, verdict.members, now)
+                mine = shared(replica, replicas, verdict.members)
+                out += self._ask(replica, mine, now)
                 ahead = replica
         return out
 

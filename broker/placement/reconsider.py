@@ -197,7 +197,7 @@ class Replanner:
         record = replica.record
         assert record.plan is not None
         assert event.plan is not None
-        step, remaining = record.committed, max(0, replica.run.spec.steps - record.committed)
+        step, remaining = record.committed, max(0, record.steps - record.committed)
         seconds = (event.running_s, event.candidate_s, event.migration_s)
         move, why = known.hysteresis.observe(step, *seconds, remaining), ""
         late_s, known.broken_s = known.broken_s, 0.0

@@ -33,6 +33,8 @@ from .submitted import SubmittedRun, replica_id
 __all__ = ["ReplicaRecord"]
 
 _ENDED = (DONE, FAILED, CANCELLED)
+ENDLESS = 2**53
+"""More steps than any replica makes."""
 
 
 class ReplicaRecord:
@@ -95,6 +97,13 @@ class ReplicaRecord:
         return self.ledger.committed if self.ledger else self.run.spec.resumed.step
 
     @property
+    def steps(self) -> int:
+        """How many it makes; of one with rounds that is known at the end."""
+        if not self.run.requirements.has_rounds:
+            return self.run.spec.steps
+        return self.committed if self.phase in (EXPORTING, *_ENDED) else ENDLESS
+
+    @property
     def has_own_steps(self) -> bool:
         """Whether it has committed steps since it was submitted, be it from a checkpoint."""
         return self.committed > self.run.spec.resumed.step
@@ -127,7 +136,8 @@ class ReplicaRecord:
 
     def ends_at(self, now: float) -> float:
         """When its last step is done, as far as that can be told."""
-        return now + (self.run.spec.steps - self.committed) * (self.step_s or 0.0)
+        steps = self.run.spec.steps  # of one with rounds, whose batches are smaller, about as many
+        return now + max(0, steps - self.committed) * (self.step_s or 0.0)
 
     def lacks_s(self, member: Member, now: float) -> float:
         """How long before the end of its steps a peer means to leave, seconds."""
@@ -195,7 +205,8 @@ class ReplicaRecord:
 
     def _ledger(self, committed: int, at_s: float) -> StepLedger:
         run = self.run
-        return StepLedger(self.peers, run.spec.steps, run.options.most_lead, at_s, committed)
+        steps = ENDLESS if run.requirements.has_rounds else run.spec.steps
+        return StepLedger(self.peers, steps, run.options.most_lead, at_s, committed)
 
     # ------------------------------------------------------------ the journal's snapshots
 

@@ -7,25 +7,45 @@ journal is replayed.
 from __future__ import annotations
 
 from ...dag.plan.report import PlanWithReport
-from ...proto.broker_pb2 import WAITING, ReplicaState, RunEvent, RunState
+from ...proto.broker_pb2 import (
+    BUILDING,
+    CANCELLED,
+    DONE,
+    EXPORTING,
+    FAILED,
+    RUNNING,
+    WAITING,
+    ReplicaState,
+    RunEvent,
+    RunState,
+)
 from ...proto.journal_pb2 import Decision, RunAdded, RunHappened, RunKept
 from ..events import Publish, Watched
 from .history import History
 from .replica import ReplicaRecord
+from .rounds import RoundRecord
 from .submitted import SubmittedRun
 
 __all__ = ["RunRecord"]
 
+_FAR = (WAITING, BUILDING, RUNNING, EXPORTING, CANCELLED, FAILED, DONE)
+"""Phases in the order in which a run is said to stand in one of its replicas'."""
+_OF_ROUNDS = ("round_begun", "round_planned", "round_done", "evaluated")
+
 
 class RunRecord:
-    """A run as the journal has it. Every decision is added to `decisions`. So far a run has exactly
-    one replica."""
+    """A run as the journal has it. Every decision is added to `decisions`. rounds: of a run whose
+    replicas train apart; None: it has one, which steps by itself."""
 
     def __init__(self, run: SubmittedRun, decisions: list[Decision]) -> None:
         self.run = run
         self.id, self.owner = run.id, run.owner
         self.history = History(run.options.kept_events)
-        self.replicas = (ReplicaRecord(run),)
+        needs, count = run.requirements, run.requirements.replicas
+        self.replicas = tuple(ReplicaRecord(run, number) for number in range(count))
+        self.rounds = None
+        if needs.has_rounds:
+            self.rounds = RoundRecord(run.spec.steps, run.spec.microbatches, needs.eval_every)
         self._spec_bytes = run.spec.ByteSize()
         self._decisions = decisions
 
@@ -52,18 +72,24 @@ class RunRecord:
         return self._state([replica.state for replica in self.replicas])
 
     def _state(self, replicas: list[ReplicaState]) -> RunState:
-        """A run of one replica stands where that does."""
-        (only,) = replicas
+        """A run stands where the one of its replicas does that is farthest; it has ended when all
+        have."""
+        open_ = [r for r in replicas if r.phase not in (DONE, FAILED, CANCELLED)]
+        first = max(open_ or replicas, key=lambda r: _FAR.index(r.phase))
+        rounds, step = self.rounds, first.step
+        if rounds is not None:
+            step = rounds.committed // self.run.spec.microbatches
         return RunState(
             run=self.id,
-            phase=only.phase,
-            reason=only.reason if only.HasField("reason") else None,
-            step=only.step,
+            phase=first.phase,
+            reason=first.reason if first.HasField("reason") else None,
+            step=step,
             steps=self.run.spec.steps,
             name=self.run.spec.name,
-            term=only.term,
-            inexact_from=only.inexact_from,
-            pausing=only.pausing,
+            term=first.term,
+            inexact_from=first.inexact_from,
+            pausing=any(r.pausing for r in replicas),
+            round=rounds.round if rounds is not None else 0,
             replicas=replicas,
         )
 
@@ -103,7 +129,12 @@ class RunRecord:
             raise ValueError(f"event {event.number} of {self.id}: expected {self.history.numbered}")
         if event.replica >= len(self.replicas):
             raise ValueError(f"an event of replica {event.replica} of {self.id}: it has none")
-        self.replicas[event.replica].apply(event, planned)
+        if event.WhichOneof("kind") in _OF_ROUNDS:
+            if self.rounds is None:
+                raise ValueError(f"an event of a round of {self.id}: it has none")
+            self.rounds.apply(event)
+        else:
+            self.replicas[event.replica].apply(event, planned)
         self.history.add(event)
         if self.ended:
             self.history.rest()
@@ -124,6 +155,7 @@ class RunRecord:
             replicas=[replica.kept() for replica in self.replicas],
             events=self.history.unpacked,
             numbered=self.history.numbered,
+            rounds=self.rounds.kept() if self.rounds is not None else None,
         )
 
     def restore(self, kept: RunKept) -> None:
@@ -132,5 +164,7 @@ class RunRecord:
         for replica, its in zip(self.replicas, kept.replicas, strict=True):
             events = (e for e in self.history.recent if e.replica == replica.number)
             replica.restore(its, ((e.step, e.at_s) for e in events if e.HasField("step")))
+        if self.rounds is not None:
+            self.rounds.restore(kept.rounds)
         if self.ended:
             self.history.rest()

@@ -56,7 +56,8 @@ class SubmittedRun:
     @property
     def begins_anew(self) -> bool:
         """Whether it may go back to its last checkpoint, or to the weights that it began with."""
-        return "checkpoint" in self.requirements.recovery.ladder
+        rounds = self.requirements.has_rounds  # others have the newest version
+        return rounds or "checkpoint" in self.requirements.recovery.ladder
 
     def suits(self, member: Member) -> bool:
         """Whether a peer could take part, by its operators and by where on the web it reads."""

@@ -15,6 +15,7 @@ from ...proto.broker_pb2 import (
     Leave,
     Ready,
     ReplicaState,
+    RoundWork,
     RunEvent,
     SnapshotTransfer,
 )
@@ -87,6 +88,9 @@ class ReplicaContext:
         self.away = ReattachWindow()
         self.term = Term(record.plan, record.report)
         self._events = run
+        self.rounds = run.rounds
+        self.waits_until = 0.0
+        """It may wait for other replicas until then."""
 
     def publish(
         self, event: RunEvent, now: float, planned: PlanWithReport | None = None
@@ -98,6 +102,12 @@ class ReplicaContext:
 
     def note(self, text: str, now: float) -> list[Instruction]:
         return [self.publish(RunEvent(note=text), now)]
+
+    @property
+    def work(self) -> RoundWork | None:
+        """Of a round that it is in; None: it is in none."""
+        rounds, record = self.rounds, self.record
+        return rounds.member(record.number, record.term) if rounds is not None else None
 
     def mine(self, peer: PeerId) -> Member | None:
         """A peer that has a part in it now; None for any other."""

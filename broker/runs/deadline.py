@@ -49,7 +49,7 @@ class Deadline:
         if phase == BUILDING:
             return self.since + self._within_s(options.build_s)
         if phase == RUNNING:
-            return self.since + self._allowance_s
+            return max(self.since + self._allowance_s, self._context.waits_until)
         if phase == EXPORTING:
             return self.since + self._within_s(options.export_s)
         return None

@@ -201,7 +201,7 @@ class Handover:
 
     def _begin(self, here: Sequence[PeerId], view: View) -> list[Instruction]:
         out: list[Instruction] = []
-        step, steps, members = self._next_step, self._record.run.spec.steps, view.members.members
+        step, steps, members = self._next_step, self._record.steps, view.members.members
         within_s = self._within_s(step - self._record.committed)
         chosen: tuple[PeerId, ...] = ()
         takes = f"the run, which ends with step {steps}"
@@ -253,7 +253,7 @@ class Handover:
         if cadence.pending is not None or cadence.whole == held:
             return [], None
         # Somebody was past that step already, or a copy was lost.
-        if self._next_step < self._record.run.spec.steps:
+        if self._next_step < self._record.steps:
             return snapshots.hold(self._next_step), None
         self._under_way = _UnderWay(under.leavers, under.began, under.until, True)
         return snapshots.let_go(), None

@@ -172,8 +172,8 @@ class Lifecycle:
         if record.committed > (term.begun_from.step if term.begun_from else 0):
             out += self._say_committed()  # of a replay nobody keeps reports
         out += self._enter(RUNNING, now)
-        if record.committed == record.run.spec.steps:  # only weights are missing, behind a replay
-            return out + self._export(now)
+        if record.committed == record.steps:  # only weights are missing, behind a replay
+            return out + self.export(now)
         return out + self.snapshots.order(now)
 
     def start(self) -> BrokerMessage:
@@ -185,7 +185,7 @@ class Lifecycle:
         record, term = self.record, self.context.term
         assert record.ledger is not None, record
         sound_report(report)
-        if report.step + 1 == record.run.spec.steps:
+        if report.step + 1 == record.steps:
             term.finished[member.id] = None
         try:
             new = record.ledger.report(member.id, report)
@@ -207,14 +207,15 @@ class Lifecycle:
         if record.committed // COMMITTED_EVERY > before // COMMITTED_EVERY:
             out += self._say_committed()
         out += self.snapshots.order(now)
-        return out if record.committed < record.run.spec.steps else out + self._export(now)
+        return out if record.committed < record.steps else out + self.export(now)
 
     def _say_committed(self) -> list[Instruction]:
         record = self.record
         kept = Committed(run=record.id, term=record.term, step=record.committed)
         return [Tell(m.stream, BrokerMessage(committed=kept)) for m in self.context.holders()]
 
-    def _export(self, now: float) -> list[Instruction]:
+    def export(self, now: float) -> list[Instruction]:
+        """All of its steps are done."""
         text = f"{len(self.record.exporters)} peers upload their weights"
         return [
             *self._enter(EXPORTING, now, "exporting", text),
@@ -225,7 +226,7 @@ class Lifecycle:
     def exported(self, member: Member, message: Exported, now: float) -> list[Instruction]:
         if stale := self.stale("exported", member, message.term, RUNNING, EXPORTING):
             return stale
-        exporters, steps = self.record.exporters, self.record.run.spec.steps
+        exporters, steps = self.record.exporters, self.record.steps
         if member.id not in exporters or message.step != steps:
             text = (
                 f"weights of step {message.step}: expected those of step {steps} from "
@@ -244,7 +245,7 @@ class Lifecycle:
             return []
         spec = record.run.spec
         files = [WeightFile(blob=exports[p].weights) for p in record.exporters]
-        weights = Weights(step=spec.steps, files=files)
+        weights = Weights(step=record.steps, files=files)
         if any(e.partial for e in exports.values()):
             weights.starting.extend(spec.weights)
             weights.graph.CopyFrom(spec.graph)
@@ -334,6 +335,10 @@ class Lifecycle:
         return self._enter(WAITING, now, "resumed", "waits for a plan")
 
     # ------------------------------------------------------------ ends
+
+    def done(self, text: str, now: float) -> list[Instruction]:
+        """Another replica of the run has brought the weights."""
+        return self.end(DONE, "done", text, now)
 
     def fail(self, code: str, text: str, now: float) -> list[Instruction]:
         return self.end(FAILED, code, text, now)

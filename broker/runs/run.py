@@ -38,6 +38,11 @@ class Run:
         return self.record.ended
 
     @property
+    def has_rounds(self) -> bool:
+        """Whether its replicas train apart, and meet in rounds."""
+        return self.record.rounds is not None
+
+    @property
     def active(self) -> bool:
         return self.record.active
 

@@ -72,7 +72,12 @@ class ReplicaSnapshots:
         )
 
     def found(self) -> SnapshotSet | None:
-        """The newest set, of what lies at its peers or in the pool, or of checkpoints."""
+        """The newest set, of what lies at its peers or in the pool, or of checkpoints; of a replica
+        with rounds, of the one that it is in."""
+        if self._context.rounds is not None:
+            work, newest = self._context.work, self._newest()
+            within = work is not None and newest is not None and newest.step >= work.first_step
+            return newest if within else None
         record, run = self._record, self._record.run
         saved = record.checkpoints.newest(record.committed) if run.begins_anew else None
         if saved is None and run.spec.HasField("resumed"):
@@ -158,8 +163,8 @@ class ReplicaSnapshots:
         record = self._record
         if record.plan is None or not 1 <= snapshot.term <= record.term:
             return f"a snapshot of term {snapshot.term}: the run is in term {record.term}"
-        if not 0 < snapshot.step <= record.run.spec.steps:
-            return f"a snapshot after {snapshot.step} of {record.run.spec.steps} steps"
+        if not 0 < snapshot.step <= record.steps:
+            return f"a snapshot after {snapshot.step} of {record.steps} steps"
         if not snapshot.holder or clean(snapshot.holder, 128) != snapshot.holder:
             return "a snapshot of nobody"
         spans = [(s.start, s.stop) for s in snapshot.spans]
@@ -202,7 +207,7 @@ class ReplicaSnapshots:
 
     def _due(self, plan: Plan, now: float) -> tuple[int | None, bool]:
         """The step of the next set, and whether it is a checkpoint's."""
-        record, steps = self._record, self._record.run.spec.steps
+        record, steps = self._record, self._record.steps
         if self.on_hold:
             return None, False
         saves = record.checkpoints.due(record.committed, steps)

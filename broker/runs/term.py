@@ -18,7 +18,15 @@ from ...dag.schedule.convert_plan import plan_to_proto
 from ...dag.schedule.convert_report import report_to_proto
 from ...dag.schedule.convert_slice import slice_to_proto
 from ...dag.schedule.slices import PlanSlices
-from ...proto.broker_pb2 import Assign, BrokerMessage, DialOrder, Renamed, RunEvent
+from ...proto.broker_pb2 import (
+    Assign,
+    BrokerMessage,
+    DialOrder,
+    Renamed,
+    RoundBegun,
+    RoundWork,
+    RunEvent,
+)
 from ...proto.common_pb2 import Reason
 from ...proto.graph_pb2 import CORE
 from ..events import Instruction, Tell
@@ -52,7 +60,8 @@ def begin_term(
         step = record.committed
         term = BLOCKS if wanted.rebuilt else record.term
         found = SnapshotSet(term, step, {}, live=True, rebuilt=wanted.rebuilt)
-    step = found.step if found else 0
+    work, fresh = context.work, 0 if context.rounds is None else record.committed
+    step = found.step if found else fresh
     plan, report = _with_keepers(context, snapshots, wanted.planned, found, now)
     before, others = record.parts, _others_swapped(context, plan, step)
     renamed = [Renamed(old=a, to=b) for a, b in wanted.taken_by.items()]
@@ -78,6 +87,13 @@ def begin_term(
         speed_of={p: members.members[p].offer.flops_per_s for p in plan.peers},
     )
     base = _assign(context, step, found)
+    if work is not None and found is not None and context.rounds is not None:
+        mine = RoundWork()  # it goes on with it
+        mine.CopyFrom(work)
+        mine.term = record.term
+        begun = RoundBegun(round=context.rounds.round, work=[mine])
+        out.append(context.publish(RunEvent(round_begun=begun), now))
+        base.round.CopyFrom(context.rounds.start_of(record.id, mine))
     term_.transfers = tuple(base.resume.transfers)
     dials, near = _dials(context, plan)
     for peer in record.parts:

@@ -29,7 +29,7 @@ from .transport import LinkError
 
 __all__ = ["PIECES", "Outbox", "Pieces"]
 
-_PATIENT = frozenset({Role.SNAPSHOT, Role.PROBE})
+_PATIENT = frozenset({Role.SNAPSHOT, Role.PROBE, Role.ROUND})
 _PATIENT_TURN = 16
 _PATIENT_SHARE = 4
 _REMEMBERED_KEYS = 4096

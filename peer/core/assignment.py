@@ -35,6 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ...dag.plan.action import ROUNDS
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role, Transfer
 from ...job.words import size_text
@@ -42,6 +43,7 @@ from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .reports import MOST_BYTES, Reports, heaviest
+from .rounds import Rounds, run_of
 from .snapshot_manager import SnapshotManager
 from .step import FrameVerdict, Steps
 
@@ -97,6 +99,8 @@ class Assignment:
         """Why it failed; empty in every other phase."""
         self.steps: Steps | None = None
         """Set from READY on."""
+        self.rounds: Rounds | None = None
+        """The same, of a run with rounds between replicas."""
         self.dropped = 0
         """Frames that were late or doubled."""
         self.reports = Reports(most_reports)
@@ -145,6 +149,12 @@ class Assignment:
         """Whether an answer or frame of this run and term still has an effect."""
         return term == self.term and run == self.run and self.phase is not Phase.FAILED
 
+    def takes(self, key: FrameKey) -> bool:
+        """Whether a frame is of this assignment, or of its run's rounds."""
+        if key.role is Role.ROUND:
+            return self.alive and key.run == run_of(self.run)
+        return self.matches(key.run, key.term)
+
     # ------------------------------------------------------------ building
 
     def begin(self) -> list[e.Instruction]:
@@ -178,6 +188,8 @@ class Assignment:
             return live and self._assign.first_step == updates
         if not self.alive or steps is None or steps.updates != updates:
             return False
+        if self.rounds is not None and not self.rounds.settled:
+            return False
         return steps.unchanged if codecs else steps.unapplied
 
     def _build(self) -> e.Build:
@@ -199,7 +211,11 @@ class Assignment:
         self._exports, self._partial = bool(event.exports), event.partial
         self.phase = Phase.READY
         out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
-        if not self.steps.over:
+        if event.vector is not None:
+            self.rounds = Rounds(self._peer, self.run, self.term, event.vector)
+            if self._assign.HasField("round"):
+                out += self._begin_round(self._assign.round)
+        elif not self.steps.over:
             out.append(e.Prefetch(self.run, self.term, self.steps.step))
         ready = broker_pb2.Ready(run=self.run, term=self.term, device_bytes=event.device_bytes)
         return [*out, *self.keeping.give_blocks(), e.Tell(broker_pb2.PeerMessage(ready=ready))]
@@ -213,6 +229,46 @@ class Assignment:
             if not self._up[peer]:
                 out += self._miss(peer, now)
         return [*out, *self._watch(now), *self._take_snapshot(), *self._advance(now)]
+
+    # ------------------------------------------------------------ rounds between replicas
+
+    def round_begins(self, start: broker_pb2.RoundStart, now: float) -> list[e.Instruction]:
+        """More steps may be done; what was exchanged before is committed."""
+        out = self._begin_round(start)
+        return [*out, *self._take_snapshot(), *self._advance(now)]
+
+    def _begin_round(self, start: broker_pb2.RoundStart) -> list[e.Instruction]:
+        steps, rounds = self.steps, self.rounds
+        if steps is None or rounds is None:
+            return []
+        out = rounds.begins(start)
+        if out:
+            left = max(0, start.first_step + start.steps - steps.step)
+            anew = steps.step == start.first_step
+            steps.begin_round(left, evaluates=start.evaluate and anew)
+            if not start.steps and not steps.evaluating:
+                steps.end()
+        return out
+
+    def round_ready(self) -> list[e.Instruction]:
+        """The device knows the samples of the steps that may be done."""
+        steps = self.steps
+        if steps is None or steps.over or steps.step >= steps.until:
+            return []
+        return [e.Prefetch(self.run, self.term, steps.step)]
+
+    def round_planned(self, plan: broker_pb2.RoundPlan, now: float) -> list[e.Instruction]:
+        """What is exchanged with whom, when this peer is ready for it."""
+        if self.rounds is None:
+            return []
+        return [*self.rounds.planned(plan, now), *self._advance(now)]
+
+    def round_timer(self, now: float) -> list[e.Instruction]:
+        return [] if self.rounds is None else self.rounds.timer(now)
+
+    def round_acknowledged(self, key: FrameKey) -> None:
+        if self.rounds is not None:
+            self.rounds.acknowledged(key)
 
     # ------------------------------------------------------------ links and patience
 
@@ -256,7 +312,9 @@ class Assignment:
     def stall_timer(self, now: float, away: bool) -> list[e.Instruction]:
         if self.phase is not Phase.RUNNING or self.steps is None:
             return []
-        if away or self._on_hold:  # perhaps others keep all the reports that they may
+        if (
+            away or self._on_hold or self.steps.waits
+        ):  # perhaps others keep all the reports that they may
             return self._watch(now)
         out = self._watch(now) if self.steps.progress != self._watched else []
         if out or self.steps.in_flight:  # a device that computes for long is not stuck
@@ -285,6 +343,13 @@ class Assignment:
         if key.role is Role.SNAPSHOT:
             self.dropped += not self.keeping.expects(key)
             return self._snapshots_changed(self.keeping.arrived(key))
+        if key.role is Role.ROUND:
+            if self.rounds is None:
+                return [e.Release(key)]
+            before = self.rounds.late
+            out = [*self.rounds.arrived(key), *self._advance(now)]
+            self.dropped += self.rounds.late - before
+            return out
         if self.steps is None:
             return self.fail("frame", f"{_name(key)} came before {self._peer} was ready")
         verdict = self.steps.judge(key)
@@ -292,20 +357,25 @@ class Assignment:
             self.steps.arrived.add(key)
             return self._advance(now)
         if verdict is FrameVerdict.UNPLANNED:
-            return self.frame_refused(key, f"the plan of {self._peer} does not name it")
+            return self.frame_refused(key, f"the plan of {self._peer} does not name it", now)
         self.dropped += 1
         # A doubled frame that still waits shares its tensor with the first: freeing would lose it.
         return [e.Release(key)] if verdict is FrameVerdict.LATE else []
 
-    def frame_refused(self, key: FrameKey, why: str) -> list[e.Instruction]:
+    def frame_refused(self, key: FrameKey, why: str, now: float) -> list[e.Instruction]:
+        if key.role is Role.ROUND:
+            return [e.Release(key)] if self.rounds is None else self.rounds.refused(key, why, now)
         if key.role is Role.SNAPSHOT:
             own = key.source == self._peer
             self.dropped += not own and not self.keeping.expects(key)
             return self._snapshots_changed(self.keeping.refused(key, why))
         return [e.Release(key), *self.fail("frame", f"refused {_name(key)}: {why}")]
 
-    def frame_queued(self, size_bytes: int) -> None:
-        self._sent_bytes += size_bytes
+    def frame_queued(self, role: Role, size_bytes: int) -> None:
+        if role is not Role.ROUND:
+            self._sent_bytes += size_bytes
+        elif self.rounds is not None:
+            self.rounds.queued(size_bytes)
 
     def sent_again(self, size_bytes: int) -> None:
         """Bytes of frames that a broken connection lost."""
@@ -320,10 +390,17 @@ class Assignment:
                 f"the stages held {size_text(held)} on the device in step {self.step}, this peer "
                 f"offers {size_text(most)}: give it fewer operators or smaller microbatches",
             )
-        steps = self.steps
+        steps, rounds = self.steps, self.rounds
+        if event.action.kind in ROUNDS:
+            assert rounds is not None
+            return [*rounds.computed(event.action, event.result, now), *self._advance(now)]
         done = steps.finish(event.action, event.result, now)
         out: list[e.Instruction] = [e.SendFrame(k) for k in done.sends]
         out += [e.Release(k) for k in done.releases]
+        if done.evaluated and rounds is not None and rounds.start is not None:
+            out += rounds.evaluated(steps.take_evaluation())
+            if not rounds.start.steps:
+                steps.end()
         last = steps.step + 1 >= steps.steps
         if done.trained:
             self._last_step_s = steps.trained_s
@@ -348,6 +425,8 @@ class Assignment:
                 return []
             self.phase = Phase.EXPORTING
             return [e.UploadWeights(self.run, self.term, steps.steps)]
+        if steps.waits and self.rounds is not None:
+            return self.rounds.waits(now)
         if steps.position == 0 and not steps.evaluating and (self._on_hold or self.reports.full):
             return []
         action = steps.begin_next(now)
@@ -355,7 +434,7 @@ class Assignment:
             return []
         out: list[e.Instruction] = [e.Compute(self.run, self.term, steps.step, action)]
         begins = steps.position == 0 and not steps.evaluating
-        if begins and steps.step + 1 < steps.steps:
+        if begins and steps.step + 1 < steps.until:
             out.append(e.Prefetch(self.run, self.term, steps.step + 1))
         return out
 
@@ -400,6 +479,7 @@ class Assignment:
     def resumed(self, step: int, now: float) -> list[e.Instruction]:
         """The broker was started again, and lacks the steps from this one on."""
         out: list[e.Instruction] = [e.Tell(m) for m in self.reports.again(step)]
+        out += [] if self.rounds is None else self.rounds.again()
         if self._data_waits is not None:
             out.append(e.Prefetch(self.run, self.term, self._data_waits))
             self._data_waits = None
@@ -431,6 +511,8 @@ class Assignment:
         if wanted is None or steps is None or self.phase in (Phase.BUILDING, Phase.READY):
             return []
         if wanted > steps.updates and not steps.over:
+            return []
+        if wanted == steps.updates and steps.waits:  # another version will be here first
             return []
         still = not steps.begun if wanted == self.keeping.hold else steps.unchanged
         if wanted == steps.updates and still and self.alive:
@@ -493,7 +575,7 @@ class Assignment:
         """What frees everything that this assignment holds; nothing, when it failed before."""
         if not self.alive:
             return []
-        gone = self.keeping.end()
+        gone = self.keeping.end() + ([] if self.rounds is None else self.rounds.end())
         return [*(e.HangUp(p) for p in self.peers), e.Discard(self.run, self.term), *gone]
 
     def _fault(self, code: str, text: str, about: str = "") -> e.Tell:

@@ -14,7 +14,7 @@ assignment that caused a record, so that a stale answer is recognised and droppe
     FrameArrived FrameRefused
     FrameAcknowledged
     ExportedWeights ExportFailed
-    SnapshotTaken SnapshotFailed              TakeSnapshot KeepSnapshot DropSnapshot
+    RoundReady SnapshotTaken SnapshotFailed   TakeSnapshot KeepSnapshot DropSnapshot
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ __all__ = [
     "Prefetch",
     "Release",
     "Result",
+    "RoundReady",
     "RoundResult",
     "SendFrame",
     "SendProbe",
@@ -251,6 +252,13 @@ class Computed(OfStep):
 
 
 @immutable
+class RoundReady(OfTerm):
+    """A `BeginRound` was carried out: the data of its first step may be read."""
+
+    round: int
+
+
+@immutable
 class ComputeFailed(OfStep):
     """An action raised; the device is usable again after a `Discard`."""
 
@@ -347,6 +355,7 @@ Event = (
     | DataReady
     | DataFailed
     | Computed
+    | RoundReady
     | ComputeFailed
     | FrameQueued
     | FrameAcknowledged
@@ -456,7 +465,7 @@ class PrefetchFrozen:
 @immutable
 class BeginRound(OfTerm):
     """What was applied last is the version from here on, and the next steps are of this round; in
-    order with `Compute`, without an answer."""
+    order with `Compute`: answers `RoundReady`."""
 
     start: broker_pb2.RoundStart
 

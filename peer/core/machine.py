@@ -55,6 +55,7 @@ _Answer = (
     | e.DataReady
     | e.DataFailed
     | e.Computed
+    | e.RoundReady
     | e.ComputeFailed
     | e.ExportedWeights
     | e.ExportFailed
@@ -183,6 +184,8 @@ class PeerMachine:
                 return part.computed(event, now)
             case e.Built():
                 return part.built(event)
+            case e.RoundReady():
+                return part.round_ready()
             case e.BuildFailed(why=why, code=code):
                 return part.build_failed(code, why)
             case e.DataReady(step=step):
@@ -202,14 +205,16 @@ class PeerMachine:
             return self._probe_frame(event, key, now)
         if isinstance(event, e.FrameAcknowledged):
             out = self._traffic.acknowledged(key, event.began_s, now)
+            if role is Role.ROUND and self.assignment:
+                self.assignment.round_acknowledged(key)
             return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
         part = self.assignment
-        if part is not None and not part.matches(key.run, key.term):
+        if part is not None and not part.takes(key):
             part = None
         if isinstance(event, e.FrameQueued):
             if part is not None:
                 if role is not Role.SNAPSHOT:
-                    part.frame_queued(event.size_bytes)
+                    part.frame_queued(role, event.size_bytes)
                 self._traffic.queued(key, event.size_bytes, now)
             out = []
         elif part is None:
@@ -220,7 +225,7 @@ class PeerMachine:
             if isinstance(event, e.FrameArrived):
                 out = part.frame(key, now)
             else:
-                out = part.frame_refused(key, event.why)
+                out = part.frame_refused(key, event.why, now)
             self.late_frames += part.dropped - before
         return self._unless_it_leaves(out)
 
@@ -262,6 +267,8 @@ class PeerMachine:
                 return self.probes.timer(PeerId(peer), now)
             case ("link", _, peer) if part:
                 return part.link_timer(PeerId(peer), now)
+            case ("round", _, _) if part:
+                return part.round_timer(now)
             case ("stall", _, _) if part:
                 return part.stall_timer(now, self.attachment.away)
             case ("export", _, _) if part:
@@ -328,7 +335,7 @@ class PeerMachine:
                 return self._snapshot_ordered(message.snapshot, now)
             case "handover":
                 return self._handover_told(message.handover, now)
-            case "start" | "export" | "committed":
+            case "start" | "export" | "committed" | "round_start" | "round_plan":
                 body = getattr(message, kind)
                 part = self.assignment
                 if part is None or not part.matches(body.run, body.term):
@@ -337,6 +344,10 @@ class PeerMachine:
                     return part.start(now)
                 if kind == "committed":
                     return part.committed(body.step, now)
+                if kind == "round_start":
+                    return part.round_begins(body, now)
+                if kind == "round_plan":
+                    return part.round_planned(body, now)
                 part.export_asked()
         return []
 

@@ -9,6 +9,8 @@ Rules:
   further, because the end of s + 1 needs this peer's part. So frames of s and s + 1 are wanted,
   older ones are late duplicates, and later ones break the plan.
 - A step begins only when its data is there.
+- Of a run with rounds between replicas no step begins before its round does (`rounds.py`), and an
+  evaluation comes in front of a round's first step in place of behind a step.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from ...dag.schedule.flow import Flow, Transfer
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2
 from .events import Built, Result
+
+ENDLESS = 2**53
+"""Steps of a replica before it is known how many it makes."""
 
 __all__ = ["Done", "FrameVerdict", "PeerProgram", "Steps", "transfer_of"]
 
@@ -73,6 +78,8 @@ class Done:
     releases: tuple[FrameKey, ...]
     trained: bool
     stepped: bool
+    evaluated: bool = False
+    """Whether it ended an evaluation in front of a step."""
 
 
 class Steps:
@@ -86,8 +93,13 @@ class Steps:
         self._evaluate = PeerProgram.of(flow, peer, tuple(flow.evaluation_actions(peer)))
         overlap = [t for t in self._evaluate.taker if t in self._train.taker]
         assert not overlap, f"training and evaluation share the transfer {overlap[0]}"
-        self.steps = built.steps
-        self._eval_every = built.eval_every
+        self._rounds = built.vector is not None
+        self.steps = ENDLESS if self._rounds else built.steps
+        self.until = first_step if self._rounds else built.steps
+        """The step that it does not begin yet; only rounds move it."""
+        self._evaluated = first_step - 1
+        """The last step in front of which the evaluation of a round was made, or is left out."""
+        self._eval_every = 0 if self._rounds else built.eval_every
         self.step = first_step
         """The step that it is in, or will be in next."""
         self.evaluating = False
@@ -130,9 +142,14 @@ class Steps:
         return self.step >= self.steps
 
     @property
+    def waits(self) -> bool:
+        """Whether it stands before a step that it does not begin yet."""
+        return self.step >= self.until and not (self.evaluating or self.in_flight or self.over)
+
+    @property
     def updates(self) -> int:
         """How many updates are in the stages here."""
-        return self.step + 1 if self.evaluating else self.step
+        return self.step + 1 if self.evaluating and not self._rounds else self.step
 
     @property
     def begun(self) -> bool:
@@ -204,7 +221,7 @@ class Steps:
         evaluates = taker is None
         if taker is None:
             taker = self._evaluate.taker.get(transfer)
-            if taker is None or not self.evaluates_after(step):
+            if taker is None or not (self._rounds or self.evaluates_after(step)):
                 return FrameVerdict.UNPLANNED
         if key.source == self._peer or step >= self.steps or step > self.step + 1:
             return FrameVerdict.UNPLANNED
@@ -213,7 +230,10 @@ class Steps:
         if step < self.step:
             return FrameVerdict.LATE
         if step == self.step:
-            if self.evaluating and not evaluates:
+            if self._rounds:
+                if evaluates and not self.evaluating and self._evaluated >= step:
+                    return FrameVerdict.LATE
+            elif self.evaluating and not evaluates:
                 return FrameVerdict.LATE
             if self.evaluating == evaluates and taker < self.position + self.in_flight:
                 return FrameVerdict.LATE
@@ -221,7 +241,7 @@ class Steps:
 
     def missing(self) -> tuple[Transfer, ...]:
         """What the next action still waits for."""
-        if self.over or self.in_flight:
+        if self.over or self.in_flight or self.waits:
             return ()
         return tuple(
             t for t in self.program.takes[self.position] if self.key(t) not in self.arrived
@@ -250,7 +270,9 @@ class Steps:
 
     def begin_next(self, now: float) -> Action | None:
         """The action to compute now, marked as in flight; None while something is missing."""
-        if self.over or self.in_flight or self.data_ready < self.step or not self.complete():
+        if self.over or self.in_flight or self.waits:
+            return None
+        if (self.data_ready < self.step and not self.evaluating) or not self.complete():
             return None
         if self.started_at is None:
             self.started_at = now
@@ -285,9 +307,11 @@ class Steps:
         self.outcome = result.outcome or self.outcome
         self.evaluation = result.evaluation or self.evaluation
         self.links = result.links or self.links
-        trained = stepped = False
+        trained = stepped = evaluated = False
         if self.position == len(program.actions):
-            if not self.evaluating:
+            if self.evaluating and self._rounds:
+                self.evaluating, self.position, evaluated = False, 0, True
+            elif not self.evaluating:
                 trained = True
                 self.trained_s = now - (now if self.started_at is None else self.started_at)
                 self.evaluating = self.evaluates_after(self.step)
@@ -295,7 +319,22 @@ class Steps:
                 stepped = not self.evaluating
             else:
                 stepped = True
-        return Done(tuple(sends), releases, trained, stepped)
+        return Done(tuple(sends), releases, trained, stepped, evaluated)
+
+    def begin_round(self, steps: int, *, evaluates: bool) -> None:
+        """So many steps may be done now, behind an evaluation perhaps."""
+        self.until = self.step + steps
+        self._evaluated = self.step
+        self.evaluating = evaluates and bool(self._evaluate.actions)
+
+    def take_evaluation(self) -> broker_pb2.Evaluation | None:
+        """What the one in front of the step came to: it is not that of the step."""
+        found, self.evaluation = self.evaluation, None
+        return found
+
+    def end(self) -> None:
+        """No step comes any more."""
+        self.steps = self.until = self.step
 
     def _add(self, action: Action, seconds: float) -> None:
         """Seconds of training by stage; an evaluation, an exchange and the norm are no stage's."""

@@ -356,7 +356,7 @@ class Worker:
         key = arrived.key
         if key.role is Role.SNAPSHOT and self.machine.keeping.expects(key):
             self._bench.keep(arrived)
-        elif key.role is Role.PROBE or not self._bench.holds(key.run, key.term):
+        elif key.role is Role.PROBE or not self._bench.knows(key):
             # The device knows nothing of another term, nor of probes: only dropped.
             self._post(e.FrameArrived(key, len(arrived.data)))
         else:

@@ -4,7 +4,7 @@ done.
 Torch never runs in the event loop:
 
     lane      jobs, in the order in which the machine asked
-    compute   Build, Compute, the copy of UploadWeights and of a snapshot, Discard
+    compute   Build, BeginRound, JoinExchange, Compute, the copy of UploadWeights and of a snapshot, Discard
     data      Prefetch
     sending   SendFrame: encode
     arriving  decode what came, into the device's store; then the machine hears FrameArrived
@@ -36,6 +36,7 @@ from ..compute.order import OfferError, order_from_assign, resumed
 from ..compute.rebuilt import RebuildError
 from ..compute.warming import frozen_shards, warm
 from ..core import events as e
+from ..core.rounds import run_of
 from ..core.snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from ..host.own_data import Catalogue
 from ..sync.optimizer import warm_up
@@ -58,6 +59,8 @@ Work = (
     | e.Prefetch
     | e.Build
     | e.PrefetchFrozen
+    | e.BeginRound
+    | e.JoinExchange
     | e.Discard
     | e.UploadWeights
 )
@@ -135,11 +138,17 @@ class DeviceRuntime:
         """Whether this term of the run stands on the device."""
         return self._built == (run, term)
 
+    def knows(self, key: FrameKey) -> bool:
+        """Whether what a frame is of stands on the device."""
+        if key.role is Role.ROUND:
+            return self._built is not None and run_of(self._built[0]) == key.run
+        return self.holds(key.run, key.term)
+
     def accept(self, arrived: Arrived) -> None:
         """A value came for the device."""
         key = arrived.key
         self._arriving.do(
-            lambda: self._device.accept(arrived) if self.holds(key.run, key.term) else None,
+            lambda: self._device.accept(arrived) if self.knows(key) else None,
             lambda _: self._calls.post(e.FrameArrived(key)),
             lambda error: self._calls.post(e.FrameRefused(key, said_of(error))),
         )
@@ -158,7 +167,7 @@ class DeviceRuntime:
         self._device.release(key)
 
     def _encoded(self, key: FrameKey, payload: Payload | None) -> None:
-        if payload is not None and self.holds(key.run, key.term):  # else the assignment went
+        if payload is not None and self.knows(key):  # else the assignment went
             self._calls.send(key, payload)
 
     # ------------------------------------------------------------ instructions
@@ -184,7 +193,7 @@ class DeviceRuntime:
             case e.SendFrame(key):
                 self._spans.ready(key)
                 self._sending.do(
-                    lambda: self._device.payload(key) if self.holds(key.run, key.term) else None,
+                    lambda: self._device.payload(key) if self.knows(key) else None,
                     lambda payload: self._encoded(key, payload),
                     lambda error: calls.post(e.FrameRefused(key, said_of(error))),
                 )
@@ -215,6 +224,18 @@ class DeviceRuntime:
                     lambda error: calls.post(
                         e.DataFailed(run, term, step, said_of(error), code_of(error, "data"))
                     ),
+                )
+            case e.BeginRound(run, term, start):
+                self._compute.do(
+                    lambda: self._device.begin_round(start) if self.holds(run, term) else None,
+                    lambda _: calls.post(e.RoundReady(run, term, start.round)),
+                    calls.crash,
+                )
+            case e.JoinExchange(run, term, plan):
+                self._compute.do(
+                    lambda: self._device.join_exchange(plan) if self.holds(run, term) else None,
+                    _nothing,
+                    calls.crash,
                 )
             case e.PrefetchFrozen():
                 self._warm(work)

@@ -76,7 +76,8 @@ class TermCheck(Check):
         present = self._present.get(who)
         match record:
             case p.FrameArrived(key) | p.FrameRefused(key):
-                return key.role is not Role.PROBE and (key.run, key.term) != present
+                own = key.role not in (Role.PROBE, Role.ROUND)
+                return own and (key.run, key.term) != present
             case p.BrokerSaid(message):
                 return self._said(who, message, present)
             case (

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...broker import events as b
+from ...dag.plan.action import ROUNDS, Action, Kind
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Role, Transfer
-from ...dag.schedule.schedule import Action, Kind
 from ...peer.core import events as p
 from ...peer.core.snapshots import SnapshotId
 from ...peer.core.step import transfer_of
@@ -132,6 +132,10 @@ class WorkCheck(Check):
     def observe(self, seen: Observed) -> None:
         record, who = seen.record, seen.who
         match record:
+            case p.Compute(action=action) | p.Computed(action=action) if action.kind in ROUNDS:
+                pass
+            case p.FrameArrived(key) | p.SendFrame(key) if key.role is Role.ROUND:
+                pass
             case p.Compute(run, term, step, action):
                 self._part(who, run, term, "computes", action).begin(step, action)
             case p.Computed(run, term, step, action, result):

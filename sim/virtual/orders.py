@@ -11,11 +11,11 @@ from ...dag.cost.cost import cost
 from ...dag.cost.pace import IntervalWork, Vectors, action_work
 from ...dag.cost.speed import Speeds, Work
 from ...dag.exchange.wiring import exchanges_of
+from ...dag.plan.action import ROUNDS, Action, Kind
 from ...dag.plan.cut import bare_stages, cut, tied_groups
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.schedule.convert_slice import slice_from_proto
 from ...dag.schedule.flow import Flow
-from ...dag.schedule.schedule import Action
 from ...peer.blobs.starting import Starting
 from ...peer.blobs.weights import Read
 from ...peer.compute.order import BuildOrder, order_from_assign, starting_weights
@@ -34,6 +34,8 @@ class ActionTimes:
         self._known: dict[tuple[object, ...], float] = {}
 
     def seconds(self, action: Action) -> float:
+        if action.kind in ROUNDS:  # one pass over what is trained, as an update is
+            action = Action(Kind.UPDATE)
         # Visits of one stage take equally long.
         visit = action.content is None
         key: tuple[object, ...] = (action.kind, action.stage) if visit else action

@@ -189,7 +189,7 @@ class PeerShell:
             if key.role is Role.SNAPSHOT:
                 if machine.keeping.expects(key):
                     self.snapshots.accept(arrived)
-            elif key.role is not Role.PROBE and part and part.matches(key.run, key.term):
+            elif key.role is not Role.PROBE and part and part.takes(key):
                 self.device.accept(arrived)
         except (ValueError, OSError) as error:
             self.handle(p.FrameRefused(key, str(error)))
@@ -287,6 +287,12 @@ class PeerShell:
                 self._build(instruction)
             case p.PrefetchFrozen():
                 pass  # blobs are here at once
+            case p.BeginRound(run, term, start):
+                self.device.begin_round(start)
+                ready = p.RoundReady(run, term, start.round)
+                world.after(OVERHEAD_S, lambda: self.handle(ready))
+            case p.JoinExchange(plan=plan):
+                self.device.join_exchange(plan)
             case p.Prefetch(run, term, step):
                 read: p.Event = p.DataReady(run, term, step)
                 try:
@@ -441,7 +447,9 @@ class PeerShell:
         self._owed_s = 0.0
         if self.world.logs:
             self.world.note(self.name, "computes", action, "of step", wanted.step)
-        result = p.Result(seconds, done.peak_bytes, done.outcome, done.evaluation, done.links)
+        result = p.Result(
+            seconds, done.peak_bytes, done.outcome, done.evaluation, done.links, done.round
+        )
         answer = p.Computed(wanted.run, wanted.term, wanted.step, action, result)
 
         def ended() -> None:

@@ -1,0 +1,567 @@
+"""The rounds of one run: what its replicas work on, and when they meet.
+
+    (all at the gate) --begins--> local work --closes--> exchange --all made it--> committed ─┐
+           ^                                                |   ^                            │
+           |                                 a member is lost: attempt + 1                   │
+           +────────────────────────── the next one begins ──────────────────────────────────┘
+
+- A round begins when the version before it is committed; the first one when all replicas run, or
+  some have waited for the others long enough. Each gets steps by its speed.
+- It closes when so many contributions are ready as the job's quorum says, or when its deadline has
+  passed and at least one is ready. Who is not ready then is left out: its samples are handed out
+  again, and it takes the version from others when it is at the gate.
+- A replica that begins another term in the middle of its local work goes on with it, from a
+  snapshot of this round (`ReplicaSnapshots.found`); in the exchange it is left out of the next
+  attempt.
+- Members keep contribution and old version until `RoundStart` of the next round says that the
+  version is committed, which it is when all have made it with one hash. Who has made another one
+  takes the version of the others.
+- The broker carries no tensor, and every decision is an event of the journal. After a restart it
+  tells peers that come back what holds, and they tell it what they have done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from ...dag.plan.plan import PeerId
+from ...proto.broker_pb2 import (
+    DONE,
+    EXPORTING,
+    FAILED,
+    BrokerMessage,
+    DialOrder,
+    RoundBegun,
+    RoundDone,
+    RoundMember,
+    RoundPlan,
+    RoundPlanned,
+    RoundReport,
+    RoundStart,
+    RoundWork,
+    RunEvent,
+    VersionEvaluated,
+)
+from ..events import Instruction, Log, SetTimer, Tell
+from ..membership.member import Member, clean, dial
+from ..membership.membership import Membership
+from ..records.rounds import microbatches_of
+from ..runs.replica import Replica
+from ..runs.run import Run
+from .segments import Replicated, segments, sliced
+from .work import divide
+
+__all__ = ["RoundCoordinator"]
+
+GRACE_S = 30.0
+"""So long the first round waits for replicas that are not ready yet, when one is."""
+_SPARE_S = 30.0
+"""Added to twice the expected time of local work."""
+_EXCHANGE_S, _SLOW_BYTES_PER_S = 60.0, 1.25e6
+"""An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times."""
+_RAISED = 12
+"""By so much a contribution that is too large raises the exponent."""
+_STRIKES = 3
+"""Versions of its own that a replica may make before it is left out for good."""
+
+
+class RoundCoordinator:
+    """Not durable: ready: by replica, the holders whose contribution is there, in its present term.
+    made: by replica, what its holders say of the version. bad: replicas whose contribution cannot
+    count in this round, and why."""
+
+    def __init__(self, run: Run, members: Membership) -> None:
+        assert run.record.rounds is not None
+        self.run, self.record, self._members = run, run.record.rounds, members
+        self.ready: dict[int, tuple[int, set[PeerId]]] = {}
+        self.made: dict[int, dict[PeerId, RoundReport]] = {}
+        self.bad: dict[int, str] = {}
+        self._blamed = Counter[int]()
+        self._strikes = Counter[int]()
+        self._since: float | None = None
+        """When local work began, or the attempt; None: before this start of the broker."""
+        self._first: float | None = None
+        """When the first replica was ready for the first round."""
+        self._armed = math.inf
+        self._dials: dict[frozenset[PeerId], tuple[tuple[int, ...], PeerId, DialOrder]] = {}
+        self._plans: dict[PeerId, RoundPlan] = {}
+
+    # ------------------------------------------------------------ what is known
+
+    def _replica(self, number: int) -> Replica:
+        return self.run.replicas[number]
+
+    def _present(self) -> list[int]:
+        """Numbers of replicas whose peers can be spoken to."""
+        return [
+            r.record.number
+            for r in self.run.replicas
+            if r.record.running
+            and not r.context.away
+            and not self._strikes[r.record.number] >= _STRIKES
+        ]
+
+    def _is_ready(self, number: int) -> bool:
+        """Whether its contribution to this round is there."""
+        record = self._replica(number).record
+        term, peers = self.ready.get(number, (0, set()))
+        return record.running and term == record.term and peers >= set(record.peers)
+
+    def _waits(self, number: int) -> bool:
+        """Whether it stands at the gate, with or without a contribution."""
+        replica = self._replica(number)
+        work = replica.context.work
+        return work is None or replica.record.committed >= work.first_step + work.steps
+
+    @property
+    def _frozen(self) -> bool:
+        """Whether nothing is begun: somebody pauses the run."""
+        return any(r.record.pausing or r.record.paused for r in self.run.replicas)
+
+    # ------------------------------------------------------------ what follows
+
+    def follow(self, now: float) -> list[Instruction]:
+        """What is to be done, behind any event that may have changed a replica."""
+        if self.run.ended:
+            return []
+        if self._since is None:  # the broker was started again
+            self._since = now
+        failed = next((r for r in self.run.replicas if r.record.phase == FAILED), None)
+        if failed is not None:
+            why = failed.record.reason
+            return self.run.fail(why.code, why.text, now)
+        record = self.record
+        if record.over:
+            return self._finish(now)
+        if self._frozen:
+            return []
+        if not record.begun:
+            out = self._begin(now)
+        elif record.attempt and not self._void():
+            out = self._commit(now)
+        else:
+            out = self._close(now)
+        self._let_wait(now)
+        return out
+
+    def _let_wait(self, now: float) -> None:
+        """Who waits at the gate does so for others, whose waits have ends of their own."""
+        until = now + GRACE_S
+        if self.record.begun:
+            until += max(0.0, self._closes_at - now) + self._attempt_s
+        for replica in self.run.replicas:
+            if replica.record.running and self._waits(replica.record.number):
+                replica.context.waits_until = max(replica.context.waits_until, until)
+
+    def timer(self, now: float) -> list[Instruction]:
+        self._armed = math.inf
+        ended = self.run.ended or self._frozen or self.record.over
+        if self.record.attempt and not ended and now >= self._attempt_ends:
+            return self._retry(self._late(), "made no version in time", now)
+        return self.follow(now)
+
+    def _arm(self, at: float) -> list[Instruction]:
+        if self._armed <= at:
+            return []
+        self._armed = at
+        return [SetTimer(f"round:{self.run.id}", at)]
+
+    # ------------------------------------------------------------ local work
+
+    def _begin(self, now: float) -> list[Instruction]:
+        """The first round: later ones begin when the one before is committed."""
+        present = self._present()
+        if not present:
+            self._first = None
+            return []
+        self._first = now if self._first is None else self._first
+        if len(present) < len(self.run.replicas) and now < self._first + GRACE_S:
+            return self._arm(self._first + GRACE_S)
+        return self._hand_out(present, now)
+
+    def _hand_out(self, numbers: Sequence[int], now: float) -> list[Instruction]:
+        """The next round begins for these, who have its version."""
+        record, spec = self.record, self.run.submitted.spec
+        own = spec.microbatches // len(self.run.replicas)
+        every = self.run.submitted.requirements.sync.steps
+        left = min(every * spec.microbatches, record.total - record.committed)
+        times = [self._replica(n).record.step_s or 0.0 for n in numbers]
+        steps = divide(left // own, times)
+        chosen = [(n, h) for n, h in zip(numbers, steps, strict=True) if h]
+        ranges = record.hand_out(h * own for _, h in chosen)
+        work = [
+            RoundWork(
+                replica=n,
+                term=self._replica(n).record.term,
+                first_step=self._replica(n).record.committed,
+                steps=h,
+                samples=samples,
+            )
+            for (n, h), samples in zip(chosen, ranges, strict=True)
+        ]
+        self.ready, self.made, self.bad, self._plans = {}, {}, {}, {}
+        self._since = now
+        out: list[Instruction] = [
+            self.run.record.publish(
+                RunEvent(round_begun=RoundBegun(round=record.round, work=work)), 0, now
+            )
+        ]
+        for number, _ in chosen:
+            out += self._tell_start(number)
+        return [*out, *self._arm(self._closes_at)]
+
+    def _tell_start(self, number: int) -> list[Instruction]:
+        replica = self._replica(number)
+        message = BrokerMessage(
+            round_start=self.record.start_of(replica.id, self.record.work[number])
+        )
+        return [Tell(m.stream, message) for m in replica.context.holders()]
+
+    @property
+    def _closes_at(self) -> float:
+        assert self._since is not None
+        asked = self.run.submitted.requirements.sync.deadline
+        if asked != "auto":
+            return self._since + float(asked)
+        times = [
+            w.steps * (self._replica(n).record.step_s or 0.0) for n, w in self.record.work.items()
+        ]
+        if not all(times):  # nothing is known of some
+            return self._since + self.run.submitted.options.first_step_s
+        return self._since + 2 * max(times) + _SPARE_S
+
+    def _close(self, now: float) -> list[Instruction]:
+        """Plans the exchange, if it is time."""
+        work = [n for n in self.record.work if self._replica(n).context.work and n not in self.bad]
+        ready = [n for n in work if self._is_ready(n)]
+        still = [n for n in work if n not in ready]
+        needed = self.run.submitted.requirements.sync.needed(len(self.record.work))
+        late = now >= self._closes_at or self.record.attempt > 0
+        if not ready and not still:
+            why = "; ".join(self.bad.values()) or "all were lost, with what they had of the round"
+            return self.run.fail("round", f"no replica has a contribution: {why}", now)
+        if not ready or not (late or not still or len(ready) >= needed):
+            return [] if late else self._arm(self._closes_at)
+        return self._plan(ready, now)
+
+    # ------------------------------------------------------------ the exchange
+
+    def _plan(self, ready: Sequence[int], now: float) -> list[Instruction]:
+        record = self.record
+        size = self._microbatch_size(ready)
+        members = [
+            RoundMember(
+                replica=n,
+                weight=microbatches_of(record.work[n]) * size,
+                term=self._replica(n).record.term,
+            )
+            for n in ready
+        ]
+        joiners = [n for n in self._present() if n not in ready and self._waits(n)]
+        planned = RoundPlanned(
+            round=record.round,
+            attempt=record.attempt + 1,
+            members=members,
+            joiners=joiners,
+            exponent=record.exponent,
+        )
+        self.made, self._since = {}, now
+        out: list[Instruction] = [self.run.record.publish(RunEvent(round_planned=planned), 0, now)]
+        self._plans = self._made_plans()
+        for number in (*ready, *joiners):
+            out += self._tell_plan(number)
+        return [*out, *self._arm(self._attempt_ends)]
+
+    def _microbatch_size(self, numbers: Sequence[int]) -> int:
+        plan = self._replica(numbers[0]).record.plan
+        assert plan is not None
+        return plan.microbatch_size
+
+    def _made_plans(self) -> dict[PeerId, RoundPlan]:
+        """By peer, what it does in the present attempt."""
+        record = self.record
+        inside = [(m.replica, m.weight) for m in record.members]
+        plans = {n: self._replica(n).record.plan for n in self._in_exchange}
+        found = segments(
+            [Replicated(plans[n], w) for n, w in inside if plans[n] is not None],
+            [Replicated(p) for n in record.joiners if (p := plans[n]) is not None],
+        )
+        mine = sliced(found)
+        patience = (self._attempt_s) / 2
+        weight = sum(w for _, w in inside)
+        made: dict[PeerId, RoundPlan] = {}
+        for number in self._in_exchange:
+            replica = self._replica(number)
+            for peer in replica.record.peers:
+                made[peer] = RoundPlan(
+                    run=replica.id,
+                    term=replica.record.term,
+                    round=record.round,
+                    attempt=record.attempt,
+                    weight=weight,
+                    exponent=record.exponent,
+                    segments=mine.get(peer, ()),
+                    patience_s=patience,
+                )
+        for peer, plan in made.items():
+            for other in _counterparts(plan, peer):
+                if other in made:
+                    self._dial(peer, other, made)
+        return made
+
+    @property
+    def _in_exchange(self) -> list[int]:
+        return [*(m.replica for m in self.record.members), *self.record.joiners]
+
+    def _dial(self, peer: PeerId, other: PeerId, made: dict[PeerId, RoundPlan]) -> None:
+        """One of the two dials, the same way as before unless a term has begun since."""
+        pair, terms = frozenset((peer, other)), tuple(made[p].term for p in sorted((peer, other)))
+        known = self._dials.get(pair)
+        if known is None or known[0] != terms:
+            members = self._members.members
+            a, b = members[min(pair)], members[max(pair)]
+            way = dial(a, b, self.run.submitted.options.relays)
+            if way is None:
+                return
+            source, target, address = way
+            order = DialOrder(peer=target.id, address=address, generation=self._members.next_dial())
+            known = self._dials[pair] = (terms, source.id, order)
+        _, source_id, order = known
+        if source_id == peer and order.peer not in [d.peer for d in made[peer].dials]:
+            made[peer].dials.append(order)
+
+    def _tell_plan(self, number: int) -> list[Instruction]:
+        return [
+            Tell(m.stream, BrokerMessage(round_plan=self._plans[m.id]))
+            for m in self._replica(number).context.holders()
+            if m.id in self._plans
+        ]
+
+    @property
+    def _attempt_s(self) -> float:
+        plan = self._replica(min(self.record.work)).record.plan
+        elements = sum(s.elements for s in plan.outline.stages) if plan else 0
+        return _EXCHANGE_S + 16 * elements / _SLOW_BYTES_PER_S
+
+    @property
+    def _attempt_ends(self) -> float:
+        assert self._since is not None
+        return self._since + self._attempt_s
+
+    def _void(self) -> bool:
+        """Whether a member of the attempt is not there any more, as it was."""
+        for member in self.record.members:
+            record = self._replica(member.replica).record
+            if not record.running or record.term != member.term:
+                return True
+        return False
+
+    def _late(self) -> list[int]:
+        """Whom most wait for; else those that have not made the version."""
+        missing = [n for n in self._in_exchange if not self._has_made(n)]
+        if self._blamed:
+            most = max(self._blamed.values())
+            return [n for n in self._in_exchange if self._blamed[n] == most]
+        return missing
+
+    def _retry(self, without: Sequence[int], why: str, now: float) -> list[Instruction]:
+        """Another attempt, without these."""
+        names = ", ".join(f"replica {n}" for n in without) or "nobody"
+        self._blamed.clear()
+        for number in without:
+            self.bad[number] = f"replica {number} {why}"
+        text = f"round {self.record.round}, attempt {self.record.attempt}: {names} {why}"
+        note = self.run.record.publish(RunEvent(note=text), 0, now)
+        return [note, *self._close(now)]
+
+    # ------------------------------------------------------------ what peers say
+
+    def reported(
+        self, member: Member, number: int, said: RoundReport, now: float
+    ) -> list[Instruction]:
+        """Of a holder of a replica, in its present term."""
+        record, replica = self.record, self._replica(number)
+        stale = said.term != replica.record.term or not replica.record.running
+        if stale or member.id not in replica.record.peers or self.run.ended:
+            return [replica.context.ignored("round", member, f"term {said.term} of {replica.id}")]
+        replica.lifecycle.deadline.since = now
+        if said.HasField("evaluation"):
+            step = record.committed // self.run.submitted.spec.microbatches
+            told = VersionEvaluated(round=said.round, step=step, evaluation=said.evaluation)
+            return [self.run.record.publish(RunEvent(evaluated=told), number, now)]
+        if said.round != record.round or not record.begun:
+            return [replica.context.ignored("round", member, f"round {said.round}")]
+        if said.attempt == 0:
+            return self._contributed(number, member, said, now)
+        if said.attempt != record.attempt or number not in self._in_exchange:
+            return [replica.context.ignored("round", member, f"attempt {said.attempt}")]
+        if said.HasField("problem"):
+            return self._hindered(number, member, said, now)
+        self.made.setdefault(number, {})[member.id] = said
+        return self.follow(now)
+
+    def _contributed(
+        self, number: int, member: Member, said: RoundReport, now: float
+    ) -> list[Instruction]:
+        if said.HasField("problem"):
+            why = clean(said.problem.text, 500)
+            self.bad[number] = f"the contribution of {member.label} does not count: {why}"
+            note = RunEvent(note=f"round {said.round}: {self.bad[number]}")
+            return [self.run.record.publish(note, number, now), *self.follow(now)]
+        term, peers = self.ready.get(number, (0, set()))
+        if term != said.term:
+            peers = set()
+        self.ready[number] = said.term, peers | {member.id}
+        return self.follow(now)
+
+    def _hindered(
+        self, number: int, member: Member, said: RoundReport, now: float
+    ) -> list[Instruction]:
+        """Somebody cannot make the version."""
+        why = clean(said.problem.text, 500)
+        if said.problem.code == "overflow":
+            self.record.exponent += _RAISED
+            return self._retry((), f"an element is too large: {why}", now)
+        about = [
+            n for n in self._in_exchange for p in said.lacks if p in self._replica(n).record.peers
+        ]
+        self._blamed.update(about or [number])
+        fields = (("run", self.run.id), ("peer", member.id), ("why", why))
+        return [Log("round_hindered", fields, "warning")]
+
+    # ------------------------------------------------------------ the version
+
+    def _has_made(self, number: int) -> bool:
+        peers = self._replica(number).record.peers
+        return set(self.made.get(number, ())) >= set(peers)
+
+    def _hash_of(self, number: int) -> int | None:
+        """Of all that a replica has made; None where its own holders differ."""
+        plan, total = self._replica(number).record.plan, 0
+        assert plan is not None
+        said = self.made[number]
+        for k, slot in enumerate(plan.stages):
+            hashes = {
+                said[p].hashes[plan.stages_of(p).index(k)]
+                for p in slot.holders
+                if len(said[p].hashes) == len(plan.stages_of(p))
+            }
+            if len(hashes) != 1:
+                return None
+            total += hashes.pop()
+        return total % 2**64
+
+    def _commit(self, now: float) -> list[Instruction]:
+        """When all have made it."""
+        record = self.record
+        joiners = [n for n in record.joiners if n in self._present()]
+        members = [m.replica for m in record.members]
+        if not all(self._has_made(n) for n in (*members, *joiners)):
+            return []
+        hashes = {n: self._hash_of(n) for n in (*members, *joiners)}
+        known = Counter(h for h in hashes.values() if h is not None)
+        if not known:
+            return self.run.fail("round", "every replica has holders that made other versions", now)
+        version = known.most_common(1)[0][0]
+        equal = [n for n, h in hashes.items() if h == version]
+        out: list[Instruction] = []
+        for number in hashes.keys() - set(equal):
+            self._strikes[number] += 1
+            text = f"round {record.round}: replica {number} made another version"
+            if self._strikes[number] >= _STRIKES:
+                text += f", for the {_STRIKES}. time: it is left out from here on"
+            out.append(self.run.record.publish(RunEvent(note=text), number, now))
+        out.append(self._done(version, equal, now))
+        if record.over:
+            return [*out, *self._finish(now)]
+        return [*out, *self._hand_out(equal, now)]
+
+    def _done(self, version: int, equal: Sequence[int], now: float) -> Instruction:
+        record, said = self.record, [r for made in self.made.values() for r in made.values()]
+        drifts = [
+            math.sqrt(sum(r.drift for r in self.made[m.replica].values())) for m in record.members
+        ]
+        inside = sum(microbatches_of(record.work[m.replica]) for m in record.members)
+        done = RoundDone(
+            round=record.round,
+            attempt=record.attempt,
+            members=[m for m in record.members],
+            hash=version,
+            drift=sum(drifts) / len(drifts),
+            sent_bytes=sum(r.sent_bytes for r in said),
+            waited_s=max((r.waited_s for r in said), default=0.0),
+            seconds=now - record.done_at_s,
+            microbatches=record.committed + inside,
+            joined=[
+                RoundMember(replica=n, term=self._replica(n).record.term)
+                for n in equal
+                if n in record.joiners
+            ],
+        )
+        return self.run.record.publish(RunEvent(round_done=done), 0, now)
+
+    def _finish(self, now: float) -> list[Instruction]:
+        """Every sample is committed: a replica with the version brings the weights; when it has,
+        the others are done."""
+        replicas = self.run.replicas
+        phases = [r.record.phase for r in replicas]
+        out: list[Instruction] = []
+        if DONE in phases:
+            text = f"{self.record.round} rounds are done; another replica has brought the weights"
+            for replica in replicas:
+                if not replica.record.ended:
+                    out += replica.lifecycle.done(text, now)
+            return out
+        if EXPORTING in phases:
+            return []
+        have = self.record.holders
+        first = next(
+            (
+                r
+                for r in replicas
+                if r.record.running and have.get(r.record.number) == r.record.term
+            ),
+            None,
+        )
+        if first is None:
+            text = "every replica with the last version was lost before it had brought its weights"
+            return self.run.fail("round", text, now)
+        start = RoundStart(
+            run=first.id,
+            term=first.record.term,
+            round=self.record.round,
+            first_step=first.record.committed,
+            start=self.record.total / self.run.submitted.spec.microbatches,
+            evaluate=self.run.submitted.requirements.eval_every > 0,
+        )
+        message = BrokerMessage(round_start=start)
+        out = [Tell(m.stream, message) for m in first.context.holders()]
+        return out + first.lifecycle.export(now)
+
+    # ------------------------------------------------------------ peers that come back
+
+    def again(self, number: int, member: Member) -> list[Instruction]:
+        """What a holder may not have heard."""
+        replica, out = self._replica(number), list[Instruction]()
+        if replica.context.work is not None and replica.record.running:
+            start = self.record.start_of(replica.id, replica.context.work)
+            out.append(Tell(member.stream, BrokerMessage(round_start=start)))
+        if self.record.attempt and not self._plans and not self._void():
+            self._plans = self._made_plans()
+        if (plan := self._plans.get(member.id)) is not None:
+            out.append(Tell(member.stream, BrokerMessage(round_plan=plan)))
+        return out
+
+
+def _counterparts(plan: RoundPlan, peer: PeerId) -> list[PeerId]:
+    found: dict[str, None] = {}
+    for s in plan.segments:
+        found[s.aggregator] = None
+        if s.aggregator == peer:
+            found |= dict.fromkeys([*(g.peer for g in s.givers), *s.takers])
+        for v in s.versions:
+            found[v.source] = found[v.destination] = None
+    found.pop(peer, None)
+    return [PeerId(p) for p in found]

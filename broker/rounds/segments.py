@@ -1,0 +1,116 @@
+"""Who adds up which elements of a run's vector in a round, who contributes and who takes.
+
+Segments are the common refinement of all replicas' cuts, divided further so that every replica adds
+up as much as any other. Aggregators are holders themselves: each has the elements that it adds up.
+Pure functions.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ...dag.plan.plan import PeerId, Plan
+from ...dag.rounds.wiring import Giver, Segment
+from ...proto.broker_pb2 import RoundGiver, RoundSegment, RoundVersion
+
+__all__ = ["Replicated", "segments", "sliced"]
+
+_LEAST = 1 << 16
+"""Elements that are not divided further: 256 KB in fp32."""
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """A replica's plan in a round. weight: of its contribution, samples."""
+
+    plan: Plan
+    weight: int = 0
+
+    @property
+    def bounds(self) -> list[int]:
+        """Where its stages begin in the vector, and the end."""
+        return [0, *accumulate(s.elements for s in self.plan.outline.stages)]
+
+    def stage_at(self, element: int) -> int:
+        """Whose own it is: the last of the stages that begin there, the others being empty."""
+        return bisect_right(self.bounds, element) - 1
+
+    def takers(self, start: int, stop: int) -> Iterable[PeerId]:
+        """Who has these elements: holders of the stage whose own they are, and of its ties."""
+        plan = self.plan
+        yield from plan.stages[self.stage_at(start)].holders
+        for group in plan.outline.tied:
+            if group.start < stop and start < group.start + group.elements:
+                for stage in group.stages:
+                    yield from plan.stages[stage].holders
+
+
+def segments(members: Sequence[Replicated], joiners: Sequence[Replicated] = ()) -> list[Segment]:
+    """Those of a round, ascending. Raises ValueError when the replicas' vectors differ in length,
+    or there is no member."""
+    everybody = (*members, *joiners)
+    lengths = {replica.bounds[-1] for replica in everybody}
+    if len(lengths) != 1 or not members:
+        raise ValueError(
+            f"vectors of {sorted(lengths)} elements: expected one length, and a member"
+        )
+    cuts = sorted({at for replica in everybody for at in replica.bounds})
+    found: list[Segment] = []
+    for start, stop in pairwise(cuts):
+        slices = min(len(members), max(1, (stop - start) // _LEAST))
+        edges = [start + (stop - start) * i // slices for i in range(slices + 1)]
+        for first, last in pairwise(edges):
+            found.append(_segment(members, joiners, first, last, len(found)))
+    return found
+
+
+def _segment(
+    members: Sequence[Replicated],
+    joiners: Sequence[Replicated],
+    start: int,
+    stop: int,
+    turn: int,
+) -> Segment:
+    firsts = [r.plan.stages[r.stage_at(start)].holders[0] for r in members]
+    givers = tuple(Giver(p, r.weight) for p, r in zip(firsts, members, strict=True))
+    takers = dict.fromkeys(p for r in members for p in r.takers(start, stop))
+    versions = tuple(
+        (firsts[(turn + i) % len(firsts)], peer)
+        for i, r in enumerate(joiners)
+        for peer in dict.fromkeys(r.takers(start, stop))
+    )
+    aggregator = firsts[turn % len(firsts)]
+    return Segment((start, stop), aggregator, givers, tuple(takers), versions)
+
+
+def sliced(found: Iterable[Segment]) -> dict[PeerId, list[RoundSegment]]:
+    """By peer, what it has to know of them."""
+    mine: dict[PeerId, list[RoundSegment]] = {}
+    for s in found:
+        start, stop = s.span
+        named = dict.fromkeys(g.peer for g in s.givers) | dict.fromkeys(s.takers)
+        named |= dict.fromkeys(p for pair in s.versions for p in pair) | {s.aggregator: None}
+        for peer in named:
+            all_of_it = peer == s.aggregator
+            mine.setdefault(peer, []).append(
+                RoundSegment(
+                    start=start,
+                    stop=stop,
+                    aggregator=s.aggregator,
+                    givers=[
+                        RoundGiver(peer=g.peer, weight=g.weight)
+                        for g in s.givers
+                        if all_of_it or g.peer == peer
+                    ],
+                    takers=[t for t in s.takers if all_of_it or t == peer],
+                    versions=[
+                        RoundVersion(source=a, destination=b)
+                        for a, b in s.versions
+                        if peer in (a, b)
+                    ],
+                )
+            )
+    return mine

@@ -1,0 +1,350 @@
+"""One holder's part in the rounds between replicas: decisions only.
+
+    working --last step of the round--> taken down --its plan--> exchanging --all here--> applied
+       ^                                                         ^    |                     |
+       |                                                         +----+ another attempt     |
+       +---------------------- the next round begins: what was applied is committed --------+
+
+- No step begins before its round does (`RoundStart`). Behind the last one, what the stages moved
+  since the last version is taken down (`CONTRIBUTE`), and the broker is told that it is ready.
+- The broker says what is exchanged with whom (`RoundPlan`). Frames of it are taken from here on
+  only; those of another attempt have no effect. Parts are added up as they come; the result of a
+  part goes out when all have given theirs.
+- When all results are here, they become the next version in the stages (`APPLY`), and the broker is
+  told its hash. Contribution and old version stay until the broker commits the round, since another
+  attempt may come in place of this one, without a member that was lost.
+- Who has no version of its own to begin from (it came late, or was lost for too long) waits at the
+  gate too, contributes nothing, and gets weights and shared state from those that have applied.
+- A frame of an attempt that has not begun here keeps its place until it has.
+- A peer that waits longer than the plan has patience says whom it waits for.
+
+Pure: no I/O, no clock, no threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ...dag.plan.action import Action, Kind
+from ...dag.plan.plan import PeerId
+from ...dag.rounds.vector import RunVector, Span
+from ...dag.rounds.wiring import (
+    GIVE,
+    RESULT,
+    VERSION,
+    Giver,
+    RoundWiring,
+    Segment,
+    Share,
+    port_of,
+    span_of,
+    wiring,
+)
+from ...dag.schedule.flow import Role
+from ...net.links.frame import FrameKey
+from ...proto import broker_pb2, common_pb2
+from . import events as e
+
+__all__ = ["Rounds", "run_of", "segments_of"]
+
+_SLOTS = 4
+"""Parts that may be here or on their way from one peer: 16 MB in fp32."""
+
+
+def run_of(replica: str) -> str:
+    """The run that a replica is of: frames between replicas have its id."""
+    return replica.partition(".")[0]
+
+
+def segments_of(plan: broker_pb2.RoundPlan) -> Iterator[Segment]:
+    for s in plan.segments:
+        yield Segment(
+            (s.start, s.stop),
+            PeerId(s.aggregator),
+            tuple(Giver(PeerId(g.peer), g.weight) for g in s.givers),
+            tuple(map(PeerId, s.takers)),
+            tuple((PeerId(v.source), PeerId(v.destination)) for v in s.versions),
+        )
+
+
+class Rounds:
+    """Of one assignment. start: the round that it works in; None: it has no version to work from.
+    late: frames without effect, so far."""
+
+    def __init__(self, peer: PeerId, run: str, term: int, vector: RunVector) -> None:
+        self.start: broker_pb2.RoundStart | None = None
+        self.plan: broker_pb2.RoundPlan | None = None
+        self.late = 0
+        self.computing = False
+        """Whether an action of a round runs on the device."""
+        self._for = 0
+        """The attempt that it is of."""
+        self._peer, self._replica, self._term, self._vector = peer, run, term, vector
+        self._linked: dict[PeerId, broker_pb2.DialOrder | None] = {}
+        """By counterpart, how it is dialled from here; None: it dials."""
+        self._waits_since = 0.0
+        self._taken_down = self._applied = self._begun = False
+        """What was done in this round, and whether frames of the attempt are exchanged."""
+        self._drift = 0.0
+        self._sent_bytes = 0
+        self._wiring = RoundWiring()
+        self._lacks: dict[Span, set[PeerId]] = {}
+        """By part that is added up here, whose contribution is missing."""
+        self._awaited: set[Share] = set()
+        """Results and versions that are to come."""
+        self._unsent: set[FrameKey] = set()
+        """Frames of the attempt that are not acknowledged."""
+        self._early: dict[FrameKey, None] = {}
+        """Frames that came of an attempt that has not begun here; each keeps its slot."""
+        self._told: list[broker_pb2.RoundReport] = []
+        """Reports that the broker may lack, should it be started again."""
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """Other replicas' peers that it has links with."""
+        return tuple(self._linked)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the stages have a version and steps since then, and nothing else."""
+        return not (self._taken_down or self._applied or self.computing)
+
+    # ------------------------------------------------------------ rounds
+
+    def begins(self, start: broker_pb2.RoundStart) -> list[e.Instruction]:
+        """The broker has committed what was applied, or hands out the first work. Nothing when it
+        says so again."""
+        if self.start is not None and start.round <= self.start.round:
+            return []
+        self.start, self.plan = start, None
+        self._taken_down = self._applied = self._begun = False
+        self._lacks, self._awaited, self._wiring = {}, set(), RoundWiring()
+        self._told = []
+        self._sent_bytes = 0
+        return [e.BeginRound(self._replica, self._term, start)]
+
+    def waits(self, now: float) -> list[e.Instruction]:
+        """All steps of the round are done: takes down what they came to, once."""
+        if self.computing:
+            return []
+        if self.start is not None and not self._taken_down:
+            self._taken_down = True
+            self._waits_since = now
+            return self._compute(Kind.CONTRIBUTE, self.start.round)
+        if self.plan is not None and not self._begun:
+            return self._join()
+        return self._apply_if_complete()
+
+    def planned(self, plan: broker_pb2.RoundPlan, now: float) -> list[e.Instruction]:
+        """What is exchanged, or is in place of an attempt."""
+        known = (self.plan.round, self.plan.attempt) if self.plan is not None else (0, 0)
+        behind = self.start is not None and plan.round < self.start.round
+        if behind or (plan.round, plan.attempt) <= known:
+            return []
+        self.plan, self._begun = plan, False
+        self._applied = False
+        self._wiring = wiring(self._vector, segments_of(plan), self._peer)
+        self._unsent.clear()
+        self._told = [r for r in self._told if not r.attempt]
+        if self.start is None:
+            self._waits_since = now
+        timer = e.SetTimer("round", now + plan.patience_s)
+        return [*self._link({PeerId(d.peer): d for d in plan.dials}), timer]
+
+    def _link(self, dials: dict[PeerId, broker_pb2.DialOrder]) -> list[e.Instruction]:
+        """Links stay from round to round, as long as they are wanted."""
+        wanted = {p: dials.get(p) for p in self._wiring.counterparts if p != self._peer}
+        out: list[e.Instruction] = []
+        for peer in [p for p in self._linked if p not in wanted]:
+            del self._linked[peer]
+            out.append(e.HangUp(peer))
+        for peer, dial in wanted.items():
+            known = peer in self._linked and self._linked[peer] == dial
+            self._linked[peer] = dial
+            if not known:
+                where = e.Dial(peer, dial.address, dial.generation) if dial else e.ExpectPeer(peer)
+                out += [where, e.Allow(peer, Role.ROUND, _SLOTS)]
+        return out
+
+    def _join(self) -> list[e.Instruction]:
+        assert self.plan is not None
+        found, me = self._wiring, self._peer
+        self._lacks = {
+            part: {g.peer for g in givers if g.peer != me} for part, givers in found.adds.items()
+        }
+        self._awaited = {s for s in (*found.takes, *found.gets) if s.peer != me}
+        join = e.JoinExchange(self._replica, self._term, self.plan)
+        return [join, *self._compute(Kind.EXCHANGE, self.plan.round)]
+
+    def _compute(self, kind: Kind, number: int) -> list[e.Instruction]:
+        self.computing, self._for = True, self._attempt
+        return [e.Compute(self._replica, self._term, number, Action(kind))]
+
+    def computed(self, action: Action, result: e.Result, now: float) -> list[e.Instruction]:
+        """An action of a round has ended."""
+        self.computing = False
+        found = result.round or e.RoundResult()
+        if self._for != self._attempt and action.kind is not Kind.CONTRIBUTE:
+            return []  # another attempt has come meanwhile
+        match action.kind:
+            case Kind.CONTRIBUTE:
+                self._drift = found.drift
+                return [self._report(0, now, found)]
+            case Kind.EXCHANGE:
+                if found.code:
+                    return [self._report(self._attempt, now, found)]
+                return self._exchange()
+            case Kind.APPLY:
+                versions = [] if found.code else [self._key(VERSION, s) for s in self._wiring.sends]
+                return [self._report(self._attempt, now, found), *self._send(versions)]
+        raise AssertionError(f"{action} is none of a round")
+
+    def _exchange(self) -> list[e.Instruction]:
+        """Frames of the attempt may come and go."""
+        self._begun = True
+        me = self._peer
+        out = self._send(self._key(GIVE, s) for s in self._wiring.gives if s.peer != me)
+        early, self._early = self._early, {}
+        for key in early:
+            out += self.arrived(key)
+        for part in [p for p, lacks in self._lacks.items() if not lacks]:
+            out += self._summed(part)
+        return out + self._apply_if_complete()
+
+    def _summed(self, part: Span) -> list[e.Instruction]:
+        del self._lacks[part]
+        return self._send(self._key(RESULT, s) for s in self._wiring.results if s.part == part)
+
+    def _send(self, keys: Iterable[FrameKey]) -> list[e.Instruction]:
+        found = list(keys)
+        self._unsent.update(found)
+        return [e.SendFrame(key) for key in found]
+
+    def _apply_if_complete(self) -> list[e.Instruction]:
+        if not self._begun or self._applied or self._lacks or self._awaited or self.computing:
+            return []
+        assert self.plan is not None
+        self._applied = True
+        return self._compute(Kind.APPLY, self.plan.round)
+
+    # ------------------------------------------------------------ frames
+
+    def _key(self, hop: int, share: Share) -> FrameKey:
+        return self._frame(hop, share.part, self._peer, share.peer)
+
+    def _frame(self, hop: int, part: Span, source: PeerId, destination: PeerId) -> FrameKey:
+        assert self.plan is not None
+        run, port = run_of(self._replica), port_of(part)
+        number, attempt = self.plan.round, self.plan.attempt
+        return FrameKey(run, attempt, number, Role.ROUND, 0, hop, port, source, destination)
+
+    def expects(self, key: FrameKey) -> bool:
+        """Whether a frame is one of the present attempt that has not come yet."""
+        plan = self.plan
+        if plan is None or not self._begun or key.run != run_of(self._replica):
+            return False
+        if (key.step, key.term) != (plan.round, plan.attempt) or key.destination != self._peer:
+            return False
+        part, source = span_of(key.port), PeerId(key.source)
+        if key.hop == GIVE:
+            return source in self._lacks.get(part, ())
+        known = self._wiring.takes if key.hop == RESULT else self._wiring.gets
+        share = Share(part, source)
+        return share in self._awaited and share in known
+
+    def _is_early(self, key: FrameKey) -> bool:
+        at = (key.step, key.term)
+        if self.plan is None:
+            return self.start is None or key.step >= self.start.round
+        known = (self.plan.round, self.plan.attempt)
+        return at > known or (at == known and not self._begun)
+
+    def arrived(self, key: FrameKey) -> list[e.Instruction]:
+        """A part came, and lies in its sum or its place."""
+        if not self.expects(key):
+            if self._is_early(key):
+                self._early[key] = None
+                return []
+            self.late += 1
+            return [e.Release(key)]
+        part, source = span_of(key.port), PeerId(key.source)
+        out: list[e.Instruction] = [e.Release(key)]
+        if key.hop == GIVE:
+            self._lacks[part].remove(source)
+            if not self._lacks[part]:
+                out += self._summed(part)
+        else:
+            self._awaited.remove(Share(part, source))
+        return out + self._apply_if_complete()
+
+    def refused(self, key: FrameKey, why: str, now: float) -> list[e.Instruction]:
+        """A part came that cannot be taken, or could not be sent."""
+        out: list[e.Instruction] = [e.Release(key)]
+        if key.source == self._peer or not self.expects(key):
+            return out
+        result = e.RoundResult(code="refused", why=f"{key.port} of {key.source}: {why}")
+        report = self._report(self._attempt, now, result)
+        report.message.round.lacks.append(key.source)
+        return [*out, report]
+
+    def queued(self, size_bytes: int) -> None:
+        self._sent_bytes += size_bytes
+
+    def acknowledged(self, key: FrameKey) -> None:
+        self._unsent.discard(key)
+
+    # ------------------------------------------------------------ reports
+
+    @property
+    def _attempt(self) -> int:
+        return self.plan.attempt if self.plan is not None else 0
+
+    def _report(self, attempt: int, now: float, found: e.RoundResult) -> e.Tell:
+        number = self.plan.round if self.plan is not None else self.start.round if self.start else 0
+        report = broker_pb2.RoundReport(
+            run=self._replica,
+            term=self._term,
+            round=number,
+            attempt=attempt,
+            hash=found.hash,
+            drift=self._drift,
+            sent_bytes=self._sent_bytes,
+            waited_s=now - self._waits_since,
+        )
+        if found.code:
+            report.problem.CopyFrom(common_pb2.Reason(code=found.code, text=found.why[:2000]))
+        self._told.append(report)
+        return e.Tell(broker_pb2.PeerMessage(round=report))
+
+    def evaluated(self, evaluation: broker_pb2.Evaluation | None) -> list[e.Instruction]:
+        """The version that the round began from was evaluated; only the hub has what it came to."""
+        if evaluation is None or self.start is None:
+            return []
+        report = broker_pb2.RoundReport(
+            run=self._replica, term=self._term, round=self.start.round, evaluation=evaluation
+        )
+        self._told.append(report)
+        return [e.Tell(broker_pb2.PeerMessage(round=report))]
+
+    def again(self) -> list[e.Instruction]:
+        """For a broker that was started again."""
+        return [e.Tell(broker_pb2.PeerMessage(round=report)) for report in self._told]
+
+    def timer(self, now: float) -> list[e.Instruction]:
+        """The plan's patience is over."""
+        if self.plan is None or self._applied or not self._begun:
+            return []
+        lacks = dict.fromkeys(p for missing in self._lacks.values() for p in sorted(missing))
+        lacks |= dict.fromkeys(share.peer for share in sorted(self._awaited))
+        result = e.RoundResult(code="late", why=f"waits for {', '.join(lacks) or 'its device'}")
+        report = self._report(self._attempt, now, result)
+        report.message.round.lacks.extend(lacks)
+        return [report]
+
+    # ------------------------------------------------------------ the end
+
+    def end(self) -> list[e.Instruction]:
+        """The assignment ends."""
+        gone = [e.HangUp(p) for p in self._linked]
+        self._linked = {}
+        return [*gone]
