@@ -203,8 +203,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         if job.train.microbatches % job.replicas:
             yield (
                 "plan.replicas",
-                f"{job.replicas} replicas divide no {job.train.microbatches} microbatches evenly: a "
-                "divisor is",
+                f"a divisor of the {job.train.microbatches} microbatches of a step is",
             )
     if job.recovery.swaps and job.plan.pipelines not in (1, "auto"):
         yield "plan.pipelines", '1 is, with "neighbour+" in recovery.ladder'

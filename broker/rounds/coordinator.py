@@ -98,9 +98,8 @@ class RoundCoordinator:
         return [
             r.record.number
             for r in self.run.replicas
-            if r.record.running
-            and not r.context.away
-            and not self._strikes[r.record.number] >= _STRIKES
+            if r.record.running and not r.context.away
+            if self._strikes[r.record.number] < _STRIKES
         ]
 
     def _is_ready(self, number: int) -> bool:
@@ -285,7 +284,7 @@ class RoundCoordinator:
         inside = [(m.replica, m.weight) for m in record.members]
         plans = {n: self._replica(n).record.plan for n in self._in_exchange}
         found = segments(
-            [Replicated(plans[n], w) for n, w in inside if plans[n] is not None],
+            [Replicated(p, w) for n, w in inside if (p := plans[n]) is not None],
             [Replicated(p) for n in record.joiners if (p := plans[n]) is not None],
         )
         mine = sliced(found)
@@ -424,9 +423,8 @@ class RoundCoordinator:
         if said.problem.code == "overflow":
             self.record.exponent += _RAISED
             return self._retry((), f"an element is too large: {why}", now)
-        about = [
-            n for n in self._in_exchange for p in said.lacks if p in self._replica(n).record.peers
-        ]
+        lacked = set(said.lacks)
+        about = [n for n in self._in_exchange if lacked & set(self._replica(n).record.peers)]
         self._blamed.update(about or [number])
         fields = (("run", self.run.id), ("peer", member.id), ("why", why))
         return [Log("round_hindered", fields, "warning")]
@@ -517,14 +515,8 @@ class RoundCoordinator:
         if EXPORTING in phases:
             return []
         have = self.record.holders
-        first = next(
-            (
-                r
-                for r in replicas
-                if r.record.running and have.get(r.record.number) == r.record.term
-            ),
-            None,
-        )
+        running = (r for r in replicas if r.record.running)
+        first = next((r for r in running if have.get(r.record.number) == r.record.term), None)
         if first is None:
             text = "every replica with the last version was lost before it had brought its weights"
             return self.run.fail("round", text, now)

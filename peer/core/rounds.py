@@ -306,7 +306,7 @@ class Rounds:
             term=self._term,
             round=number,
             attempt=attempt,
-            hash=found.hash,
+            hashes=found.hashes,
             drift=self._drift,
             sent_bytes=self._sent_bytes,
             waited_s=now - self._waits_since,
