@@ -218,9 +218,9 @@ class DataFailed(OfStep):
 
 @immutable
 class RoundResult:
-    """What an action of a round came to. hashes: of the version by stage, from an `APPLY`; drift: squared
-    2-norm of what was taken down, from a `CONTRIBUTE`. code, why: what stands in its way; empty:
-    nothing."""
+    """What an action of a round came to. hashes: of the version by stage, from an `APPLY`. drift:
+    squared 2-norm of what was taken down, from a `CONTRIBUTE`. code, why: what stands in its way;
+    empty: nothing."""
 
     hashes: tuple[int, ...] = ()
     drift: float = 0.0
