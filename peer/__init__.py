@@ -10,6 +10,7 @@ __all__ = [
     "host",
     "hours",
     "logs",
+    "rounds",
     "shell",
     "sync",
 ]

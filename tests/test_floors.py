@@ -48,7 +48,7 @@ ORDER = {
     "net": """
         cap grpc_quirks interrupts links local printable < blobs web < identity
         < discovery transports""",
-    "peer": "blobs data hours logs sync < core host < compute < shell < entry",
+    "peer": "blobs data hours logs sync < core host < rounds < compute < shell < entry",
     "sim": """
         front ghost oracle processes scenario trace < live options report virtual
         < faults following monitor < verify < cluster modelled < shaped < simulate""",

@@ -21,6 +21,7 @@ from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import Stage, cut, tied_groups
 from ...dag.plan.plan import PlanError
 from ...dag.plan.strategies import TRAITS
+from ...dag.rounds.vector import RunVector
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
 from ...dag.transforms.split_weights import grouped
@@ -28,6 +29,8 @@ from ...net.links.buffers import trim_heap
 from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
 from ..data.reader import Reader
+from ..rounds.local import LocalSteps
+from ..rounds.work import RoundWork
 from ..sync.optimizer import StageOptimizer
 from ..sync.strategies import STRATEGIES
 from ..sync.strategy import Holder, Strategy
@@ -61,6 +64,8 @@ class BuiltStages:
     """Exported here, though no operator reads them."""
     files: Mapping[str, Tensor]
     """The weights files of the run, whatever it goes on from."""
+    rounds: RoundWork | None
+    """What it does between replicas, where the run has rounds."""
     store: Store = field(default_factory=Store)
     inputs: dict[tuple[int, int, int], Inputs] = field(default_factory=dict)
     """Prefetched data by (step, microbatch, stage)."""
@@ -69,6 +74,15 @@ class BuiltStages:
     def reading(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
         """The stages here that read data, with the names of what they read."""
         return tuple((k, h.stage.inputs) for k, h in self.held.items() if h.stage.inputs)
+
+    def place(self, step: int, microbatch: int) -> tuple[int, int]:
+        """(step, microbatch) of the run that one of this plan is: what its samples and masks are
+        functions of."""
+        return self.rounds.local.place(step, microbatch) if self.rounds else (step, microbatch)
+
+    def position(self, step: int) -> float:
+        """Where in the learning rate's schedule a step of this plan stands."""
+        return self.rounds.local.position(step) if self.rounds else step
 
     @cached_property
     def held_out_needs(self) -> tuple[str, ...]:
@@ -81,8 +95,10 @@ class BuiltStages:
 
     @cached_property
     def standing_bytes(self) -> int:
-        """Parameters, their gradients, buffers, and what strategies keep."""
-        total = 0
+        """Parameters, their gradients, buffers, and what strategies keep; on a CPU with what rounds
+        do."""
+        here = self.rounds and self.exchange.device.type == "cpu"
+        total = self.rounds.size_bytes if self.rounds and here else 0
         for held in self.held.values():
             executor = held.executor
             tensors = [*executor.parameters.values(), *executor.buffers.values()]
@@ -157,8 +173,10 @@ def build_work(
     check_graph(graph)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
     flow = Flow.of_slice(order.slice, stages, tied_groups(graph, stages))
-    check_memory(order, graph, flow)
     mine = [stages[k] for k in plan.stages_of(order.peer)]
+    vector = RunVector.of(graph) if order.training.rounds else RunVector(())
+    kept = _entries_of(vector, mine) if device.type == "cpu" else {}  # else beside it, on the host
+    check_memory(order, graph, flow, sum(e.elements for e in kept.values()))
     _check_norm(graph, order)
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = ByGraph(order.weights, graph)
@@ -173,6 +191,7 @@ def build_work(
         clock=clock,
     )
     held: dict[int, LocalStage] = {}
+    local = LocalSteps(len(plan.routes), order.training.train.batch // plan.microbatch_size)
     names = [name for stage in mine for name in (*stage.parameters, *stage.buffers)]
     with order.reading(weights.shards(names)):
         for stage in mine:
@@ -198,6 +217,7 @@ def build_work(
                 weighs=order.training.rebuilds,
                 seed=order.training.seed,
                 firsts=firsts,
+                position=local.position if order.training.rounds else float,
             )
             strategy = _strategy(order, stage, executor, optimizer, wire, streams)
             held[stage.index] = LocalStage(stage, executor, strategy)
@@ -213,7 +233,42 @@ def build_work(
         unread = {name: weights[name] for name in lost}
     exchange = Exchanges(order.peer, wire, held, device)
     files = order.weights if files is None else files
-    return BuiltStages(order, graph, flow, wire, held, exchange, streams, reader, unread, files)
+    rounds = _rounds(order, vector, local, held) if order.training.rounds else None
+    return BuiltStages(
+        order, graph, flow, wire, held, exchange, streams, reader, unread, files, rounds
+    )
+
+
+def _entries_of(vector: RunVector, stages: Sequence[Stage]) -> dict[str, TensorSpec]:
+    """Entries of the run's vector that are in these stages, copies of tied ones too."""
+    here = {f"param:{name}" for s in stages for name in s.trainable}
+    here |= {f"buffer:{name}" for s in stages for name in s.updates}
+    return {e.value: e.spec for e in vector.entries if e.value in here}
+
+
+def _rounds(
+    order: BuildOrder, vector: RunVector, local: LocalSteps, held: Mapping[int, LocalStage]
+) -> RoundWork:
+    """Raises CodecError."""
+    assert order.training.rounds is not None, "a run without rounds has no work of them"
+    stages = [h.stage for h in held.values()]
+    tensors: dict[str, list[Tensor]] = {v: [] for v in _entries_of(vector, stages)}
+    for at in held.values():
+        named: dict[str, Tensor] = {}
+        named |= {f"param:{name}": p for name, p in at.executor.parameters.items()}
+        named |= {f"buffer:{name}": b for name, b in at.executor.buffers.items()}
+        for value in named.keys() & tensors.keys():
+            tensors[value].append(named[value])
+    spans = [(s.start, s.stop) for s in stages]
+    return RoundWork(
+        vector,
+        order.training.rounds,
+        local,
+        replica=order.run,
+        peer=order.peer,
+        tensors=tensors,
+        owned={e.value for e in vector.entries if any(a <= e.operator < b for a, b in spans)},
+    )
 
 
 def _strategy(

@@ -27,14 +27,15 @@ import torch
 from torch import Tensor
 
 from ...dag.execute.execute import TensorSpecError
-from ...dag.plan.action import Action, ExchangeContent, Kind
+from ...dag.plan.action import ROUNDS, Action, ExchangeContent, Kind
 from ...dag.schedule.flow import Role, Transfer
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
 from ..blobs.weights import Serialized, serialize
-from ..core.events import Built, Result
+from ..core.events import Built, Result, RoundResult
 from ..core.snapshots import in_parts
 from ..core.step import transfer_of
+from ..rounds.work import RoundWork
 from ..sync.optimizer import learning_rate
 from .build import BuiltStages, Inputs, build_work
 from .exchange import Taken
@@ -102,6 +103,7 @@ class TorchDevice:
             eval_every=train.eval_every if plan.evaluation_routes else 0,
             exports=tuple(k for k in work.held if plan.stages[k].holders[0] == order.peer),
             partial=bool(work.unchanged),
+            vector=work.rounds.vector if work.rounds else None,
         )
 
     def discard(self) -> None:
@@ -114,8 +116,12 @@ class TorchDevice:
 
     def accept(self, arrived: Arrived) -> None:
         """Decodes a value into the store. Raises TensorSpecError or CodecError, with nothing
-        stored, when it is not what the plan says for its key."""
+        stored, when it is not what the plan says for its key. Frames of rounds are of the exchange
+        that was joined last (`RoundWork.accept`)."""
         work, key = self._now, arrived.key
+        if key.role is Role.ROUND:
+            self._rounds.accept(arrived)
+            return
         transfer = transfer_of(key)
         if transfer not in work.flow.taken_by or key.destination != work.order.peer:
             raise TensorSpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
@@ -144,6 +150,8 @@ class TorchDevice:
         """The most that a frame of this key has under the plan; None when nothing is built, 0 for
         one that the plan does not name. For any thread."""
         work, transfer = self._work, transfer_of(key)
+        if key.role is Role.ROUND:
+            return work.rounds.most_bytes(key) if work and work.rounds else None
         known = work is not None and (key.run, key.term) == (work.order.run, work.order.term)
         if work is None or not known or key.role is Role.PROBE:
             return None
@@ -155,6 +163,8 @@ class TorchDevice:
         """Encodes a value that leaves for another peer; the store lets go of it, for the payload
         holds what it needs. Raises KeyError for a value that no action left."""
         work, transfer = self._now, transfer_of(key)
+        if key.role is Role.ROUND:
+            return self._rounds.payload(key)
         entry = work.store.pop(key)
         if entry is None:
             raise KeyError(f"{key} is not in the store of {work.order.peer}")
@@ -168,7 +178,8 @@ class TorchDevice:
         return Payload(coding.codec.name, encoded.header, coding.whole, encoded.buffers)
 
     def release(self, key: FrameKey) -> None:
-        """Frees a value; one that is not here is no mistake."""
+        """Frees a value; one that is not here is no mistake. What rounds exchange is freed when
+        the next one begins."""
         if self._work is not None:
             self._work.store.pop(key)
 
@@ -179,8 +190,9 @@ class TorchDevice:
         work = self._now
         size, found = work.order.plan.microbatch_size, dict[str, None]()
         for stage, names in work.reading:
-            ran = work.wire.microbatches(work.order.peer, stage)
-            found |= dict.fromkeys(work.reader.needs(step, ran, size, names))
+            for m in work.wire.microbatches(work.order.peer, stage):
+                at, number = work.place(step, m)
+                found |= dict.fromkeys(work.reader.needs(at, (number,), size, names))
         return (*found, *(name for name in work.held_out_needs if name not in found))
 
     def prefetch(self, step: int) -> None:
@@ -194,20 +206,50 @@ class TorchDevice:
         size = work.order.plan.microbatch_size
         for stage, names in work.reading:
             for m in work.wire.microbatches(work.order.peer, stage):
-                batch = work.reader.batch(step, m, size, names)
+                batch = work.reader.batch(*work.place(step, m), size, names)
                 if self.device.type == "cuda":
                     batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
                 work.inputs[step, m, stage] = batch
+
+    # ------------------------------------------------------------ rounds
+
+    def begin_round(self, start: broker_pb2.RoundStart) -> None:
+        """What was applied last is the version from here on, and steps are of this round."""
+        self._rounds.begin(start)
+
+    def join_exchange(self, plan: broker_pb2.RoundPlan) -> None:
+        """Frames and actions of rounds are of this attempt from here on. Raises TensorSpecError for
+        a plan of another model."""
+        self._rounds.join(plan)
+
+    @property
+    def _rounds(self) -> RoundWork:
+        if self._now.rounds is None:
+            raise TensorSpecError(f"{self._now.order.run} has no rounds between replicas")
+        return self._now.rounds
+
+    def _of_round(self, kind: Kind) -> RoundResult:
+        match kind:
+            case Kind.CONTRIBUTE:
+                return self._rounds.contribute()
+            case Kind.EXCHANGE:
+                return self._rounds.exchange()
+            case _:
+                return self._rounds.apply()
 
     # ------------------------------------------------------------ actions
 
     def compute(self, step: int, action: Action) -> Result:
         """Runs one action. What it takes must be in the store; what it gives is there afterwards.
-        Nothing that it takes is changed or freed."""
+        Nothing that it takes is changed or freed. Of an action of a round, `step` is its number."""
         work = self._now
         # On a CPU another process's turn does not count: the plan knows who shares the cores.
         passed = time.thread_time if self.device.type == "cpu" else time.perf_counter
         began, peer = passed(), work.order.peer
+        if action.kind in ROUNDS:
+            of_round = self._of_round(action.kind)
+            self._finish()
+            return Result(passed() - began, self.peak_bytes, round=of_round)
         taken = [
             (t, self._take(work.store.get(_key(work.order, step, t))))
             for t in work.flow.takes(peer, action)
@@ -256,8 +298,8 @@ class TorchDevice:
         inputs = work.inputs.pop((step, m, action.stage), None)
         if inputs is None and held.stage.inputs:
             size = work.order.plan.microbatch_size
-            inputs = work.reader.batch(step, m, size, held.stage.inputs)
-        forwarded = held.executor.forward(step, m, ports, inputs or {})
+            inputs = work.reader.batch(*work.place(step, m), size, held.stage.inputs)
+        forwarded = held.executor.forward(*work.place(step, m), ports, inputs or {})
         if held.stage.statistics:
             held.collected[m] = forwarded.updates
         if held.stage.makes_loss:
@@ -276,7 +318,7 @@ class TorchDevice:
             else:  # a result made behind the loss
                 work.exchange.report(True, m, {transfer.value: _there(transfer, tensor)})
         weight = work.exchange.weight_of(m) if held.stage.makes_loss else 1.0
-        back = held.executor.backward(step, m, grads, weight)
+        back = held.executor.backward(*work.place(step, m), grads, weight)
         gives = work.flow.gives(work.order.peer, action)
         return {t: back.get(work.flow.made(t)) for t in gives}
 
@@ -328,7 +370,7 @@ class TorchDevice:
             loss=total.loss,
             weight=total.weight,
             grad_norm=total.norm,
-            lr=learning_rate(self._now.order.training.train, step),
+            lr=learning_rate(self._now.order.training.train, self._now.position(step)),
             metrics=self._metrics(total.metrics),
         )
 

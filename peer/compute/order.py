@@ -34,6 +34,7 @@ from ..blobs.weights import Read, Weights, WeightsFile, Whole
 from ..core.assignment import STOP_AT
 from ..core.snapshots import SnapshotError, SnapshotId
 from ..data.manifest import Manifest
+from ..rounds.strategies import standing_bytes
 
 __all__ = [
     "BuildOrder",
@@ -56,14 +57,17 @@ class OfferError(ValueError):
     """An assignment takes more memory than the owner offers; the text has both numbers."""
 
 
-def check_memory(order: BuildOrder, graph: Graph, flow: Flow) -> None:
-    """Raises OfferError before anything is built. `graph` and `flow` are the order's, bound."""
+def check_memory(order: BuildOrder, graph: Graph, flow: Flow, of_rounds: int = 0) -> None:
+    """Raises OfferError before anything is built. `graph` and `flow` are the order's, bound;
+    `of_rounds`: elements of the run's vector that rounds keep on the device."""
     if not order.memory_bytes:
         return
     plan, held = order.plan, order.plan.stages_of(order.peer)
     moments = live_moments(flow.actions(order.peer), held, [s.has_backward for s in flow.stages])
     state_bytes = order.training.train.state_bytes
     most = MemoryModel(graph, cost(graph)).peer_bytes(plan, held, moments, state_bytes)
+    if order.training.rounds:
+        most += standing_bytes(order.training.rounds, of_rounds)
     if most > STOP_AT * order.memory_bytes:
         raise OfferError(
             f"the stages of {order.peer} take about {size_text(most)} on the device, this peer "
@@ -153,10 +157,10 @@ def order_from_assign(
         Training.from_json(assign.training),
     )
     plan = mine.plan
-    if plan.microbatch_size * len(plan.routes) != training.train.batch:
+    if plan.microbatch_size * len(plan.routes) != training.batch:
         raise PlanError(
             f"the plan has {len(plan.routes)} microbatches of {plan.microbatch_size} samples: "
-            f"expected {training.train.batch} samples in a step"
+            f"expected {training.batch} samples in a step"
         )
     if core and plan.head_parts:
         raise PlanError(

@@ -4,6 +4,7 @@
                                               What stays as the weights files have it is not here
     own/PEER/NAME:PART                        the same, where holders have states of their own
     codec/…/PEER                              of streams (`streams.py`), by the end that it is of
+    round:VALUE:…                             of rounds between replicas (`peer/rounds/work.py`)
 
 Names are those of parameters, never of stages: another cut of the same graph can load them. The
 file is safetensors; its metadata has the XXH3-128 of each tensor's bytes, so that a damaged one is
@@ -72,6 +73,7 @@ def take_records(work: BuiltStages, step: int) -> dict[str, Tensor]:
         found |= {f"buffer:{name}": t for name, t in buffers.items() if name not in still}
         kind = _own(work.order.peer) if held.strategy.own_state else "slot:"
         found |= {f"{kind}{name}": t for name, t in held.strategy.state_tensors().items()}
+    found |= work.rounds.state_tensors() if work.rounds else {}
     states = work.streams.state_tensors(step - 1)
     found |= {_end_name(name, work.order.peer): tensor for name, tensor in states.items()}
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
@@ -135,6 +137,7 @@ class Records:
         slots |= {n.removeprefix(own): t for n, t in self.tensors.items() if n.startswith(own)}
         for held in work.held.values():
             held.strategy.load_state_tensors(slots)
+        self._load_rounds(work)
         states: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
             if name.startswith("codec/"):  # the other end of a stream has another state
@@ -142,6 +145,16 @@ class Records:
                 if peer == work.order.peer and work.streams.has(stream_of(state)[0]):
                     states[state] = tensor
         work.streams.load_state_tensors(states)
+
+    def _load_rounds(self, work: BuiltStages) -> None:
+        """Raises SnapshotError."""
+        if work.rounds is None:
+            return
+        of_rounds = {n: t for n, t in self.tensors.items() if n.startswith("round:")}
+        lost = [v for v in work.rounds.values if f"round:{v}:base" not in of_rounds]
+        if of_rounds and lost:
+            raise SnapshotError(f"the snapshots lack what rounds began with of {lost[0]!r}")
+        work.rounds.load_state_tensors(of_rounds)
 
     def without_codecs(self) -> Records:
         """With the streams at their beginning."""

@@ -7,7 +7,7 @@ holder, whatever stage it has, comes to the same numbers without talking to anyo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -25,8 +25,9 @@ __all__ = ["StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
 _BOOST, _SQUARE = "boost", "square"
 
 
-def learning_rate(train: Train, step: int) -> float:
-    """The rate of update `step`, counted from 0, of `train.steps`.
+def learning_rate(train: Train, step: float) -> float:
+    """The rate of update `step`, counted from 0, of `train.steps`; between two of them where local
+    steps of replicas are.
 
     Warm-up of w steps: lr · (step + 1) / w. Then, with x = (step - w) / (steps - w) in [0, 1] and
     f = lr_final: lr · (f + (1 - f) · share(x)), where share is
@@ -64,7 +65,8 @@ class StageOptimizer:
     """AdamW or SGD over the trainable parameters of one stage, by name. Owns the optimizer's state;
     `step` changes the parameters in place. Those in 16 bits, and all where the job keeps states in
     bfloat16, are computed in float32 and rounded (`narrow.py`) by bits that follow from `seed`;
-    `firsts` has of blocks of a split parameter the number of their first element in the whole.
+    `firsts` has of blocks of a split parameter the number of their first element in the whole, and
+    `position` says which step of the schedule a step is.
 
     A parameter whose gradient is None is left alone, decay included, as in torch. Copies of a tied
     parameter stay equal when all get the same gradient, because nothing else enters the update.
@@ -80,8 +82,10 @@ class StageOptimizer:
         weighs: bool = False,
         seed: int = 0,
         firsts: Mapping[str, int] | None = None,
+        position: Callable[[int], float] = float,
     ) -> None:
         self.train = train
+        self._position = position
         self._seed, self._firsts = seed, firsts or {}
         self.squares: dict[str, Tensor] = {}
         self._weighs = weighs
@@ -142,7 +146,7 @@ class StageOptimizer:
                 if factor != 1:
                     parameter.grad.mul_(factor)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.train, step) * group.get(_BOOST, 1.0)
+            group["lr"] = learning_rate(self.train, self._position(step)) * group.get(_BOOST, 1.0)
         with self._narrow_ones(step):
             self._optimizer.step()
 

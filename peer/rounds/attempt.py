@@ -1,0 +1,192 @@
+"""One attempt to make the next version: what one peer exchanges for it, by the plan that it got.
+
+Frames come and go in other threads beside the compute, so all that changes is under a lock. What
+comes is checked and decoded before it counts: of a frame that is not what the plan says, nothing
+does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...dag.execute.execute import TensorSpecError
+from ...dag.plan.plan import PeerId
+from ...dag.rounds.sums import LargeContributionError, WeightedSum, fits
+from ...dag.rounds.vector import RunVector, Span
+from ...dag.rounds.wiring import (
+    GIVE,
+    RESULT,
+    VERSION,
+    Giver,
+    RoundWiring,
+    Segment,
+    port_of,
+    span_of,
+    wiring,
+)
+from ...net.links.frame import FrameKey
+from ...proto import broker_pb2
+from .coding import PartCoding
+
+__all__ = ["Attempt", "Result"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The mean of a part, as it is written, and as everybody reads it."""
+
+    buffers: tuple[memoryview, ...]
+    values: Tensor
+
+
+@dataclass(eq=False)
+class _Adding:
+    """A part that is added up here."""
+
+    total: WeightedSum
+    waits: dict[PeerId, int]
+    """Weights of those whose contributions are not in it yet."""
+
+
+@dataclass(eq=False)
+class Attempt:
+    """Of the plan `plan`, for the peer `peer`."""
+
+    plan: broker_pb2.RoundPlan
+    peer: PeerId
+    vector: RunVector
+    coding: PartCoding
+    wiring: RoundWiring = field(init=False)
+    taken: dict[Span, Tensor] = field(default_factory=dict)
+    """Results that came, by part."""
+    versions: dict[Span, Tensor] = field(default_factory=dict)
+    """New versions that came, with shared state."""
+    applied: bool = False
+    """Whether the new version is made here."""
+    over: bool = False
+    """Whether its round is: nothing comes any more."""
+
+    def __post_init__(self) -> None:
+        segments = (_segment(message) for message in self.plan.segments)
+        self.wiring = wiring(self.vector, segments, self.peer)
+        self._comes = {(GIVE, p, g.peer) for p, gs in self.wiring.adds.items() for g in gs}
+        self._comes |= {(RESULT, *share) for share in self.wiring.takes}
+        self._comes |= {(VERSION, *share) for share in self.wiring.gets}
+        self._comes = {(hop, part, peer) for hop, part, peer in self._comes if peer != self.peer}
+        self._goes = {(GIVE, *share) for share in self.wiring.gives}
+        self._goes |= {(RESULT, *share) for share in self.wiring.results}
+        self._goes |= {(VERSION, *share) for share in self.wiring.sends}
+        self._adding: dict[Span, _Adding] = {}
+        self._results: dict[Span, Result] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """(round, attempt): the step and term of its frames."""
+        return self.plan.round, self.plan.attempt
+
+    # ------------------------------------------------------------ frames
+
+    def comes(self, key: FrameKey) -> Span | None:
+        """The part of a frame that the plan has come here; None for any other frame."""
+        return None if self.over else self._part(key, self._comes, key.source, key.destination)
+
+    def goes(self, key: FrameKey) -> Span | None:
+        """The part of a frame that the plan has this peer send; None for any other frame."""
+        return self._part(key, self._goes, key.destination, key.source)
+
+    def _part(
+        self, key: FrameKey, known: set[tuple[int, Span, PeerId]], other: str, here: str
+    ) -> Span | None:
+        part = span_of(key.port)
+        named = (key.step, key.term, key.microbatch) == (*self.number, 0) and here == self.peer
+        named = named and port_of(part) == key.port and (key.hop, part, other) in known
+        return part if named else None
+
+    def end(self) -> None:
+        """Frees what was exchanged."""
+        with self._lock:
+            self.over = True
+            for kept in (self.taken, self.versions, self._adding, self._results):
+                kept.clear()
+
+    def take(self, key: FrameKey, part: Span, values: Tensor) -> None:
+        """A decoded frame; a second one with its identity has no effect. Raises
+        LargeContributionError, and then nothing was added."""
+        if key.hop == GIVE:
+            self.add(part, PeerId(key.source), values)
+            return
+        most = self.plan.exponent + 1 if key.hop == RESULT else 128  # what a codec rounds up
+        if not fits(values, most):
+            raise LargeContributionError(f"{key}: an element is no number below 2^{most}")
+        with self._lock:
+            if self.over:
+                return
+            (self.taken if key.hop == RESULT else self.versions).setdefault(part, values)
+
+    # ------------------------------------------------------------ sums
+
+    def add(self, part: Span, giver: PeerId, values: Tensor) -> None:
+        """Adds a contribution once. Raises LargeContributionError."""
+        with self._lock:
+            if self.over or part in self._results:
+                return
+            adding = self._adding.get(part)
+            if adding is None:
+                total = WeightedSum(part[1] - part[0], self.plan.weight, self.plan.exponent)
+                adding = _Adding(total, {g.peer: g.weight for g in self.wiring.adds[part]})
+                self._adding[part] = adding
+            if giver in adding.waits:
+                adding.total.add(values, adding.waits[giver])
+                del adding.waits[giver]
+
+    def result(self, part: Span) -> Result | None:
+        """The mean of a part that is added up here, encoded once; None while somebody's
+        contribution is not in it."""
+        with self._lock:
+            found = self._results.get(part)
+            adding = self._adding.get(part)
+            if found or adding is None or adding.waits:
+                return found
+            found = self._results[part] = self._encoded(part, adding.total.mean())
+            del self._adding[part]
+            return found
+
+    def _encoded(self, part: Span, mean: Tensor) -> Result:
+        pieces, heard = [], []
+        for piece in self.vector.pieces(part):
+            at = piece.entry.start + piece.start - part[0]
+            own = mean[at : at + piece.elements]
+            encoded = self.coding.encode(piece, own, self.plan.round, "")
+            pieces.append((piece, encoded))
+            heard.append(self.coding.echo(piece, own, encoded))
+        return Result(self.coding.written(pieces), torch.cat(heard))
+
+    def results(self) -> Iterator[tuple[Span, Tensor | None]]:
+        """Of each part that this peer takes, what there is of it."""
+        for part, source in self.wiring.takes:
+            if source == self.peer:
+                found = self.result(part)
+                yield part, found.values if found else None
+            else:
+                yield part, self.taken.get(part)
+
+
+def _segment(message: broker_pb2.RoundSegment) -> Segment:
+    """Raises TensorSpecError for one that is no interval."""
+    if message.start > message.stop:
+        raise TensorSpecError(
+            f"segment [{message.start}, {message.stop}): it ends before it begins"
+        )
+    return Segment(
+        (message.start, message.stop),
+        PeerId(message.aggregator),
+        tuple(Giver(PeerId(g.peer), g.weight) for g in message.givers),
+        tuple(map(PeerId, message.takers)),
+        tuple((PeerId(v.source), PeerId(v.destination)) for v in message.versions),
+    )

@@ -1,0 +1,108 @@
+"""How a part of the vector is written: piece by piece, each by the codec of the job, or raw where
+that would not pay. In front of a coded piece stand the lengths of its header and of its bytes, and
+the header.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from xxhash import xxh3_64_intdigest
+
+from ...compression.codec import RAW, Codec, CodecError, Encoded, fitting, is_stateful, parse
+from ...dag.ir.graph import TensorSpec
+from ...dag.rounds.vector import Piece, RunVector, Span
+
+__all__ = ["PartCoding", "flat_spec"]
+
+LEAST_ELEMENTS = 1024
+"""A smaller piece, a bias or a norm, goes raw: what stands before it would be much of it."""
+_SIZES = struct.Struct("<HI")
+_MOST_HEADER = 64
+
+
+def flat_spec(elements: int) -> TensorSpec:
+    return TensorSpec((elements,), "float32")
+
+
+class PartCoding:
+    """`text`: of the codec, "none" for none. Raises CodecError for one that cannot be had here."""
+
+    def __init__(self, vector: RunVector, text: str) -> None:
+        codec = RAW if text == "none" else parse(text)
+        if is_stateful(codec):
+            raise CodecError(
+                f"{text!r} remembers what it encoded, and attempts of a round may be done again: "
+                "expected a codec of rounds without ef, efd, delta and lowrank"
+            )
+        self._vector = vector
+        self._codec: Codec = codec  # type: ignore[assignment]  # it has no state
+
+    @property
+    def name(self) -> str:
+        """What frames say."""
+        return self._codec.name
+
+    def of(self, piece: Piece) -> Codec:
+        """What carries a piece; both ends find the same."""
+        if piece.elements < LEAST_ELEMENTS:
+            return RAW
+        return fitting(self._codec, flat_spec(piece.elements))  # type: ignore[return-value]
+
+    def encode(self, piece: Piece, values: Tensor, round_: int, whose: str) -> Encoded:
+        """`values`: (elements of the piece,), float32, on the host, which stay as they are from
+        here on. What is random in it hangs on the piece, the round and `whose`."""
+        words = f"{whose}\0{round_}\0{piece.entry.value}\0{piece.start}"
+        return self.of(piece).encode(values, xxh3_64_intdigest(words.encode()))
+
+    def echo(self, piece: Piece, values: Tensor, encoded: Encoded) -> Tensor:
+        """What others make of a piece: (elements,), float32."""
+        if (codec := self.of(piece)) is RAW:
+            return values
+        data = memoryview(bytearray(b"".join(encoded.buffers)))
+        return codec.decode(flat_spec(piece.elements), encoded.header, data)
+
+    def written(self, pieces: Iterable[tuple[Piece, Encoded]]) -> tuple[memoryview, ...]:
+        """The bytes of a part, of all its pieces in order."""
+        found: list[memoryview] = []
+        for piece, encoded in pieces:
+            if self.of(piece) is not RAW:
+                sizes = _SIZES.pack(len(encoded.header), encoded.size_bytes)
+                found.append(memoryview(sizes + encoded.header))
+            found += encoded.buffers
+        return tuple(found)
+
+    def most_bytes(self, part: Span) -> int:
+        """The most that a part can take."""
+        total = 0
+        for piece in self._vector.pieces(part):
+            codec = self.of(piece)
+            total += codec.size_bytes(flat_spec(piece.elements))
+            total += 0 if codec is RAW else _SIZES.size + _MOST_HEADER
+        return total
+
+    def decode(self, part: Span, data: memoryview) -> Tensor:
+        """(elements of the part,), float32; `data` is flat and writable, and is given away. Raises
+        CodecError."""
+        pieces = [*self._vector.pieces(part)]
+        if all(self.of(piece) is RAW for piece in pieces):
+            return RAW.decode(flat_spec(part[1] - part[0]), b"", data)
+        found, at, done = torch.empty(part[1] - part[0]), 0, 0
+        for piece in pieces:
+            codec, spec, header = self.of(piece), flat_spec(piece.elements), b""
+            size = spec.size_bytes
+            if codec is not RAW:
+                if len(data) < at + _SIZES.size:
+                    raise CodecError(f"{len(data)} bytes of a part: they end before its pieces do")
+                length, size = _SIZES.unpack_from(data, at)
+                at += _SIZES.size + length
+                header = bytes(data[at - length : at])
+            values = codec.decode(spec, header, data[at : at + size])
+            found[done : done + piece.elements] = values
+            at, done = at + size, done + piece.elements
+        if at != len(data):
+            raise CodecError(f"{len(data)} bytes of a part: expected {at} for its pieces")
+        return found

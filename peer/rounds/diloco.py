@@ -1,0 +1,37 @@
+"""DiLoCo (Douillard et al. 2023, 2311.08105): what replicas moved on the mean is a gradient D for
+an outer SGD with Nesterov momentum.
+
+    m ← μ·m + D        θ ← θ - η·(D + μ·m)
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from ...job.rounds import Diloco
+from ...job.settings import Settings
+from .strategy import RoundStrategy, State
+
+__all__ = ["DilocoRounds"]
+
+_MOMENTUM = "momentum"
+
+
+class DilocoRounds(RoundStrategy):
+    """Outer Nesterov momentum, which all replicas share."""
+
+    slots: ClassVar[tuple[str, ...]] = (_MOMENTUM,)
+
+    def __init__(self, options: Settings) -> None:
+        super().__init__(options)
+        assert isinstance(options, Diloco), f"options of diloco, not {options!r}"
+        self.lr, self.momentum = options.lr, options.momentum
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        kept = state[_MOMENTUM] * self.momentum
+        kept = kept + mean
+        ahead = kept * self.momentum
+        step = (mean + ahead) * self.lr
+        return base - step, {_MOMENTUM: kept}

@@ -1,0 +1,42 @@
+"""Local steps of a replica: which samples they are trained on, and where in the learning rate's
+schedule they stand. Both are the run's, and the broker says which of them are whose."""
+
+from __future__ import annotations
+
+from ...proto import broker_pb2
+from ..data.manifest import DataError
+
+__all__ = ["LocalSteps"]
+
+
+class LocalSteps:
+    """Those of one replica. A step of it has `microbatches`, one of the run `of_run`, all of one
+    size. Another thread may ask while the next round begins."""
+
+    def __init__(self, microbatches: int, of_run: int) -> None:
+        self._microbatches, self._of_run = microbatches, of_run
+        self._start = broker_pb2.RoundStart()
+
+    def begin(self, start: broker_pb2.RoundStart) -> None:
+        """From here on, steps are of this round."""
+        self._start = start
+
+    def place(self, step: int, microbatch: int) -> tuple[int, int]:
+        """(step, microbatch) of the run that a microbatch of an own step is: what samples and masks
+        are functions of. Raises DataError."""
+        start = self._start
+        at = (step - start.first_step) * self._microbatches + microbatch
+        for samples in start.samples if at >= 0 else ():
+            if at < samples.count:
+                return divmod(samples.first + at, self._of_run)
+            at -= samples.count
+        raise DataError(
+            f"microbatch {microbatch} of step {step} is none of round {start.round}, which has "
+            f"{sum(s.count for s in start.samples)} from step {start.first_step} on, "
+            f"{self._microbatches} in each"
+        )
+
+    def position(self, step: int) -> float:
+        """Steps of the run before this own one, in the learning rate's schedule."""
+        start = self._start
+        return start.start + start.length * (step - start.first_step) / max(1, start.steps)

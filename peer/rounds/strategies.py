@@ -1,0 +1,23 @@
+"""The strategies between replicas, by the names that jobs have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...job.rounds import RoundSettings, options_of
+from .diloco import DilocoRounds
+from .strategy import RoundStrategy
+
+__all__ = ["STRATEGIES", "standing_bytes", "strategy_of"]
+
+STRATEGIES: Mapping[str, type[RoundStrategy]] = {"average": RoundStrategy, "diloco": DilocoRounds}
+
+
+def strategy_of(settings: RoundSettings) -> RoundStrategy:
+    return STRATEGIES[settings.method](options_of(settings.method, settings.options))
+
+
+def standing_bytes(settings: RoundSettings, elements: int) -> int:
+    """What a holder keeps of so many elements from round to round: the version that its replica
+    began with, and shared state."""
+    return 4 * elements * (1 + len(STRATEGIES[settings.method].slots))

@@ -1,0 +1,47 @@
+"""A strategy between replicas: what each gives of what it moved, and what becomes of the mean.
+
+    contribution    each replica's own, of all that it trained since the version that it began with
+    (the exchange)  the weighted mean of all, the same bits for everybody
+    apply           the next version, and the next shared state
+
+Both are functions, so that an exchange that failed is done again from the same state; what counts
+as the state is the caller's to say. All replicas must come to the same bits, whatever they compute
+on: so every formula is made of single multiplications, additions and subtractions of float32, each
+of which IEEE 754 rounds in one way (no `alpha=`, no `addcmul`, no reduction).
+
+A new one is a file that overrides some of these, a line in `strategies.py`, and its options in
+`job/rounds.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from ...job.settings import Settings
+
+__all__ = ["RoundStrategy", "State"]
+
+State = Mapping[str, Tensor]
+"""What all replicas remember of an entry of the vector, by slot; each as long as the entry."""
+
+
+class RoundStrategy:
+    """The plain mean, which the others are variations of. Tensors are flat, float32, and nobody
+    writes into those that are given."""
+
+    slots: ClassVar[tuple[str, ...]] = ()
+    """Names of the shared state that is kept of each entry; it begins with zeros."""
+
+    def __init__(self, options: Settings) -> None:
+        self.options = options
+
+    def contribution(self, value: str, base: Tensor, now: Tensor) -> Tensor:
+        """Of the entry `value`, which stood at `base` and is `now`."""
+        return base - now
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        """The next version after `base`, by the mean of all contributions, and the next state."""
+        return base - mean, {}

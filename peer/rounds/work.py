@@ -1,0 +1,410 @@
+"""Rounds of one holder: what its stages moved since the last version, the exchange of that with
+holders of other replicas, and the next version.
+
+    begin(start)        what was applied last is the version; the next local steps are of this round
+    contribute()        takes down what was moved, of the entries that belong to its stages
+    join(plan)          the exchange, in place of an earlier attempt
+    accept, payload     its frames; in any thread
+    exchange()          what this peer gives to itself is added
+    apply()             the next version is in the stages
+
+Until the next round begins, the version before and the contribution stay, so that another attempt
+comes to what it would have come to as the first one. All of it lies on the host, in float32: what
+frames bring and take is there too, and the device keeps its memory for the steps. Entries are the
+run's (`dag/rounds/vector.py`); a tied one is contributed and hashed by its first stage only, and
+applied in all.
+
+    round:VALUE:base  round:VALUE:SLOT      in snapshots: the version that the round began with, and
+                                            shared state
+    round:VALUE:given@N  :base@N  :SLOT@N   what was taken down in round N, and what was applied
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...compression.codec import RAW, Encoded
+from ...dag.execute.execute import TensorSpecError
+from ...dag.ir.graph import TensorSpec
+from ...dag.plan.plan import PeerId
+from ...dag.rounds.sums import fits
+from ...dag.rounds.vector import Entry, Piece, RunVector, Span
+from ...dag.rounds.wiring import GIVE, RESULT, VERSION
+from ...job.rounds import RoundSettings
+from ...net.links.frame import Arrived, FrameKey, Payload
+from ...proto import broker_pb2
+from ..core.events import RoundResult
+from ..sync.norm import square_of
+from .attempt import Attempt
+from .coding import PartCoding, flat_spec
+from .digest import digest
+from .local import LocalSteps
+from .strategies import standing_bytes, strategy_of
+from .strategy import State
+
+__all__ = ["RoundWork"]
+
+_BASE, _GIVEN = "base", "given"
+
+
+@dataclass(frozen=True)
+class _Version:
+    """An entry as all replicas have it: (elements,) each."""
+
+    values: Tensor
+    state: State
+
+
+@dataclass(eq=False)
+class _Entry:
+    """An entry of the vector that is in a stage here."""
+
+    entry: Entry
+    copies: tuple[Tensor, ...]
+    """In the stages."""
+    owned: bool
+    version: _Version
+    """That the round began with."""
+    given: Tensor | None = None
+    applied: _Version | None = None
+    round: int = -1
+    """Of `given` and `applied`."""
+    encoded: dict[int, Encoded] = field(default_factory=dict)
+    """By beginning of a piece, its contribution."""
+
+    def commit(self) -> None:
+        """What was applied is the version."""
+        self.version, self.applied = self.applied or self.version, None
+        self.given, self.encoded = None, {}
+
+    @property
+    def began(self) -> Tensor:
+        """What local steps of the round began with: the version in the dtype of the stages."""
+        return self.version.values.to(self.copies[0].dtype).float()
+
+    @torch.no_grad()
+    def put(self, values: Tensor) -> None:
+        for copy in self.copies:
+            copy.copy_(values.view(copy.shape))
+
+
+class RoundWork:
+    """`tensors`: by value, parameters and buffers in the stages of `peer`, each of its copies;
+    `owned`: those that belong to these stages. `replica`: the id of its replica."""
+
+    def __init__(
+        self,
+        vector: RunVector,
+        settings: RoundSettings,
+        local: LocalSteps,
+        *,
+        replica: str,
+        peer: PeerId,
+        tensors: Mapping[str, Sequence[Tensor]],
+        owned: Collection[str],
+    ) -> None:
+        """Raises CodecError for a codec that rounds cannot have."""
+        self.vector, self.local, self.peer = vector, local, peer
+        self._settings, self._replica = settings, replica
+        self._strategy = strategy_of(settings)
+        self._coding = PartCoding(vector, settings.codec)
+        self._entries: dict[str, _Entry] = {}
+        for entry in vector.entries:
+            copies = tensors.get(entry.value)
+            if copies and entry.spec.elements:
+                values = _flat(copies[0])
+                zeros = {slot: torch.zeros_like(values) for slot in self._strategy.slots}
+                self._entries[entry.value] = _Entry(
+                    entry, tuple(copies), entry.value in owned, _Version(values, zeros)
+                )
+        self._round = -1
+        self._attempt: Attempt | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What is kept from round to round."""
+        return standing_bytes(self._settings, sum(e.entry.spec.elements for e in self._all))
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Names of the entries that are here."""
+        return tuple(self._entries)
+
+    @property
+    def _all(self) -> Collection[_Entry]:
+        return self._entries.values()
+
+    # ------------------------------------------------------------ rounds
+
+    def begin(self, start: broker_pb2.RoundStart) -> None:
+        """The round may be the one that it is in: then only its local steps are others."""
+        self.local.begin(start)
+        if self._attempt and self._attempt.plan.round < start.round:
+            self._attempt.end()
+        for entry in self._all:
+            if entry.round < start.round:
+                entry.commit()
+        self._round = start.round
+
+    def contribute(self) -> RoundResult:
+        """Takes down what was moved; once in a round."""
+        drift = 0.0
+        for entry in self._owned():
+            if entry.given is None:
+                now = _flat(entry.copies[0])
+                given = self._strategy.contribution(entry.entry.value, entry.began, now)
+                if not bool(given.isfinite().all()):
+                    why = f"{entry.entry.name} has moved by what is no finite number"
+                    return RoundResult(code="nonfinite", why=why)
+                entry.given, entry.round = given, self._round
+            drift += float(square_of(entry.given))
+        return RoundResult(drift=drift)
+
+    def join(self, plan: broker_pb2.RoundPlan) -> None:
+        """Raises TensorSpecError for a plan that is none for this vector."""
+        stop = max((s.stop for s in plan.segments), default=0)
+        if stop > self.vector.elements:
+            raise TensorSpecError(
+                f"a segment ends at {stop}: the vector has {self.vector.elements} elements"
+            )
+        for entry in self._all:
+            entry.applied = None
+        self._attempt = Attempt(plan, self.peer, self.vector, self._coding)
+
+    def exchange(self) -> RoundResult:
+        """What it gives is encoded, and added where it adds up itself: as others will read it, so
+        that it makes no difference who adds up."""
+        attempt = self._joined
+        for part, by in attempt.wiring.gives:
+            heard = []
+            for piece in self.vector.pieces(part):
+                given = self._given(piece)
+                if given is None:
+                    return _missing(f"no contribution of {piece.entry.name} was taken down here")
+                encoded = self._encoded(piece, given, attempt.plan.round)
+                heard.append(self._coding.echo(piece, given, encoded))
+                if not fits(heard[-1], attempt.plan.exponent):
+                    most = float(heard[-1].abs().amax())
+                    why = f"{piece.entry.name} has moved by {most:g}"
+                    why += f": expected less than 2^{attempt.plan.exponent}"
+                    return RoundResult(code="overflow", why=why)
+            if by == self.peer:
+                attempt.add(part, self.peer, torch.cat(heard))
+        return RoundResult()
+
+    def apply(self) -> RoundResult:
+        """The next version, of what the plan has come here; nothing changes unless it is whole."""
+        attempt = self._joined
+        made = dict(self._from_versions(attempt)) | dict(self._from_results(attempt))
+        for value, entry in self._entries.items():
+            if value not in made:
+                return _missing(f"{entry.entry.name} has not all come that the plan has come here")
+        for value, version in made.items():
+            entry = self._entries[value]
+            entry.applied, entry.round = version, attempt.plan.round
+            entry.put(version.values)
+        attempt.applied = True
+        owned = (e.entry.value for e in self._owned())
+        return RoundResult(hash=sum(digest(v, made[v].values) for v in owned) % 2**64)
+
+    def _from_results(self, attempt: Attempt) -> Iterator[tuple[str, _Version]]:
+        for entry, (mean,) in self._gathered(attempt.results(), 1):
+            before, value = entry.version, entry.entry.value
+            yield value, _Version(*self._strategy.apply(value, before.values, mean, before.state))
+
+    def _from_versions(self, attempt: Attempt) -> Iterator[tuple[str, _Version]]:
+        slots = self._strategy.slots
+        came = ((part, attempt.versions.get(part)) for part, _ in attempt.wiring.gets)
+        for entry, (values, *state) in self._gathered(came, 1 + len(slots)):
+            yield entry.entry.value, _Version(values, dict(zip(slots, state, strict=True)))
+
+    def _gathered(
+        self, parts: Iterator[tuple[Span, Tensor | None]], rows: int
+    ) -> Iterator[tuple[_Entry, Tensor]]:
+        """Entries of which all parts are there, each as (rows, elements)."""
+        found: dict[str, tuple[Tensor, int]] = {}
+        for part, came in parts:
+            if came is None:
+                continue
+            table = came.view(rows, part[1] - part[0])
+            for piece in self.vector.pieces(part):
+                entry = self._entries.get(piece.entry.value)
+                if entry is None:
+                    continue
+                elements = entry.entry.spec.elements
+                whole, count = found.get(piece.entry.value, (torch.empty(0), 0))
+                whole = whole if count else torch.empty(rows, elements)
+                at = piece.entry.start + piece.start - part[0]
+                whole[:, piece.start : piece.stop] = table[:, at : at + piece.elements]
+                found[piece.entry.value] = whole, count + piece.elements
+                if count + piece.elements == elements:
+                    yield entry, found.pop(piece.entry.value)[0]
+
+    # ------------------------------------------------------------ frames
+
+    def accept(self, arrived: Arrived) -> None:
+        """Raises TensorSpecError or CodecError for what is not as the plan says,
+        LargeContributionError for what cannot be counted; then nothing has changed."""
+        key, attempt = arrived.key, self._attempt
+        part = attempt.comes(key) if attempt else None
+        if attempt is None or part is None:
+            raise TensorSpecError(f"{key}: the plan of the round has none come to {self.peer}")
+        expected = self._spec(key, part)
+        codec = RAW.name if key.hop == VERSION else self._coding.name
+        if (arrived.spec, arrived.codec, arrived.codec_header) != (expected, codec, b""):
+            raise TensorSpecError(
+                f"{key}: expected {expected!r} by {codec}, got {arrived.spec!r} by "
+                f"{arrived.codec!r}"
+            )
+        if arrived.absent:
+            raise TensorSpecError(f"{key}: expected {expected!r}, got none")
+        if key.hop == VERSION:
+            values = RAW.decode(expected, b"", arrived.data)
+        else:
+            values = self._coding.decode(part, arrived.data)
+        attempt.take(key, part, values)
+
+    def most_bytes(self, key: FrameKey) -> int | None:
+        """The most that a frame of this key has; None for an attempt that is not known yet, 0 for
+        what no plan names."""
+        attempt = self._attempt
+        if attempt is None or (key.step, key.term) > attempt.number:
+            return None
+        part = attempt.comes(key)
+        if part is None:
+            return 0
+        if key.hop == VERSION:
+            return self._spec(key, part).size_bytes
+        return self._coding.most_bytes(part)
+
+    def payload(self, key: FrameKey) -> Payload:
+        """Raises KeyError for what is not there to be sent."""
+        attempt = self._attempt
+        part = attempt.goes(key) if attempt else None
+        buffers: tuple[memoryview, ...] | None = None
+        if attempt and part:
+            if key.hop == GIVE:
+                buffers = self._contribution(part)
+            elif key.hop == RESULT:
+                found = attempt.result(part)
+                buffers = found.buffers if found else None
+            elif attempt.applied:
+                buffers = self._whole(part)
+        if part is None or buffers is None:
+            raise KeyError(f"{key} is not there to be sent by {self.peer}")
+        codec = RAW.name if key.hop == VERSION else self._coding.name
+        return Payload(codec, b"", self._spec(key, part), buffers)
+
+    def _spec(self, key: FrameKey, part: Span) -> TensorSpec:
+        rows = 1 + len(self._strategy.slots) if key.hop == VERSION else 1
+        return flat_spec(rows * (part[1] - part[0]))
+
+    def _contribution(self, part: Span) -> tuple[memoryview, ...] | None:
+        found = []
+        for piece in self.vector.pieces(part):
+            entry = self._entries.get(piece.entry.value)
+            if entry is None or piece.start not in entry.encoded:
+                return None
+            found.append((piece, entry.encoded[piece.start]))
+        return self._coding.written(found)
+
+    def _whole(self, part: Span) -> tuple[memoryview, ...] | None:
+        """What was made of a part, then its slots one after the other."""
+        rows: list[list[memoryview]] = [[] for _ in range(1 + len(self._strategy.slots))]
+        for piece in self.vector.pieces(part):
+            entry = self._entries.get(piece.entry.value)
+            if entry is None:
+                return None
+            made = entry.applied or entry.version  # that once the round is over
+            tensors = (made.values, *(made.state[slot] for slot in self._strategy.slots))
+            for row, tensor in zip(rows, tensors, strict=True):
+                row += RAW.encode(tensor[piece.start : piece.stop]).buffers
+        return tuple(buffer for row in rows for buffer in row)
+
+    def _given(self, piece: Piece) -> Tensor | None:
+        entry = self._entries.get(piece.entry.value)
+        return (
+            None if entry is None or entry.given is None else entry.given[piece.start : piece.stop]
+        )
+
+    def _encoded(self, piece: Piece, given: Tensor, round_: int) -> Encoded:
+        encoded = self._entries[piece.entry.value].encoded
+        if piece.start not in encoded:
+            encoded[piece.start] = self._coding.encode(piece, given, round_, self._replica)
+        return encoded[piece.start]
+
+    # ------------------------------------------------------------ snapshots
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What it goes on from; nobody may write to the tensors."""
+        found: dict[str, Tensor] = {}
+        for value, entry in self._entries.items():
+            now = _named(entry.version)
+            if entry.given is not None:
+                now[f"{_GIVEN}@{entry.round}"] = entry.given
+            if entry.applied is not None:
+                named = _named(entry.applied)
+                now |= {f"{part}@{entry.round}": tensor for part, tensor in named.items()}
+            found |= {f"round:{value}:{part}": tensor for part, tensor in now.items()}
+        return found
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on from copies of what `state_tensors` gave, here or at other holders; of entries
+        that have none, from what is in the stages."""
+        states: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            value, _, part = name.removeprefix("round:").rpartition(":")
+            if name.startswith("round:") and value in self._entries:
+                states.setdefault(value, {})[part] = tensor.to("cpu", torch.float32, copy=True)
+        for value, state in states.items():
+            entry = self._entries[value]
+            whole = (entry.entry.spec.elements,)
+            if any(tensor.shape != whole for tensor in state.values()):
+                raise TensorSpecError(f"state of rounds of {value}: expected {whole[0]} elements")
+            entry.version = self._version(state, "") or entry.version
+            for part, tensor in state.items():
+                kind, at, number = part.partition("@")
+                if at and number.isdecimal():
+                    entry.round = int(number)
+                    entry.applied = self._version(state, part[len(kind) :]) or entry.applied
+                    entry.given = tensor if kind == _GIVEN else entry.given
+
+    def _version(self, state: Mapping[str, Tensor], when: str) -> _Version | None:
+        names = [f"{part}{when}" for part in (_BASE, *self._strategy.slots)]
+        if any(name not in state for name in names):
+            return None
+        values, *slots = (state[name] for name in names)
+        return _Version(values, dict(zip(self._strategy.slots, slots, strict=True)))
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _joined(self) -> Attempt:
+        assert self._attempt is not None, "no exchange was joined"
+        return self._attempt
+
+    def _owned(self) -> Iterator[_Entry]:
+        return (entry for entry in self._all if entry.owned)
+
+    def __repr__(self) -> str:
+        return (
+            f"<RoundWork round {self._round}, {len(self._entries)} of {len(self.vector.entries)} "
+            f"entries, attempt {self._attempt.plan.attempt if self._attempt else 'none'}>"
+        )
+
+
+def _named(version: _Version) -> dict[str, Tensor]:
+    return {_BASE: version.values, **version.state}
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A copy: (elements,), float32, on the host."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).reshape(-1)
+
+
+def _missing(why: str) -> RoundResult:
+    return RoundResult(code="missing", why=why)
