@@ -10,6 +10,7 @@ from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import NO_REPORT, PeerPrediction, PlanReport, PlanWithReport
 from ...dag.schedule.slices import PlanSlices
 from ...proto.broker_pb2 import (
+    WAITING,
     BrokerMessage,
     Exported,
     Leave,
@@ -102,6 +103,12 @@ class ReplicaContext:
 
     def note(self, text: str, now: float) -> list[Instruction]:
         return [self.publish(RunEvent(note=text), now)]
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether other replicas of its run need the peers of the pool first."""
+        others = (r for r in self._events.replicas if r is not self.record)
+        return any(r.phase == WAITING and not r.paused for r in others)
 
     @property
     def work(self) -> RoundWork | None:

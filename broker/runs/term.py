@@ -185,7 +185,7 @@ def _with_keepers(
     if not run.takes_snapshots:
         return planned
     warm = [m for p in record.parts if (m := context.mine(p)) and m.closed is None]
-    free = [m for m in members.pool if run.suits(m)]
+    free = [m for m in members.pool if run.suits(m)] if not context.others_wait else []
     wanted = run.requirements.recovery.warm_spares
     keepers = choose_keepers(
         planned,

@@ -259,7 +259,7 @@ def _rounds(
         named |= {f"buffer:{name}": b for name, b in at.executor.buffers.items()}
         for value in named.keys() & tensors.keys():
             tensors[value].append(named[value])
-    spans = [(s.start, s.stop) for s in stages]
+    spans = [(s.index, (s.start, s.stop)) for s in stages]
     return RoundWork(
         vector,
         order.training.rounds,
@@ -267,7 +267,7 @@ def _rounds(
         replica=order.run,
         peer=order.peer,
         tensors=tensors,
-        owned={e.value for e in vector.entries if any(a <= e.operator < b for a, b in spans)},
+        owned={k: [e.value for e in vector.entries if a <= e.operator < b] for k, (a, b) in spans},
     )
 
 

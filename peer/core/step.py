@@ -29,7 +29,7 @@ from .events import Built, Result
 ENDLESS = 2**53
 """Steps of a replica before it is known how many it makes."""
 
-__all__ = ["Done", "FrameVerdict", "PeerProgram", "Steps", "transfer_of"]
+__all__ = ["ENDLESS", "Done", "FrameVerdict", "PeerProgram", "Steps", "transfer_of"]
 
 
 def transfer_of(key: FrameKey) -> Transfer:

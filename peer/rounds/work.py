@@ -21,6 +21,7 @@ applied in all.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -94,7 +95,7 @@ class _Entry:
 
 class RoundWork:
     """`tensors`: by value, parameters and buffers in the stages of `peer`, each of its copies;
-    `owned`: those that belong to these stages. `replica`: the id of its replica."""
+    `owned`: by stage, those that belong to it. `replica`: the id of its replica."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class RoundWork:
         replica: str,
         peer: PeerId,
         tensors: Mapping[str, Sequence[Tensor]],
-        owned: Collection[str],
+        owned: Mapping[int, Collection[str]],
     ) -> None:
         """Raises CodecError for a codec that rounds cannot have."""
         self.vector, self.local, self.peer = vector, local, peer
@@ -113,16 +114,21 @@ class RoundWork:
         self._strategy = strategy_of(settings)
         self._coding = PartCoding(vector, settings.codec)
         self._entries: dict[str, _Entry] = {}
+        self._of_stages = [[v for v in owned[k] if v in tensors] for k in sorted(owned)]
+        mine = {value for values in self._of_stages for value in values}
         for entry in vector.entries:
             copies = tensors.get(entry.value)
             if copies and entry.spec.elements:
                 values = _flat(copies[0])
                 zeros = {slot: torch.zeros_like(values) for slot in self._strategy.slots}
                 self._entries[entry.value] = _Entry(
-                    entry, tuple(copies), entry.value in owned, _Version(values, zeros)
+                    entry, tuple(copies), entry.value in mine, _Version(values, zeros)
                 )
         self._round = -1
         self._attempt: Attempt | None = None
+        self._early: list[Arrived] = []
+        """Frames of an attempt that was not joined yet."""
+        self._lock = threading.Lock()
 
     @property
     def size_bytes(self) -> int:
@@ -173,12 +179,22 @@ class RoundWork:
             )
         for entry in self._all:
             entry.applied = None
-        self._attempt = Attempt(plan, self.peer, self.vector, self._coding)
+        attempt = Attempt(plan, self.peer, self.vector, self._coding)
+        with self._lock:
+            self._attempt = attempt
 
     def exchange(self) -> RoundResult:
         """What it gives is encoded, and added where it adds up itself: as others will read it, so
         that it makes no difference who adds up."""
         attempt = self._joined
+        with self._lock:
+            early = [a for a in self._early if (a.key.step, a.key.term) == attempt.number]
+            self._early = [a for a in self._early if (a.key.step, a.key.term) > attempt.number]
+        for arrived in early:
+            try:
+                self.accept(arrived)
+            except ValueError as error:
+                return RoundResult(code="refused", why=str(error))
         for part, by in attempt.wiring.gives:
             heard = []
             for piece in self.vector.pieces(part):
@@ -208,8 +224,12 @@ class RoundWork:
             entry.applied, entry.round = version, attempt.plan.round
             entry.put(version.values)
         attempt.applied = True
-        owned = (e.entry.value for e in self._owned())
-        return RoundResult(hash=sum(digest(v, made[v].values) for v in owned) % 2**64)
+        return RoundResult(
+            hashes=tuple(
+                sum(digest(v, made[v].values) for v in values if v in made) % 2**64
+                for values in self._of_stages
+            )
+        )
 
     def _from_results(self, attempt: Attempt) -> Iterator[tuple[str, _Version]]:
         for entry, (mean,) in self._gathered(attempt.results(), 1):
@@ -248,10 +268,16 @@ class RoundWork:
 
     def accept(self, arrived: Arrived) -> None:
         """Raises TensorSpecError or CodecError for what is not as the plan says,
-        LargeContributionError for what cannot be counted; then nothing has changed."""
-        key, attempt = arrived.key, self._attempt
-        part = attempt.comes(key) if attempt else None
-        if attempt is None or part is None:
+        LargeContributionError for what cannot be counted; then nothing has changed. What comes
+        before its attempt was joined is looked at then."""
+        key = arrived.key
+        with self._lock:
+            attempt = self._attempt
+            if attempt is None or (key.step, key.term) > attempt.number:
+                self._early.append(arrived)
+                return
+        part = attempt.comes(key)
+        if part is None:
             raise TensorSpecError(f"{key}: the plan of the round has none come to {self.peer}")
         expected = self._spec(key, part)
         codec = RAW.name if key.hop == VERSION else self._coding.name

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...broker import events as b
+from ...broker.records.submitted import replica_id, run_of
 from ...dag.plan.action import ROUNDS, Action, Kind
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ...peer.core import events as p
 from ...peer.core.snapshots import SnapshotId
-from ...peer.core.step import transfer_of
+from ...peer.core.step import ENDLESS, transfer_of
 from ...proto import broker_pb2
 from ..virtual.clock import Observed
 from .violation import Broken, Check
@@ -35,12 +36,14 @@ class _Part:
 
     def __init__(self, who: str, built: p.Built, first: int) -> None:
         self.peer, self.flow = PeerId(who), built.flow
-        self.run, self.term, self.steps = built.run, built.term, built.steps
+        self.rounds = built.vector is not None
+        self.run, self.term = built.run, built.term
+        self.steps = ENDLESS if self.rounds else built.steps
         self.train, self.evaluate = (
             built.flow.actions(self.peer),
             built.flow.evaluation_actions(self.peer),
         )
-        self.eval_every = built.eval_every
+        self.eval_every = 0 if self.rounds else built.eval_every
         self.step = self.applied = first
         self.at = 0
         self.evaluating = self.computing = False
@@ -55,6 +58,8 @@ class _Part:
     def begin(self, step: int, action: Action) -> None:
         if self.computing:
             raise Broken("I2", f"{self.peer} computes {action} of step {step} beside another one")
+        if self.rounds and not self.at and self.evaluate and action == self.evaluate[0]:
+            self.evaluating = True  # of the version, in front of a step
         over = self.step >= self.steps
         if over or (step, action) != (self.step, self.list[self.at]):
             wanted = "nothing more" if over else f"{self.list[self.at]} of step {self.step}"
@@ -82,8 +87,9 @@ class _Part:
         if self.at < len(self.list):
             return
         self.at = 0
+        of_version = self.evaluating and self.rounds
         self.evaluating = not self.evaluating and self._evaluates()
-        self.step += not self.evaluating
+        self.step += not (self.evaluating or of_version)
 
     def _evaluates(self) -> bool:
         done = self.step + 1
@@ -168,9 +174,10 @@ class WorkCheck(Check):
                     why = self.world.broker.machine.runs[b.RunId(run)].state.reason.text
                     raise Broken("I9", f"{run} needs plan {event.term}, and nobody was lost: {why}")
             case b.Publish(run, event) if event.HasField("step"):
-                self._commit(run, event)
+                self._commit(replica_id(run, event.replica), event)
             case b.Publish(run, event) if event.HasField("state"):
-                self._inexact[run] = event.state.inexact_from
+                for replica in event.state.replicas:
+                    self._inexact[replica.replica] = replica.inexact_from
             case b.Started():
                 self._restarted()
 
@@ -206,12 +213,14 @@ class WorkCheck(Check):
         """Steps that an earlier process wrote down and did not come to publish."""
         for run, known in self.world.broker.machine.runs.items():
             for event in known.record.history.events:
-                if event.HasField("step") and event.step.step >= self._done(run):
-                    self._commit(run, event)
+                name = replica_id(run, event.replica)
+                if event.HasField("step") and event.step.step >= self._done(name):
+                    self._commit(name, event)
 
     def _done(self, run: str) -> int:
         """Steps that were committed before, those of a checkpoint that it goes on from included."""
-        first = self.world.broker.machine.runs[b.RunId(run)].submitted.spec.resumed.step
+        name, _ = run_of(run)
+        first = self.world.broker.machine.runs[name].submitted.spec.resumed.step
         return self._committed.get(run, first)
 
     def _commit(self, run: str, event: broker_pb2.RunEvent) -> None:
@@ -240,7 +249,8 @@ class WorkCheck(Check):
 
     def ended(self, run: str) -> None:
         state = self.world.broker.ended[run]
-        if state.phase == broker_pb2.DONE and self._done(run) != state.steps:
+        of_rounds = self.world.broker.machine.runs[b.RunId(run)].has_rounds
+        if state.phase == broker_pb2.DONE and not of_rounds and self._done(run) != state.steps:
             raise Broken("I2", f"{run} is done after {self._done(run)} of {state.steps} steps")
         if state.phase != broker_pb2.DONE and not state.reason.text:
             raise Broken("I9", f"{run} ended as {broker_pb2.Phase.Name(state.phase)}, without why")
