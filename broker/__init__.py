@@ -16,6 +16,7 @@ __all__ = [
     "recovery",
     "registry",
     "requirements",
+    "rounds",
     "runs",
     "scheduler",
     "service",

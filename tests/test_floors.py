@@ -30,9 +30,10 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access options scheduler < events requirements < membership < links snapshots < records
-        < recovery < runs < journal placement < registry < clients < machine planning
+        access options rounds scheduler < events requirements < membership < links snapshots
+        < records < recovery < runs < journal placement < registry < clients < machine planning
         < service validate""",
+    "broker/rounds": "pairs",
     "broker/scheduler": "base < network < cost < baselines codecs search < planners",
     "broker/service": """
         blobs door < needed secured < shell < calls page < admitting blobs_service < services

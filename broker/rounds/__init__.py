@@ -1,0 +1,3 @@
+"""Rounds between replicas: who exchanges what with whom, and when."""
+
+__all__ = ["pairs"]
