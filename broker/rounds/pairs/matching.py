@@ -95,7 +95,8 @@ class _Tree:
         while queue:
             v = queue.popleft()
             near = np.flatnonzero(self.edges[v])
-            for w in near[self.weights[v, near].argsort()].tolist():
+            lightest: list[int] = near[self.weights[v, near].argsort()].tolist()
+            for w in lightest:
                 if self.base[v] == self.base[w] or mate[v] == w:
                     continue
                 if self.outer[w]:

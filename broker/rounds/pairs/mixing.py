@@ -1,8 +1,8 @@
 """How fast replicas that meet in pairs become alike.
 
 A round's matrix W has ½ where two meet, and 1 for who is alone. Per coordinate that is exchanged, a
-round leaves of E‖x - mean‖² the share ρ at most, the second eigenvalue of E[WᵀW]; where a share s of
-the coordinates is exchanged, 1 - (1 - ρ)·s. Random perfect matchings have ρ = (n - 2) / (2(n - 1)).
+round leaves the share ρ of E‖x - mean‖² at most, the second eigenvalue of E[WᵀW]; where a share s
+of the coordinates is exchanged, 1 - (1 - ρ)·s. Random perfect matchings: (n - 2) / (2(n - 1)).
 """
 
 from __future__ import annotations

@@ -38,10 +38,13 @@ def fastest_threshold(rate: NDArray[np.float64]) -> float:
                 return False
         return True
 
-    low, high = 0, len(values) - 1
+    high = len(values) - 1
     if most == len(rate) > PARTNERS:  # everybody has so many links of this rate
         partners = np.sort(rate, axis=1)[:, -PARTNERS]
         high = max(0, int(np.searchsorted(values, partners.min(), "right")) - 1)
+    low, step = high, 1  # downwards from there, for graphs with few links are searched fast
+    while low > 0 and not enough(values[low]):
+        low, high, step = max(0, low - step), low - 1, 2 * step
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if enough(values[middle]) else (low, middle - 1)
