@@ -30,7 +30,7 @@ from shoal.compression.sparse.masks import SharedMask
 
 PEERS, STEPS, SEEDS = 14, 1500, (0, 1)
 SHAPES = {"0.weight": (64, 32), "0.bias": (1, 32), "1.weight": (32, 10), "1.bias": (1, 10)}
-RATE, BATCH = 0.1, 16
+RATE, BATCH = 0.3, 16
 
 Weights = dict[str, Tensor]
 """By name (peers, rows, columns)."""

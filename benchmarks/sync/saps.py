@@ -9,8 +9,8 @@ for five networks more, of which the least bottleneck and the largest ρ count.
 saps_bottleneck_…   the slowest link of a round, mean over rounds (worst of all networks: …_worst)
 saps_mean_link_…    the mean link of a round, mean over rounds
 saps_rho_…          second eigenvalue of E[WᵀW] (…_worst)
-saps_match_1000_seconds      one round among 1,000 after a history of ten, threshold given
-saps_threshold_1000_seconds  the threshold where none is given, once in a window
+saps_match_1000_seconds      CPU: one round among 1,000 after a history of ten, threshold given
+saps_threshold_1000_seconds  CPU: the threshold where none is given, once in a window
 saps_cardinality             least share of networkx's maximum, 200 random graphs of up to 100
 saps_digits_…                test accuracy (`benchmarks/sync/digits.py`)
 """
@@ -106,9 +106,9 @@ def _timed(call: object) -> float:
     assert callable(call)
     times = []
     for _ in range(5):
-        begun = time.perf_counter()
+        begun = time.process_time()
         call()
-        times.append(time.perf_counter() - begun)
+        times.append(time.process_time() - begun)
     return statistics.median(times)
 
 

@@ -3,7 +3,7 @@
 The highest rate at which everybody who can have a partner has two to alternate between: links of at
 least this rate have a matching as large as all links have, and again one without the links of the
 first. With one matching alone the same pairs would meet in every round, and only forced slow links
-would mix them: on 32 replicas with rates of U(0, 5) that gives ρ = 0.98, with two 0.90.
+would mix them: on 32 replicas with rates of U(0, 5) that gives ρ of 0.98, with two 0.92.
 
 It is found by bisection with one first matching each time, so it may be a little too low where
 another first one would have left a second.
