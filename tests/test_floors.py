@@ -33,6 +33,7 @@ ORDER = {
         access options scheduler < events requirements < membership < links snapshots < records
         < recovery < runs < journal placement rounds < registry < clients < machine planning
         < service validate""",
+    "broker/rounds": "pairs segments work < coordinator",
     "broker/scheduler": "base < network < cost < baselines codecs search < planners",
     "broker/service": """
         blobs door < needed secured < shell < calls page < admitting blobs_service < services

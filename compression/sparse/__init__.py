@@ -2,6 +2,7 @@
 
 __all__ = [
     "indices",
+    "masks",
     "randomk",
     "select",
     "support",
