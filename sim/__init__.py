@@ -14,6 +14,8 @@ __all__ = [
     "oracle",
     "processes",
     "report",
+    "round_methods",
+    "round_oracle",
     "scenario",
     "shaped",
     "simulate",

@@ -29,7 +29,7 @@ class PlainLoopResult:
     norms: list[float] = field(default_factory=list)
 
 
-def learning_rate(t: Train, step: int, steps: int) -> float:
+def learning_rate(t: Train, step: float, steps: int) -> float:
     """The rate of an update, counted from 0: linear warm-up, then the schedule to lr_final."""
     warm = t.warmup if isinstance(t.warmup, int) else round(float(t.warmup[:-1]) / 100 * steps)
     if step < warm:

@@ -1,0 +1,278 @@
+"""The methods of `round_oracle.py`, each as its paper has it, and the encodings that they bring.
+
+An encoding is a function from a tensor to what arrives of it. `Residual` remembers what did not:
+with decay b, e = b·e + x; q = encode(e); e -= q.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .round_oracle import Method, Replica, Round
+
+__all__ = [
+    "Average",
+    "DiLoCo",
+    "NoLoCo",
+    "Residual",
+    "Saps",
+    "SparseLoCo",
+    "StreamingDiLoCo",
+    "e3m0",
+    "raw",
+    "sign",
+    "strided",
+    "top_of_chunks",
+    "two_bits",
+]
+
+Encode = Callable[[Tensor], Tensor]
+
+
+def raw(x: Tensor) -> Tensor:
+    return x
+
+
+def e3m0(x: Tensor) -> Tensor:
+    """Four bits: a sign, and the nearest of 0 and 2^0 … 2^-6 times the tensor's largest."""
+    most = x.abs().max()
+    if most == 0:
+        return x.clone()
+    share = x.abs() / most
+    fraction, power = torch.frexp(share)  # fraction in [0.5, 1)
+    power = torch.where(fraction < 0.75, power - 1, power).clamp(min=-6)
+    near = torch.ldexp(torch.ones_like(x), power)
+    return x.sign() * torch.where(share < 2.0**-7, 0.0, near) * most
+
+
+def sign(x: Tensor) -> Tensor:
+    """One bit: the mean magnitude with the entry's sign."""
+    return x.sign() * x.abs().mean()
+
+
+def two_bits(x: Tensor) -> Tensor:
+    """A sign and one of two magnitudes: the means of what lies above the mean magnitude and below.
+    `x` (…, n): each row has its own; zeros count for nothing and stay."""
+    size = x.abs()
+    there = size > 0
+    mean = size.sum(-1, keepdim=True) / there.sum(-1, keepdim=True).clamp(min=1)
+    high = size > mean
+    found = torch.zeros_like(x)
+    for part in (high, there & ~high):
+        level = (size * part).sum(-1, keepdim=True) / part.sum(-1, keepdim=True).clamp(min=1)
+        found += part * level
+    return x.sign() * found
+
+
+def top_of_chunks(keep: float, chunk: int = 4096, values: Encode = raw) -> Encode:
+    """The largest `keep` (a share; at least one) of each `chunk` entries of the flattened tensor;
+    `values` encodes what is kept, a row for each chunk."""
+
+    def encode(x: Tensor) -> Tensor:
+        rows = [row.unsqueeze(0) for row in x.flatten().split(chunk)]
+        found = []
+        for row in rows:
+            k = max(1, round(keep * row.shape[-1]))
+            at = row.abs().topk(k, dim=-1).indices
+            kept = values(row.gather(-1, at))
+            found.append(torch.zeros_like(row).scatter(-1, at, kept).flatten())
+        return torch.cat(found).view_as(x)
+
+    return encode
+
+
+class Residual:
+    """Error feedback by key; see the module."""
+
+    def __init__(self, encode: Encode, decay: float = 1.0) -> None:
+        self.encode, self.decay, self.left = encode, decay, dict[object, Tensor]()
+
+    def __call__(self, key: object, x: Tensor) -> Tensor:
+        e = self.decay * self.left[key] + x if key in self.left else x
+        q = self.encode(e)
+        self.left[key] = e - q
+        return q
+
+
+def mean(r: Round, of: Mapping[int, Tensor]) -> Tensor:
+    """By the members' weights, in float64."""
+    total = sum(m.weight for m in r.members)
+    parts = torch.stack([of[m.replica].double() * m.weight for m in r.members])
+    return parts.sum(0) / total
+
+
+class Average(Method):
+    """All take the mean of the weights."""
+
+    @torch.no_grad()
+    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+        for name, was in self.shared.items():
+            was.copy_(mean(r, {k: x.weights[name] for k, x in replicas.items()}))
+            for replica in replicas.values():
+                replica.weights[name].copy_(was)
+
+
+class DiLoCo(Method):
+    """The mean of D = shared - local is the gradient of an outer SGD with Nesterov's momentum.
+
+    `up` encodes what a member sends and `down` what all get of the mean, both with a residual:
+    of the replica, and one that all share."""
+
+    def __init__(
+        self, lr: float = 0.7, momentum: float = 0.9, *, up: Encode = raw, down: Encode = raw
+    ) -> None:
+        self.lr, self.momentum = lr, momentum
+        self.up, self.down = Residual(up), Residual(down)
+
+    def begin(self, shared: dict[str, Tensor]) -> None:
+        super().begin(shared)
+        nesterov = self.momentum > 0
+        self.outer = torch.optim.SGD(
+            shared.values(), lr=self.lr, momentum=self.momentum, nesterov=nesterov
+        )
+
+    @torch.no_grad()
+    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+        self._outer_step(r, {k: x.weights for k, x in replicas.items()}, self.shared)
+        for replica in replicas.values():
+            for name, p in replica.weights.items():
+                p.copy_(self.shared[name])
+
+    def _outer_step(
+        self, r: Round, local: Mapping[int, Mapping[str, Tensor]], names: Collection[str]
+    ) -> None:
+        """Of these parameters; the others have no gradient, so that the optimizer passes over."""
+        for name in names:
+            was = self.shared[name]
+            came = {
+                m.replica: self.up((m.replica, name), was - local[m.replica][name])
+                for m in r.members
+            }
+            was.grad = self.down(name, mean(r, came).to(was.dtype))
+        self.outer.step()
+        self.outer.zero_grad()
+
+
+class StreamingDiLoCo(DiLoCo):
+    """DiLoCo of one fragment a round, the next in turn. What a round commits arrives `late` local
+    steps into the next one, as local += new - snapshot, so nothing done meanwhile is lost."""
+
+    def __init__(
+        self,
+        fragments: Sequence[Collection[str]],
+        lr: float = 0.4,
+        momentum: float = 0.9,
+        *,
+        late: int = 0,
+        up: Encode = e3m0,
+        down: Encode = raw,
+    ) -> None:
+        super().__init__(lr, momentum, up=up, down=down)
+        self.fragments, self.late = fragments, late
+        self.on_its_way: dict[int, dict[str, Tensor]] = {}
+        """By replica: what its local weights were."""
+
+    @torch.no_grad()
+    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+        self.finish(replicas)  # of a round that was shorter than what is late
+        names = self.fragments[count % len(self.fragments)]
+        self.on_its_way = {
+            k: {n: x.weights[n].detach().clone() for n in names} for k, x in replicas.items()
+        }
+        self._outer_step(r, self.on_its_way, names)
+        if not self.late:
+            self.finish(replicas)
+
+    def stepped(self, j: int, number: int, replica: Replica) -> None:
+        if j + 1 == self.late:
+            self._arrive(number, replica)
+
+    def finish(self, replicas: Mapping[int, Replica]) -> None:
+        for k, replica in replicas.items():
+            self._arrive(k, replica)
+
+    @torch.no_grad()
+    def _arrive(self, number: int, replica: Replica) -> None:
+        for name, snapshot in self.on_its_way.pop(number, {}).items():
+            local = replica.weights[name]
+            local.copy_(self.shared[name] + (local - snapshot))
+
+
+class SparseLoCo(Method):
+    """e = b·e + D; q = the top of each chunk of e in two bits; e -= q; shared -= lr · mean q: what
+    stays behind is the outer momentum."""
+
+    def __init__(self, lr: float = 1.0, decay: float = 0.95, encode: Encode | None = None) -> None:
+        self.lr = lr
+        self.sent = Residual(encode or top_of_chunks(64 / 4096, values=two_bits), decay)
+
+    @torch.no_grad()
+    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+        for name, was in self.shared.items():
+            came = {
+                m.replica: self.sent((m.replica, name), was - replicas[m.replica].weights[name])
+                for m in r.members
+            }
+            was.sub_(self.lr * mean(r, came))
+            for replica in replicas.values():
+                replica.weights[name].copy_(was)
+
+
+class NoLoCo(Method):
+    """Slow weights s and momentum m of each replica; with the means over a pair,
+    m = momentum·m + lr·mean(p - s) + pull·(mean(s) - s); s += m; p = s."""
+
+    def __init__(self, lr: float = 0.7, momentum: float = 0.5, pull: float | None = None) -> None:
+        self.lr, self.momentum, self.pull = lr, momentum, lr if pull is None else pull
+        self.slow: dict[int, dict[str, Tensor]] = {}
+        self.momenta: dict[int, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def join(self, number: int, replica: Replica) -> None:
+        super().join(number, replica)
+        self.slow[number] = {n: p.detach().clone() for n, p in replica.weights.items()}
+        self.momenta[number] = {n: torch.zeros_like(p) for n, p in replica.weights.items()}
+
+    @torch.no_grad()
+    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+        alone = {m.replica for m in r.members} - {k for pair in r.pairs for k in pair}
+        for met in (*r.pairs, *((k,) for k in sorted(alone))):
+            for name in self.shared:
+                slow = torch.stack([self.slow[k][name] for k in met])
+                local = torch.stack([replicas[k].weights[name] for k in met])
+                moved, middle = (local - slow).mean(0), slow.mean(0)
+                for k in met:
+                    s, m = self.slow[k][name], self.momenta[k][name]
+                    m.mul_(self.momentum).add_(self.lr * moved + self.pull * (middle - s))
+                    s.add_(m)
+                    replicas[k].weights[name].copy_(s)
+
+
+class Saps(Method):
+    """Pairs take the mean of the entries that `mask(round, name, shape)` has."""
+
+    def __init__(self, mask: Callable[[int, str, torch.Size], Tensor]) -> None:
+        self.mask = mask
+
+    @torch.no_grad()
+    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+        for name, like in self.shared.items():
+            chosen = self.mask(count, name, like.shape)
+            for a, b in r.pairs:
+                one, other = replicas[a].weights[name], replicas[b].weights[name]
+                middle = (one + other) / 2
+                one.copy_(torch.where(chosen, middle, one))
+                other.copy_(torch.where(chosen, middle, other))
+
+
+def strided(names: Collection[str], count: int) -> list[list[str]]:
+    """So many fragments: block i goes to fragment i mod count, what is in no block to the first."""
+    found: list[list[str]] = [[] for _ in range(count)]
+    for name in names:
+        block = re.search(r"\.(\d+)\.", name)
+        found[int(block[1]) % count if block else 0].append(name)
+    return found
