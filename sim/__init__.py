@@ -14,6 +14,7 @@ __all__ = [
     "oracle",
     "processes",
     "report",
+    "round_log",
     "round_methods",
     "round_oracle",
     "scenario",

@@ -20,7 +20,7 @@ from .oracle import learning_rate, optimizer_of
 
 __all__ = ["Gradients", "Member", "Method", "Replica", "Result", "Round", "even", "plain", "train"]
 
-Batches = Callable[[range], Mapping[str, Tensor]]
+Batches = Callable[[Sequence[int]], Mapping[str, Tensor]]
 """Numbers of samples in the run's sequence -> their inputs by argument name."""
 Gradients = Callable[[Sequence[nn.Module], Sequence[Mapping[str, Tensor]]], list[float]]
 """Leaves each module's gradient of its batch in `grad`, and returns the losses."""
@@ -33,10 +33,10 @@ class Member:
 
     replica: int
     steps: int
-    samples: range
+    samples: Sequence[int]
     weight: int
 
-    def part(self, j: int) -> range:
+    def part(self, j: int) -> Sequence[int]:
         size = len(self.samples) // self.steps
         return self.samples[j * size : (j + 1) * size if j + 1 < self.steps else None]
 

@@ -6,5 +6,6 @@ __all__ = [
     "placing",
     "promise",
     "reconsider",
+    "shares",
     "waiting",
 ]

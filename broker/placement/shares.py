@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from ...proto.broker_pb2 import WAITING
 from ..membership.member import Member
@@ -15,7 +16,7 @@ def shared(
     replica: Replica, others: Iterable[Replica], members: Sequence[Member]
 ) -> tuple[Member, ...]:
     """Those of `members` that this one is planned over: all, unless others of its run wait too.
-    Peers of one place stay together, and each of those that wait gets as many."""
+    Each of those that wait gets about as many, and places are cut only where there are too few."""
     waiting = [
         r
         for r in others
@@ -26,5 +27,14 @@ def shared(
     count = max(1, len(waiting))
     ordered = sorted(members, key=lambda m: (m.profile.place, m.id))
     at = next((i for i, r in enumerate(waiting) if r is replica), 0)
-    start, stop = len(ordered) * at // count, len(ordered) * (at + 1) // count
-    return tuple(ordered[start:stop]) or tuple(members)
+    places = [m.profile.place for m in ordered]
+    borders = [i for i, (a, b) in enumerate(pairwise(places), 1) if a != b]
+    even = [len(ordered) * i // count for i in range(count + 1)]
+    if len(borders) >= count - 1:
+        inner, left = list[int](), borders
+        for i, cut in enumerate(even[1:-1], 1):
+            room = left[: len(left) - (count - 1 - i)]  # as many as the later cuts need remain
+            inner.append(min(room, key=lambda border, cut=cut: abs(border - cut)))
+            left = [b for b in left if b > inner[-1]]
+        even = [0, *inner, len(ordered)]
+    return tuple(ordered[even[at] : even[at + 1]]) or tuple(members)

@@ -4,6 +4,7 @@ event makes of it follows from the two alone."""
 __all__ = [
     "history",
     "replica",
+    "rounds",
     "run",
     "space",
     "steps",

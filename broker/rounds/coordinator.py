@@ -31,6 +31,7 @@ from ...proto.broker_pb2 import (
     DONE,
     EXPORTING,
     FAILED,
+    RUNNING,
     BrokerMessage,
     DialOrder,
     RoundBegun,
@@ -382,7 +383,8 @@ class RoundCoordinator:
     ) -> list[Instruction]:
         """Of a holder of a replica, in its present term."""
         record, replica = self.record, self._replica(number)
-        stale = said.term != replica.record.term or not replica.record.running
+        there = replica.record.phase in (RUNNING, EXPORTING)
+        stale = said.term != replica.record.term or not there
         if stale or member.id not in replica.record.peers or self.run.ended:
             return [replica.context.ignored("round", member, f"term {said.term} of {replica.id}")]
         replica.lifecycle.deadline.since = now

@@ -10,6 +10,7 @@ __all__ = [
     "options",
     "probe",
     "reports",
+    "rounds",
     "snapshot_manager",
     "snapshots",
     "step",
