@@ -191,7 +191,10 @@ def build_work(
         clock=clock,
     )
     held: dict[int, LocalStage] = {}
-    local = LocalSteps(len(plan.routes), order.training.train.batch // plan.microbatch_size)
+    of_run = len(plan.routes)
+    if order.training.rounds:
+        of_run = order.training.train.batch // plan.microbatch_size
+    local = LocalSteps(len(plan.routes), of_run)
     names = [name for stage in mine for name in (*stage.parameters, *stage.buffers)]
     with order.reading(weights.shards(names)):
         for stage in mine:
@@ -222,9 +225,7 @@ def build_work(
             strategy = _strategy(order, stage, executor, optimizer, wire, streams)
             held[stage.index] = LocalStage(stage, executor, strategy)
     trim_heap()
-    reader = Reader(
-        order.manifest, order.shard, seed=order.training.seed, microbatches=len(plan.routes)
-    )
+    reader = Reader(order.manifest, order.shard, seed=order.training.seed, microbatches=of_run)
     unread: dict[str, Tensor] = {}
     if plan.stages[0].holders[:1] == (order.peer,):
         owners = _owners(graph, flow)
