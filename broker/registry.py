@@ -71,11 +71,13 @@ class RunRegistry:
         return run
 
     def _new_id(self) -> RunId:
-        # Differs between brokers and between starts of one, so that output folders do not collide,
-        # and peers do not take a new run's terms for those of one that they have left.
-        digest = hashlib.sha256(f"{self._seed}/{self.decided.submitted}".encode()).hexdigest()
-        length = next(n for n in range(4, 65) if f"r-{digest[:n]}" not in self.runs)
-        return RunId(f"r-{digest[:length]}")
+        # The number never comes twice in one journal, so no id does, of forgotten runs either. The
+        # digits differ between brokers and between starts of one without a journal, so that output
+        # folders do not collide, and peers do not take a new run's terms for those of one that
+        # they have left.
+        number = self.decided.submitted + 1
+        digest = hashlib.sha256(f"{self._seed}/{number}".encode()).hexdigest()
+        return RunId(f"r-{number}-{digest[:4]}")
 
     def forget(self, runs: Iterable[RunId]) -> None:
         """These ended ones are not kept any longer."""

@@ -47,8 +47,9 @@ __all__ = ["VERSION", "FullError", "Journal", "JournalError", "open_journal"]
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
-"""Of the schema and the meaning of records; a newer one is not read."""
+VERSION = 2
+"""Of the schema and the meaning of records: it grows with either, and no other one is read. A run
+that is kept names its replicas since 2."""
 CROWDED = 4
 """So many times the records of the last snapshot."""
 LEAST_RECORDS = 10_000
@@ -119,10 +120,10 @@ class Journal:
                     f"{self._name} is a database of another program: give the broker a state "
                     "folder of its own"
                 )
-            if version > VERSION:
+            if tables and version != VERSION:
                 raise JournalError(
-                    f"{self._name} has version {version}, this broker reads up to {VERSION}: "
-                    "install the shoal that wrote it, or a newer one"
+                    f"{self._name} has version {version}, this broker reads {VERSION}: install the "
+                    "shoal that wrote it, or move it away to begin without the runs in it"
                 )
             if not tables and not new and self._last() is not None:
                 raise self._short("is empty")

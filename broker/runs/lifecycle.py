@@ -284,20 +284,22 @@ class Lifecycle:
 
     # ------------------------------------------------------------ pauses
 
-    def pause(self, now: float) -> list[Instruction]:
+    def check_pause(self) -> None:
         """Raises ValueError when it cannot be paused."""
         record, run = self.record, self.record.run
         if record.ended or record.phase == EXPORTING:
             phase = Phase.Name(record.phase).lower()
             raise ValueError(f"run {run.id} is {phase}: nothing to pause")
-        if record.phase == WAITING or not record.committed:
-            return self.put_aside(now)
-        if not run.takes_snapshots:
+        if record.phase != WAITING and record.committed and not run.takes_snapshots:
             raise ValueError(
                 f"run {run.id} takes no snapshots, so that a pause would lose {record.committed} "
                 'steps: expected "snapshot" in recovery.ladder'
             )
-        if record.phase == BUILDING:
+
+    def pause(self, now: float) -> list[Instruction]:
+        """After `check_pause`."""
+        record, run = self.record, self.record.run
+        if record.phase in (WAITING, BUILDING) or not record.committed:
             return self.put_aside(now)
         if record.pausing:
             return []
@@ -323,15 +325,18 @@ class Lifecycle:
         out = self.context.release(self.record.parts, Reason(code="released", text=text), now)
         return out + self._enter(WAITING, now, "paused", text)
 
-    def unpause(self, now: float) -> list[Instruction]:
+    def check_unpause(self) -> None:
         """Raises ValueError when it is not paused."""
         record = self.record
-        if record.pausing:
-            self.handover.stop_for(None)
-            return self._say(False, "resumed", "goes on without the pause", now)
-        if not record.paused:
+        if not record.pausing and not record.paused:
             phase = Phase.Name(record.phase).lower()
             raise ValueError(f"run {record.run.id} is {phase}: expected a paused one")
+
+    def unpause(self, now: float) -> list[Instruction]:
+        """After `check_unpause`."""
+        if self.record.pausing:
+            self.handover.stop_for(None)
+            return self._say(False, "resumed", "goes on without the pause", now)
         return self._enter(WAITING, now, "resumed", "waits for a plan")
 
     # ------------------------------------------------------------ ends

@@ -16,7 +16,8 @@ __all__ = ["Run"]
 
 
 class Run:
-    """Wishes of a client go to all of its replicas. record: what outlives the broker."""
+    """Wishes of a client go to all of its replicas, or, where one cannot, to none. record: what
+    outlives the broker."""
 
     def __init__(self, record: RunRecord, members: Membership) -> None:
         self.record, self.submitted = record, record.run
@@ -61,10 +62,14 @@ class Run:
 
     def pause(self, now: float) -> list[Instruction]:
         """Raises ValueError when it cannot be paused."""
+        for life in self._told:
+            life.check_pause()
         return self._all(lambda life: life.pause(now))
 
     def unpause(self, now: float) -> list[Instruction]:
         """Raises ValueError when it is not paused."""
+        for life in self._told:
+            life.check_unpause()
         return self._all(lambda life: life.unpause(now))
 
     def cancel(self, now: float) -> list[Instruction]:
@@ -74,6 +79,9 @@ class Run:
         return self._all(lambda life: life.fail(code, text, now))
 
     def _all(self, what: Callable[[Lifecycle], list[Instruction]]) -> list[Instruction]:
+        return list(chain.from_iterable(what(life) for life in self._told))
+
+    @property
+    def _told(self) -> list[Lifecycle]:
         still_open = [r for r in self.replicas if not r.record.ended]
-        told = still_open or self.replicas
-        return list(chain.from_iterable(what(r.lifecycle) for r in told))
+        return [r.lifecycle for r in still_open or self.replicas]

@@ -35,10 +35,17 @@ Floats = NDArray[np.float64]
 MOST_HOLDERS = 64
 """Holders of a stage up to which others than the fixed one are tried."""
 MOST_GROUPINGS = 3
-FEW, MANY = 4, 16
-"""Chunks with which all are tried; and with which the best of them is, or else with none."""
-EVEN = 0.995
-"""Shares are as even as gets so much of what uneven ones get."""
+FEW, MORE = 4, (16, 32, 64)
+"""Chunks with which all are tried; and with which the best of them are, while that pays."""
+MOST_PARTS = 1 << 13
+"""Chunks times pairs up to which several are tried, which takes a second each; else only the best
+way with the first of MORE."""
+BEST = 2
+"""So many ways in chunks are tried with more, or else with none."""
+EVEN, EVENER = 0.995, 0.96
+"""Shares are as even as gets so much of what uneven ones get. The evener ones are sooner done where
+a slow line is shared by pairs of which only some are narrow: it is shared out fairly, so what goes
+to one that is given more than the others comes last."""
 HALVINGS = 6
 FINE = 1000
 """Shares are in whole parts of so many."""
@@ -67,17 +74,24 @@ def with_collectives(judge: CostModel, candidate: Candidate) -> Candidate:
     for holders in sorted(groups):
         start = best
         times = [(tried(option), option) for option in _options(judge, holders)]
-        seconds, cut = min((t for t in times if t[1].chunks > 1), key=lambda t: t[0])
-        if tried(replace(cut, chunks=MANY)) >= seconds:
-            tried(replace(cut, chunks=1))
+        cuts = sorted((t for t in times if t[1].chunks > 1), key=lambda t: t[0])
+        more = [c for c in MORE if c * len(holders) ** 2 <= MOST_PARTS]
+        for few_s, cut in cuts[: BEST if more else 1]:
+            seconds = few_s
+            for chunks in more or MORE[:1]:
+                more_s = tried(replace(cut, chunks=chunks))
+                if more_s >= seconds:
+                    break
+                seconds = more_s
+            if seconds == few_s:
+                tried(replace(cut, chunks=1))
     return best
 
 
 def _options(judge: CostModel, holders: tuple[int, ...]) -> Iterator[GradientSum]:
     n = len(holders)
-    weights = shares(judge, holders)
-    ways = [(), weights] if len({*weights}) > 1 else [()]
-    for way in ways:
+    ways = [shares(judge, holders, even=even) for even in (EVEN, EVENER)]
+    for way in dict.fromkeys([(), *(w for w in ways if len({*w}) > 1)]):
         yield GradientSum(holders, "all-to-all", weights=way, chunks=FEW)
     if n < 3 or judge.request.options.codecs.sync != "none":
         return
@@ -97,7 +111,7 @@ def _options(judge: CostModel, holders: tuple[int, ...]) -> Iterator[GradientSum
 
 
 def shares(
-    judge: CostModel, holders: Sequence[int], places: Grouping | None = None
+    judge: CostModel, holders: Sequence[int], places: Grouping | None = None, even: float = EVEN
 ) -> tuple[int, ...]:
     """How much of the sum each holder makes, so that all are done at once. Where i makes the share
     f_i of N bytes in time t, parts and totals of i and k meet on the pair, and others' on its line:
@@ -121,13 +135,13 @@ def shares(
     line = np.bincount(place, out, len(places)).astype(np.float64)
     if not np.isfinite(rate).all():
         return (1,) * n
-    whole = _made(np.minimum(pair, pair.T), line)[place]
+    whole = _made(np.minimum(pair, pair.T), line, even)[place]
     parts = np.rint(FINE * whole * out / line[place]).astype(int)
     return tuple(int(p) for p in parts)
 
 
-def _made(pair: Floats, line: Floats) -> Floats:
-    """The shares: as even as costs next to nothing."""
+def _made(pair: Floats, line: Floats, enough: float) -> Floats:
+    """The shares, as even as gets `enough` of the most."""
     n = len(line)
     i, k = np.triu_indices(n, 1)
     pairs = np.zeros((len(i), n))
@@ -140,7 +154,7 @@ def _made(pair: Floats, line: Floats) -> Floats:
     cap = low
     for _ in range(HALVINGS):
         even = _largest(rows, np.concatenate([bounds, np.full(n, cap * most)]))
-        if even.sum() >= EVEN * most:
+        if even.sum() >= enough * most:
             found, high = even, cap
         else:
             low = cap

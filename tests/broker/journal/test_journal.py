@@ -122,12 +122,13 @@ def test_a_broker_in_another_process_is_noticed_too_and_its_end_frees_the_file(p
     Journal(path).close()
 
 
-def test_a_journal_of_a_newer_version_is_not_read(path: Path) -> None:
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_a_journal_of_another_version_is_not_read(path: Path, version: int) -> None:
     filled(path)
     with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    assert f"has version {VERSION + 1}, this broker reads up to {VERSION}" in problem(path)
+    assert f"has version {version}, this broker reads {VERSION}: install the" in problem(path)
 
 
 def test_a_database_of_another_program_is_left_alone(path: Path) -> None:

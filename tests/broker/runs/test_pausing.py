@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import pytest
@@ -210,3 +211,20 @@ def test_asked_twice_is_asked_once(asked: Any) -> None:
     before = world.machine.runs[run].record.history.numbered
     assert ask(world, run, "pause").pausing
     assert world.machine.runs[run].record.history.numbered == before
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_several_replicas_all_stop_or_none(world: Any, turned: bool) -> None:
+    """One that could not go on from where it stops keeps the others running, in any order."""
+    keeps = world.start("a", "b", steps=STEPS)
+    loses = world.start("c", "d", steps=STEPS, recovery={"ladder": ["checkpoint"]})
+    step(world, keeps, 0, "a", "b")
+    step(world, loses, 0, "c", "d")
+    run = copy(world.machine.runs[keeps])
+    replicas = [world.machine.replica(name) for name in (keeps, loses)]
+    run.replicas = tuple(reversed(replicas) if turned else replicas)
+    before = [replica.record.state for replica in run.replicas]
+    for wanted, why in ((run.pause, "takes no snapshots"), (run.unpause, "expected a paused one")):
+        with pytest.raises(ValueError, match=why):
+            wanted(world.now)
+        assert [replica.record.state for replica in run.replicas] == before

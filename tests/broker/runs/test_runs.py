@@ -312,3 +312,14 @@ def test_a_name_that_can_be_no_replicas_is_ignored(world, name) -> None:
     world.say("a", ready=Ready(run=name.replace("r-1", run), term=1))
     assert world.machine.ignored == {"ready": 1}
     assert world.state(run).phase == RUNNING
+
+
+def test_no_id_comes_twice_though_runs_are_forgotten(world) -> None:
+    """Four digits by chance would: of 1,000 runs some seven pairs have the same."""
+    seen = set()
+    for _ in range(1000):
+        run, _ = world.submit(world.spec(2))
+        world.cancel(run)
+        seen.add(run)
+    assert len(seen) == 1000
+    assert len(world.machine.runs) < 1000
