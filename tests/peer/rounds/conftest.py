@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.plan.cut import cut
@@ -17,7 +20,32 @@ from shoal.job import Training
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import FrameKey
 from shoal.proto import broker_pb2 as pb
-from shoal.tests.peer.conftest import arrived, make_case, plan_of  # noqa: F401  # a fixture
+from shoal.tests.peer.compute.test_device import digits
+from shoal.tests.peer.conftest import arrived, plan_of
+
+PLAIN = {
+    "optimizer": "sgd", "momentum": 0.9, "schedule": "constant", "warmup": 0, "clip": 0.0,
+    "weight_decay": 0.0, "lr": 0.05, "steps": 12,
+}  # fmt: skip
+"""Training that a loop of four lines does."""
+
+
+class Net(nn.Module):
+    """Layers of all sizes, a batch norm, and a parameter that is read at both ends."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.middle = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 4)
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, x, y):
+        h = torch.tanh(self.norm(self.first(x) * self.scale))
+        h = torch.tanh(self.middle(h))
+        return F.cross_entropy(self.last(h * self.scale), y)
 
 
 @dataclass
@@ -226,3 +254,37 @@ def replica():
         return Replica(name, case, world, RunVector.of(graph), stages)
 
     return make
+
+
+def hand_out(number, round_, steps, of=2, microbatches=4):
+    """Where the samples of a replica begin, and how many there are, in microbatches."""
+    mine = steps * microbatches
+    return [(round_ * of * mine + number * mine, mine)]
+
+
+def train(replicas, round_, steps):
+    for i, replica in enumerate(replicas):
+        replica.begin(round_, round_ * steps, steps, hand_out(i, round_, steps, len(replicas)))
+        replica.train(round_ * steps, (round_ + 1) * steps)
+        assert not any(r.code for r in replica.contribute(round_).values())
+
+
+def same(a, b, but=()):
+    assert a.keys() == b.keys()
+    return [n for n in a if not torch.equal(a[n], b[n]) and n not in but] == []
+
+
+COUNTER = "norm.num_batches_tracked"
+
+
+def trained(case, replica, names="abc", cuts=(1, 2, 3), **settings):
+    settings = {"method": "diloco", **settings}
+    replicas = [
+        replica(case, n, c, of=len(names), **settings) for n, c in zip(names, cuts, strict=True)
+    ]
+    train(replicas, 0, 1)
+    return replicas
+
+
+def case_of_three(make_case, **train):
+    return make_case(Net(), **digits(), **{**PLAIN, "batch": 24, **train})

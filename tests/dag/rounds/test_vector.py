@@ -1,0 +1,122 @@
+"""Parts and pieces of the vector of a run: a cover without gaps, the same for every cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.dag.ir.graph import TensorSpec
+from shoal.dag.rounds import vector as of_rounds
+from shoal.dag.rounds.vector import Entry, RunVector
+from shoal.dag.rounds.wiring import Giver, Segment, port_of, span_of, wiring
+
+sizes = st.lists(st.integers(0, 40), min_size=1, max_size=12)
+most = st.integers(1, 16)
+
+
+def vector_of(sizes):
+    entries, start = [], 0
+    for i, n in enumerate(sizes):
+        entries.append(Entry(f"param:p{i}", TensorSpec((n,), "float32"), start, i))
+        start += n
+    return RunVector(entries)
+
+
+def all_pieces(sizes, most):
+    """The boring way: (value, start, stop) of every piece, by element of the vector."""
+    found, start = {}, 0
+    for i, n in enumerate(sizes):
+        for at in range(0, n, most):
+            found[start + at] = (f"param:p{i}", at, min(at + most, n))
+        start += n
+    return found
+
+
+def pieces_of(vector, parts):
+    return [(p.entry.value, p.start, p.stop) for part in parts for p in vector.pieces(part)]
+
+
+@given(sizes, most, st.data())
+def test_parts_of_segments_are_all_pieces_once_wherever_they_are_cut(sizes, most, data):
+    vector = vector_of(sizes)
+    cuts = data.draw(st.lists(st.integers(0, vector.elements), max_size=6))
+    bounds = sorted({0, vector.elements, *cuts})
+    with patch.object(of_rounds, "PIECE", most):
+        each = [vector.parts(a, b) for a, b in pairwise(bounds)]
+        parts = [part for some in each for part in some]
+        ends = [0, *(stop for _, stop in parts)]
+        assert [start for start, _ in parts] == ends[:-1], "side by side"
+        assert ends[-1] == vector.elements
+        assert all(0 < stop - start <= most for start, stop in parts)
+        assert pieces_of(vector, parts) == [*all_pieces(sizes, most).values()]
+
+
+@given(sizes, most, st.data())
+def test_a_part_has_whole_pieces(sizes, most, data):
+    vector, known = vector_of(sizes), all_pieces(sizes, most)
+    a, b = sorted(data.draw(st.tuples(*[st.integers(0, vector.elements)] * 2)))
+    with patch.object(of_rounds, "PIECE", most):
+        for start, stop in vector.parts(a, b):
+            at = start
+            for piece in vector.pieces((start, stop)):
+                assert known[at] == (piece.entry.value, piece.start, piece.stop)
+                at += piece.elements
+            assert at == stop
+
+
+@given(sizes, st.data())
+def test_stages_of_any_cut_cover_the_vector_in_order(sizes, data):
+    vector = vector_of(sizes)
+    cuts = data.draw(st.sets(st.integers(1, len(sizes)), max_size=4))
+    spans = [vector.span(a, b) for a, b in pairwise(sorted({0, len(sizes), *cuts}))]
+    assert spans[0][0] == 0
+    assert spans[-1][1] == vector.elements
+    assert all(a[1] == b[0] for a, b in pairwise(spans))
+    for entry in vector.entries:
+        assert vector.of_value(entry.value) is entry
+        assert sum(a <= entry.start and entry.stop <= b for a, b in spans) >= 1
+
+
+@given(sizes, most, st.data())
+def test_what_one_gives_another_adds(sizes, most, data):
+    """Over all peers, each part is given by all givers, added up once, and taken by all takers."""
+    vector, peers = vector_of(sizes), ("a", "b", "c")
+    some = st.lists(st.sampled_from(peers), unique=True)
+    cuts = data.draw(st.lists(st.integers(0, vector.elements), max_size=3))
+    segments = [
+        Segment(
+            span,
+            data.draw(st.sampled_from(peers)),
+            tuple(Giver(p, 1) for p in data.draw(some)),
+            tuple(data.draw(some)),
+            tuple((p, q) for p, q in data.draw(st.lists(st.tuples(*[st.sampled_from(peers)] * 2)))),
+        )
+        for span in pairwise(sorted({0, vector.elements, *cuts}))
+    ]
+    with patch.object(of_rounds, "PIECE", most):
+        each = {p: wiring(vector, segments, p) for p in peers}
+        given = {(s.part, p, s.peer) for p, w in each.items() for s in w.gives}
+        added = {
+            (part, g.peer, p) for p, w in each.items() for part, gs in w.adds.items() for g in gs
+        }
+        assert given == added
+        passed = {(s.part, p, s.peer) for p, w in each.items() for s in w.results}
+        taken = {(s.part, s.peer, p) for p, w in each.items() for s in w.takes}
+        adds = {(part, p) for p, w in each.items() for part in w.adds}
+        assert passed == {(part, a, b) for part, a, b in taken if a != b and (part, a) in adds}
+        sent = sorted((s.part, p, s.peer) for p, w in each.items() for s in w.sends)
+        assert sent == sorted((s.part, s.peer, p) for p, w in each.items() for s in w.gets)
+
+
+@given(st.integers(0, 2**60), st.integers(0, 2**60))
+def test_a_part_is_known_by_its_name(start, stop):
+    assert span_of(port_of((start, stop))) == (start, stop)
+
+
+@pytest.mark.parametrize("text", ["", ":", "1", "1:", ":2", "-1:2", "1:2:3", "a:b", f"1:{10**40}"])
+def test_what_is_no_name_is_no_part(text):
+    assert span_of(text) == (0, 0)
