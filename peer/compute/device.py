@@ -222,6 +222,10 @@ class TorchDevice:
         a plan of another model."""
         self._rounds.join(plan)
 
+    def versions(self) -> dict[str, int]:
+        """By name in the graph, the hash of what replicas have in common, as far as it is here."""
+        return self._rounds.versions()
+
     @property
     def _rounds(self) -> RoundWork:
         if self._now.rounds is None:

@@ -140,6 +140,13 @@ class RoundWork:
         """Names of the entries that are here."""
         return tuple(self._entries)
 
+    def versions(self) -> dict[str, int]:
+        """By value, the hash of the version that the round began with, its shared state included."""
+        return {
+            value: digest(value, torch.cat([e.version.values, *e.version.state.values()]))
+            for value, e in self._entries.items()
+        }
+
     @property
     def _all(self) -> Collection[_Entry]:
         return self._entries.values()

@@ -5,6 +5,7 @@ __all__ = [
     "journal",
     "links",
     "monitor",
+    "rounds",
     "terms",
     "violation",
     "work",

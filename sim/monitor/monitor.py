@@ -14,6 +14,8 @@ I1  with `losses` (and `norms`): each committed step's loss is that of the    we
 I2  each peer runs its list of a step once, in order, each action with its    that a sum on a real
     inputs there; routes are covered by the lists; a frame is sent once; a    device has each term
     step is committed once, in order, after every holder's update             once, without I1
+    with rounds: each sample is committed once; nobody works on what another
+    one works on
 I3  what belongs to no present assignment, or to an older term, leaves a      a term's effect inside
     peer's run and steps, and the broker's run, as they were, and only        a device that keeps
     releases come of it                                                       values by another key
@@ -30,6 +32,7 @@ I9  a run ends: with its last step or with a reason, before the world has     wa
     nothing more to do
 I10 what leaves the broker follows from what is in its journal; a broker     what a disk loses
     that was started again knows just that, and every event that was told
+I11 whoever begins a round has the same version, element for element           of ghosts
 
 The machines' own rules (`validate`, their assertions) count as well, as "own".
 """
@@ -48,6 +51,7 @@ from ..virtual.control import BROKER
 from .codecs import CodecCheck
 from .journal import JournalCheck
 from .links import LinkCheck
+from .rounds import RoundCheck
 from .terms import TermCheck
 from .violation import EVENTS, Broken, Check, Violation
 from .work import WorkCheck
@@ -85,7 +89,8 @@ class Monitor:
         work = WorkCheck(world, losses, norms, tolerance)
         work.most_terms = most_terms
         journal = JournalCheck(world)
-        self._all = (TermCheck(world), work, LinkCheck(world), CodecCheck(world), journal)
+        checks = TermCheck(world), work, RoundCheck(world), LinkCheck(world), CodecCheck(world)
+        self._all = (*checks, journal)
         self._wanted: dict[type, tuple[tuple[Check, ...], bool]] = {}
         """By class of record: the checks that look at it, and whether it is an event."""
         self._events = 0

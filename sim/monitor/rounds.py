@@ -1,0 +1,104 @@
+"""What must hold of rounds between replicas: I2 of samples, I11 of versions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...broker import events as b
+from ...broker.records.submitted import run_of
+from ...peer.core import events as p
+from ...proto.broker_pb2 import DONE, RoundWork, RunEvent
+from ..virtual.clock import Observed
+from .violation import Broken, Check
+
+if TYPE_CHECKING:
+    from ..virtual.world import World
+
+__all__ = ["RoundCheck"]
+
+
+class RoundCheck(Check):
+    """Every microbatch of a run is committed once; nobody works on what others work on or what is
+    committed; whoever begins a round has the same version in its stages."""
+
+    wants = (b.Publish, b.Started, p.BeginRound, p.RoundReady)
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._work: dict[str, dict[int, RoundWork]] = {}
+        """By run, of the round under way."""
+        self._committed: dict[str, set[int]] = {}
+        self._seen: dict[str, int] = {}
+        """Events of a run that were looked at."""
+        self._versions: dict[tuple[str, int], dict[str, tuple[int, str]]] = {}
+        """By run and round: of each value, its hash, and whose."""
+
+    def observe(self, seen: Observed) -> None:
+        match seen.record:
+            case b.Publish(run, event):
+                self._happened(run, event)
+            case b.Started():  # what an earlier process wrote down and did not come to publish
+                for run, known in self.world.broker.machine.runs.items():
+                    for event in known.record.history.events:
+                        self._happened(run, event)
+            case p.RoundReady(run=run, round=number):
+                self._begins(seen.who, run, number)
+
+    def _happened(self, run: str, event: RunEvent) -> None:
+        if event.number < self._seen.get(run, 0):
+            return
+        self._seen[run] = event.number + 1
+        match event.WhichOneof("kind"):
+            case "round_begun":
+                self._handed_out(run, list(event.round_begun.work))
+            case "round_done":
+                members = [m.replica for m in event.round_done.members]
+                work = self._work.pop(run, {})
+                if len(set(members)) < len(members) or not set(members) <= work.keys():
+                    raise Broken("I2", f"{run} commits work of replicas {members}: not all have it")
+                done = self._committed.setdefault(run, set())
+                for number in members:
+                    done |= _numbers(work[number])
+                if len(done) != event.round_done.microbatches:
+                    raise Broken(
+                        "I2",
+                        f"{run} has {event.round_done.microbatches} microbatches committed, "
+                        f"expected {len(done)}",
+                    )
+
+    def _handed_out(self, run: str, new: list[RoundWork]) -> None:
+        work = self._work.setdefault(run, {})
+        for mine in new:
+            taken = set(self._committed.get(run, ()))
+            for number, other in work.items():
+                if number != mine.replica:
+                    taken |= _numbers(other)
+            numbers = _numbers(mine)
+            if numbers & taken or len(numbers) != sum(s.count for s in mine.samples):
+                raise Broken("I2", f"replica {mine.replica} of {run} gets samples that others have")
+            work[mine.replica] = mine
+
+    def _begins(self, who: str, replica: str, number: int) -> None:
+        device = self.world.peers[who].device
+        if (versions := getattr(device, "versions", None)) is None:
+            return
+        run = run_of(replica)[0]
+        known = self._versions.setdefault((run, number), {})
+        for value, hash_ in versions().items():
+            before, whose = known.setdefault(value, (hash_, who))
+            if before != hash_:
+                raise Broken(
+                    "I11", f"{who} begins round {number} with another {value} than {whose}"
+                )
+
+    def ended(self, run: str) -> None:
+        known = self.world.broker.machine.runs[b.RunId(run)]
+        if not known.has_rounds or self.world.broker.ended[run].phase != DONE:
+            return
+        total = known.record.rounds.total if known.record.rounds is not None else 0
+        if self._committed.get(run, set()) != set(range(total)):
+            raise Broken("I2", f"{run} is done, and not every sample of it was committed")
+
+
+def _numbers(work: RoundWork) -> set[int]:
+    return {g for s in work.samples for g in range(s.first, s.first + s.count)}
