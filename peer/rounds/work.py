@@ -141,7 +141,7 @@ class RoundWork:
         return tuple(self._entries)
 
     def versions(self) -> dict[str, int]:
-        """By value, the hash of the version that the round began with, its shared state included."""
+        """By value, the hash of the version that the round began with, with its shared state."""
         return {
             value: digest(value, torch.cat([e.version.values, *e.version.state.values()]))
             for value, e in self._entries.items()
