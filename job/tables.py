@@ -267,7 +267,8 @@ class Sync(Settings):
     """"allreduce": equal weights after every step. "local": replicas train apart and meet in
     rounds."""
     method: str = ""
-    """Of the kind; "": its first one. allreduce: "exact". local: "diloco", "average"."""
+    """Of the kind; "": its first one. allreduce: "exact". local: "diloco", "average",
+    "sparse-loco"."""
     every: int | Literal["auto"] = "auto"
     """Steps of `batch` samples in a round; "auto": 50, of an allreduce 1."""
     deadline: Duration | Literal["auto"] = "auto"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -36,7 +36,22 @@ JOB: dict[str, Any] = {
         **{"eval_every": 3, "eval_batches": 1},
     },
 }
-METHODS = {"diloco": round_methods.DiLoCo(0.7, 0.9), "average": round_methods.Average()}
+SPARSE = {"density": 0.25, "chunk": 64, "decay": 0.75, "lr": 0.7}
+METHODS: dict[str, tuple[dict[str, Any], Callable[[], round_oracle.Method]]] = {
+    "diloco": ({}, lambda: round_methods.DiLoCo(0.7, 0.9)),
+    "average": ({}, round_methods.Average),
+    "sparse-loco": (SPARSE, lambda: round_methods.SparseLoCo(0.7, 0.75, _sparse)),
+}
+"""By name: its options, and what it is in plain torch."""
+
+
+def _sparse(x: Tensor) -> Tensor:
+    """Levels have the digits of bfloat16, and what has few elements goes as it is."""
+
+    def levels(kept: Tensor) -> Tensor:
+        return round_methods.two_bits(kept).bfloat16().float()
+
+    return x if x.numel() < 64 else round_methods.top_of_chunks(0.25, 64, levels)(x)
 
 
 class Rounds:
@@ -86,7 +101,7 @@ class Rounds:
         got: dict[str, Tensor] = {}
         for file in weights.files:
             got |= load(world.blobs[file.blob.hash])
-        wanted = self.expected(events, METHODS[method])
+        wanted = self.expected(events, METHODS[method][1]())
         for name, tensor in wanted.items():
             assert torch.allclose(got[name], tensor, rtol=1e-3, atol=2e-5), name
 
@@ -103,7 +118,8 @@ def sites(*flops: float) -> list[PeerSpec]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_version_is_that_of_a_plain_loop(rounds: Rounds, method: str) -> None:
-    world, run = rounds.play(sites(1e9, 1e9, 1e9), sync={"method": method}, plan={"replicas": 3})
+    sync = {"method": method, "options": METHODS[method][0]}
+    world, run = rounds.play(sites(1e9, 1e9, 1e9), sync=sync, plan={"replicas": 3})
     rounds.assert_expected(world, run, method)
 
 
