@@ -32,6 +32,7 @@ from ...proto.broker_pb2 import (
     EXPORTING,
     FAILED,
     RUNNING,
+    WAITING,
     BrokerMessage,
     DialOrder,
     RoundBegun,
@@ -64,6 +65,8 @@ _EXCHANGE_S, _SLOW_BYTES_PER_S = 60.0, 1.25e6
 """An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times."""
 _RAISED = 12
 """By so much a contribution that is too large raises the exponent."""
+_SHORT = frozenset({"peers", "memory", "queue"})
+"""Why a replica waits that nobody else waits for."""
 _STRIKES = 3
 """Versions of its own that a replica may make before it is left out for good."""
 
@@ -108,6 +111,12 @@ class RoundCoordinator:
         record = self._replica(number).record
         term, peers = self.ready.get(number, (0, set()))
         return record.running and term == record.term and peers >= set(record.peers)
+
+    def _is_short(self, number: int) -> bool:
+        """Whether too few peers are there for it: nobody knows for how long."""
+        replica = self._replica(number)
+        waits = replica.record.phase == WAITING and replica.lifecycle.asked is None
+        return waits and replica.record.reason.code in _SHORT
 
     def _waits(self, number: int) -> bool:
         """Whether it stands at the gate, with or without a contribution."""
@@ -236,7 +245,7 @@ class RoundCoordinator:
         """Plans the exchange, if it is time."""
         work = [n for n in self.record.work if self._replica(n).context.work and n not in self.bad]
         ready = [n for n in work if self._is_ready(n)]
-        still = [n for n in work if n not in ready]
+        still = [n for n in work if n not in ready and not self._is_short(n)]
         needed = self.run.submitted.requirements.sync.needed(len(self.record.work))
         late = now >= self._closes_at or self.record.attempt > 0
         if not ready and not still:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec
 from shoal.sim import round_methods, round_oracle
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.round_log import committed_rounds
+from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 
 JOB: dict[str, Any] = {
@@ -54,11 +55,24 @@ class Rounds:
         spec.job, spec.steps = job.to_json(), job.train.steps or 0
         return spec
 
-    def play(self, peers: Sequence[PeerSpec], **tables: Any) -> tuple[World, str]:
+    def play(
+        self, peers: Sequence[PeerSpec], deaths: Mapping[int, str] | None = None, **tables: Any
+    ) -> tuple[World, str]:
+        """deaths: by number of the record of the world, who dies there."""
         world = self.lab.world(list(peers), log=False)
         monitor = Monitor(world)
         world.until(lambda: len(world.broker.machine.members.pool) == len(peers))
         run = world.submit(self.spec(**tables))
+        also, self.records = world.observe, 0
+
+        def observe(seen: Observed) -> None:
+            also(seen)
+            self.records += 1
+            name = (deaths or {}).get(self.records)
+            if name and world.peers[name].alive and run not in world.broker.ended:
+                world.kill(name)
+
+        world.observe = observe
         monitor.finish(run, 3600.0)
         return world, run
 
@@ -132,3 +146,22 @@ def test_evaluations_are_of_versions(rounds: Rounds) -> None:
     assert [e.step for e in found] == [3, 6, 8]
     losses = [e.evaluation.loss for e in found]
     assert losses == sorted(losses, reverse=True)
+
+
+def outcome(world: World, run: str) -> str:
+    """What happened, in short."""
+    done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
+    return "; ".join(f"{d.round}: {[m.replica for m in d.members]} + {len(d.joined)}" for d in done)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_member_dies_at_any_moment_of_a_round(rounds: Rounds, part: int) -> None:
+    """A spare takes its place, be it within the round or by the version of the others."""
+    peers = sites(1e9, 1e9, 1e9, 1e9)
+    rounds.play(peers, plan={"replicas": 3})
+    every = max(1, rounds.records // 40)
+    for at in range(every * part // 4 + 1, rounds.records, every):
+        name = f"p{at % 3}"
+        world, run = rounds.play(peers, {at: name}, plan={"replicas": 3})
+        end = world.broker.ended[run]
+        assert end.phase == DONE, f"{name} at record {at}: {end.reason.text}"
