@@ -34,7 +34,7 @@ class Diloco(Settings):
             raise SettingsError("momentum", f"is {self.momentum}: expected a number in [0, 1)")
 
 
-LOCAL: Mapping[str, type[Settings]] = {"average": Average, "diloco": Diloco}
+LOCAL: Mapping[str, type[Settings]] = {"diloco": Diloco, "average": Average}
 """Methods of kind "local", and their options."""
 
 
