@@ -108,9 +108,10 @@ class RoundCoordinator:
 
     def _is_ready(self, number: int) -> bool:
         """Whether its contribution to this round is there."""
-        record = self._replica(number).record
+        replica, record = self._replica(number), self._replica(number).record
         term, peers = self.ready.get(number, (0, set()))
-        return record.running and term == record.term and peers >= set(record.peers)
+        there = record.running and not replica.context.away
+        return there and term == record.term and peers >= set(record.peers)
 
     def _is_short(self, number: int) -> bool:
         """Whether too few peers are there for it: nobody knows for how long."""
