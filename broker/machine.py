@@ -142,6 +142,8 @@ class BrokerMachine:
             out += replica.losses.hand_over(now)
         out += self.data.advance(registry.changed.values(), now)
         out += self.probing.advance(self.members, now)
+        if any(r.needs_a_plan for r in registry.changed.values()):
+            self.placing.changed()
         out += self.placing.place(registry.replicas, now)
         out += self.reconsidering.look(registry.changed.values(), now)
         for name in self.decided.happened:  # also those that `place` planned for
