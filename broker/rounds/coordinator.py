@@ -248,7 +248,7 @@ class RoundCoordinator:
         ready = [n for n in work if self._is_ready(n)]
         still = [n for n in work if n not in ready and not self._is_short(n)]
         needed = self.run.submitted.requirements.sync.needed(len(self.record.work))
-        late = now >= self._closes_at or self.record.attempt > 0
+        late = now >= self._closes_at or bool(self._plans)
         if not ready and not still:
             why = "; ".join(self.bad.values()) or "all were lost, with what they had of the round"
             return self.run.fail("round", f"no replica has a contribution: {why}", now)
@@ -361,7 +361,10 @@ class RoundCoordinator:
         return self._since + self._attempt_s
 
     def _void(self) -> bool:
-        """Whether a member of the attempt is not there any more, as it was."""
+        """Whether a member of the attempt is not there any more, as it was; or an earlier start of
+        the broker planned it, and who has heard of it nobody knows."""
+        if not self._plans:
+            return True
         for member in self.record.members:
             record = self._replica(member.replica).record
             if not record.running or record.term != member.term:
@@ -552,8 +555,6 @@ class RoundCoordinator:
         if replica.context.work is not None and replica.record.running:
             start = self.record.start_of(replica.id, replica.context.work)
             out.append(Tell(member.stream, BrokerMessage(round_start=start)))
-        if self.record.attempt and not self._plans and not self._void():
-            self._plans = self._made_plans()
         if (plan := self._plans.get(member.id)) is not None:
             out.append(Tell(member.stream, BrokerMessage(round_plan=plan)))
         return out
