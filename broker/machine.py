@@ -140,15 +140,17 @@ class BrokerMachine:
             self._seen = self.members.version
         for replica in registry.changed.values():
             out += replica.losses.hand_over(now)
-        for run in dict.fromkeys(replica.record.run.id for replica in registry.changed.values()):
-            if (rounds := registry.rounds.get(run)) is not None:
-                out += rounds.follow(now)
         out += self.data.advance(registry.changed.values(), now)
         out += self.probing.advance(self.members, now)
+        if any(r.needs_a_plan for r in registry.changed.values()):
+            self.placing.changed()
         out += self.placing.place(registry.replicas, now)
         out += self.reconsidering.look(registry.changed.values(), now)
         for name in self.decided.happened:  # also those that `place` planned for
             registry.all_changing(self.runs[RunId(name)].replicas)
+        for run in dict.fromkeys(replica.record.run.id for replica in registry.changed.values()):
+            if (rounds := registry.rounds.get(run)) is not None:
+                out += rounds.follow(now)
         for replica in registry.changed.values():
             out += replica.lifecycle.deadline.arm()
         out = [i for i in out if not (isinstance(i, Log) and self._is_one_too_many(i, now))]

@@ -165,6 +165,8 @@ def read_spec(spec: RunSpec) -> RunRequirements:
     batchings = tuple(
         b for b in _batchings(spec, train, job.replicas) if b.microbatches >= pipelines
     )
+    if job.rounds is not None:
+        batchings = batchings[:1]  # the same for all replicas
     sizes = [b.microbatch_size for b in batchings]
     if spec.HasField("plan") and job.rounds is not None:
         raise RunSpecError(

@@ -64,8 +64,8 @@ class SparseLoco(Settings):
 
 
 LOCAL: Mapping[str, type[Settings]] = {
-    "average": Average,
     "diloco": Diloco,
+    "average": Average,
     "sparse-loco": SparseLoco,
 }
 """Methods of kind "local", and their options."""

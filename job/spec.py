@@ -188,7 +188,7 @@ class Job(Settings):
         if self.sync.kind == "allreduce":
             return None
         return RoundSettings(
-            method=self.sync.method,
+            method=self.sync.chosen,
             options=self.sync.options,
             codec=self.codec.sync,
             replicas=self.replicas,

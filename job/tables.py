@@ -30,6 +30,8 @@ LIVE = "live:"
 
 CODEC_ROLES = ("activation", "activation_grad", "grad", "snapshot")
 """Keys of [codec] that fall back to its default."""
+METHODS: Mapping[str, tuple[str, ...]] = {"allreduce": ("exact",), "local": tuple(LOCAL)}
+"""Of sync.method, by sync.kind; the first one is the default."""
 EVERY = 50
 """Steps of a round where the job does not say."""
 MOST_NAMES = 200
@@ -284,24 +286,22 @@ class Sync(Settings):
     time."""
 
     def check(self) -> None:
-        known = {"allreduce": ("exact",), "local": ("diloco", *sorted(LOCAL.keys() - {"diloco"}))}
-        if not self.method:
-            object.__setattr__(self, "method", known[self.kind][0])
-        if self.method not in known[self.kind]:
-            other = [kind for kind, methods in known.items() if self.method in methods]
+        known = METHODS[self.kind]
+        if self.chosen not in known:
+            other = [kind for kind, methods in METHODS.items() if self.method in methods]
             raise SettingsError(
                 "method",
                 f'is "{self.method}"'
                 + (f', of kind "{other[0]}"' if other else "")
-                + f': expected, with kind = "{self.kind}", one of {", ".join(known[self.kind])}',
+                + f': expected, with kind = "{self.kind}", one of {", ".join(known)}',
             )
         if self.kind == "local":
             try:
-                options_of(self.method, self.options)
+                options_of(self.chosen, self.options)
             except SettingsError as error:
                 raise error.inside("options") from None
         elif self.options:
-            raise SettingsError("options", f'of "{self.method}": it has none, expected no table')
+            raise SettingsError("options", f'of "{self.chosen}": it has none, expected no table')
         if self.every != "auto":
             at_least(self, 1, "every")
             if self.kind == "allreduce" and self.every != 1:
@@ -313,6 +313,11 @@ class Sync(Settings):
         if self.deadline != "auto" and not self.deadline > 0:
             raise SettingsError("deadline", f"is {self.deadline}: expected more than no time")
         self.needed(100)
+
+    @property
+    def chosen(self) -> str:
+        """The method."""
+        return self.method or METHODS[self.kind][0]
 
     @property
     def steps(self) -> int:

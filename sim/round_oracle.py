@@ -35,6 +35,8 @@ class Member:
     steps: int
     samples: Sequence[int]
     weight: int
+    fresh: bool = False
+    """Whether its optimizer begins anew: it was lost, and took the version from others."""
 
     def part(self, j: int) -> Sequence[int]:
         size = len(self.samples) // self.steps
@@ -151,6 +153,9 @@ def train(
                 own = copy.deepcopy(module)
                 replica = result.replicas[m.replica] = Replica(own, t, optimizer(own, t))
                 method.join(m.replica, replica)
+            elif m.fresh:
+                replica = result.replicas[m.replica]
+                replica.optimizer = optimizer(replica.module, t)
         losses: dict[int, list[float]] = {m.replica: [] for m in r.members}
         for j in range(max(m.steps for m in r.members)):
             now = [m for m in r.members if j < m.steps]

@@ -73,7 +73,8 @@ def plan_request(
     first = with_batching(wish.batchings[0])
     choices = wish.batchings[1:] if graph.batch is None else ()
     others = [with_batching(b) for b in choices]
-    split = _split(first)  # finds the costs: the answer shares them
+    # It finds the costs: the answer shares them. Of replicas that meet, all have one head.
+    split = [] if wish.has_rounds else _split(first)
     return replace(first, known_costs=first.costs, others=(*others, *split))
 
 

@@ -32,6 +32,7 @@ from ...proto.broker_pb2 import (
     EXPORTING,
     FAILED,
     RUNNING,
+    WAITING,
     BrokerMessage,
     DialOrder,
     RoundBegun,
@@ -64,6 +65,8 @@ _EXCHANGE_S, _SLOW_BYTES_PER_S = 60.0, 1.25e6
 """An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times."""
 _RAISED = 12
 """By so much a contribution that is too large raises the exponent."""
+_SHORT = frozenset({"peers", "memory", "queue"})
+"""Why a replica waits that nobody else waits for."""
 _STRIKES = 3
 """Versions of its own that a replica may make before it is left out for good."""
 
@@ -105,9 +108,16 @@ class RoundCoordinator:
 
     def _is_ready(self, number: int) -> bool:
         """Whether its contribution to this round is there."""
-        record = self._replica(number).record
+        replica, record = self._replica(number), self._replica(number).record
         term, peers = self.ready.get(number, (0, set()))
-        return record.running and term == record.term and peers >= set(record.peers)
+        there = record.running and not replica.context.away
+        return there and term == record.term and peers >= set(record.peers)
+
+    def _is_short(self, number: int) -> bool:
+        """Whether too few peers are there for it: nobody knows for how long."""
+        replica = self._replica(number)
+        waits = replica.record.phase == WAITING and replica.lifecycle.asked is None
+        return waits and replica.record.reason.code in _SHORT
 
     def _waits(self, number: int) -> bool:
         """Whether it stands at the gate, with or without a contribution."""
@@ -236,9 +246,9 @@ class RoundCoordinator:
         """Plans the exchange, if it is time."""
         work = [n for n in self.record.work if self._replica(n).context.work and n not in self.bad]
         ready = [n for n in work if self._is_ready(n)]
-        still = [n for n in work if n not in ready]
+        still = [n for n in work if n not in ready and not self._is_short(n)]
         needed = self.run.submitted.requirements.sync.needed(len(self.record.work))
-        late = now >= self._closes_at or self.record.attempt > 0
+        late = now >= self._closes_at or bool(self._plans)
         if not ready and not still:
             why = "; ".join(self.bad.values()) or "all were lost, with what they had of the round"
             return self.run.fail("round", f"no replica has a contribution: {why}", now)
@@ -351,7 +361,10 @@ class RoundCoordinator:
         return self._since + self._attempt_s
 
     def _void(self) -> bool:
-        """Whether a member of the attempt is not there any more, as it was."""
+        """Whether a member of the attempt is not there any more, as it was; or an earlier start of
+        the broker planned it, and who has heard of it nobody knows."""
+        if not self._plans:
+            return True
         for member in self.record.members:
             record = self._replica(member.replica).record
             if not record.running or record.term != member.term:
@@ -542,8 +555,6 @@ class RoundCoordinator:
         if replica.context.work is not None and replica.record.running:
             start = self.record.start_of(replica.id, replica.context.work)
             out.append(Tell(member.stream, BrokerMessage(round_start=start)))
-        if self.record.attempt and not self._plans and not self._void():
-            self._plans = self._made_plans()
         if (plan := self._plans.get(member.id)) is not None:
             out.append(Tell(member.stream, BrokerMessage(round_plan=plan)))
         return out

@@ -3,7 +3,7 @@ ledger of steps; its own snapshots and recovery."""
 
 from __future__ import annotations
 
-from ...proto.broker_pb2 import RUNNING, PeerMessage, SnapshotReport
+from ...proto.broker_pb2 import RUNNING, WAITING, PeerMessage, SnapshotReport
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, ReplicaId
 from ..membership.member import Member
@@ -40,6 +40,12 @@ class Replica:
     @property
     def id(self) -> ReplicaId:
         return self.record.id
+
+    @property
+    def needs_a_plan(self) -> bool:
+        """Whether it waits, and nothing is asked for it yet."""
+        record = self.record
+        return record.phase == WAITING and self.lifecycle.asked is None and not record.paused
 
     def said(
         self, kind: str, member: Member, message: PeerMessage, now: float

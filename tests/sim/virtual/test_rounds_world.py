@@ -3,107 +3,13 @@ against plain loops in torch that are fed with what was committed."""
 
 from __future__ import annotations
 
-import copy
-import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load
-from torch import Tensor
 
 from shoal.broker import events as b
-from shoal.job import Job
-from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec
-from shoal.sim import round_methods, round_oracle
-from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.round_log import committed_rounds
-from shoal.sim.virtual.world import PeerSpec, World
-
-JOB: dict[str, Any] = {
-    "version": 1,
-    "name": "rounds",
-    "model": {
-        "factory": "shoal.examples.gpt:gpt",
-        "args": {"layers": 2, "width": 8, "heads": 1, "length": 8, "dropout": 0.0},
-    },
-    "data": {"kind": "text", "length": 8},
-    "plan": {"replicas": 2},
-    "sync": {"kind": "local", "every": 3},
-    "train": {
-        **{"steps": 8, "batch": 12, "microbatch": 2, "lr": 1e-2},
-        **{"eval_every": 3, "eval_batches": 1},
-    },
-}
-SPARSE = {"density": 0.25, "chunk": 64, "decay": 0.75, "lr": 0.7}
-METHODS: dict[str, tuple[dict[str, Any], Callable[[], round_oracle.Method]]] = {
-    "diloco": ({}, lambda: round_methods.DiLoCo(0.7, 0.9)),
-    "average": ({}, round_methods.Average),
-    "sparse-loco": (SPARSE, lambda: round_methods.SparseLoCo(0.7, 0.75, _sparse)),
-}
-"""By name: its options, and what it is in plain torch."""
-
-
-def _sparse(x: Tensor) -> Tensor:
-    """Levels have the digits of bfloat16, and what has few elements goes as it is."""
-
-    def levels(kept: Tensor) -> Tensor:
-        return round_methods.two_bits(kept).bfloat16().float()
-
-    return x if x.numel() < 64 else round_methods.top_of_chunks(0.25, 64, levels)(x)
-
-
-class Rounds:
-    """Plays a job of rounds, again and again with other tables."""
-
-    def __init__(self, laboratory: Any) -> None:
-        self.lab = laboratory(Job.from_table(JOB))
-
-    def spec(self, **tables: Any) -> RunSpec:
-        """Tables in place of the job's; they must not change the model."""
-        spec = RunSpec()
-        spec.CopyFrom(self.lab.spec)
-        job = json.loads(spec.job)
-        job = Job.from_table(job | {k: job[k] | t for k, t in tables.items()})
-        spec.job, spec.steps = job.to_json(), job.train.steps or 0
-        return spec
-
-    def play(self, peers: Sequence[PeerSpec], **tables: Any) -> tuple[World, str]:
-        world = self.lab.world(list(peers), log=False)
-        monitor = Monitor(world)
-        world.until(lambda: len(world.broker.machine.members.pool) == len(peers))
-        run = world.submit(self.spec(**tables))
-        monitor.finish(run, 3600.0)
-        return world, run
-
-    def expected(
-        self, events: Sequence[RunEvent], method: round_oracle.Method
-    ) -> dict[str, Tensor]:
-        """The version that a plain loop comes to, of the rounds that were committed."""
-        train, reader = self.lab.job.train, self.lab.reader()
-        size, count = train.microbatch_size, train.microbatches
-
-        def batches(samples: Sequence[int]) -> dict[str, Tensor]:
-            numbers = [s // size for s in samples[::size]]
-            each = [reader.batch(g // count, g % count, size) for g in numbers]
-            return {name: torch.cat([e[name] for e in each]) for name in each[0]}
-
-        rounds = committed_rounds(events, microbatches=count, microbatch_size=size)
-        module = copy.deepcopy(self.lab.module)
-        round_oracle.train(module, rounds, batches, train, method, steps=train.steps or 0)
-        return method.shared
-
-    def assert_expected(self, world: World, run: str, method: str = "diloco") -> None:
-        assert world.broker.ended[run].phase == DONE, world.broker.ended[run].reason.text
-        events = world.events(run)
-        [weights] = [e.weights for e in events if e.HasField("weights")]
-        got: dict[str, Tensor] = {}
-        for file in weights.files:
-            got |= load(world.blobs[file.blob.hash])
-        wanted = self.expected(events, METHODS[method][1]())
-        for name, tensor in wanted.items():
-            assert torch.allclose(got[name], tensor, rtol=1e-3, atol=2e-5), name
+from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.sim.played_rounds import METHODS, Rounds, sites, sync_of
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +17,9 @@ def rounds(laboratory: Any) -> Rounds:
     return Rounds(laboratory)
 
 
-def sites(*flops: float) -> list[PeerSpec]:
-    """A peer in each of so many places."""
-    return [PeerSpec(name=f"p{i}", place=f"s{i}", flops_per_s=f) for i, f in enumerate(flops)]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_version_is_that_of_a_plain_loop(rounds: Rounds, method: str) -> None:
-    sync = {"method": method, "options": METHODS[method][0]}
+    sync = sync_of(method)
     world, run = rounds.play(sites(1e9, 1e9, 1e9), sync=sync, plan={"replicas": 3})
     rounds.assert_expected(world, run, method)
 

@@ -1,0 +1,161 @@
+"""Runs of several replicas that were played in a world, and the plain loop that they are compared
+with."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from shoal.broker.events import Persist
+from shoal.job import Job
+from shoal.peer.core.events import BeginRound
+from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec
+from shoal.sim import round_methods, round_oracle
+from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.round_log import committed_rounds
+from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.world import PeerSpec, World
+
+JOB: dict[str, Any] = {
+    "version": 1,
+    "name": "rounds",
+    "model": {
+        "factory": "shoal.examples.gpt:gpt",
+        "args": {"layers": 2, "width": 8, "heads": 1, "length": 8, "dropout": 0.0},
+    },
+    "data": {"kind": "text", "length": 8},
+    "plan": {"replicas": 2},
+    "sync": {"kind": "local", "every": 3},
+    "train": {
+        **{"steps": 8, "batch": 12, "microbatch": 2, "lr": 0.05, "optimizer": "sgd"},
+        **{"eval_every": 3, "eval_batches": 1},
+    },
+}
+OPTIONS = {"sparse-loco": {"density": 0.25, "chunk": 64, "decay": 0.75, "lr": 0.7}}
+"""Of methods that are not played with those that they have by themselves."""
+METHODS: dict[str, Callable[[], round_oracle.Method]] = {
+    "diloco": lambda: round_methods.DiLoCo(0.7, 0.9),
+    "average": round_methods.Average,
+    "sparse-loco": lambda: round_methods.SparseLoCo(0.7, 0.75, _sparse),
+}
+TIES = {"sparse-loco": 0.002}
+"""Of methods that choose numbers, the share of them whose turn it may be in another round: of two
+that are equal but for rounding, either is the larger."""
+
+
+def sync_of(method: str) -> dict[str, Any]:
+    """For [sync]."""
+    return {"method": method, "options": OPTIONS.get(method, {})}
+
+
+def _sparse(x: Tensor) -> Tensor:
+    """Levels have the digits of bfloat16, and what has few elements goes as it is."""
+
+    def levels(kept: Tensor) -> Tensor:
+        return round_methods.two_bits(kept).bfloat16().float()
+
+    return x if x.numel() < 64 else round_methods.top_of_chunks(0.25, 64, levels)(x)
+
+
+class Rounds:
+    """Plays a job of rounds, again and again with other tables."""
+
+    def __init__(self, laboratory: Any) -> None:
+        self.lab = laboratory(Job.from_table(JOB))
+
+    def spec(self, **tables: Any) -> RunSpec:
+        """Tables in place of the job's; they must not change the model."""
+        spec = RunSpec()
+        spec.CopyFrom(self.lab.spec)
+        job = json.loads(spec.job)
+        job = Job.from_table(job | {k: job[k] | t for k, t in tables.items()})
+        spec.job, spec.steps = job.to_json(), job.train.steps or 0
+        self.train = job.train
+        return spec
+
+    def start(
+        self,
+        peers: Sequence[PeerSpec],
+        deaths: Mapping[int, str] | None = None,
+        also: Callable[[World, Observed], None] = lambda world, seen: None,
+        **tables: Any,
+    ) -> tuple[World, str]:
+        """The world in which it was submitted. deaths: by number of the record of the world, who
+        dies there; `also` sees each, too."""
+        world = self.lab.world(list(peers), log=False)
+        self.monitor = Monitor(world)
+        world.until(lambda: len(world.broker.machine.members.pool) == len(peers))
+        run = world.submit(self.spec(**tables))
+        checks, self.records, self.begun, self.written = world.observe, 0, 0, 0
+
+        def observe(seen: Observed) -> None:
+            checks(seen)
+            if run in world.broker.ended:
+                return
+            self.records += 1
+            self.written += isinstance(seen.record, Persist)
+            if not self.begun and isinstance(seen.record, BeginRound):
+                self.begun = self.records
+            also(world, seen)
+            name = (deaths or {}).get(self.records)
+            if name and world.peers[name].alive:
+                world.kill(name)
+
+        world.observe = observe
+        return world, run
+
+    def moment(self, share: float) -> int:
+        """Number of a record of what was played last, behind so much of its rounds."""
+        return self.begun + int((self.records - self.begun) * share)
+
+    def play(self, peers: Sequence[PeerSpec], *args: Any, **tables: Any) -> tuple[World, str]:
+        """As `start`; to the end."""
+        world, run = self.start(peers, *args, **tables)
+        self.monitor.finish(run, 3600.0)
+        return world, run
+
+    def expected(
+        self, events: Sequence[RunEvent], method: round_oracle.Method
+    ) -> dict[str, Tensor]:
+        """The version that a plain loop comes to, of the rounds that were committed."""
+        train, reader = self.train, self.lab.reader()
+        size, count = train.microbatch_size, train.microbatches
+
+        def batches(samples: Sequence[int]) -> dict[str, Tensor]:
+            numbers = [s // size for s in samples[::size]]
+            each = [reader.batch(g // count, g % count, size) for g in numbers]
+            return {name: torch.cat([e[name] for e in each]) for name in each[0]}
+
+        rounds = committed_rounds(events, microbatches=count, microbatch_size=size)
+        module = copy.deepcopy(self.lab.module)
+        round_oracle.train(module, rounds, batches, train, method, steps=train.steps or 0)
+        return method.shared
+
+    def assert_expected(self, world: World, run: str, method: str = "diloco") -> None:
+        assert world.broker.ended[run].phase == DONE, world.broker.ended[run].reason.text
+        events = world.events(run)
+        [weights] = [e.weights for e in events if e.HasField("weights")]
+        got: dict[str, Tensor] = {}
+        for file in weights.files:
+            got |= load(world.blobs[file.blob.hash])
+        wanted = self.expected(events, METHODS[method]())
+        for name, tensor in wanted.items():
+            apart = ~torch.isclose(got[name], tensor, rtol=1e-3, atol=2e-5)
+            assert int(apart.sum()) <= TIES.get(method, 0.0) * tensor.numel(), name
+
+
+def sites(*flops: float) -> list[PeerSpec]:
+    """A peer in each of so many places."""
+    return [PeerSpec(name=f"p{i}", place=f"s{i}", flops_per_s=f) for i, f in enumerate(flops)]
+
+
+def outcome(world: World, run: str) -> str:
+    """What happened, in short."""
+    done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
+    return "; ".join(f"{d.round}: {[m.replica for m in d.members]} + {len(d.joined)}" for d in done)

@@ -1,0 +1,109 @@
+"""Members of rounds are lost, and the broker too: what is committed is what a plain loop makes of
+it, samples count once, versions are equal (I2, I11)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.broker.events import Persist
+from shoal.proto.broker_pb2 import DONE, WAITING
+from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.world import World
+from shoal.tests.sim.played import ask
+from shoal.tests.sim.played_rounds import Rounds, outcome, sites, sync_of
+
+LONG: dict[str, Any] = {
+    "plan": {"replicas": 3, "stages": 1},
+    "train": {"steps": 60},
+    "sync": {"every": 10},
+}
+SHORT: dict[str, Any] = {"plan": {"replicas": 3, "stages": 1}}
+FOUR = sites(1e7, 1e7, 1e7, 1e7)
+
+
+@pytest.fixture(scope="module")
+def rounds(laboratory: Any, plans_once: None) -> Rounds:
+    return Rounds(laboratory)
+
+
+@pytest.mark.parametrize("method", ["diloco", "sparse-loco"])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+def test_who_is_lost_comes_back_by_the_version_of_the_others(
+    rounds: Rounds, share: float, method: str
+) -> None:
+    """Its samples are handed out again; its optimizer begins anew, and so does state of its own."""
+    tables = LONG | {"sync": LONG["sync"] | sync_of(method)}
+    rounds.play(FOUR, **tables)
+    world, run = rounds.play(FOUR, {rounds.moment(share): "p1"}, **tables)
+    rounds.assert_expected(world, run, method)
+    joined = [e.round_done for e in world.events(run) if e.round_done.joined]
+    assert len(joined) == 1, outcome(world, run)
+
+
+def test_a_replica_goes_on_within_its_round_from_a_snapshot_of_it(rounds: Rounds) -> None:
+    """Its keeper takes the part; nobody notices in the weights."""
+    tables = LONG | {"plan": {"replicas": 2, "stages": 2}, "sync": {"every": 30}}
+    peers = [*sites(1e7, 1e7, 1e7, 1e7), *sites(1e7, 1e7, 1e7, 1e7, 1e7)[4:]]
+    rounds.play(peers, **tables)
+    world, run = rounds.play(peers, {rounds.moment(0.4): "p0"}, **tables)
+    rounds.assert_expected(world, run)
+
+
+@pytest.mark.parametrize("method", ["diloco", "sparse-loco"])
+@pytest.mark.parametrize("part", range(3))
+def test_a_member_dies_at_any_moment_of_a_round(rounds: Rounds, part: int, method: str) -> None:
+    tables = SHORT | {"sync": sync_of(method)}
+    rounds.play(FOUR, **tables)
+    first, every = rounds.begun, max(1, (rounds.records - rounds.begun) // 24)
+    for at in range(first + every * part // 3, rounds.records, every):
+        name = f"p{at % 3}"
+        world, run = rounds.play(FOUR, {at: name}, **tables)
+        end = world.broker.ended[run]
+        assert end.phase == DONE, f"{name} at record {at}: {end.reason.text}"
+        rounds.assert_expected(world, run, method)
+
+
+@pytest.mark.slow
+def test_two_members_die_at_any_two_moments(rounds: Rounds) -> None:
+    rounds.play(FOUR, **SHORT)
+    first, count = rounds.begun, rounds.records - rounds.begun
+    for i in range(60):
+        at, then = first + count * i // 60, first + count * (i * 7 % 60) // 60
+        deaths = {at: f"p{i % 3}", then + 1: f"p{(i + 1) % 3}"}
+        world, run = rounds.play(FOUR, deaths, **SHORT)
+        end = world.broker.ended[run]
+        assert end.phase == DONE, f"{deaths}: {end.reason.text}"
+        rounds.assert_expected(world, run)
+
+
+def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
+    calm, run = rounds.play(FOUR[:3], **SHORT)
+    written = rounds.written
+    hashes = [e.round_done.hash for e in calm.events(run) if e.HasField("round_done")]
+    for number in range(1, written + 1):
+
+        def die(world: World, seen: Observed, number: int = number) -> None:
+            if isinstance(seen.record, Persist) and rounds.written == number:
+                world.restart_broker(1.0)
+
+        world, run = rounds.play(FOUR[:3], also=die, **SHORT)
+        events = world.events(run)
+        assert world.broker.ended[run].phase == DONE, f"record {number}"
+        rounds.assert_expected(world, run)
+        if number > 12:
+            again = [e.round_done.hash for e in events if e.HasField("round_done")]
+            assert again == hashes, f"record {number}: {outcome(world, run)}"
+
+
+def test_a_run_is_paused_and_goes_on(rounds: Rounds) -> None:
+    world, run = rounds.start(FOUR, **LONG)
+    world.until(lambda: any(e.round_done.round == 1 for e in world.events(run)), 600)
+    ask(world, run, "pause")
+    record = world.broker.machine.runs[run].record
+    world.until(lambda: all(r.paused for r in record.replicas), 600)
+    assert record.state.phase == WAITING
+    ask(world, run, "resume")
+    rounds.monitor.finish(run, 3600.0)
+    rounds.assert_expected(world, run)
