@@ -181,5 +181,11 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     if job.recovery.swaps and job.data.where == "peer":
         yield "recovery.ladder", '"neighbour" is, where data stays with a peer'
     codec = job.codec
+    if job.sync.method != "exact":
+        with_it = f'"none" is, for sync.method = "{job.sync.method}" encodes gradients itself'
+        if codec.grad not in (None, "none"):
+            yield "codec.grad", with_it
+        if codec.feedback == "ahead":
+            yield "codec.feedback", with_it
     if codec.snapshot not in (None, "none", "lossless", codec.default):
         yield "codec.snapshot", 'snapshots are exact: "none" and "lossless" are'

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .methods import method_options
 from .settings import Settings, SettingsError, at_least
 from .units import Duration
 
@@ -254,11 +255,18 @@ class Codec(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Sync(Settings):
-    """[sync]: how the holders of a stage exchange their exact mean gradient before each update."""
+    """[sync]: how the holders of a stage exchange their gradients before each update."""
 
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""
+    method: str = "exact"
+    """What they make of their gradients before: one of `METHODS` in `job/methods.py`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the method."""
+
+    def check(self) -> None:
+        method_options(self.method, self.options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,15 @@ class Vectors:
     ) -> None:
         self._stages, self._tied, self._graph = stages, tied, graph
         self._trainable = [_bytes(graph, s.trainable) for s in stages]
+        self._messages = {
+            (e.stage, which): choice.elements(specs, which) * (8 if wide else 4)
+            for e in plan.exchanges
+            for choice in [plan.strategy(e.stage)]
+            if choice.traits.elements is not None
+            for specs in [self._specs(stages[e.stage].trainable)]
+            for wide in [any(s.dtype == "float64" for s in specs)]
+            for which in range(choice.traits.sums)
+        }
         updates = {b.name: b.update.value for b in graph.buffers if b.update and b.update.value}
         self._statistics = [
             sum(graph.spec[updates[n]].size_bytes for n in s.updates if n in updates)
@@ -102,6 +111,9 @@ class Vectors:
         for route in plan.routes:
             for v in route:
                 self._ran[v.peer, v.stage] = self._ran.get((v.peer, v.stage), 0) + 1
+
+    def _specs(self, names: Sequence[str]) -> list[TensorSpec]:
+        return [self._graph.spec[f"param:{name}"] for name in names]
 
     def visits(self, peer: PeerId, stage: int) -> int:
         """How many microbatches the peer runs through the stage in a step."""
@@ -116,7 +128,9 @@ class Vectors:
         small."""
         match content:
             case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
-                return self._trainable[index]
+                return self._messages.get((index, 0), self._trainable[index])
+            case ExchangeContent.SECOND:
+                return self._messages[index, 1]
             case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
                 return _bytes(self._graph, (self._tied[index].parameter,))
             case _:
@@ -147,7 +161,7 @@ class Vectors:
         content, index = exchange.content, exchange.index
         stage_wise = content in (ExchangeContent.GRADIENT, ExchangeContent.DELTA)
         names = self._stages[index].trainable if stage_wise else (self._tied[index].parameter,)
-        specs = [self._graph.spec[f"param:{name}"] for name in names]
+        specs = self._specs(names)
         wide = any(s.dtype == "float64" for s in specs)
         elements = sum(s.elements for s in specs)
         (shard,) = hop.shards  # of several, put together, none is coded

@@ -20,7 +20,7 @@ from ...dag.ir.rules.rules import check_graph
 from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import Stage, cut, tied_groups
 from ...dag.plan.plan import PlanError
-from ...dag.plan.strategies import TRAITS
+from ...dag.plan.strategies import parse_strategy
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
 from ...dag.transforms.split_weights import grouped
@@ -199,7 +199,7 @@ def build_work(
                 seed=order.training.seed,
                 firsts=firsts,
             )
-            strategy = _strategy(order, stage, executor, optimizer, wire, streams)
+            strategy = _strategy(order, stage, executor, optimizer, wire, streams, device)
             held[stage.index] = LocalStage(stage, executor, strategy)
     trim_heap()
     reader = Reader(
@@ -223,14 +223,15 @@ def _strategy(
     optimizer: StageOptimizer,
     wire: TransferSpecs,
     streams: Streams,
+    device: torch.device,
 ) -> Strategy:
     """That of the plan for a stage; the plain mean for one whose holders share no gradients. Raises
     TensorSpecError for a model that it is not for."""
     k, plan, weight = stage.index, order.plan, wire.graph.weight
-    name = plan.exchange_of(k).strategy if shares_gradient(stage) else "mean"
-    if weight and TRAITS[name].updates:
+    choice = plan.strategy(k) if shares_gradient(stage) else parse_strategy("mean")
+    if weight and choice.traits.updates:
         raise TensorSpecError(
-            f"the strategy of stage {k} is {name!r}, and the model weighs its losses by "
+            f"the strategy of stage {k} is {choice.word!r}, and the model weighs its losses by "
             f"{weight!r}: holders of a stage do not know the weights of their microbatches; "
             'expected "mean" (codec.feedback "ef")'
         )
@@ -241,7 +242,7 @@ def _strategy(
         left = streams.unsent(next(t for t in gives if not t.is_local))
         return {} if left is None else parts_of(wire.layout(k), left)
 
-    return STRATEGIES[name](
+    return STRATEGIES[choice.word](
         Holder(
             layout=wire.layout(k),
             parameters=executor.parameters,
@@ -249,6 +250,12 @@ def _strategy(
             own=len(wire.microbatches(order.peer, k)),
             count=len(plan.routes),
             unsent=unsent,
+            peer=order.peer,
+            holders=plan.stages[k].holders,
+            tied=frozenset(g.parameter for g in wire.flow.tied),
+            choice=choice,
+            seed=order.training.seed,
+            device=device,
         )
     )
 
@@ -330,7 +337,7 @@ def _owners(graph: Graph, flow: Flow) -> dict[str, int]:
 def _check_norm(graph: Graph, order: BuildOrder) -> None:
     """Raises PlanError where updates would need a norm or weight that the plan does not bring."""
     plan, clip = order.plan, order.training.train.clip
-    clips = clip and not all(plan.strategy(k).updates for k in range(len(plan.stages)))
+    clips = clip and not all(plan.strategy(k).traits.updates for k in range(len(plan.stages)))
     if plan.without_norm and (clips or graph.weight):
         raise PlanError(
             f"the plan has no norm, and gradients are clipped to {clip}: expected one with"

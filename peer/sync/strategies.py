@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .ahead import StepAheadEF
+from .low_rank import ACPSGD, PowerSGD
 from .strategy import Strategy
 
 __all__ = ["STRATEGIES"]
 
-STRATEGIES: Mapping[str, type[Strategy]] = {"mean": Strategy, "ahead": StepAheadEF}
+STRATEGIES: Mapping[str, type[Strategy]] = {
+    "mean": Strategy,
+    "ahead": StepAheadEF,
+    "powersgd": PowerSGD,
+    "acp-sgd": ACPSGD,
+}

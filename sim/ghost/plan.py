@@ -28,7 +28,7 @@ from ...peer.compute.order import BuildOrder
 from .hashes import MASK, Hash, Hashes, Words, odd
 from .stage_hash import Linear
 
-__all__ = ["GhostPlan", "Hollow", "Shards", "Weighed"]
+__all__ = ["IN_SHARDS", "GhostPlan", "Hollow", "Shards", "Weighed"]
 
 
 class Hollow:
@@ -131,6 +131,8 @@ class _Equal(_Numbers):
         return parts[0]
 
 
+IN_SHARDS = (ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.SECOND)
+"""What holders of a stage add up."""
 _SUMS, _SAME = _Numbers(), _Equal()
 
 
@@ -175,7 +177,7 @@ class GhostPlan:
 
     def space(self, exchange: Exchange) -> VectorSpace[Hash]:
         """The arithmetic of an exchange: of words for a stage's gradients, else of one number."""
-        if exchange.content not in (ExchangeContent.GRADIENT, ExchangeContent.DELTA):
+        if exchange.content not in IN_SHARDS:
             return _SAME if exchange.content is ExchangeContent.TIED_DELTA else _SUMS
         stage = exchange.index
         if stage not in self._shards:

@@ -152,6 +152,8 @@ class PlannerOptions:
     are clipped by it, or a lost stage may be made from what others have after the same step."""
     collective: str = "auto"
     """By what the holders of a stage add up gradients; "auto": the planner chooses."""
+    strategy: str = "mean"
+    """What they make of them before and after, as plans name it, where the job names a method."""
     codecs: CodecOptions = CodecOptions()
     """What may be compressed, and how."""
 

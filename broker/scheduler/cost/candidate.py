@@ -21,7 +21,7 @@ from ....dag.plan.plan import (
     in_pipelines,
     swapped_pairs,
 )
-from ....dag.plan.strategies import TRAITS
+from ....dag.plan.strategies import TRAITS, parse_strategy
 
 __all__ = [
     "Candidate",
@@ -192,8 +192,9 @@ def to_plan(
     stage exchange gradients; `strategy`: by which, where one that exchanges updates in their place
     takes a plan of whole pipelines."""
     slots = candidate.slots()
-    if TRAITS[strategy].updates and not in_pipelines(holders for _, _, holders, _ in slots):
-        strategy = "mean"
+    traits = parse_strategy(strategy).traits
+    if traits.updates and not in_pipelines(holders for _, _, holders, _ in slots):
+        strategy, traits = "mean", TRAITS["mean"]
     sums = {s.holders: s for s in candidate.sums}
     routes: list[Route] = []
     for pipeline in candidate.pipelines:
@@ -219,10 +220,10 @@ def to_plan(
         exchanges=tuple(
             found
             for k, (_, _, holders, _) in enumerate(slots)
-            if len(holders) > 1
+            if len(holders) > 1 or traits.alone
             for by in [
                 StageExchange(k)
-                if TRAITS[strategy].collective
+                if traits.collective or len(holders) == 1
                 else sums[holders].of(k, names)
                 if holders in sums
                 else exchange(k, holders, names)

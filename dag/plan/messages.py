@@ -1,0 +1,71 @@
+"""How many numbers the messages of strategies have that encode gradients themselves: pure functions
+of the parameters, so that plans, costs, and both ends of a link know them.
+
+A parameter of two or more dimensions is a matrix: its first one by all others. One that low rank
+would not make `saving` times smaller goes as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..ir.graph import TensorSpec
+
+__all__ = ["LowRank", "acp_sgd", "low_rank", "powersgd"]
+
+
+class LowRank(NamedTuple):
+    """A parameter as a matrix of low rank: P (rows, rank) times the transpose of Q
+    (columns, rank)."""
+
+    rows: int
+    columns: int
+    rank: int
+    first: bool
+    """Of alternating factors, whether P's turn is in even steps; so that both kinds of steps have
+    about as much to send."""
+
+    def length(self, left: bool) -> int:
+        return (self.rows if left else self.columns) * self.rank
+
+
+def low_rank(
+    specs: Sequence[TensorSpec], options: Mapping[str, float]
+) -> tuple[LowRank | None, ...]:
+    """For each parameter; None: it goes as it is."""
+    found: list[LowRank | None] = []
+    ahead = 0  # numbers that even steps have more than odd ones
+    for spec in specs:
+        rows = spec.sizes[0] if spec.sizes else 1
+        columns = math.prod(spec.sizes[1:])
+        rank = min(int(options["rank"]), rows, columns)
+        if len(spec.sizes) < 2 or options["saving"] * rank * (rows + columns) > rows * columns:
+            found.append(None)
+            continue
+        first = (rows > columns) == (ahead <= 0)
+        ahead += rank * (rows - columns) * (1 if first else -1)
+        found.append(LowRank(rows, columns, rank, first))
+    return tuple(found)
+
+
+def _parts(
+    specs: Sequence[TensorSpec], options: Mapping[str, float]
+) -> tuple[int, tuple[LowRank, ...]]:
+    """Numbers that go as they are, and the matrices."""
+    found = low_rank(specs, options)
+    dense = sum(s.elements for s, matrix in zip(specs, found, strict=True) if matrix is None)
+    return dense, tuple(m for m in found if m is not None)
+
+
+def powersgd(specs: Sequence[TensorSpec], options: Mapping[str, float], which: int) -> int:
+    """All P and what goes as it is; then all Q."""
+    dense, matrices = _parts(specs, options)
+    return sum(m.length(left=not which) for m in matrices) + (0 if which else dense)
+
+
+def acp_sgd(specs: Sequence[TensorSpec], options: Mapping[str, float], which: int) -> int:
+    """One factor of each matrix, of the kind of step that has more, and what goes as it is."""
+    dense, matrices = _parts(specs, options)
+    return dense + max(sum(m.length(m.first == even) for m in matrices) for even in (True, False))

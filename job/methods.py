@@ -1,0 +1,72 @@
+"""The methods of `[sync] kind = "allreduce"` with the options of each: what holders of a stage make
+of their gradients so that all have equal weights after every step.
+
+A method that is not "exact" encodes gradients itself. How: `peer/sync/`; what plans must know of
+it: `dag/plan/strategies.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .settings import Settings, SettingsError, at_least, meant
+
+__all__ = ["METHODS", "method_options", "method_text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact(Settings):
+    """The mean gradient, as any codec of `codec.grad` carries it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerSGD(Settings):
+    """Gradients of low rank, added up in two messages, with error feedback."""
+
+    rank: int = 4
+    """Of each matrix; 1 to 4 are usual."""
+    saving: float = 2.0
+    """A matrix that low rank does not make so many times smaller goes as it is; 0: none does."""
+
+    def check(self) -> None:
+        at_least(self, 1, "rank")
+        at_least(self, 0, "saving")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ACPSGD(PowerSGD):
+    """The same with one message in a step: one of both factors in turns."""
+
+
+METHODS: Mapping[str, type[Settings]] = {
+    "exact": Exact,
+    "powersgd": PowerSGD,
+    "acp-sgd": ACPSGD,
+}
+"""By the name that `[sync] method` has."""
+
+
+def method_options(method: str, options: Mapping[str, Any]) -> Settings:
+    """The settings of a method. Raises SettingsError for a method or an option that there is
+    not."""
+    if method not in METHODS:
+        known = ", ".join(f'"{name}"' for name in METHODS)
+        raise SettingsError(
+            "method", f'is "{method}", which there is not{meant(method, METHODS)} (known: {known})'
+        )
+    try:
+        return METHODS[method].from_table(options)
+    except SettingsError as error:
+        raise error.inside("options") from None
+
+
+def method_text(method: str, options: Mapping[str, Any]) -> str:
+    """As plans name it, with all options."""
+    if method == "exact":
+        return "mean"
+    found = method_options(method, options)
+    named = ((f.name, float(getattr(found, f.name))) for f in fields(found))  # type: ignore[arg-type]
+    text = ",".join(f"{name}={value!r}".removesuffix(".0") for name, value in named)
+    return f"{method}:{text}" if text else method

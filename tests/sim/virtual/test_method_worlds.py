@@ -1,0 +1,94 @@
+"""Methods with equal weights in the simulated world: as a job asks for them, through the deaths of
+holders, and with ghosts, whose sums say whether every gradient was counted once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal.dag.plan.plan import Plan, StageExchange
+from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.job import Job
+from shoal.job.methods import method_text
+from shoal.proto.broker_pb2 import RunSpec
+from shoal.sim.ghost.device import Ghosts
+from shoal.sim.ghost.hashes import expected
+from shoal.sim.monitor.monitor import Monitor
+from shoal.tests.sim.played import read_export
+
+from ..recovery.test_recovery import JOB, STEPS, Lab
+from .test_ahead_world import two_pipelines
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "powersgd": {"rank": 1, "saving": 0.0},
+    "acp-sgd": {"rank": 1, "saving": 0.0},
+}
+
+
+def exchanging(plan: Plan, text: str) -> Plan:
+    exchanges = tuple(StageExchange(k, strategy=text) for k in range(len(plan.stages)))
+    return replace(plan, exchanges=exchanges, codecs=())
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_a_run_goes_on_after_the_death_of_a_holder_as_if_nothing_had_been(
+    laboratory: Any, method: str
+) -> None:
+    """What it has not sent is in the copy of its snapshot on another peer."""
+    text = method_text(method, OPTIONS[method])
+
+    class Exchanging(Lab):
+        peers = 5
+
+        def plan_of(self, operators: int) -> Plan:
+            return exchanging(two_pipelines(operators, ""), text)
+
+    lab = Exchanging(laboratory)
+    first = lab.calm.begun
+    moments = range(first, lab.calm.records, max(1, (lab.calm.records - first) // 4))
+    for number, moment in enumerate(moments):
+        name = f"p{number % 4}"
+        lab.assert_same(lab.play({moment: name}), f"{name} at record {moment}")
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_ghosts_prove_that_every_gradient_counts_once(laboratory: Any, method: str) -> None:
+    found = laboratory(Job.from_table(JOB))
+    graph = found.graph
+    world = found.world(4, device=Ghosts())
+    text = method_text(method, OPTIONS[method])
+    plan = exchanging(two_pipelines(len(graph.operators), ""), text)
+    spec = RunSpec()
+    spec.CopyFrom(found.spec)
+    spec.plan.CopyFrom(plan_to_proto(plan))
+    events = Monitor(world).finish(world.submit(spec))
+    wanted = expected(graph.bind(2), found.job.seed, STEPS, 2)
+    steps = [e.step for e in events if e.HasField("step")]
+    assert [s.outcome.loss for s in steps] == wanted.losses
+    files = [e.weights.files for e in events if e.HasField("weights")][-1]
+    assert read_export(world.blobs[f.blob.hash] for f in files) == wanted.weights
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_the_planner_gives_stages_the_method_that_a_job_names(laboratory: Any, method: str) -> None:
+    """Four peers, two pipelines of two stages; fewer bytes between holders than exact gradients."""
+    options = OPTIONS[method]
+    table = JOB | {
+        "plan": {"stages": 2, "pipelines": 2},
+        "model": JOB["model"] | {"args": JOB["model"]["args"] | {"width": 32}},
+    }
+    sent = {}
+    for sync in ({"method": "exact"}, {"method": method, "options": options}):
+        job = Job.from_table(table | {"name": f"{method} {sync['method']}", "sync": sync})
+        found = laboratory(job)
+        world = found.world(4)
+        events = world.finish(world.submit(found.spec))
+        plan = next(e.plan for e in events if e.HasField("plan"))
+        steps = [e.step for e in events if e.HasField("step")]
+        links = [link for s in steps for link in s.links if link.role == "sync"]
+        sent[sync["method"]] = sum(link.bytes for link in links)
+        assert len(steps) == STEPS
+    assert {e.strategy for e in plan.exchanges} == {method_text(method, options)}
+    assert sent[method] < 0.5 * sent["exact"]
