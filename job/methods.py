@@ -40,8 +40,20 @@ class ACPSGD(PowerSGD):
     """The same with one message in a step: one of both factors in turns."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GTopK(Settings):
+    """About the largest numbers of the sum of all gradients of a stage, with error feedback."""
+
+    ratio: float = 1000.0
+    """The ratio-th part of them, in messages of as many pairs."""
+
+    def check(self) -> None:
+        at_least(self, 1, "ratio")
+
+
 METHODS: Mapping[str, type[Settings]] = {
     "exact": Exact,
+    "gtopk": GTopK,
     "powersgd": PowerSGD,
     "acp-sgd": ACPSGD,
 }

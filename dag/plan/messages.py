@@ -13,7 +13,17 @@ from typing import NamedTuple
 
 from ..ir.graph import TensorSpec
 
-__all__ = ["LowRank", "acp_sgd", "low_rank", "powersgd"]
+__all__ = ["LowRank", "acp_sgd", "gtopk", "low_rank", "powersgd", "share_of"]
+
+
+def share_of(numbers: int, ratio: float) -> int:
+    """How many of so many numbers are sent: the `ratio`-th part, one at least."""
+    return min(numbers, max(1, round(numbers / max(1.0, ratio))))
+
+
+def gtopk(specs: Sequence[TensorSpec], options: Mapping[str, float], which: int) -> int:
+    """Values, then places, of all parameters together."""
+    return 2 * share_of(sum(spec.elements for spec in specs), options["ratio"])
 
 
 class LowRank(NamedTuple):

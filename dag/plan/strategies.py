@@ -59,6 +59,13 @@ TRAITS: Mapping[str, StrategyTraits] = {
         sums=2,
         elements=messages.powersgd,
     ),
+    "gtopk": StrategyTraits(
+        own_state=True,
+        collective="tree",
+        copies=1,
+        options=("ratio",),
+        elements=messages.gtopk,
+    ),
     "acp-sgd": StrategyTraits(
         own_state=True,
         copies=1,

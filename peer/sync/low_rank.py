@@ -24,6 +24,7 @@ from ...dag.ir.random import rounding_key
 from ...dag.plan.messages import low_rank
 from .feedback import ErrorFeedback
 from .optimizer import KEPT
+from .pairs import parts_like
 from .strategy import Holder
 
 __all__ = ["ACPSGD", "PowerSGD"]
@@ -93,10 +94,10 @@ class PowerSGD(_LowRank):
     @torch.no_grad()
     def take(self, which: int, total: Tensor) -> None:
         if which == 0:
-            self._sums, self._there = split(total, self.parts()), self.flags(total)
+            self._sums, self._there = parts_like(total, self.parts()), self.flags(total)
             self._basis = {n: orthonormal(self._sums[n]) for n in self.matrices}
             return
-        right, own = split(total, self.own), dict(self.whole)
+        right, own = parts_like(total, self.own), dict(self.whole)
         for name, p in self._basis.items():
             own[name] = (p @ self.own[name].T).view_as(own[name])
             self._sums[name] = (p @ right[name].T).view_as(own[name])
@@ -118,7 +119,7 @@ class ACPSGD(_LowRank):
 
     @torch.no_grad()
     def take(self, which: int, total: Tensor) -> None:
-        sums, own = split(total, self.parts()), dict(self.whole)
+        sums, own = parts_like(total, self.parts()), dict(self.whole)
         for name in self.matrices:
             turn, made = self._turn(name), sums[name]
             other = self.factor(name, left=not turn).T
@@ -131,15 +132,6 @@ class ACPSGD(_LowRank):
     def _turn(self, name: str) -> bool:
         """Whether it is P's."""
         return self.matrices[name].first == (self.step % 2 == 0)
-
-
-def split(total: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What lies behind each other in a flat vector, by name and shape."""
-    found, at = {}, 0
-    for name, part in like.items():
-        found[name] = total[at : at + part.numel()].view(part.shape)
-        at += part.numel()
-    return found
 
 
 def orthonormal(matrix: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from ..recovery.test_recovery import JOB, STEPS, Lab
 from .test_ahead_world import two_pipelines
 
 OPTIONS: dict[str, dict[str, Any]] = {
+    "gtopk": {"ratio": 10},
     "powersgd": {"rank": 1, "saving": 0.0},
     "acp-sgd": {"rank": 1, "saving": 0.0},
 }
