@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .settings import Settings, SettingsError, at_least, meant
+from .settings import Settings, SettingsError, at_least, at_most, meant
 
 __all__ = ["METHODS", "method_options", "method_text"]
 
@@ -51,9 +51,29 @@ class GTopK(Settings):
         at_least(self, 1, "ratio")
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeMo(Settings):
+    """The fastest components of each holder's momentum, and a step by their sign. It is the
+    optimizer: with it goes SGD without momentum."""
+
+    block: int = 64
+    """Side of the blocks that a parameter is transformed in."""
+    top: int = 32
+    """How many numbers of each block are sent."""
+    decay: float = 0.999
+    """Of the momentum, in [0, 1)."""
+
+    def check(self) -> None:
+        at_least(self, 1, "block", "top")
+        at_most(self, 128, "block")
+        if not 0 <= self.decay < 1:
+            raise SettingsError("decay", f"is {self.decay}: expected a share in [0, 1)")
+
+
 METHODS: Mapping[str, type[Settings]] = {
     "exact": Exact,
     "gtopk": GTopK,
+    "demo": DeMo,
     "powersgd": PowerSGD,
     "acp-sgd": ACPSGD,
 }

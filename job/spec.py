@@ -187,5 +187,10 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
             yield "codec.grad", with_it
         if codec.feedback == "ahead":
             yield "codec.feedback", with_it
+        if job.sync.method == "demo" and (job.train.optimizer, job.train.momentum) != ("sgd", 0):
+            yield (
+                "train.optimizer",
+                '"sgd" with momentum 0 is, for sync.method = "demo" steps itself',
+            )
     if codec.snapshot not in (None, "none", "lossless", codec.default):
         yield "codec.snapshot", 'snapshots are exact: "none" and "lossless" are'

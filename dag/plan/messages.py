@@ -13,7 +13,17 @@ from typing import NamedTuple
 
 from ..ir.graph import TensorSpec
 
-__all__ = ["LowRank", "acp_sgd", "gtopk", "low_rank", "powersgd", "share_of"]
+__all__ = [
+    "Blocks",
+    "LowRank",
+    "acp_sgd",
+    "blocks_of",
+    "demo",
+    "gtopk",
+    "low_rank",
+    "powersgd",
+    "share_of",
+]
 
 
 def share_of(numbers: int, ratio: float) -> int:
@@ -24,6 +34,45 @@ def share_of(numbers: int, ratio: float) -> int:
 def gtopk(specs: Sequence[TensorSpec], options: Mapping[str, float], which: int) -> int:
     """Values, then places, of all parameters together."""
     return 2 * share_of(sum(spec.elements for spec in specs), options["ratio"])
+
+
+MOST_SIDE = 128
+"""Of a block, so that a place in it has 16 bits."""
+
+
+class Blocks(NamedTuple):
+    """A parameter in blocks."""
+
+    height: int
+    width: int
+    rows: int
+    """Of a block."""
+    columns: int
+    top: int
+    """How many numbers of each block are sent."""
+
+    @property
+    def number(self) -> int:
+        return -(-self.height // self.rows) * -(-self.width // self.columns)
+
+    @property
+    def sent(self) -> int:
+        return self.number * self.top
+
+
+def blocks_of(spec: TensorSpec, options: Mapping[str, float]) -> Blocks:
+    sizes, side = spec.sizes, min(MOST_SIDE, int(options["block"]))
+    height = sizes[0] if len(sizes) > 1 else 1
+    width = spec.elements // max(1, height)
+    rows, columns = max(1, min(height, side)), max(1, min(width, side))
+    return Blocks(height, width, rows, columns, min(int(options["top"]), rows * columns))
+
+
+def demo(specs: Sequence[TensorSpec], options: Mapping[str, float], which: int) -> int:
+    """Values, and places of 16 bits, which are filled up to whole numbers of 8 bytes."""
+    sent = sum(blocks_of(spec, options).sent for spec in specs)
+    wide = any(spec.dtype == "float64" for spec in specs)
+    return sent + -(-sent // 4) * (1 if wide else 2)
 
 
 class LowRank(NamedTuple):

@@ -66,6 +66,14 @@ TRAITS: Mapping[str, StrategyTraits] = {
         options=("ratio",),
         elements=messages.gtopk,
     ),
+    "demo": StrategyTraits(
+        own_state=True,
+        collective="gather",
+        copies=1,
+        options=("block", "top", "decay"),
+        elements=messages.demo,
+        alone=True,
+    ),
     "acp-sgd": StrategyTraits(
         own_state=True,
         copies=1,

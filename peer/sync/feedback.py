@@ -31,7 +31,11 @@ ERROR = f"{KEPT}error"
 
 class ErrorFeedback(Strategy):
     """What strategies have in common that keep what they did not send. They give `message`, and
-    call `sent` in `take`."""
+    call `sent` in `take`. `decay`: what A has of E."""
+
+    @property
+    def decay(self) -> float:
+        return 1.0
 
     def __init__(self, holder: Holder) -> None:
         super().__init__(holder)
@@ -55,7 +59,7 @@ class ErrorFeedback(Strategy):
         self._flags = torch.tensor(there, dtype=dtype, device=self.holder.device)
         for name, p in self.trained.items():
             error = self.errors.get(name)
-            whole = torch.zeros_like(p, dtype=dtype) if error is None else error.clone()
+            whole = torch.zeros_like(p, dtype=dtype) if error is None else error * self.decay
             self.whole[name] = whole if p.grad is None else whole.add_(p.grad)
             p.grad = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .ahead import StepAheadEF
+from .demo import DeMo
 from .gtopk import GTopK
 from .low_rank import ACPSGD, PowerSGD
 from .strategy import Strategy
@@ -14,6 +15,7 @@ __all__ = ["STRATEGIES"]
 STRATEGIES: Mapping[str, type[Strategy]] = {
     "mean": Strategy,
     "ahead": StepAheadEF,
+    "demo": DeMo,
     "gtopk": GTopK,
     "powersgd": PowerSGD,
     "acp-sgd": ACPSGD,

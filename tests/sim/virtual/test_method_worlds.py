@@ -23,9 +23,11 @@ from .test_ahead_world import two_pipelines
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "gtopk": {"ratio": 10},
+    "demo": {"top": 2, "block": 8},
     "powersgd": {"rank": 1, "saving": 0.0},
     "acp-sgd": {"rank": 1, "saving": 0.0},
 }
+TRAIN = {"demo": {"optimizer": "sgd", "momentum": 0.0}}
 
 
 def exchanging(plan: Plan, text: str) -> Plan:
@@ -39,6 +41,7 @@ def test_a_run_goes_on_after_the_death_of_a_holder_as_if_nothing_had_been(
 ) -> None:
     """What it has not sent is in the copy of its snapshot on another peer."""
     text = method_text(method, OPTIONS[method])
+    table = {"train": JOB["train"] | TRAIN.get(method, {})}
 
     class Exchanging(Lab):
         peers = 5
@@ -46,7 +49,7 @@ def test_a_run_goes_on_after_the_death_of_a_holder_as_if_nothing_had_been(
         def plan_of(self, operators: int) -> Plan:
             return exchanging(two_pipelines(operators, ""), text)
 
-    lab = Exchanging(laboratory)
+    lab = Exchanging(laboratory, **table)
     first = lab.calm.begun
     moments = range(first, lab.calm.records, max(1, (lab.calm.records - first) // 4))
     for number, moment in enumerate(moments):
@@ -77,6 +80,7 @@ def test_the_planner_gives_stages_the_method_that_a_job_names(laboratory: Any, m
     """Four peers, two pipelines of two stages; fewer bytes between holders than exact gradients."""
     options = OPTIONS[method]
     table = JOB | {
+        "train": JOB["train"] | TRAIN.get(method, {}),
         "plan": {"stages": 2, "pipelines": 2},
         "model": JOB["model"] | {"args": JOB["model"]["args"] | {"width": 32}},
     }
