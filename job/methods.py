@@ -70,10 +70,24 @@ class DeMo(Settings):
             raise SettingsError("decay", f"is {self.decay}: expected a share in [0, 1)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LAGS(Settings):
+    """The largest gradients of each parameter of every holder, with error feedback, and more of
+    them where the time is there."""
+
+    ratio: float = 1000.0
+    """At least the ratio-th part of each parameter; of a stage more, if by prediction it arrives
+    while earlier stages still compute."""
+
+    def check(self) -> None:
+        at_least(self, 1, "ratio")
+
+
 METHODS: Mapping[str, type[Settings]] = {
     "exact": Exact,
     "gtopk": GTopK,
     "demo": DeMo,
+    "lags": LAGS,
     "powersgd": PowerSGD,
     "acp-sgd": ACPSGD,
 }

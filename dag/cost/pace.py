@@ -47,6 +47,8 @@ VISIT_CALLS = 100
 """Kernels' fixed times that a forward or backward costs besides its operators: finding what it
 takes, checking, keeping, leaving what it gives. This and the others as one CPU core's seconds of
 every kind of action of a GPT of 2 layers of width 32, whose operators cost next to nothing."""
+ENCODING = 4
+"""Passes over what is trained in which a strategy encodes it, and as many in which it decodes."""
 ACTION_CALLS = 30
 """Calls of any other action."""
 
@@ -225,12 +227,13 @@ def exchange_bytes(vectors: Vectors, exchange: Exchange, peer: PeerId, action: A
         return 0.0
     phase = exchange.phases(peer)[action.phase]
     taken = sum(exchange.elements(hop, whole) for hop in phase.takes)
+    selected = ENCODING * vectors.trainable(exchange.index) if exchange.encoded else 0
     if action.kind is Kind.GIVE:
         several = [hop for hop in phase.gives if len(hop.shards) > 1]
-        return 2 * whole + 2 * sum(exchange.elements(hop, whole) for hop in several)
+        return selected + 2 * whole + 2 * sum(exchange.elements(hop, whole) for hop in several)
     if action.kind is Kind.TAKE:
         parts = sum(exchange.elements(h, whole) for h in phase.takes if not h.total)
-        return 2 * whole + (parts + whole if parts else 0)
+        return selected + 2 * whole + (parts + whole if parts else 0)
     results = {hop.shards: hop for hop in phase.gives}
     return taken + sum(exchange.elements(hop, whole) for hop in results.values())
 

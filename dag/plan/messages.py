@@ -20,6 +20,8 @@ __all__ = [
     "blocks_of",
     "demo",
     "gtopk",
+    "lags",
+    "layer_share",
     "low_rank",
     "powersgd",
     "share_of",
@@ -73,6 +75,18 @@ def demo(specs: Sequence[TensorSpec], options: Mapping[str, float], which: int) 
     sent = sum(blocks_of(spec, options).sent for spec in specs)
     wide = any(spec.dtype == "float64" for spec in specs)
     return sent + -(-sent // 4) * (1 if wide else 2)
+
+
+def layer_share(numbers: int, ratio: float) -> int:
+    """How many pairs of value and place a parameter is sent as; 0: it goes as it is, for pairs
+    would not be shorter."""
+    k = share_of(numbers, ratio)
+    return k if 2 * k < numbers else 0
+
+
+def lags(specs: Sequence[TensorSpec], options: Mapping[str, float], which: int) -> int:
+    """Values and places of each parameter, or all of it."""
+    return sum(2 * layer_share(s.elements, options["ratio"]) or s.elements for s in specs)
 
 
 class LowRank(NamedTuple):

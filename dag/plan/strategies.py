@@ -45,6 +45,8 @@ class StrategyTraits:
     elements: Elements | None = None
     """Numbers in a message of these parameters, with these options, in which of the sums; None: all
     gradients, which any codec may carry. Else the strategy encodes, and messages go as they are."""
+    by_stage: bool = False
+    """Whether the planner chooses the option `ratio` stage by stage; the job's is the largest."""
     alone: bool = False
     """Whether it changes the update, so that a stage with one holder needs it too."""
 
@@ -73,6 +75,14 @@ TRAITS: Mapping[str, StrategyTraits] = {
         options=("block", "top", "decay"),
         elements=messages.demo,
         alone=True,
+    ),
+    "lags": StrategyTraits(
+        own_state=True,
+        collective="gather",
+        copies=1,
+        options=("ratio",),
+        elements=messages.lags,
+        by_stage=True,
     ),
     "acp-sgd": StrategyTraits(
         own_state=True,

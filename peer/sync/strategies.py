@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from .ahead import StepAheadEF
 from .demo import DeMo
 from .gtopk import GTopK
+from .lags import LAGS
 from .low_rank import ACPSGD, PowerSGD
 from .strategy import Strategy
 
@@ -17,6 +18,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "ahead": StepAheadEF,
     "demo": DeMo,
     "gtopk": GTopK,
+    "lags": LAGS,
     "powersgd": PowerSGD,
     "acp-sgd": ACPSGD,
 }
