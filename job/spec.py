@@ -185,12 +185,14 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         with_it = f'"none" is, for sync.method = "{job.sync.method}" encodes gradients itself'
         if codec.grad not in (None, "none"):
             yield "codec.grad", with_it
-        if codec.feedback == "ahead":
+        if codec.feedback not in ("ef", "none"):
             yield "codec.feedback", with_it
         if job.sync.method == "demo" and (job.train.optimizer, job.train.momentum) != ("sgd", 0):
             yield (
                 "train.optimizer",
                 '"sgd" with momentum 0 is, for sync.method = "demo" steps itself',
             )
+    if codec.feedback == "dgc" and (job.train.optimizer, job.train.momentum > 0) != ("sgd", True):
+        yield "codec.feedback", '"dgc" keeps the momentum of SGD: it is with optimizer = "sgd"'
     if codec.snapshot not in (None, "none", "lossless", codec.default):
         yield "codec.snapshot", 'snapshots are exact: "none" and "lossless" are'

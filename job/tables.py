@@ -225,9 +225,10 @@ class Codec(Settings):
     """How many times fewer bytes "adatopk" sends on the slowest link, at least 1."""
     error_budget: float = 0.0
     """Relative L2 error that "auto" may make in a tensor that crosses a link; 0: none at all."""
-    feedback: Literal["none", "ef", "ahead"] = "ef"
-    """Error feedback of the codec of grad; lossless ones have no error to feed back. "ahead":
-    of updates in place of gradients, each holder training where its unsent ones would bring it."""
+    feedback: Literal["none", "ef", "ef21", "dgc", "ahead"] = "ef"
+    """Error feedback of the codec of grad; lossless ones have no error to feed back. "ef21": of
+    changes against what both ends have; "dgc": of momentum in place of gradients; "ahead": of
+    updates in their place, each holder training where its unsent ones would bring it."""
 
     def check(self) -> None:
         for key in ("default", *CODEC_ROLES):

@@ -141,7 +141,6 @@ class Pipeline:
                 holders=tuple(PeerId(f"r{i}") for i in range(of)),
                 tied=frozenset(),
                 choice=parse_strategy("ahead"),
-                seed=0,
                 device=executor.device,
             )
         )

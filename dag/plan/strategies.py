@@ -47,6 +47,8 @@ class StrategyTraits:
     gradients, which any codec may carry. Else the strategy encodes, and messages go as they are."""
     by_stage: bool = False
     """Whether the planner chooses the option `ratio` stage by stage; the job's is the largest."""
+    own_momentum: bool = False
+    """Whether it keeps the momentum of SGD, in the optimizer's place."""
     alone: bool = False
     """Whether it changes the update, so that a stage with one holder needs it too."""
 
@@ -54,6 +56,7 @@ class StrategyTraits:
 TRAITS: Mapping[str, StrategyTraits] = {
     "mean": StrategyTraits(),
     "ahead": StrategyTraits(updates=True, own_state=True, collective="gather", copies=1),
+    "dgc": StrategyTraits(own_state=True, own_momentum=True, collective="gather"),
     "powersgd": StrategyTraits(
         own_state=True,
         copies=1,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -192,8 +192,11 @@ def build_work(
                 evaluation=(evaluation(core.graph), within) if core else None,
                 recompute=plan.stages[stage.index].recompute,
             )
+            train, traits = order.training.train, plan.strategy(stage.index).traits
+            if traits.own_momentum and shares_gradient(stage):
+                train = replace(train, momentum=0.0)
             optimizer = StageOptimizer(
-                order.training.train,
+                train,
                 executor.parameters,
                 weighs=order.training.rebuilds,
                 seed=order.training.seed,
@@ -254,6 +257,7 @@ def _strategy(
             holders=plan.stages[k].holders,
             tied=frozenset(g.parameter for g in wire.flow.tied),
             choice=choice,
+            momentum=order.training.train.momentum,
             seed=order.training.seed,
             device=device,
         )

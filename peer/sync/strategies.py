@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from .ahead import StepAheadEF
 from .demo import DeMo
+from .dgc import DGC
 from .gtopk import GTopK
 from .lags import LAGS
 from .low_rank import ACPSGD, PowerSGD
@@ -16,6 +17,7 @@ __all__ = ["STRATEGIES"]
 STRATEGIES: Mapping[str, type[Strategy]] = {
     "mean": Strategy,
     "ahead": StepAheadEF,
+    "dgc": DGC,
     "demo": DeMo,
     "gtopk": GTopK,
     "lags": LAGS,

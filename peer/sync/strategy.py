@@ -53,6 +53,8 @@ class Holder:
     """Parameters that other stages have as well."""
     choice: StrategyChoice
     """The strategy with its options, as the plan has it."""
+    momentum: float = 0.0
+    """SGD's of the job, where the strategy has it in the optimizer's place."""
     seed: int = 0
     """The run's."""
     device: torch.device

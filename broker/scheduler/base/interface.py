@@ -114,8 +114,9 @@ class CodecOptions:
     error_budget: float = 0.0
     """Relative L2 error that "auto" may make in a tensor that crosses a link."""
     feedback: str = "ef"
-    """Lossy codecs of `sync` keep what they did not send for the next step ("ef"), of updates in
-    place of gradients ("ahead"), or not ("none")."""
+    """Lossy codecs of `sync` keep what they did not send for the next step ("ef"), of momentum
+    ("dgc") or updates ("ahead") in place of gradients, or not ("none"); or they send changes
+    against what both ends have ("ef21")."""
 
     def of(self, role: str) -> str:
         """What is asked for a role of the wire; "none" for one that a step's plan has no say in."""

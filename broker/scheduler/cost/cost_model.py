@@ -126,6 +126,9 @@ class CostModel:
         knows the weights of its microbatches' losses."""
         if (named := self.request.options.strategy) != "mean":
             return named
+        codecs = self.request.options.codecs
+        if codecs.sync != "none" and codecs.feedback == "dgc":
+            return "dgc"
         return "ahead" if self._ahead_asked and not self.request.graph.weight else "mean"
 
     @property

@@ -20,7 +20,7 @@ from shoal.sim.monitor.monitor import Monitor
 from shoal.tests.sim.played import read_export
 
 from ..recovery.test_recovery import JOB, STEPS, Lab
-from .test_ahead_world import two_pipelines
+from .test_ahead_world import CODEC, two_pipelines
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "gtopk": {"ratio": 10},
@@ -29,27 +29,31 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "powersgd": {"rank": 1, "saving": 0.0},
     "acp-sgd": {"rank": 1, "saving": 0.0},
 }
-TRAIN = {"demo": {"optimizer": "sgd", "momentum": 0.0}}
+TRAIN = {
+    "demo": {"optimizer": "sgd", "momentum": 0.0},
+    "dgc": {"optimizer": "sgd", "momentum": 0.9},
+}
 
 
 def exchanging(plan: Plan, text: str) -> Plan:
     exchanges = tuple(StageExchange(k, strategy=text) for k in range(len(plan.stages)))
-    return replace(plan, exchanges=exchanges, codecs=())
+    return replace(plan, exchanges=exchanges)
 
 
-@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize("method", [*OPTIONS, "dgc"])
 def test_a_run_goes_on_after_the_death_of_a_holder_as_if_nothing_had_been(
     laboratory: Any, method: str
 ) -> None:
     """What it has not sent is in the copy of its snapshot on another peer."""
-    text = method_text(method, OPTIONS[method])
+    coded = method == "dgc"
+    text = method if coded else method_text(method, OPTIONS[method])
     table = {"train": JOB["train"] | TRAIN.get(method, {})}
 
     class Exchanging(Lab):
         peers = 5
 
         def plan_of(self, operators: int) -> Plan:
-            return exchanging(two_pipelines(operators, ""), text)
+            return exchanging(two_pipelines(operators, CODEC if coded else ""), text)
 
     lab = Exchanging(laboratory, **table)
     first = lab.calm.begun
