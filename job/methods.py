@@ -9,20 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from .settings import Settings, SettingsError, at_least, at_most, meant
 
-__all__ = ["METHODS", "method_options", "method_text"]
+__all__ = ["METHODS", "Method", "method_options", "method_text"]
+
+
+class Method(Settings):
+    """The options of a method."""
+
+    COLLECTIVE: ClassVar[str] = ""
+    """By which alone its messages go; empty: by any that adds up."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact(Settings):
+class Exact(Method):
     """The mean gradient, as any codec of `codec.grad` carries it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerSGD(Settings):
+class PowerSGD(Method):
     """Gradients of low rank, added up in two messages, with error feedback."""
 
     rank: int = 4
@@ -41,8 +48,10 @@ class ACPSGD(PowerSGD):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GTopK(Settings):
+class GTopK(Method):
     """About the largest numbers of the sum of all gradients of a stage, with error feedback."""
+
+    COLLECTIVE: ClassVar[str] = "tree"
 
     ratio: float = 1000.0
     """The ratio-th part of them, in messages of as many pairs."""
@@ -52,9 +61,11 @@ class GTopK(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeMo(Settings):
+class DeMo(Method):
     """The fastest components of each holder's momentum, and a step by their sign. It is the
     optimizer: with it goes SGD without momentum."""
+
+    COLLECTIVE: ClassVar[str] = "gather"
 
     block: int = 64
     """Side of the blocks that a parameter is transformed in."""
@@ -71,9 +82,11 @@ class DeMo(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LAGS(Settings):
+class LAGS(Method):
     """The largest gradients of each parameter of every holder, with error feedback, and more of
     them where the time is there."""
+
+    COLLECTIVE: ClassVar[str] = "gather"
 
     ratio: float = 1000.0
     """At least the ratio-th part of each parameter; of a stage more, if by prediction it arrives
@@ -83,7 +96,7 @@ class LAGS(Settings):
         at_least(self, 1, "ratio")
 
 
-METHODS: Mapping[str, type[Settings]] = {
+METHODS: Mapping[str, type[Method]] = {
     "exact": Exact,
     "gtopk": GTopK,
     "demo": DeMo,
@@ -94,7 +107,7 @@ METHODS: Mapping[str, type[Settings]] = {
 """By the name that `[sync] method` has."""
 
 
-def method_options(method: str, options: Mapping[str, Any]) -> Settings:
+def method_options(method: str, options: Mapping[str, Any]) -> Method:
     """The settings of a method. Raises SettingsError for a method or an option that there is
     not."""
     if method not in METHODS:
@@ -113,6 +126,6 @@ def method_text(method: str, options: Mapping[str, Any]) -> str:
     if method == "exact":
         return "mean"
     found = method_options(method, options)
-    named = ((f.name, float(getattr(found, f.name))) for f in fields(found))  # type: ignore[arg-type]
+    named = ((f.name, float(getattr(found, f.name))) for f in fields(found))
     text = ",".join(f"{name}={value!r}".removesuffix(".0") for name, value in named)
     return f"{method}:{text}" if text else method

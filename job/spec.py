@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from .methods import METHODS
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .tables import LIVE, Codec, Data, Model, Output, PlanOptions, Recovery, Sync
 from .training import Train, Training
@@ -182,6 +183,9 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         yield "recovery.ladder", '"neighbour" is, where data stays with a peer'
     codec = job.codec
     if job.sync.method != "exact":
+        own = METHODS[job.sync.method].COLLECTIVE
+        if own and job.sync.collective not in ("auto", own):
+            yield "sync.collective", f'"auto" is, for "{job.sync.method}" exchanges by {own} alone'
         with_it = f'"none" is, for sync.method = "{job.sync.method}" encodes gradients itself'
         if codec.grad not in (None, "none"):
             yield "codec.grad", with_it
