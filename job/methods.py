@@ -126,6 +126,6 @@ def method_text(method: str, options: Mapping[str, Any]) -> str:
     if method == "exact":
         return "mean"
     found = method_options(method, options)
-    named = ((f.name, float(getattr(found, f.name))) for f in fields(found))
+    named = ((f.name, float(getattr(found, f.name))) for f in fields(found))  # type: ignore[arg-type]
     text = ",".join(f"{name}={value!r}".removesuffix(".0") for name, value in named)
     return f"{method}:{text}" if text else method
