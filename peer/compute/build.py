@@ -192,17 +192,7 @@ def build_work(
                 evaluation=(evaluation(core.graph), within) if core else None,
                 recompute=plan.stages[stage.index].recompute,
             )
-            train, traits = order.training.train, plan.strategy(stage.index).traits
-            if traits.own_momentum and shares_gradient(stage):
-                train = replace(train, momentum=0.0)
-            optimizer = StageOptimizer(
-                train,
-                executor.parameters,
-                weighs=order.training.rebuilds,
-                seed=order.training.seed,
-                firsts=firsts,
-            )
-            strategy = _strategy(order, stage, executor, optimizer, wire, streams, device)
+            strategy = _strategy(order, stage, executor, firsts, wire, streams)
             held[stage.index] = LocalStage(stage, executor, strategy)
     trim_heap()
     reader = Reader(
@@ -223,15 +213,25 @@ def _strategy(
     order: BuildOrder,
     stage: Stage,
     executor: StageExecutor,
-    optimizer: StageOptimizer,
+    firsts: Mapping[str, int],
     wire: TransferSpecs,
     streams: Streams,
-    device: torch.device,
 ) -> Strategy:
-    """That of the plan for a stage; the plain mean for one whose holders share no gradients. Raises
-    TensorSpecError for a model that it is not for."""
+    """That of the plan for a stage; the plain mean for one whose holders share no gradients, or
+    that has one which can step alone as it is. Raises TensorSpecError for a model that it is not
+    for, ValueError for a stage."""
     k, plan, weight = stage.index, order.plan, wire.graph.weight
-    choice = plan.strategy(k) if shares_gradient(stage) else parse_strategy("mean")
+    choice, holders = plan.strategy(k), plan.stages[k].holders
+    if not shares_gradient(stage) or (len(holders) == 1 and not choice.traits.alone):
+        choice = parse_strategy("mean")
+    train = order.training.train
+    optimizer = StageOptimizer(
+        replace(train, momentum=0.0) if choice.traits.own_momentum else train,
+        executor.parameters,
+        weighs=order.training.rebuilds,
+        seed=order.training.seed,
+        firsts=firsts,
+    )
     if weight and choice.traits.updates:
         raise TensorSpecError(
             f"the strategy of stage {k} is {choice.word!r}, and the model weighs its losses by "
@@ -254,12 +254,12 @@ def _strategy(
             count=len(plan.routes),
             unsent=unsent,
             peer=order.peer,
-            holders=plan.stages[k].holders,
+            holders=holders,
             tied=frozenset(g.parameter for g in wire.flow.tied),
             choice=choice,
-            momentum=order.training.train.momentum,
+            momentum=train.momentum,
             seed=order.training.seed,
-            device=device,
+            device=executor.device,
         )
     )
 

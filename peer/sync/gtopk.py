@@ -24,6 +24,7 @@ from torch import Tensor
 from ...dag.plan.messages import share_of
 from .feedback import ErrorFeedback
 from .pairs import joined, pack_pairs, parts_like, unpack_pairs
+from .strategy import Holder
 from .vector import TensorSpace
 
 __all__ = ["GTopK"]
@@ -34,6 +35,16 @@ class GTopK(ErrorFeedback):
 
     pruned: Tensor
     """Places that this holder had in its hands and did not pass on."""
+
+    def __init__(self, holder: Holder) -> None:
+        """Raises ValueError for a stage whose places do not fit into the bits of a number."""
+        super().__init__(holder)
+        numbers, wide = sum(p.numel() for p in self.trained.values()), holder.layout.dtype.itemsize
+        if numbers >= 2 ** (8 * wide - 1):
+            raise ValueError(
+                f"the stage trains {numbers} numbers: expected fewer than {2 ** (8 * wide - 1)} "
+                "for gtopk; cut it into more stages"
+            )
 
     @property
     def count(self) -> int:
