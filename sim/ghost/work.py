@@ -14,7 +14,7 @@ from ...dag.schedule.flow import Role, Transfer
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import recipe
 from .hashes import Hash
-from .plan import GhostPlan, Weighed
+from .plan import IN_SHARDS, GhostPlan, Weighed
 from .stage_hash import HeldHash
 
 __all__ = ["NOTHING", "ActionTransfers", "GhostAssignment", "Local", "Store"]
@@ -110,4 +110,4 @@ class GhostAssignment:
 
 
 _BOTH = (True, False)
-_IN_WORDS = frozenset({ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.STATISTICS})
+_IN_WORDS = frozenset({*IN_SHARDS, ExchangeContent.STATISTICS})

@@ -23,6 +23,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from ....dag.plan.strategies import parse_strategy
 from ..cost.candidate import Candidate, GradientSum
 from ..cost.cost_model import CostModel
 from ..network.communities import Grouping, groupings, rates
@@ -57,6 +58,8 @@ def with_collectives(judge: CostModel, candidate: Candidate) -> Candidate:
     """The candidate with the collective that makes its step shortest, one for all stages of the
     same holders; itself where none does, where the job names one, or a codec."""
     options = judge.request.options
+    if parse_strategy(judge.strategy).traits.collective:
+        return candidate
     if options.collective != "auto" or options.codecs.sync not in ("none", "auto"):
         return candidate
     best, least = candidate, judge.seconds(candidate)
