@@ -123,7 +123,7 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
         ("codec", 'feedback = "ef22"', '"ahead"'),
         ("sync", 'method = "powersdg"', 'did you mean "powersgd"?'),
         ("sync", 'collectives = "ring"', 'did you mean "collective"?'),
-        ("sync", 'secure = true', "is not a known key"),
+        ("sync", "secure = true", "is not a known key"),
         ("data", 'where = "url"', '"peer"'),
         ("data", 'kind = "module"', '"arrays"'),
         ("train", "stop = {loss = 1.0}", 'did you mean "steps"?'),
