@@ -76,7 +76,8 @@ _LOSING = ("dies", "leaves", "stands still", "loses its stream")
 
 def draw(seed: int) -> Drawn:
     """Two or three replicas of one or two stages, up to three spares, one to four faults; of these
-    fewer lose a peer than there are replicas, so that somebody always has the version."""
+    fewer lose a peer than there are replicas, and where some do, rounds wait for all, so that
+    somebody always has the version."""
     rng = random.Random(f"rounds {seed}")
     replicas, stages = rng.randint(2, 3), rng.randint(1, 2)
     count = replicas * stages + rng.randint(0, 3)
@@ -97,8 +98,8 @@ def draw(seed: int) -> Drawn:
         "train": {"steps": rng.randint(10, 30), "eval_every": rng.choice((0, 4))},
         "sync": {
             "every": rng.randint(2, 8),
-            "deadline": rng.choice(("auto", "2s", "5s")),
-            "quorum": rng.choice(("100%", "50%")),
+            "deadline": "auto" if losing else rng.choice(("auto", "2s", "5s")),
+            "quorum": "100%" if losing else rng.choice(("100%", "50%")),
             "method": rng.choice(("diloco", "average")),
         },
     }
