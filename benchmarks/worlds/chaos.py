@@ -120,13 +120,15 @@ def world(seed: int) -> Outcome:
     return Outcome(seed, tuple(cells), real, terms, virtual_s, violation)
 
 
+_OPEN = ExitStack()
+"""What is open as long as the process lives."""
+
+
 @cache
 def rounds() -> Rounds:
-    open_jobs = ExitStack()
-
     def made(job: Job) -> Laboratory:
         job = replace(job, plan=replace(job.plan, scheduler="uniform"))
-        return Laboratory(job, open_jobs.enter_context(prepare(job)), models.build(job))
+        return Laboratory(job, _OPEN.enter_context(prepare(job)), models.build(job))
 
     return Rounds(made)
 
