@@ -79,7 +79,7 @@ CODES: Mapping[str, tuple[Encode, Callable[[int], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`lr` and `beta2`: the best of GRID at seed 0. `code`: both ways where a mean comes back."""
+    """`lr` and `beta2`: of GRID. `code`: both ways where a mean comes back."""
 
     name: str
     method: Literal["dense", "average", "diloco", "streaming", "sparse", "noloco", "saps"]
@@ -168,4 +168,19 @@ def pairs_of(seed: int, replicas: int) -> Callable[[int], tuple[tuple[int, int],
     return pairs
 
 
-ROWS: tuple[Row, ...] = ()
+ROWS: tuple[Row, ...] = (
+    Row("dense", "dense"),
+    Row("average_12", "average", 12, lr=4e-3),
+    Row("diloco_12", "diloco", 12, momentum=0.5, lr=4e-3),
+    Row("diloco_13_sign", "diloco", 13, "sign", lr=4e-3),
+    Row("diloco_13_sign_momentum", "diloco", 13, "sign", momentum=0.5, lr=4e-3),
+    Row("diloco_26_two", "diloco", 26, "two", momentum=0.5, lr=4e-3),
+    Row("diloco_50_e3m0", "diloco", 50, "e3m0", momentum=0.5, lr=4e-3),
+    Row("diloco_33_sign", "diloco", 33, "sign", lr=4e-3),
+    Row("sparse_12", "sparse", 12, "top", lr=4e-3),
+    Row("sparse_29", "sparse", 29, "top", lr=4e-3),
+    Row("streaming_100", "streaming", 100, "e3m0", 0.4, 0.9, fragments=4, late=5, lr=4e-3),
+    Row("noloco_50", "noloco", 50, outer=0.7, momentum=0.5, lr=4e-3),
+    Row("saps", "saps", lr=4e-3),
+)
+"""Codes of the DiLoCo rows keep to the same two bars: about 400 and 1,000 times fewer bytes."""
