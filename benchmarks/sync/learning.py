@@ -47,8 +47,7 @@ ROOT = Path(__file__).parents[2]
 CODE = [ROOT / "sim" / name for name in ("oracle.py", "round_oracle.py", "round_methods.py")]
 CODE += [Path(__file__).with_name("together.py")]
 SETTING = Setting(steps=4000, batch=8, eval_every=400)
-"""Smaller batches than in benchmarks/learning/: eight replicas have a window each, and at as many
-samples local steps lose less by them than by larger batches and fewer steps."""
+"""Of the first search; eight replicas have one window of a step each."""
 BARS = {"sync_bytes_ratio_1pct": 0.01, "sync_bytes_ratio_3pct": 0.03}
 Run = dict[str, Any]
 
