@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +84,12 @@ class RowBuilder:
         self._byte_s = judge.per_unit[:, Work._fields.index("memory")]
         self.whole_s: Floats = judge.forward_s[:, -1] + judge.backward_s[:, -1]
         """(P,): one microbatch of the whole graph, forward and backward."""
+
+    def with_microbatches(self, count: int) -> RowBuilder:
+        """The same for another number of microbatches."""
+        found = copy(self)
+        found.judge, found.microbatches = self.judge.with_microbatches(count), count
+        return found
 
     # ------------------------------------------------------------ one row
 

@@ -1,0 +1,13 @@
+"""From peers to replicas: who holds the model together, what a round of them takes, and why."""
+
+__all__ = [
+    "beside",
+    "division",
+    "form",
+    "formation",
+    "gather",
+    "pace",
+    "rounds",
+    "search",
+    "text",
+]

@@ -1,0 +1,122 @@
+"""Divisions to begin from.
+
+**Gathered along fast links.** Every peer that can hold the model alone is a replica. The others
+find together over their fastest links: level by level, each half as fast as the one before, the
+groups with least memory first; a group that can hold the model is a replica and takes no more. So
+each replica is as small, and its links as fast, as memory allows. Fewer replicas come of it in two
+ways: the slowest go on finding together, in the same order; or only the fastest stay.
+
+The same from groups that the network suggests (broker/scheduler/network/communities.py) in place of
+single peers. And **packed by memory** alone, whatever the links: those with most of it first, each
+into the replica that has least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import numpy as np
+
+from ..network.communities import edges
+from .pace import Paces
+
+__all__ = ["Group", "gathered", "seeds"]
+
+Group = frozenset[int]
+
+MOST_STARTS = 3
+"""Groupings of the network that are begun from."""
+MANY = 64
+"""Peers from which on only single peers and the first grouping are."""
+
+
+def seeds(paces: Paces, count: int) -> Iterator[list[Group]]:
+    """Divisions into `count` replicas, where the peers suffice; the judge says what fits."""
+    n = len(paces.judge.offers)
+    single = [frozenset({p}) for p in range(n)]
+    starts = [single]
+    most = MOST_STARTS if n <= MANY else 1
+    starts += [[frozenset(g) for g in grouping] for grouping in paces.islands[:most]]
+    for start in starts:
+        groups = gathered(paces, start)
+        if len(groups) >= count:
+            yield _fastest(paces, groups, count)
+            yield _joined(paces, groups, count, paces.may_hold)
+    if n >= count:
+        yield _packed(paces, count)
+
+
+def gathered(paces: Paces, start: Sequence[Group]) -> list[Group]:
+    """Groups that may hold the model, as many as come of it; the rest of the peers are in none."""
+    return [g for g in _joined(paces, start, 1, paces.may_hold, closing=True) if paces.may_hold(g)]
+
+
+def _fastest(paces: Paces, groups: Sequence[Group], count: int) -> list[Group]:
+    return sorted(groups, key=lambda g: (-paces.speed[list(g)].sum(), min(g)))[:count]
+
+
+def _joined(
+    paces: Paces,
+    start: Sequence[Group],
+    count: int,
+    holds: Callable[[Collection[int]], bool],
+    *,
+    closing: bool = False,
+) -> list[Group]:
+    """Groups that find together until `count` are left; `closing`: those that hold the model stay
+    as they are."""
+    of = {p: i for i, g in enumerate(start) for p in g}
+    groups: dict[int, set[int]] = {i: set(g) for i, g in enumerate(start)}
+    weight = paces.rooms.astype(np.float64) if closing else paces.speed
+    size = {i: float(weight[list(g)].sum()) for i, g in groups.items()}
+    open_ = {i for i, g in groups.items() if not (closing and holds(g))}
+    near: dict[int, set[int]] = {i: set() for i in groups}
+    for pairs in _levels(paces):
+        for p, q in pairs:
+            a, b = of.get(p, -1), of.get(q, -1)
+            if a != b and a in open_ and b in open_:
+                near[a].add(b)
+                near[b].add(a)
+        ready = sorted((i for i in open_ if near[i]), key=lambda i: (size[i], i))
+        while ready and len(groups) > count:
+            a = ready.pop(0)
+            if a not in open_ or not near[a]:
+                continue
+            b = min(near[a], key=lambda i: (size[i], i))
+            for p in groups.pop(b):
+                of[p] = a
+                groups[a].add(p)
+            size[a] += size.pop(b)
+            open_.discard(b)
+            for i in near.pop(b):
+                near[i].discard(b)
+                if i != a:
+                    near[i].add(a)
+                    near[a].add(i)
+            if closing and holds(groups[a]):
+                open_.discard(a)
+                for i in near[a]:
+                    near[i].discard(a)
+                near[a] = set()
+            ready = sorted((i for i in open_ if near[i]), key=lambda i: (size[i], i))
+    return [frozenset(g) for g in groups.values()]
+
+
+def _levels(paces: Paces) -> Iterator[list[tuple[int, int]]]:
+    """Pairs by the power of two that their rate reaches, the fastest first."""
+    pairs = edges(paces.rate)
+    _, exponent = np.frexp(
+        [paces.rate[i, j] if np.isfinite(paces.rate[i, j]) else 2.0**900 for i, j in pairs]
+    )
+    for level in sorted({int(e) for e in exponent}, reverse=True):
+        yield [pair for pair, e in zip(pairs, exponent, strict=True) if e == level]
+
+
+def _packed(paces: Paces, count: int) -> list[Group]:
+    bins: list[set[int]] = [set() for _ in range(count)]
+    held = [0] * count
+    for p in sorted(range(len(paces.rooms)), key=lambda p: (-int(paces.rooms[p]), p)):
+        i = held.index(min(held))
+        bins[i].add(p)
+        held[i] += int(paces.rooms[p])
+    return [frozenset(b) for b in bins]
