@@ -7,6 +7,7 @@ __all__ = [
     "formation",
     "gather",
     "pace",
+    "rough",
     "rounds",
     "search",
     "text",

@@ -11,6 +11,7 @@ from ....job.words import count_of, size_text
 from ..planners.alternatives import alone
 from .division import NEAR, Division, Judge
 from .pace import Pace, Paces, links
+from .rounds import local_steps
 from .search import nearest
 
 __all__ = [
@@ -58,7 +59,11 @@ def alternatives(
     if count > 1:
         each = Judge(judge.paces, 1, DENSE_BYTES).exchange(chosen.paces).seconds
         text = f"the same replicas, gradients in fp32 added up in {each:.3g} s after every step"
-        found.append(Alternative(ALL_REDUCE, chosen.local_s / judge.every + each, text))
+        # Whole microbatches of a step to each, in place of whole steps of a round.
+        seconds = [p.seconds / chosen.microbatches for p in chosen.paces]
+        shares = local_steps(seconds, judge.request.microbatches)
+        slowest = max(s * m for s, m in zip(seconds, shares, strict=True))
+        found.append(Alternative(ALL_REDUCE, slowest + each, text))
     return (*found, alone(judge.paces.judge))
 
 
@@ -122,10 +127,10 @@ def _why_not(judge: Judge, chosen: Division, p: int, count: int | None) -> str:
     best, text = max(found)
     if best > now:
         return (
-            f"{text}: {best:.4g} samples/s in place of {now:.4g}, too little for another "
+            f"{text}: {best / now:.3g} times the samples/s, too little for another "
             "replica or a slow link"
         )
-    return f"{text}: {best:.4g} samples/s in place of {now:.4g}"
+    return f"{text}: {best / now:.3g} times the samples/s"
 
 
 def hangs_on(judge: Judge, chosen: Division) -> str:
@@ -165,7 +170,9 @@ def reasons(
     best = divisions[0]
     if best.peers != chosen.peers and best.samples_per_s > now:
         why = (
-            "has a slow link inside a replica" if best.slow and not chosen.slow else "is less plain"
+            "has a slow link inside a replica"
+            if best.slow and not chosen.slow
+            else "has more replicas"
         )
         yield (
             f"with {count_of(len(best.peers), 'replica')} {best.samples_per_s:.4g} samples/s: "

@@ -9,10 +9,12 @@ much a sample teaches is not part of it (`preferred` says what is).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from .pace import Pace, Paces
+from .rough import RoughPaces
 from .rounds import Contribution, contributions, local_microbatches, local_steps
 
 __all__ = ["NEAR", "Division", "Judge", "preferred"]
@@ -48,6 +50,8 @@ class Judge:
         self, paces: Paces, every: int, bytes_per_parameter: float, *, overlap: bool = False
     ) -> None:
         self.paces, self.every, self.overlap = paces, every, overlap
+        self._paces: Paces | RoughPaces = paces
+        self._tried = 0
         self.request = paces.judge.request
         trained = [p.spec.elements for p in self.request.graph.parameters if p.trainable]
         self.size_bytes = bytes_per_parameter * sum(trained)
@@ -56,31 +60,50 @@ class Judge:
         """Replicas: each takes one microbatch of a global step at least."""
         self._known: dict[frozenset[frozenset[int]], Division | None] = {}
 
+    def roughly(self) -> Judge:
+        """The same by closed formulas alone, for a search."""
+        found = copy(self)
+        found._paces, found._known = RoughPaces(self.paces), {}
+        return found
+
+    @property
+    def spent(self) -> int:
+        """Peers of sets and replicas of divisions that were looked at: what budgets count."""
+        return self._paces.spent + self._tried
+
     @property
     def batch(self) -> int:
         return self.request.microbatches * self.request.microbatch_size
 
-    def of(self, groups: Iterable[Collection[int]]) -> Division | None:
-        """None: some group cannot hold the model, or they are too many."""
-        every = sorted((frozenset(g) for g in groups), key=min)
+    def of(self, groups: Iterable[Collection[int]], above: float = 0.0) -> Division | None:
+        """None: some group cannot hold the model, or they are too many, or it cannot train more
+        than `above` samples/s."""
+        every = [frozenset(g) for g in groups]
         key = frozenset(every)
-        if key not in self._known:
-            self._known[key] = self._divided(every)
+        if key in self._known:
+            return self._known[key]
+        self._tried += len(every)
+        paces, m = self._paced(every)
+        if paces and self._at_most(paces, m) <= above:
+            return None
+        self._known[key] = self.valued(paces, m) if paces else None
         return self._known[key]
 
-    def _divided(self, groups: list[frozenset[int]]) -> Division | None:
-        if not 1 <= len(groups) <= self.most:
-            return None
-        if not all(self.paces.may_hold(g) for g in groups):
-            return None
+    def _at_most(self, paces: Sequence[Pace], microbatches: int) -> float:
+        """Samples/s, if exchanges took no time."""
+        return microbatches * self.request.microbatch_size * sum(1 / p.seconds for p in paces)
+
+    def _paced(self, groups: list[frozenset[int]]) -> tuple[list[Pace], int]:
+        if not 1 <= len(groups) <= self.most or not all(map(self.paces.may_hold, groups)):
+            return [], 0
         m = local_microbatches(self.request.microbatches, len(groups), self.every)
         paces = []
         for group in groups:
-            pace = self.paces.of(group, m)
+            pace = self._paces.of(group, m)
             if pace is None:
-                return None
+                return [], 0
             paces.append(pace)
-        return self.valued(paces, m)
+        return paces, m
 
     def valued(self, paces: Iterable[Pace], microbatches: int) -> Division:
         """Of replicas with local steps of so many microbatches."""

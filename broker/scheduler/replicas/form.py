@@ -227,8 +227,8 @@ def _no_division(looked: Sequence[_Form], count: int | None) -> NoPlan:
     if needed > offered:
         return NoPlan(
             f"{each} (parameters, gradients, optimizer state, activations of one microbatch): "
-            f"that is {size_text(needed)}, and {len(offers)} peers offer {size_text(offered)}, short "
-            f"by {size_text(needed - offered)}; lower plan.replicas, or let more peers join",
+            f"that is {size_text(needed)}, and {len(offers)} peers offer {size_text(offered)}, "
+            f"short by {size_text(needed - offered)}; lower plan.replicas, or let more peers join",
             "memory",
             needed - offered,
         )

@@ -13,11 +13,10 @@ into the replica that has least.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..network.communities import edges
 from .pace import Paces
 
 __all__ = ["Group", "gathered", "seeds"]
@@ -30,8 +29,8 @@ MANY = 64
 """Peers from which on only single peers and the first grouping are."""
 
 
-def seeds(paces: Paces, count: int) -> Iterator[list[Group]]:
-    """Divisions into `count` replicas, where the peers suffice; the judge says what fits."""
+def seeds(paces: Paces, counts: Sequence[int]) -> Iterator[list[Group]]:
+    """Divisions into so many replicas, where the peers suffice; the judge says what fits."""
     n = len(paces.judge.offers)
     single = [frozenset({p}) for p in range(n)]
     starts = [single]
@@ -39,16 +38,18 @@ def seeds(paces: Paces, count: int) -> Iterator[list[Group]]:
     starts += [[frozenset(g) for g in grouping] for grouping in paces.islands[:most]]
     for start in starts:
         groups = gathered(paces, start)
-        if len(groups) >= count:
-            yield _fastest(paces, groups, count)
-            yield _joined(paces, groups, count, paces.may_hold)
-    if n >= count:
-        yield _packed(paces, count)
+        for count in counts:
+            if count <= len(groups):
+                yield _fastest(paces, groups, count)
+                yield _joined(paces, groups, count)
+    for count in counts:
+        if count <= n:
+            yield _packed(paces, count)
 
 
 def gathered(paces: Paces, start: Sequence[Group]) -> list[Group]:
     """Groups that may hold the model, as many as come of it; the rest of the peers are in none."""
-    return [g for g in _joined(paces, start, 1, paces.may_hold, closing=True) if paces.may_hold(g)]
+    return [g for g in _joined(paces, start, 1, closing=True) if paces.may_hold(g)]
 
 
 def _fastest(paces: Paces, groups: Sequence[Group], count: int) -> list[Group]:
@@ -56,12 +57,7 @@ def _fastest(paces: Paces, groups: Sequence[Group], count: int) -> list[Group]:
 
 
 def _joined(
-    paces: Paces,
-    start: Sequence[Group],
-    count: int,
-    holds: Callable[[Collection[int]], bool],
-    *,
-    closing: bool = False,
+    paces: Paces, start: Sequence[Group], count: int, *, closing: bool = False
 ) -> list[Group]:
     """Groups that find together until `count` are left; `closing`: those that hold the model stay
     as they are."""
@@ -69,9 +65,9 @@ def _joined(
     groups: dict[int, set[int]] = {i: set(g) for i, g in enumerate(start)}
     weight = paces.rooms.astype(np.float64) if closing else paces.speed
     size = {i: float(weight[list(g)].sum()) for i, g in groups.items()}
-    open_ = {i for i, g in groups.items() if not (closing and holds(g))}
+    open_ = {i for i, g in groups.items() if not (closing and paces.may_hold(g))}
     near: dict[int, set[int]] = {i: set() for i in groups}
-    for pairs in _levels(paces):
+    for pairs in paces.levels:
         for p, q in pairs:
             a, b = of.get(p, -1), of.get(q, -1)
             if a != b and a in open_ and b in open_:
@@ -93,23 +89,13 @@ def _joined(
                 if i != a:
                     near[i].add(a)
                     near[a].add(i)
-            if closing and holds(groups[a]):
+            if closing and paces.may_hold(groups[a]):
                 open_.discard(a)
                 for i in near[a]:
                     near[i].discard(a)
                 near[a] = set()
             ready = sorted((i for i in open_ if near[i]), key=lambda i: (size[i], i))
     return [frozenset(g) for g in groups.values()]
-
-
-def _levels(paces: Paces) -> Iterator[list[tuple[int, int]]]:
-    """Pairs by the power of two that their rate reaches, the fastest first."""
-    pairs = edges(paces.rate)
-    _, exponent = np.frexp(
-        [paces.rate[i, j] if np.isfinite(paces.rate[i, j]) else 2.0**900 for i, j in pairs]
-    )
-    for level in sorted({int(e) for e in exponent}, reverse=True):
-        yield [pair for pair, e in zip(pairs, exponent, strict=True) if e == level]
 
 
 def _packed(paces: Paces, count: int) -> list[Group]:

@@ -22,7 +22,7 @@ from ..baselines.op_fence import Fence, Pool
 from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
 from ..cost.shortage import recomputes
-from ..network.communities import Grouping, groupings
+from ..network.communities import Grouping, edges, groupings
 from ..search.moves import guess
 from ..search.seeds import tied_tail
 
@@ -65,6 +65,8 @@ class Paces:
         apart = np.where(np.eye(n, dtype=bool), 0.0, self.rate)
         self.best_rate: NDArray[np.float64] = apart.max(axis=1, initial=0.0)
         self.islands: list[Grouping] = list(groupings(self.rate))
+        self.levels = _levels(self.rate)
+        """Pairs of peers by the power of two that their rate reaches, the fastest first."""
         whole, again = self.judge.operators, recomputes(self.judge)
         self.needed = min(self.judge.stage_bytes(0, whole, 1, recompute=r) for r in again)
         """Bytes of the whole model with one microbatch."""
@@ -140,6 +142,16 @@ class Paces:
             end = StageShare(first.peer, tail, last.stop, first.recompute)
             closed.append((*row[:-1], replace(last, stop=tail), end))
         yield replace(candidate, pipelines=tuple(closed))
+
+
+def _levels(rate: NDArray[np.float64]) -> list[list[tuple[int, int]]]:
+    pairs = edges(rate)
+    free = np.finfo(np.float64).max
+    _, exponent = np.frexp([min(float(rate[i, j]), free) for i, j in pairs])
+    found: dict[int, list[tuple[int, int]]] = {}
+    for pair, level in zip(pairs, exponent.tolist(), strict=True):
+        found.setdefault(level, []).append(pair)
+    return [found[level] for level in sorted(found, reverse=True)]
 
 
 def _seconds(judge: CostModel, candidate: Candidate) -> float:

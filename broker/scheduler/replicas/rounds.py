@@ -126,9 +126,10 @@ def _intervals(
     for r, slots in enumerate(replicas):
         found: dict[int, list[tuple[float, float]]] = {}
         for start, stop, holders in slots:
-            each = np.linspace(place[start], place[stop], len(holders) + 1)
+            first, last = float(place[start]), float(place[stop])
+            part = (last - first) / len(holders)
             for k, p in enumerate(holders):
-                found.setdefault(p, []).append((float(each[k]), float(each[k + 1])))
+                found.setdefault(p, []).append((first + k * part, first + (k + 1) * part))
         for p, intervals in found.items():
             rows += [(len(peers), a, b) for a, b in intervals]
             peers.append((p, r))

@@ -1,24 +1,31 @@
 """The best division for each number of replicas.
 
-Of up to EVERY peers all divisions are looked at, those that leave peers out included. Of more, the
-best of the seeds (gather.py) is improved by moves, the first that helps, until none does or the
-budget is spent: a peer goes to another replica, out, in, or alone; two change places; two replicas
-become one; one becomes two. The budget counts the peers of sets that were looked at, never seconds.
+Of up to EVERY peers all divisions are judged, those that leave peers out included. Of more, the
+best of the seeds (gather.py) are improved by moves, the first that helps, until none does or the budget
+is spent: a peer goes to another replica, out, in, or alone; two change places; two replicas become
+one; one becomes two. All that by closed formulas (rough.py); the best that come of it are judged by
+the event calculation, and the best of these is improved once more. Budgets count the peers of sets
+and the replicas of divisions that were looked at, never seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .division import Division, Judge
+from .division import NEAR, Division, Judge
 from .gather import Group, gathered, seeds
 from .pace import Paces
 
-__all__ = ["EVERY", "best_divisions", "every_division", "improved", "nearest"]
+__all__ = ["EVERY", "best_divisions", "every_division", "improved", "nearest", "searched"]
 
-EVERY = 6
-"""Most peers whose divisions are all looked at: 877 for six."""
-BUDGET = 6_000
+EVERY = 5
+"""Most peers whose divisions are all judged: 203 for five."""
+BUDGET = 40_000
+"""Of the search by closed formulas."""
+JUDGED = 1_500
+"""Of what is judged by the event calculation."""
+KEPT = 3
+"""Divisions of each number of replicas that are judged."""
 NEAREST = 3
 """Replicas that a peer or a replica may go to: those with the fastest links to it."""
 BEGUN = 4
@@ -40,31 +47,57 @@ def best_divisions(judge: Judge, count: int | None = None) -> list[Division]:
             if count in (None, len(division)):
                 found.add(judge.of(division))
         return found.ranked()
+    return searched(judge, count)
+
+
+def searched(judge: Judge, count: int | None = None) -> list[Division]:
+    """The same by search, of any number of peers."""
+    found, limit = _Best(), judge.spent + JUDGED
+    for division in _roughly(judge.roughly(), count):
+        found.add(judge.of(division.peers))
+        if judge.spent >= limit // 2:
+            break
+    ranked = found.ranked()
+    if ranked:
+        improved(judge, ranked[0], count, limit, found)
+    return found.ranked()
+
+
+def _roughly(judge: Judge, count: int | None) -> list[Division]:
+    """Different divisions by closed formulas, the best of each number first."""
+    found = _Best(KEPT)
     counts = _counts(judge) if count is None else [count]
-    for c in counts:
-        for groups in seeds(judge.paces, c):
-            found.add(judge.of(groups))
-    limit = judge.paces.spent + BUDGET
+    for groups in seeds(judge.paces, counts):
+        found.add(judge.of(groups))
+    limit = judge.spent + BUDGET
     begun = found.ranked()[:BEGUN]
     for k, start in enumerate(begun):
-        share = judge.paces.spent + (limit - judge.paces.spent) // (len(begun) - k)
+        share = judge.spent + (limit - judge.spent) // (len(begun) - k)
         improved(judge, start, count, share, found)
     return found.ranked()
 
 
 class _Best:
-    def __init__(self) -> None:
-        self.by: dict[tuple[int, bool], Division] = {}
+    """The best `most` divisions of each number of replicas, with and without slow links inside."""
+
+    def __init__(self, most: int = 1) -> None:
+        self.most = most
+        self.by: dict[tuple[int, bool], list[Division]] = {}
 
     def add(self, division: Division | None) -> None:
         if division is None:
             return
-        key = len(division.peers), division.slow > 0
-        if key not in self.by or division.samples_per_s > self.by[key].samples_per_s:
-            self.by[key] = division
+        these = self.by.setdefault((len(division.peers), division.slow > 0), [])
+        if all(division.peers != d.peers for d in these):
+            these.append(division)
+            these.sort(key=lambda d: -d.samples_per_s)
+            del these[self.most :]
 
     def ranked(self) -> list[Division]:
-        return sorted(self.by.values(), key=lambda d: (-d.samples_per_s, len(d.peers)))
+        """First of each number the best, then the second, and so on; most samples/s first."""
+        ranks = [(i, d) for these in self.by.values() for i, d in enumerate(these)]
+        ranks.sort(key=lambda x: (x[0], -x[1].samples_per_s, len(x[1].peers)))
+        return [d for _, d in ranks]
 
 
 def every_division(peers: Sequence[int]) -> Iterator[list[set[int]]]:
@@ -100,9 +133,11 @@ def improved(
     while again:
         again = False
         for groups in _moves(judge.paces, best, count):
-            if judge.paces.spent >= limit:
+            if judge.spent >= limit:
                 return best
-            other = judge.of(groups)
+            other = judge.of(
+                groups, best.samples_per_s if found is None else NEAR * best.samples_per_s
+            )
             if other is None or (count is not None and len(other.peers) != count):
                 continue
             if found is not None:
