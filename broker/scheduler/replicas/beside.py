@@ -10,7 +10,7 @@ from ....dag.plan.report import Alternative, PlanWithReport, Spare
 from ....job.words import count_of, size_text
 from ..planners.alternatives import alone
 from .division import NEAR, Division, Judge
-from .pace import Pace, Paces, links
+from .pace import MOST_PEERS, Pace, Paces, links
 from .rounds import local_steps
 from .search import nearest
 
@@ -20,6 +20,7 @@ __all__ = [
     "alternatives",
     "hangs_on",
     "left_out",
+    "one_replica",
     "reasons",
     "slowest_between",
     "slowest_inside",
@@ -29,18 +30,17 @@ ALL_REDUCE = "all-reduce each step"
 ONE_REPLICA = "one replica"
 DENSE_BYTES = 4.0
 """Of a number in fp32."""
-MOST_EXPLAINED = 8
-"""Peers that are left out for each of whom divisions with it are looked at."""
+MOST_EXPLAINED = 64
+"""Replicas, over the peers that are left out and for whom divisions with them are looked at."""
 OTHERS_BETTER = "no division with it that was looked at trains more samples/s"
 
 
 def alternatives(
-    judge: Judge, chosen: Division, divisions: Sequence[Division]
+    judge: Judge, chosen: Division, divisions: Sequence[Division], one: Division | None
 ) -> tuple[Alternative, ...]:
     """Other ways to train the same samples with these peers."""
     found, count = [], len(chosen.peers)
     if count > 1:
-        one = _one(judge, divisions)
         text = "no pipelines through these peers hold the model"
         if one is not None:
             text = f"{_named(judge, one.peers[0])}, equal weights after every step"
@@ -67,10 +67,12 @@ def alternatives(
     return (*found, alone(judge.paces.judge))
 
 
-def _one(judge: Judge, divisions: Sequence[Division]) -> Division | None:
+def one_replica(judge: Judge, divisions: Sequence[Division]) -> Division | None:
+    """The best that is known, or of all peers together; of very many by closed formulas."""
     known = [d for d in divisions if len(d.peers) == 1]
     everyone = range(len(judge.request.offers))
-    return max(known, key=lambda d: d.samples_per_s) if known else judge.of([everyone])
+    looks = judge if len(everyone) <= MOST_PEERS else judge.roughly()
+    return max(known, key=lambda d: d.samples_per_s) if known else looks.of([everyone])
 
 
 def left_out(
@@ -90,7 +92,7 @@ def left_out(
         if p in used:  # the planner of its replica does without it
             yield Spare(offers[p].peer, spares.get(offers[p].peer, OTHERS_BETTER))
         elif explained < MOST_EXPLAINED:
-            explained += 1
+            explained += len(searched.peers)
             yield Spare(offers[p].peer, _why_not(judge, searched, p, count))
         else:
             yield Spare(offers[p].peer, OTHERS_BETTER)
@@ -151,12 +153,15 @@ def hangs_on(judge: Judge, chosen: Division) -> str:
 
 
 def reasons(
-    judge: Judge, chosen: Division, divisions: Sequence[Division], count: int | None
+    judge: Judge,
+    chosen: Division,
+    divisions: Sequence[Division],
+    one: Division | None,
+    count: int | None,
 ) -> Iterator[str]:
     """One sentence each, the recommendation first."""
     replicas, now = len(chosen.peers), chosen.samples_per_s
     if replicas > 1:
-        one = _one(judge, divisions)
         beside = "; one replica cannot be made of these peers"
         if one is not None:
             beside = f", {now / one.samples_per_s:.2f} times one replica's"

@@ -21,6 +21,8 @@ __all__ = ["NEAR", "Division", "Judge", "preferred"]
 
 NEAR = 0.95
 """A division with so much of the most samples/s is as good."""
+PAIRS = 1000
+"""Pairs of peers whose exchange is as much work as a peer of a set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class Judge:
         paces, m = self._paced(every)
         if paces and self._at_most(paces, m) <= above:
             return None
+        self._tried += sum(len(p.peers) for p in paces) ** 2 // PAIRS
         self._known[key] = self.valued(paces, m) if paces else None
         return self._known[key]
 

@@ -24,7 +24,15 @@ from ..cost.candidate import from_plan
 from ..cost.shortage import refuse_impossible
 from ..planners.planners import plan
 from ..search.enough import no_plan
-from .beside import alternatives, hangs_on, left_out, reasons, slowest_between, slowest_inside
+from .beside import (
+    alternatives,
+    hangs_on,
+    left_out,
+    one_replica,
+    reasons,
+    slowest_between,
+    slowest_inside,
+)
 from .division import Division, Judge, preferred
 from .formation import Formation, FormedReplica, RoundPrediction
 from .gather import gathered
@@ -157,15 +165,15 @@ def _formation(
         slowest_between(paces, chosen),
         hangs_on(judge, chosen),
     )
-    others = alternatives(judge, chosen, divisions)
+    one = one_replica(judge, divisions)
     return Formation(
         replicas,
         tuple(left_out(judge, searched, chosen, made.values(), count)),
         prediction,
         request.microbatch_size,
         request.head_parts,
-        others,
-        tuple(reasons(judge, chosen, divisions, count)),
+        alternatives(judge, chosen, divisions, one),
+        tuple(reasons(judge, chosen, divisions, one, count)),
     )
 
 

@@ -4,7 +4,7 @@
 find together over their fastest links: level by level, each half as fast as the one before, the
 groups with least memory first; a group that can hold the model is a replica and takes no more. So
 each replica is as small, and its links as fast, as memory allows. Fewer replicas come of it in two
-ways: the slowest go on finding together, in the same order; or only the fastest stay.
+ways: the slowest go on finding together, in the same order; or some stay and the others do not.
 
 The same from groups that the network suggests (broker/scheduler/network/communities.py) in place of
 single peers. And **packed by memory** alone, whatever the links: those with most of it first, each
@@ -13,6 +13,8 @@ into the replica that has least.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -25,6 +27,8 @@ Group = frozenset[int]
 
 MOST_STARTS = 3
 """Groupings of the network that are begun from."""
+MOST_CHOICES = 70
+"""Ways of choosing some of the groups up to which all are tried: four of eight."""
 MANY = 64
 """Peers from which on only single peers and the first grouping are."""
 
@@ -40,7 +44,7 @@ def seeds(paces: Paces, counts: Sequence[int]) -> Iterator[list[Group]]:
         groups = gathered(paces, start)
         for count in counts:
             if count <= len(groups):
-                yield _fastest(paces, groups, count)
+                yield from _some(paces, groups, count)
                 yield _joined(paces, groups, count)
     for count in counts:
         if count <= n:
@@ -52,8 +56,12 @@ def gathered(paces: Paces, start: Sequence[Group]) -> list[Group]:
     return [g for g in _joined(paces, start, 1, closing=True) if paces.may_hold(g)]
 
 
-def _fastest(paces: Paces, groups: Sequence[Group], count: int) -> list[Group]:
-    return sorted(groups, key=lambda g: (-paces.speed[list(g)].sum(), min(g)))[:count]
+def _some(paces: Paces, groups: Sequence[Group], count: int) -> Iterator[list[Group]]:
+    """So many of the groups: the fastest, and of few groups any."""
+    ranked = sorted(groups, key=lambda g: (-paces.speed[list(g)].sum(), min(g)))
+    chosen = itertools.combinations(ranked, count)
+    few = math.comb(len(ranked), count) <= MOST_CHOICES
+    yield from map(list, itertools.islice(chosen, None if few else 1))
 
 
 def _joined(

@@ -26,7 +26,7 @@ from ..network.communities import Grouping, edges, groupings
 from ..search.moves import guess
 from ..search.seeds import tied_tail
 
-__all__ = ["SLOWER", "Pace", "Paces", "links"]
+__all__ = ["MOST_PEERS", "SLOWER", "Pace", "Paces", "links"]
 
 JUDGED = 2
 """Guesses of a set that are judged."""
@@ -102,7 +102,7 @@ class Paces:
             self._fences[microbatches] = self.fence.with_microbatches(microbatches)
         fence = self._fences[microbatches]
         judge = fence.judge
-        guesses = sorted(fence.within(self._pool(peers)), key=lambda g: g.seconds)
+        guesses = sorted(fence.within(self.pool(peers)), key=lambda g: g.seconds)
         found: tuple[float, Candidate] | None = None
         for candidate in dict.fromkeys(
             c for g in guesses[:JUDGED] for c in self._both(g.candidate)
@@ -112,8 +112,8 @@ class Paces:
                 found = seconds, candidate
         return None if found is None else self.pace(*found)
 
-    def _pool(self, peers: frozenset[int]) -> Pool:
-        """In islands, where the peers are many."""
+    def pool(self, peers: frozenset[int]) -> Pool:
+        """In islands, where the peers are many; of very many those in the fastest ones."""
         if len(peers) <= MOST_PEERS // 4:
             return Pool((tuple(sorted(peers)),))
         parts = [tuple(p for p in group if p in peers) for group in self.islands[0]]

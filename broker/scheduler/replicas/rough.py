@@ -6,7 +6,8 @@ as far as memory goes (peer p takes the part w_p of the work, τ = max w_p · t_
 
     step = fill + (m - 1) · max(τ, widest hop, slowest circle) + update         (network/pathcut.py)
 
-for some K from all of them down to as few as hold the model, the fastest first. Or each peer that
+for some K from all of them down to as few as hold the model, the fastest first, by islands where
+they are many. Or each peer that
 can hold the model by itself a pipeline of its own, with a sum of gradients between them.
 """
 
@@ -15,15 +16,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....dag.cost.speed import Work
 from ..cost.candidate import Candidate, StageShare
 from ..cost.rows import in_proportion
 from ..cost.shortage import recomputes
 from ..network.pathcut import slowest_circle
-from .pace import MOST_PEERS, Pace, Paces
+from .pace import Pace, Paces
 
 __all__ = ["RoughPaces"]
+
+Floats = NDArray[np.float64]
 
 FULL = 0.95
 """Of a peer's memory, what a cut fills: operators are not to be had in parts."""
@@ -53,13 +57,17 @@ class RoughPaces:
         key = frozenset(peers), microbatches
         if key not in self._known:
             self.spent += len(key[0])
-            self._known[key] = self._best(sorted(key[0]), microbatches)
+            self._known[key] = self._best(key[0], microbatches)
         return self._known[key]
 
-    def _best(self, peers: list[int], m: int) -> Pace | None:
+    def _best(self, peers: frozenset[int], m: int) -> Pace | None:
         options = self.paces.judge.request.options
         speed = self.paces.speed
-        order = sorted(peers, key=lambda p: (-speed[p], p))[:MOST_PEERS]
+        order = [
+            p
+            for island in self.paces.pool(peers).groups
+            for p in sorted(island, key=lambda p: (-speed[p], p))
+        ]
         found: list[tuple[float, Candidate]] = []
         if options.pipelines in (None, 1):
             k = len(order) if options.stages is None else min(options.stages, len(order))
@@ -143,7 +151,7 @@ class RoughPaces:
         return []
 
 
-def _parts(speed: np.ndarray, most: np.ndarray) -> np.ndarray:
+def _parts(speed: Floats, most: Floats) -> Floats:
     """Parts of one whole in proportion to speed, none above its most."""
     part = np.zeros(len(speed))
     full = np.zeros(len(speed), dtype=bool)

@@ -147,7 +147,7 @@ def _shares(pair: Floats, line: Floats) -> Floats:
         return made
     apart = ~np.eye(r, dtype=bool)
     far = np.where(apart, pair, 0.0)
-    order = np.argsort(np.maximum(far.max(axis=1), line), kind="stable")
+    order = np.argsort(np.maximum(np.median(far, axis=1), line), kind="stable")
     best, least, k = np.full(r, 1 / r), np.inf, 1
     while k < 2 * r:
         count = min(k, r)

@@ -1,11 +1,11 @@
 """The best division for each number of replicas.
 
 Of up to EVERY peers all divisions are judged, those that leave peers out included. Of more, the
-best of the seeds (gather.py) are improved by moves, the first that helps, until none does or the budget
-is spent: a peer goes to another replica, out, in, or alone; two change places; two replicas become
-one; one becomes two. All that by closed formulas (rough.py); the best that come of it are judged by
-the event calculation, and the best of these is improved once more. Budgets count the peers of sets
-and the replicas of divisions that were looked at, never seconds.
+best of the seeds (gather.py) are improved by moves, the first that helps, until none does or the
+budget is spent: a peer goes to another replica, out, in, or alone; two change places; two replicas
+become one; one becomes two. All that by closed formulas (rough.py); the best that come of it are
+judged by the event calculation, and the best of these is improved once more. Budgets count the
+peers of sets and the replicas of divisions that were looked at, never seconds.
 """
 
 from __future__ import annotations
