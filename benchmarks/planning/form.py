@@ -1,15 +1,16 @@
-"""Replicas that the planner forms (broker/scheduler/replicas/): how long it takes, how good they are.
+"""Replicas that the planner forms (broker/scheduler/replicas/): how good, and how fast.
 
     python benchmarks/planning/form.py [--json FILE] [--only gap scale testbeds] [--cases 40]
 
 gap       random cases of up to five peers: samples/s of the search over those of the best of all
-          divisions of the peers, for any number of replicas and for each
+          divisions of the peers, for any number of replicas and for each; rounds of 20 steps and
+          fp32, so that exchanges weigh
 scale     1,000 peers with 4 to 24 GiB in islands of some 16 (scale.py), GPT-2 1.5B, a batch of
           1,024; the worst of three seeds
 testbeds  the testbeds of 8, 24 and 48 peers with GPT-2 124M and 1.5B: samples/s over those of one
           replica, in the formation's own prediction; prints what is formed
 
-A round is 100 steps, contributions are 8 bits a parameter.
+Elsewhere a round is 100 steps, and contributions are 8 bits a parameter.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from shoal.tests.broker.scheduler.cases import random_case
 
 EVERY = 100
 BYTES = 1.0
+SHORT, DENSE = 20, 4.0
+"""Rounds and bytes of the random cases."""
 BATCH = 1024
 MICROBATCHES = 64
 """Of a testbed's step."""
@@ -48,7 +51,7 @@ def gap(cases: int) -> list[Figure]:
     gaps: list[float] = []
     for seed in range(cases):
         request = random_case(seed, operators=8, peers=5, held=False)
-        judge = Judge(Paces(request), EVERY, BYTES)
+        judge = Judge(Paces(request), SHORT, DENSE)
         most: dict[int | None, float] = {}
         for groups in every_division(range(len(request.offers))):
             found = judge.of(groups)
@@ -56,7 +59,7 @@ def gap(cases: int) -> list[Figure]:
                 for key in (None, len(found.peers)):
                     most[key] = max(most.get(key, 0.0), found.samples_per_s)
         for count, value in most.items():
-            ours = searched(Judge(Paces(request), EVERY, BYTES), count)
+            ours = searched(Judge(Paces(request), SHORT, DENSE), count)
             gaps.append(1 - (ours[0].samples_per_s / value if ours else 0.0))
     print(f"{len(gaps)} searches in {cases} cases")
     return [
