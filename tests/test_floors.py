@@ -41,7 +41,7 @@ ORDER = {
     "client": """
         bench doctor errors files < access models < submission < runs < show < front""",
     "compression": """
-        counter interface < checks < echo plain < sparse stateful < codec""",
+        counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",
     "dag/ir": """
         capture_errors draws experts graph random < convert fx_args operators
