@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ..dag.ir.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
 from ..dag.plan.plan import PeerId, Plan
 from ..job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES, Job
+from ..job.methods import method_text
 from ..job.settings import plain
 from ..job.tables import Codec, Model, Output, Recovery, Sync
 from ..job.training import Train
@@ -191,7 +192,10 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             state_bytes=train.state_bytes,
             norm=train.clip > 0 or job.recovery.rebuilds,
             collective=job.sync.collective,
-            codecs=_codecs(job.codec),
+            strategy=method_text(
+                job.sync.within, job.sync.options if job.sync.kind == "allreduce" else {}
+            ),
+            codecs=_codecs(job.codec, encoded=job.sync.within != "exact"),
         ),
         batchings=batchings,
         training=job.training.to_json(),
@@ -247,8 +251,9 @@ def _check_unchanged(found: Checkpoint, job: Job) -> None:
             )
 
 
-def _codecs(asked: Codec) -> CodecOptions:
-    """Raises RunSpecError for the text of a codec that there is not, or that cannot be there."""
+def _codecs(asked: Codec, *, encoded: bool) -> CodecOptions:
+    """`encoded`: what gradients go through is the method's, no codec's. Raises RunSpecError for the
+    text of a codec that there is not, or that cannot be there."""
     texts = {role: _codec(asked, role) for role in ("activation", "activation_grad", "grad")}
     for role, text in texts.items():
         if text.partition(":")[0].partition("/")[0] == "support":
@@ -256,7 +261,7 @@ def _codecs(asked: Codec) -> CodecOptions:
     return CodecOptions(
         activation=texts["activation"],
         activation_grad=texts["activation_grad"],
-        sync=texts["grad"],
+        sync="none" if encoded else texts["grad"],
         ratio=asked.ratio,
         error_budget=asked.error_budget,
         feedback=asked.feedback,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from .methods import METHODS
 from .rounds import OWN_CODECS, RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .tables import LIVE, Codec, Data, Model, Output, PlanOptions, Recovery, Sync
@@ -224,5 +225,21 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     if job.recovery.swaps and job.data.where == "peer":
         yield "recovery.ladder", '"neighbour" is, where data stays with a peer'
     codec = job.codec
+    if job.sync.within != "exact":
+        own = METHODS[job.sync.within].COLLECTIVE
+        if own and job.sync.collective not in ("auto", own):
+            yield "sync.collective", f'"auto" is, for "{job.sync.within}" exchanges by {own} alone'
+        with_it = f'"none" is, for sync.method = "{job.sync.within}" encodes gradients itself'
+        if codec.grad not in (None, "none"):
+            yield "codec.grad", with_it
+        if codec.feedback not in ("ef", "none"):
+            yield "codec.feedback", with_it
+        if job.sync.within == "demo" and (job.train.optimizer, job.train.momentum) != ("sgd", 0):
+            yield (
+                "train.optimizer",
+                '"sgd" with momentum 0 is, for sync.method = "demo" steps itself',
+            )
+    if codec.feedback == "dgc" and (job.train.optimizer, job.train.momentum > 0) != ("sgd", True):
+        yield "codec.feedback", '"dgc" keeps the momentum of SGD: it is with optimizer = "sgd"'
     if codec.snapshot not in (None, "none", "lossless", codec.default):
         yield "codec.snapshot", 'snapshots are exact: "none" and "lossless" are'

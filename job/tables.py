@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .methods import METHODS as ALLREDUCE
+from .methods import method_options
 from .rounds import LOCAL, options_of
-from .settings import Settings, SettingsError, at_least
+from .settings import Settings, SettingsError, at_least, meant
 from .units import Duration
 
 __all__ = [
@@ -30,7 +32,10 @@ LIVE = "live:"
 
 CODEC_ROLES = ("activation", "activation_grad", "grad", "snapshot")
 """Keys of [codec] that fall back to its default."""
-METHODS: Mapping[str, tuple[str, ...]] = {"allreduce": ("exact",), "local": tuple(LOCAL)}
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "allreduce": tuple(ALLREDUCE),
+    "local": tuple(LOCAL),
+}
 """Of sync.method, by sync.kind; the first one is the default."""
 EVERY = 50
 """Steps of a round where the job does not say."""
@@ -233,9 +238,10 @@ class Codec(Settings):
     """How many times fewer bytes "adatopk" sends on the slowest link, at least 1."""
     error_budget: float = 0.0
     """Relative L2 error that "auto" may make in a tensor that crosses a link; 0: none at all."""
-    feedback: Literal["none", "ef", "ahead"] = "ef"
-    """Error feedback of the codec of grad; lossless ones have no error to feed back. "ahead":
-    of updates in place of gradients, each holder training where its unsent ones would bring it."""
+    feedback: Literal["none", "ef", "ef21", "dgc", "ahead"] = "ef"
+    """Error feedback of the codec of grad; lossless ones have no error to feed back. "ef21": of
+    changes against what both ends have; "dgc": of momentum in place of gradients; "ahead": of
+    updates in their place, each holder training where its unsent ones would bring it."""
 
     def check(self) -> None:
         for key in ("default", "sync", *CODEC_ROLES):
@@ -269,8 +275,7 @@ class Sync(Settings):
     """"allreduce": equal weights after every step. "local": replicas train apart and meet in
     rounds."""
     method: str = ""
-    """Of the kind; "": its first one. allreduce: "exact". local: "diloco", "average",
-    "sparse-loco"."""
+    """Of the kind; "": its first one. allreduce: `job/methods.py`. local: `job/rounds.py`."""
     every: int | Literal["auto"] = "auto"
     """Steps of `batch` samples in a round; "auto": 50, of an allreduce 1."""
     deadline: Duration | Literal["auto"] = "auto"
@@ -292,7 +297,7 @@ class Sync(Settings):
             raise SettingsError(
                 "method",
                 f'is "{self.method}"'
-                + (f', of kind "{other[0]}"' if other else "")
+                + (f', of kind "{other[0]}"' if other else meant(self.method, known))
                 + f': expected, with kind = "{self.kind}", one of {", ".join(known)}',
             )
         if self.kind == "local":
@@ -300,8 +305,8 @@ class Sync(Settings):
                 options_of(self.chosen, self.options)
             except SettingsError as error:
                 raise error.inside("options") from None
-        elif self.options:
-            raise SettingsError("options", f'of "{self.chosen}": it has none, expected no table')
+        else:
+            method_options(self.chosen, self.options)
         if self.every != "auto":
             at_least(self, 1, "every")
             if self.kind == "allreduce" and self.every != 1:
@@ -318,6 +323,11 @@ class Sync(Settings):
     def chosen(self) -> str:
         """The method."""
         return self.method or METHODS[self.kind][0]
+
+    @property
+    def within(self) -> str:
+        """The method by which a replica's own holders have equal weights after every step."""
+        return self.chosen if self.kind == "allreduce" else "exact"
 
     @property
     def steps(self) -> int:

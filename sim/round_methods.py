@@ -73,7 +73,7 @@ def top_of_chunks(keep: float, chunk: int = 4096, values: Encode = raw) -> Encod
     `values` encodes what is kept, a row for each chunk."""
 
     def encode(x: Tensor) -> Tensor:
-        rows = [row.unsqueeze(0) for row in x.flatten().split(chunk)]
+        rows = [row.unsqueeze(0) for row in torch.split(x.flatten(), chunk)]
         found = []
         for row in rows:
             k = max(1, round(keep * row.shape[-1]))

@@ -34,7 +34,7 @@ ORDER = {
         < recovery < runs < journal placement rounds < registry < clients < machine planning
         < service validate""",
     "broker/rounds": "pairs segments work < coordinator",
-    "broker/scheduler": "base < network < cost < baselines codecs search < planners",
+    "broker/scheduler": "base < network < cost < baselines codecs search < planners < replicas",
     "broker/service": """
         blobs door < needed secured < shell < calls page < admitting blobs_service < services
         < server""",

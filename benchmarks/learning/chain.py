@@ -27,6 +27,8 @@ from shoal.dag.execute.execute import StageExecutor
 from shoal.dag.ir.graph import Graph
 from shoal.dag.ir.random import step_key
 from shoal.dag.plan.cut import cut, tied_groups
+from shoal.dag.plan.plan import PeerId
+from shoal.dag.plan.strategies import parse_strategy
 from shoal.examples.gpt import GPT, gpt
 from shoal.job import Train
 from shoal.peer.data.manifest import Manifest
@@ -135,6 +137,11 @@ class Pipeline:
                 own=1,
                 count=of,
                 unsent=lambda: self._unsent(replica, k),
+                peer=PeerId(f"r{replica}"),
+                holders=tuple(PeerId(f"r{i}") for i in range(of)),
+                tied=frozenset(),
+                choice=parse_strategy("ahead"),
+                device=executor.device,
             )
         )
 

@@ -34,7 +34,7 @@ def shared(
         inner, left = list[int](), borders
         for i, cut in enumerate(even[1:-1], 1):
             room = left[: len(left) - (count - 1 - i)]  # as many as the later cuts need remain
-            inner.append(min(room, key=lambda border, cut=cut: abs(border - cut)))
+            inner.append(min(room, key=lambda border: abs(border - cut)))
             left = [b for b in left if b > inner[-1]]
         even = [0, *inner, len(ordered)]
     return tuple(ordered[even[at] : even[at + 1]]) or tuple(members)

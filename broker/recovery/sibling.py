@@ -21,9 +21,9 @@ __all__ = ["rerouted", "rerouted_pairs"]
 
 def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
     """The plan without these holders, their microbatches spread evenly over the other holders of
-    the same stages; None where one of them was the last, and where holders exchange updates, each
-    from a state of its own."""
-    if plan.exchanges_updates:
+    the same stages; None where one of them was the last, and where holders have something of their
+    own that the others cannot go on without."""
+    if plan.has_own_state:
         return None
     stages = tuple(
         replace(s, holders=tuple(h for h in s.holders if h not in gone)) for s in plan.stages

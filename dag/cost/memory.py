@@ -205,7 +205,7 @@ class MemoryModel:
             for k, live in moments
         )
         most = max(computed, default=0)  # a holder may be on no route
-        standing = sum(found[k].standing(state_bytes, plan.strategy(k).copies) for k in held)
+        standing = sum(found[k].standing(state_bytes, plan.strategy(k).traits.copies) for k in held)
         return standing + max(most, after)
 
     def _find(self, start: int, stop: int, recompute: bool) -> StageMemory:

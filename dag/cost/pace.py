@@ -47,6 +47,8 @@ VISIT_CALLS = 100
 """Kernels' fixed times that a forward or backward costs besides its operators: finding what it
 takes, checking, keeping, leaving what it gives. This and the others as one CPU core's seconds of
 every kind of action of a GPT of 2 layers of width 32, whose operators cost next to nothing."""
+ENCODING = 4
+"""Passes over what is trained in which a strategy encodes it, and as many in which it decodes."""
 ACTION_CALLS = 30
 """Calls of any other action."""
 
@@ -92,6 +94,15 @@ class Vectors:
     ) -> None:
         self._stages, self._tied, self._graph = stages, tied, graph
         self._trainable = [_bytes(graph, s.trainable) for s in stages]
+        self._messages = {
+            (e.stage, which): choice.elements(specs, which) * (8 if wide else 4)
+            for e in plan.exchanges
+            for choice in [plan.strategy(e.stage)]
+            if choice.traits.elements is not None
+            for specs in [self._specs(stages[e.stage].trainable)]
+            for wide in [any(s.dtype == "float64" for s in specs)]
+            for which in range(choice.traits.sums)
+        }
         updates = {b.name: b.update.value for b in graph.buffers if b.update and b.update.value}
         self._statistics = [
             sum(graph.spec[updates[n]].size_bytes for n in s.updates if n in updates)
@@ -102,6 +113,9 @@ class Vectors:
         for route in plan.routes:
             for v in route:
                 self._ran[v.peer, v.stage] = self._ran.get((v.peer, v.stage), 0) + 1
+
+    def _specs(self, names: Sequence[str]) -> list[TensorSpec]:
+        return [self._graph.spec[f"param:{name}"] for name in names]
 
     def visits(self, peer: PeerId, stage: int) -> int:
         """How many microbatches the peer runs through the stage in a step."""
@@ -116,7 +130,9 @@ class Vectors:
         small."""
         match content:
             case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
-                return self._trainable[index]
+                return self._messages.get((index, 0), self._trainable[index])
+            case ExchangeContent.SECOND:
+                return self._messages[index, 1]
             case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
                 return _bytes(self._graph, (self._tied[index].parameter,))
             case _:
@@ -147,7 +163,7 @@ class Vectors:
         content, index = exchange.content, exchange.index
         stage_wise = content in (ExchangeContent.GRADIENT, ExchangeContent.DELTA)
         names = self._stages[index].trainable if stage_wise else (self._tied[index].parameter,)
-        specs = [self._graph.spec[f"param:{name}"] for name in names]
+        specs = self._specs(names)
         wide = any(s.dtype == "float64" for s in specs)
         elements = sum(s.elements for s in specs)
         (shard,) = hop.shards  # of several, put together, none is coded
@@ -211,12 +227,13 @@ def exchange_bytes(vectors: Vectors, exchange: Exchange, peer: PeerId, action: A
         return 0.0
     phase = exchange.phases(peer)[action.phase]
     taken = sum(exchange.elements(hop, whole) for hop in phase.takes)
+    selected = ENCODING * vectors.trainable(exchange.index) if exchange.encoded else 0
     if action.kind is Kind.GIVE:
         several = [hop for hop in phase.gives if len(hop.shards) > 1]
-        return 2 * whole + 2 * sum(exchange.elements(hop, whole) for hop in several)
+        return selected + 2 * whole + 2 * sum(exchange.elements(hop, whole) for hop in several)
     if action.kind is Kind.TAKE:
         parts = sum(exchange.elements(h, whole) for h in phase.takes if not h.total)
-        return 2 * whole + (parts + whole if parts else 0)
+        return selected + 2 * whole + (parts + whole if parts else 0)
     results = {hop.shards: hop for hop in phase.gives}
     return taken + sum(exchange.elements(hop, whole) for hop in results.values())
 

@@ -36,6 +36,9 @@ class VectorSpace(Protocol[V]):
     def add(self, parts: Sequence[V]) -> V:
         """The sum in the given order, of equal shards; nothing of them is changed."""
 
+    def relay(self, total: V) -> V:
+        """What a peer hands on of a result that it was given."""
+
 
 def give(exchange: Exchange, own: Callable[[Hop], V], space: VectorSpace[V]) -> Callable[[Hop], V]:
     """What a participant gives, by hop. `own`: its whole vector for a hop (`Hop.part`)."""
@@ -57,6 +60,8 @@ def give(exchange: Exchange, own: Callable[[Hop], V], space: VectorSpace[V]) -> 
 def pass_on(taken: Sequence[tuple[Hop, V]], space: VectorSpace[V]) -> Callable[[Hop], V]:
     """What a peer gives after it added up or relayed what came, by hop."""
     results = _results(taken, space)
+    for shard in {s for hop, _ in taken if hop.total for s in hop.shards}:
+        results[shard] = space.relay(results[shard])
 
     def given(hop: Hop) -> V:
         if len(hop.shards) == 1:

@@ -37,6 +37,7 @@ the updates of a tied parameter have been through a codec already."""
 LEVELS: tuple[frozenset[ExchangeContent], ...] = (
     frozenset({ExchangeContent.TIED_PAIR}),
     frozenset({ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.STATISTICS}),
+    frozenset({ExchangeContent.SECOND}),
     frozenset({ExchangeContent.TIED, ExchangeContent.TIED_DELTA}),
     frozenset({ExchangeContent.NORM}),
     frozenset({ExchangeContent.SCORES}),
@@ -63,6 +64,8 @@ class Exchange:
     index: int
     members: Members
     collective: Collective
+    encoded: bool = False
+    """Whether a strategy has encoded what is exchanged."""
 
     @property
     def name(self) -> str:
@@ -71,7 +74,7 @@ class Exchange:
     @property
     def coded(self) -> bool:
         """Whether the codec of link and role carries it, rather than raw."""
-        return self.content in CODED and self.collective.coded
+        return self.content in CODED and self.collective.coded and not self.encoded
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
@@ -171,7 +174,7 @@ def exchanges_of(
     own = range(len(stages)) if mine is None else plan.stages_of(mine.peer)
     groups = [g for g in tied if any(k in own for k in g.stages)]
     found = [
-        *(_pairs(plan, group) for group in groups if plan.strategy(group.stages[0]).updates),
+        *(_pairs(plan, group) for group in groups if plan.strategy(group.stages[0]).traits.updates),
         *(e for stage in stages if stage.index in own for e in _of_stage(plan, stage)),
         *(_tied(plan, group) for group in groups),
         _norm(plan, stages, mine),
@@ -193,11 +196,12 @@ def _of_stage(plan: Plan, stage: Stage) -> list[Exchange]:
                 f"stage {k} exchanges gradients by {chosen.collective!r}: expected one of "
                 f"{', '.join(SUMS)}"
             )
-        traits = plan.strategy(k)
+        traits = plan.strategy(k).traits
         content = ExchangeContent.DELTA if traits.updates else ExchangeContent.GRADIENT
-        name = traits.collective or chosen.collective
+        by = COLLECTIVES[traits.collective or chosen.collective]
         members = Members(holders, holders, chosen.groups, chosen.weights, chosen.chunks)
-        found.append(Exchange(content, k, members, COLLECTIVES[name]))
+        for also in (content, ExchangeContent.SECOND)[: traits.sums]:
+            found.append(Exchange(also, k, members, by, traits.elements is not None))
     if stage.statistics:
         # Not every holder has to run microbatches.
         ran = {v.peer for route in plan.routes for v in route if v.stage == k}
@@ -218,7 +222,7 @@ def _tied(plan: Plan, group: TiedGroup) -> Exchange:
     holders = [plan.stages[k].holders for k in group.stages]
     everybody = dict.fromkeys(peer for of_stage in holders for peer in of_stage)
     members = Members(tuple(of_stage[0] for of_stage in holders), tuple(everybody))
-    updates = plan.strategy(group.stages[0]).updates
+    updates = plan.strategy(group.stages[0]).traits.updates
     content = ExchangeContent.TIED_DELTA if updates else ExchangeContent.TIED
     return Exchange(content, group.index, members, COLLECTIVES["star"])
 

@@ -4,6 +4,7 @@ to stage; and beside it its report, for people."""
 __all__ = [
     "action",
     "cut",
+    "messages",
     "outline",
     "plan",
     "plan_slice",

@@ -66,6 +66,8 @@ class ExchangeContent(StrEnum):
     """A stage's gradients, added up over its holders."""
     DELTA = "delta"
     """In their place where a strategy exchanges updates: those that each made of its gradients."""
+    SECOND = "second"
+    """What a strategy adds up next over them, once it has the sum of a stage's gradients."""
     STATISTICS = "stats"
     """Batch statistics of a stage's microbatches, to all of its holders."""
     TIED_PAIR = "pair"

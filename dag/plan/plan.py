@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Literal, NewType
 
 from .outline import Outline
-from .strategies import TRAITS, StrategyTraits
+from .strategies import StrategyChoice, parse_strategy
 
 __all__ = [
     "CodecChoice",
@@ -181,14 +181,19 @@ class Plan:
         """How the holders of a stage exchange its gradients."""
         return self._exchanges.get(stage) or StageExchange(stage)
 
-    def strategy(self, stage: int) -> StrategyTraits:
-        """What the strategy of a stage's holders asks of the plan."""
-        return TRAITS[self.exchange_of(stage).strategy]
+    def strategy(self, stage: int) -> StrategyChoice:
+        """That of a stage's holders, and what it asks of the plan."""
+        return parse_strategy(self.exchange_of(stage).strategy)
 
     @cached_property
     def exchanges_updates(self) -> bool:
         """Whether holders of some stage exchange updates in place of gradients."""
-        return any(TRAITS[e.strategy].updates for e in self.exchanges)
+        return any(parse_strategy(e.strategy).traits.updates for e in self.exchanges)
+
+    @cached_property
+    def has_own_state(self) -> bool:
+        """Whether a holder keeps something that nobody can go on without in its place."""
+        return any(parse_strategy(e.strategy).traits.own_state for e in self.exchanges)
 
     @cached_property
     def _exchanges(self) -> dict[int, StageExchange]:
@@ -275,12 +280,10 @@ class Plan:
                     "each at most once"
                 )
             seen.add(e.stage)
-            if e.strategy not in TRAITS:
-                raise PlanError(
-                    f"stage {e.stage} has the strategy {e.strategy!r}: expected one of "
-                    f"{', '.join(TRAITS)}"
-                )
-            only = TRAITS[e.strategy].collective
+            try:
+                only = parse_strategy(e.strategy).traits.collective
+            except ValueError as error:
+                raise PlanError(f"the strategy of stage {e.stage}: {error}") from None
             if only and (e.groups or e.weights):
                 raise PlanError(
                     f"stage {e.stage} exchanges by {only}, as its strategy {e.strategy} does, with "

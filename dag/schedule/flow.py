@@ -24,6 +24,7 @@ What the parts of an exchange are, by the name that it begins with:
 
 grad STAGE    a holder's gradients of the stage
 delta STAGE   in their place where a strategy exchanges updates, the one that each made of its own
+second STAGE  what a strategy adds up next, where one sum is not all
 stats STAGE   batch statistics of the microbatches that a holder ran
 pair GROUP    where it does, a tied parameter's gradient of the i-th holder of each of its stages
 tied GROUP    a tied parameter's gradient, of the first holder of each of its stages

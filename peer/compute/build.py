@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -20,7 +20,7 @@ from ...dag.ir.rules.rules import check_graph
 from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import Stage, cut, tied_groups
 from ...dag.plan.plan import PlanError
-from ...dag.plan.strategies import TRAITS
+from ...dag.plan.strategies import parse_strategy
 from ...dag.rounds.vector import RunVector
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
@@ -212,15 +212,7 @@ def build_work(
                 evaluation=(evaluation(core.graph), within) if core else None,
                 recompute=plan.stages[stage.index].recompute,
             )
-            optimizer = StageOptimizer(
-                order.training.train,
-                executor.parameters,
-                weighs=order.training.rebuilds,
-                seed=order.training.seed,
-                firsts=firsts,
-                position=local.position if order.training.rounds else float,
-            )
-            strategy = _strategy(order, stage, executor, optimizer, wire, streams)
+            strategy = _strategy(order, stage, executor, firsts, wire, streams, local)
             held[stage.index] = LocalStage(stage, executor, strategy)
     trim_heap()
     reader = Reader(order.manifest, order.shard, seed=order.training.seed, microbatches=of_run)
@@ -274,17 +266,30 @@ def _strategy(
     order: BuildOrder,
     stage: Stage,
     executor: StageExecutor,
-    optimizer: StageOptimizer,
+    firsts: Mapping[str, int],
     wire: TransferSpecs,
     streams: Streams,
+    local: LocalSteps,
 ) -> Strategy:
-    """That of the plan for a stage; the plain mean for one whose holders share no gradients. Raises
-    TensorSpecError for a model that it is not for."""
+    """That of the plan for a stage; the plain mean for one whose holders share no gradients, or
+    that has one which can step alone as it is. Raises TensorSpecError for a model that it is not
+    for, ValueError for a stage."""
     k, plan, weight = stage.index, order.plan, wire.graph.weight
-    name = plan.exchange_of(k).strategy if shares_gradient(stage) else "mean"
-    if weight and TRAITS[name].updates:
+    choice, holders = plan.strategy(k), plan.stages[k].holders
+    if not shares_gradient(stage) or (len(holders) == 1 and not choice.traits.alone):
+        choice = parse_strategy("mean")
+    train = order.training.train
+    optimizer = StageOptimizer(
+        replace(train, momentum=0.0) if choice.traits.own_momentum else train,
+        executor.parameters,
+        weighs=order.training.rebuilds,
+        seed=order.training.seed,
+        firsts=firsts,
+        position=local.position if order.training.rounds else float,
+    )
+    if weight and choice.traits.updates:
         raise TensorSpecError(
-            f"the strategy of stage {k} is {name!r}, and the model weighs its losses by "
+            f"the strategy of stage {k} is {choice.word!r}, and the model weighs its losses by "
             f"{weight!r}: holders of a stage do not know the weights of their microbatches; "
             'expected "mean" (codec.feedback "ef")'
         )
@@ -295,7 +300,7 @@ def _strategy(
         left = streams.unsent(next(t for t in gives if not t.is_local))
         return {} if left is None else parts_of(wire.layout(k), left)
 
-    return STRATEGIES[name](
+    return STRATEGIES[choice.word](
         Holder(
             layout=wire.layout(k),
             parameters=executor.parameters,
@@ -303,6 +308,13 @@ def _strategy(
             own=len(wire.microbatches(order.peer, k)),
             count=len(plan.routes),
             unsent=unsent,
+            peer=order.peer,
+            holders=holders,
+            tied=frozenset(g.parameter for g in wire.flow.tied),
+            choice=choice,
+            momentum=train.momentum,
+            seed=order.training.seed,
+            device=executor.device,
         )
     )
 
@@ -384,7 +396,7 @@ def _owners(graph: Graph, flow: Flow) -> dict[str, int]:
 def _check_norm(graph: Graph, order: BuildOrder) -> None:
     """Raises PlanError where updates would need a norm or weight that the plan does not bring."""
     plan, clip = order.plan, order.training.train.clip
-    clips = clip and not all(plan.strategy(k).updates for k in range(len(plan.stages)))
+    clips = clip and not all(plan.strategy(k).traits.updates for k in range(len(plan.stages)))
     if plan.without_norm and (clips or graph.weight):
         raise PlanError(
             f"the plan has no norm, and gradients are clipped to {clip}: expected one with"

@@ -51,6 +51,10 @@ class LocalStage:
         return {**self.executor.parameters, **self.strategy.weights()}
 
 
+_SUMS = {ExchangeContent.GRADIENT: 0, ExchangeContent.DELTA: 0, ExchangeContent.SECOND: 1}
+"""What strategies exchange, and which of their sums in a step it is."""
+
+
 class TransferSpecs:
     """The spec of every transfer of a plan. `graph` is bound and full."""
 
@@ -113,14 +117,21 @@ class TransferSpecs:
             training = content is ExchangeContent.NORM
             ran = self.microbatches(hop.source, self.loss_stage, training=training)
             return norm.scores_spec(len(ran), self.metrics, squares=training)
-        layout = self.exchanged(exchange)
-        return layout.spec(exchange.elements(hop, layout.elements))
+        return self.exchanged(exchange).spec(exchange.elements(hop, self.elements(exchange)))
 
     def exchanged(self, exchange: Exchange) -> Layout:
         """Where each parameter lies in what an exchange of gradients or updates carries."""
-        if exchange.content in (ExchangeContent.GRADIENT, ExchangeContent.DELTA):
+        if exchange.content in _SUMS:
             return self.layout(exchange.index)
         return self.tied_layout(exchange.index)
+
+    def elements(self, exchange: Exchange) -> int:
+        """How many numbers it carries: of a stage as many as the strategy makes of them."""
+        layout = self.exchanged(exchange)
+        if exchange.content not in _SUMS:
+            return layout.elements
+        choice = self.flow.plan.strategy(exchange.index)
+        return choice.elements([s for _, s in layout.parameters], _SUMS[exchange.content])
 
 
 class Exchanges:
@@ -207,8 +218,8 @@ class Exchanges:
     def _own(self, exchange: Exchange, hop: Hop) -> Tensor:
         k, device = exchange.index, self.device
         match exchange.content:
-            case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
-                return vector_of(self.wire.layout(k), _grads(self.held[k]), device)
+            case ExchangeContent.GRADIENT | ExchangeContent.DELTA | ExchangeContent.SECOND:
+                return self.held[k].strategy.message(_SUMS[exchange.content])
             case ExchangeContent.STATISTICS:
                 ran = self.wire.microbatches(self.peer, k)
                 collected = [self.held[k].collected[m] for m in ran]
@@ -250,7 +261,9 @@ class Exchanges:
             return _Scores(self.wire, exchange, self.device)
         if content is ExchangeContent.STATISTICS:
             return TensorSpace((0, 0), self.device)
-        bounds = exchange.bounds(self.wire.exchanged(exchange).elements)
+        bounds = exchange.bounds(self.wire.elements(exchange))
+        if content in _SUMS:
+            return self.held[exchange.index].strategy.space(bounds)
         kind = _Mean if content is ExchangeContent.TIED_DELTA else TensorSpace
         return kind(bounds, self.device)
 
@@ -259,9 +272,9 @@ class Exchanges:
     ) -> None:
         k = exchange.index
         match exchange.content:
-            case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
-                grads = grads_of(self.wire.layout(k), engine.take(hops, space))
-                set_grads(self.held[k].executor.parameters, grads)
+            case ExchangeContent.GRADIENT | ExchangeContent.DELTA | ExchangeContent.SECOND:
+                total = engine.take(hops, space)
+                self.held[k].strategy.take(_SUMS[exchange.content], total)
             case ExchangeContent.STATISTICS:
                 for hop, vector in hops:
                     ran = self.wire.microbatches(hop.source, k)

@@ -53,7 +53,8 @@ def given_records(work: BuiltStages) -> dict[str, Tensor]:
     for held in work.held.values():
         parameters = held.parameters()
         found |= {f"param:{n}": parameters[n] for n in parameters if n in whole}
-        for name, tensor in held.strategy.state_tensors().items():
+        strategy = held.strategy
+        for name, tensor in (strategy.state_tensors() | strategy.own_tensors()).items():
             owner, _, part = name.rpartition(":")
             if owner in copied or (part == "square" and owner in weighed):
                 found[f"slot:{name}"] = tensor

@@ -2,7 +2,7 @@
 
     param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the strategy's state by parameter.
                                               What stays as the weights files have it is not here
-    own/PEER/NAME:PART                        the same, where holders have states of their own
+    own/PEER/NAME:PART                        the same, of what the other holders have not alike
     codec/…/PEER                              of streams (`streams.py`), by the end that it is of
     round:VALUE:…                             of rounds between replicas (`peer/rounds/work.py`)
 
@@ -71,8 +71,9 @@ def take_records(work: BuiltStages, step: int) -> dict[str, Tensor]:
         parameters, buffers = held.parameters(), held.executor.buffers
         found |= {f"param:{name}": t for name, t in parameters.items() if name not in still}
         found |= {f"buffer:{name}": t for name, t in buffers.items() if name not in still}
-        kind = _own(work.order.peer) if held.strategy.own_state else "slot:"
-        found |= {f"{kind}{name}": t for name, t in held.strategy.state_tensors().items()}
+        found |= {f"slot:{name}": t for name, t in held.strategy.state_tensors().items()}
+        own = _own(work.order.peer)
+        found |= {f"{own}{name}": t for name, t in held.strategy.own_tensors().items()}
     found |= work.rounds.state_tensors() if work.rounds else {}
     states = work.streams.state_tensors(step - 1)
     found |= {_end_name(name, work.order.peer): tensor for name, tensor in states.items()}
@@ -130,13 +131,13 @@ class Records:
                         "of every peer that held a part of it"
                     )
         slots = {n.removeprefix("slot:"): t for n, t in self.tensors.items() if n[:5] == "slot:"}
-        own = _own(work.order.peer)
-        # Who has none of its own, under another plan say, begins with some other holder's.
-        for name in sorted(n for n in self.tensors if n.startswith("own/")):
-            slots.setdefault(name.split("/", 2)[2], self.tensors[name])
-        slots |= {n.removeprefix(own): t for n, t in self.tensors.items() if n.startswith(own)}
+        own: dict[PeerId, dict[str, Tensor]] = {}
+        for name in (n for n in self.tensors if n.startswith("own/")):
+            _, peer, rest = name.split("/", 2)
+            own.setdefault(PeerId(unquote(peer)), {})[rest] = self.tensors[name]
         for held in work.held.values():
             held.strategy.load_state_tensors(slots)
+            held.strategy.load_own_tensors(own)
         self._load_rounds(work)
         states: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():

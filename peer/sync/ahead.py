@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,8 +33,6 @@ __all__ = ["StepAheadEF"]
 
 class StepAheadEF(Strategy):
     """Steps ahead of the exchange, with error feedback, for one holder of a stage."""
-
-    own_state: ClassVar[bool] = True
 
     def __init__(self, holder: Holder) -> None:
         super().__init__(holder)
@@ -92,3 +89,9 @@ class StepAheadEF(Strategy):
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._home
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        return self.holder.optimizer.state_tensors()

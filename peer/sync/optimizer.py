@@ -20,8 +20,10 @@ from ...job import Train
 from .narrow import NARROW, step_narrow, wide_dtype
 from .norm import square_of
 
-__all__ = ["StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
+__all__ = ["KEPT", "StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
 
+KEPT = "sync."
+"""What the names of parts begin with that are not the optimizer's but a strategy's."""
 _BOOST, _SQUARE = "boost", "square"
 
 
@@ -222,7 +224,7 @@ class StageOptimizer:
             return
         for name, tensor in tensors.items():
             owner, _, part = name.rpartition(":")
-            if (parameter := self._named.get(owner)) is None:
+            if (parameter := self._named.get(owner)) is None or part.startswith(KEPT):
                 continue
             if part == _BOOST:
                 self.boost([owner], float(tensor))

@@ -3,26 +3,30 @@ exchanged with the other holders, and what it makes of their sum.
 
     before_forward      before each of its microbatches
     on_gradient         its gradients are all there; what it leaves in them is what it gives
-    (the exchange)      all holders' are added up (`dag/exchange/`)
-    update              the sum is in the gradients; becomes the stage's update
+    message             what it gives: as it stands, the gradients as a flat vector
+    (the exchange)      all holders' are added up (`dag/exchange/`), in its own space if it has one
+    take                the sum becomes gradients
+    update              it is in the gradients; becomes the stage's update, and its own state
 
 A new one is a file that overrides some of these, a line in `strategies.py`, and one in
 `dag/plan/strategies.py` for what plans must know of it. What it goes on from is in `state_tensors`,
-by name, and so in snapshots.
+by name, where all holders have it alike, else in `own_tensors`, and so in snapshots. Before
+`update` nothing of that changes: a step can begin anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ...dag.plan.plan import PeerId
+from ...dag.plan.strategies import StrategyChoice
 from .norm import square_of
 from .optimizer import StageOptimizer
-from .vector import Layout
+from .vector import Layout, TensorSpace, grads_of, set_grads, vector_of
 
 __all__ = ["Holder", "Strategy"]
 
@@ -42,14 +46,24 @@ class Holder:
     unsent: Callable[[], Mapping[str, Tensor]] = dict
     """What its codec did not send yet of the updates that it gave, by parameter; nothing of those
     of which it holds nothing back."""
+    peer: PeerId
+    holders: tuple[PeerId, ...]
+    """Of the stage, this one among them, in the plan's order."""
+    tied: frozenset[str]
+    """Parameters that other stages have as well."""
+    choice: StrategyChoice
+    """The strategy with its options, as the plan has it."""
+    momentum: float = 0.0
+    """SGD's of the job, where the strategy has it in the optimizer's place."""
+    seed: int = 0
+    """The run's."""
+    device: torch.device
+    """Where messages are made."""
 
 
 class Strategy:
     """The plain mean, which the others are variations of: gradients are added up, and every holder
     makes the same update of the sum."""
-
-    own_state: ClassVar[bool] = False
-    """Whether `state_tensors` differ from one holder of the stage to the next."""
 
     def __init__(self, holder: Holder) -> None:
         self.holder = holder
@@ -66,6 +80,19 @@ class Strategy:
     def on_gradient(self, step: int) -> None:
         """Called when this holder's gradients are accumulated, sums over its microbatches, before
         it gives them to others."""
+
+    def message(self, which: int) -> Tensor:
+        """A fresh flat vector for one of the sums of a step, of the length that the plan knows."""
+        grads = {name: p.grad for name, p in self.trained.items()}
+        return vector_of(self.holder.layout, grads, self.holder.device)
+
+    def space(self, bounds: Sequence[int]) -> TensorSpace:
+        """How messages are added up; `bounds` as there."""
+        return TensorSpace(bounds, self.holder.device)
+
+    def take(self, which: int, total: Tensor) -> None:
+        """What all holders' messages came to; after the last one it is in the gradients."""
+        set_grads(self.trained, grads_of(self.holder.layout, total))
 
     def squares(self, names: Iterable[str]) -> list[Tensor]:
         """float64 scalars whose sum is the squared 2-norm of the gradients of these parameters,
@@ -92,3 +119,15 @@ class Strategy:
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on from copies of what `state_tensors` gave; names of others' are passed over."""
         self.holder.optimizer.load_state_tensors(tensors)
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """As `state_tensors`, what the other holders have not alike."""
+        return {}
+
+    def load_own_tensors(self, of: Mapping[PeerId, Mapping[str, Tensor]]) -> None:
+        """Goes on from what `own_tensors` gave of all that had some, which stand here under the
+        names of those who took their places; after `load_state_tensors`. Who has none of its own,
+        under another plan say, begins with some other holder's optimizer."""
+        peers = [p for p in sorted(of) if p != self.holder.peer]
+        for peer in (*reversed(peers), self.holder.peer):
+            self.holder.optimizer.load_state_tensors(of.get(peer, {}))

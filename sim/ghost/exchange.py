@@ -50,6 +50,8 @@ def _own(work: GhostAssignment, exchange: Exchange, hop: Hop) -> Hash:
     match exchange.content:
         case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
             return work.held[k].gradients.copy()
+        case ExchangeContent.SECOND:  # comes of what was added up already
+            return np.zeros_like(work.held[k].gradients)
         case ExchangeContent.STATISTICS:
             return np.array([s & MASK for s in work.held[k].statistics.values()], np.uint64)
         case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
@@ -82,6 +84,8 @@ def _take(
     match exchange.content:
         case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
             work.held[k].gradients = cast(Words, engine.take(hops, space))
+        case ExchangeContent.SECOND:
+            engine.take(hops, space)
         case ExchangeContent.STATISTICS:
             held = work.held[k]
             for hop, words in hops:

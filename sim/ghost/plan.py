@@ -28,7 +28,7 @@ from ...peer.compute.order import BuildOrder
 from .hashes import MASK, Hash, Hashes, Words, odd
 from .stage_hash import Linear
 
-__all__ = ["GhostPlan", "Hollow", "Shards", "Weighed"]
+__all__ = ["IN_SHARDS", "GhostPlan", "Hollow", "Shards", "Weighed"]
 
 
 class Hollow:
@@ -96,6 +96,9 @@ class Shards:
         found: Words = np.add.reduce(np.array(parts, np.uint64), 0)
         return found
 
+    def relay(self, total: Words) -> Words:
+        return total
+
     def join(self, shards: Sequence[Words]) -> Words:
         words = np.empty(len(self._index), np.uint64)
         for b, shard in enumerate(shards):
@@ -119,6 +122,9 @@ class _Numbers:
 
     join = concat
 
+    def relay(self, total: Hash) -> Hash:
+        return total
+
     def add(self, parts: Sequence[Hash]) -> Hash:
         return sum(cast(Sequence[int], parts)) & MASK
 
@@ -131,6 +137,8 @@ class _Equal(_Numbers):
         return parts[0]
 
 
+IN_SHARDS = (ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.SECOND)
+"""What holders of a stage add up."""
 _SUMS, _SAME = _Numbers(), _Equal()
 
 
@@ -175,7 +183,7 @@ class GhostPlan:
 
     def space(self, exchange: Exchange) -> VectorSpace[Hash]:
         """The arithmetic of an exchange: of words for a stage's gradients, else of one number."""
-        if exchange.content not in (ExchangeContent.GRADIENT, ExchangeContent.DELTA):
+        if exchange.content not in IN_SHARDS:
             return _SAME if exchange.content is ExchangeContent.TIED_DELTA else _SUMS
         stage = exchange.index
         if stage not in self._shards:

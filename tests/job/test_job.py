@@ -17,6 +17,7 @@ import shoal
 import shoal.job
 from shoal.job import Data, Job, SettingsError, Train, Training, tables
 from shoal.job import spec as job_module
+from shoal.job.methods import method_text
 from shoal.job.settings import read_toml
 from shoal.job.tables import CODEC_ROLES
 from shoal.job.units import ByteCount, Duration, Rate, UnitError
@@ -141,8 +142,10 @@ def test_sparse_loco_has_options_and_a_codec_of_its_own(
     [
         ("plan", "stage = 2", 'did you mean "stages"?'),
         ("plan", 'schedule = "zero-bubble"', '"interleaved"'),
-        ("codec", 'feedback = "ef21"', '"ahead"'),
+        ("codec", 'feedback = "ef22"', '"ahead"'),
+        ("sync", 'method = "powersdg"', 'did you mean "powersgd"?'),
         ("sync", 'collectives = "ring"', 'did you mean "collective"?'),
+        ("sync", "secure = true", "is not a known key"),
         ("data", 'where = "url"', '"peer"'),
         ("data", 'kind = "module"', '"arrays"'),
         ("train", "stop = {loss = 1.0}", 'did you mean "steps"?'),
@@ -161,6 +164,35 @@ def test_what_is_not_built_is_no_key_and_the_nearest_is_named(
 def test_what_is_not_built_yet_is_refused_by_name(tmp_path: Path) -> None:
     body = '[train]\nsteps = 3\n[codec]\nsnapshot = "int8"'
     assert "`codec.snapshot` is not supported yet" in problem(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            'method = "gtopk"\noptions = { ratoi = 3 }',
+            "`sync.options.ratoi` is not a known key; did",
+        ),
+        ('method = "gtopk"\noptions = { rank = 3 }', "(known: ratio)"),
+        ('method = "gtopk"\noptions = { ratio = 0 }', "`sync.options.ratio` is 0.0: expected 1"),
+        ('method = "powersgd"\noptions = { rank = 1.5 }', "is 1.5: expected an integer"),
+        ("options = { rank = 1 }", "`sync.options.rank` is not a known key"),
+        ('method = "gtopk"\ncollective = "ring"', "`sync.collective` is not supported yet"),
+        ('method = "lags"\n[codec]\ngrad = "bf16"', "`codec.grad` is not supported yet"),
+        ('method = "lags"\n[codec]\nfeedback = "ahead"', "`codec.feedback` is not supported yet"),
+        ('[codec]\nfeedback = "dgc"', "`codec.feedback` is not supported yet"),
+        ('method = "demo"', "`train.optimizer` is not supported yet"),
+        ('method = "demo"\noptions = { decay = 1.0 }', "expected a share in [0, 1)"),
+    ],
+)
+def test_methods_are_read_strictly(tmp_path: Path, body: str, says: str) -> None:
+    assert says in problem(tmp_path, f"[train]\nsteps = 3\n[sync]\n{body}")
+
+
+def test_a_method_has_its_options_by_name_in_plans() -> None:
+    assert method_text("exact", {}) == "mean"
+    assert method_text("powersgd", {"rank": 2}) == "powersgd:rank=2,saving=2"
+    assert method_text("gtopk", {"ratio": 12345678.5}) == "gtopk:ratio=12345678.5"
 
 
 def test_a_default_written_out_is_not_refused(tmp_path: Path) -> None:

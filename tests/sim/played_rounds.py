@@ -84,11 +84,12 @@ class Rounds:
         peers: Sequence[PeerSpec],
         deaths: Mapping[int, str] | None = None,
         also: Callable[[World, Observed], None] = lambda world, seen: None,
+        device: Any = None,
         **tables: Any,
     ) -> tuple[World, str]:
         """The world in which it was submitted. deaths: by number of the record of the world, who
         dies there; `also` sees each, too."""
-        world = self.lab.world(list(peers), log=False)
+        world = self.lab.world(list(peers), log=False, device=device)
         self.monitor = Monitor(world)
         world.until(lambda: len(world.broker.machine.members.pool) == len(peers))
         run = world.submit(self.spec(**tables))

@@ -114,8 +114,9 @@ class CodecOptions:
     error_budget: float = 0.0
     """Relative L2 error that "auto" may make in a tensor that crosses a link."""
     feedback: str = "ef"
-    """Lossy codecs of `sync` keep what they did not send for the next step ("ef"), of updates in
-    place of gradients ("ahead"), or not ("none")."""
+    """Lossy codecs of `sync` keep what they did not send for the next step ("ef"), of momentum
+    ("dgc") or updates ("ahead") in place of gradients, or not ("none"); or they send changes
+    against what both ends have ("ef21")."""
 
     def of(self, role: str) -> str:
         """What is asked for a role of the wire; "none" for one that a step's plan has no say in."""
@@ -152,6 +153,8 @@ class PlannerOptions:
     are clipped by it, or a lost stage may be made from what others have after the same step."""
     collective: str = "auto"
     """By what the holders of a stage add up gradients; "auto": the planner chooses."""
+    strategy: str = "mean"
+    """What they make of them before and after, as plans name it, where the job names a method."""
     codecs: CodecOptions = CodecOptions()
     """What may be compressed, and how."""
 

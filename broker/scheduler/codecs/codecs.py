@@ -109,11 +109,12 @@ def choose(carried: CodedStepCost, options: CodecOptions) -> ChosenCodecs:
 
 def codec_of(text: str, role: str, options: CodecOptions) -> str:
     """A codec's text for a role: lossy codecs of parameter gradients get error feedback, unless the
-    text has a wrapper or the job wants none."""
+    text has a wrapper or the job wants none. EF21 is what the codec `delta` does: both ends hold
+    g, and C(x - g) is sent."""
     wrapped = "+" in text.partition(":")[0]
     if role != "sync" or wrapped or options.feedback == "none" or is_lossless(text):
         return text
-    return f"ef+{text}"
+    return f"delta+{text}" if options.feedback == "ef21" else f"ef+{text}"
 
 
 def _pays(carried: CodedStepCost, lane: CodecLane, text: str) -> bool:

@@ -21,7 +21,7 @@ from ....dag.plan.plan import (
     in_pipelines,
     swapped_pairs,
 )
-from ....dag.plan.strategies import TRAITS
+from ....dag.plan.strategies import TRAITS, parse_strategy
 
 __all__ = [
     "Candidate",
@@ -80,6 +80,8 @@ class Candidate:
     sums: tuple[GradientSum, ...] = ()
     """Where the collective is not the one that plans are searched with; one whose holders no stage
     has says nothing."""
+    ratios: tuple[float, ...] = ()
+    """By stage the option `ratio` of a strategy that has one for each; empty: the request's."""
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -192,9 +194,15 @@ def to_plan(
     stage exchange gradients; `strategy`: by which, where one that exchanges updates in their place
     takes a plan of whole pipelines."""
     slots = candidate.slots()
-    if TRAITS[strategy].updates and not in_pipelines(holders for _, _, holders, _ in slots):
-        strategy = "mean"
+    word, traits, _ = parse_strategy(strategy)
+    if traits.updates and not in_pipelines(holders for _, _, holders, _ in slots):
+        strategy, traits = "mean", TRAITS["mean"]
     sums = {s.holders: s for s in candidate.sums}
+
+    def strategy_of(stage: int) -> str:
+        own = candidate.ratios and traits.by_stage
+        return f"{word}:ratio={candidate.ratios[stage]:g}" if own else strategy
+
     routes: list[Route] = []
     for pipeline in candidate.pipelines:
         at, route = 0, []
@@ -219,15 +227,16 @@ def to_plan(
         exchanges=tuple(
             found
             for k, (_, _, holders, _) in enumerate(slots)
-            if len(holders) > 1
+            if len(holders) > 1 or traits.alone
             for by in [
                 StageExchange(k)
-                if TRAITS[strategy].collective
+                if traits.collective or len(holders) == 1
                 else sums[holders].of(k, names)
                 if holders in sums
                 else exchange(k, holders, names)
             ]
-            if (found := replace(by, strategy=strategy)) != StageExchange(k)
+            for named in [strategy_of(k)]
+            if (found := replace(by, strategy=named)) != StageExchange(k)
         ),
         routes=tuple(trained[p] for p in order),
         microbatch_size=microbatch_size,

@@ -12,6 +12,7 @@ played for every choice of peers, so that a search over peers costs little.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from ....dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ....dag.plan.cut import Cutter, tied_groups
 from ....dag.plan.plan import PeerId, Plan, StageExchange
 from ....dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
-from ....dag.plan.strategies import TRAITS
+from ....dag.plan.strategies import parse_strategy
 from ..base.interface import PlanRequest
 from .candidate import Candidate, StageShare, to_plan
 from .partition import IntervalMemory, OperatorChain
@@ -59,7 +60,7 @@ class CostModel:
         self.memory = MemoryModel(request.graph, self.costs)
         self._cutter = Cutter(request.graph)
         # Before there is a plan, which says it itself (dag/cost/memory.py).
-        self._state = request.options.state_bytes, TRAITS[self.strategy].copies
+        self._state = request.options.state_bytes, parse_strategy(self.strategy).traits.copies
         self._needs: dict[int, IntervalMemory] = {}
         self.may_have = np.array([o.peer in request.holders for o in self.offers], dtype=bool)
         """By offer, whether it may run the operators beside the data."""
@@ -69,6 +70,13 @@ class CostModel:
         self._last: tuple[Candidate, StepEstimate] | None = None
         self.judged = 0
         """Event calculations so far: what search budgets count."""
+
+    def with_microbatches(self, count: int) -> CostModel:
+        """The judge of the same request with another number of microbatches. Both share what they
+        know: no structure depends on anything but its candidate."""
+        found = copy(self)
+        found.request = replace(self.request, microbatches=count, known_costs=self.costs)
+        return found
 
     # ------------------------------------------------------------ structure
 
@@ -106,7 +114,9 @@ class CostModel:
         """In how many rows so many holders of a stage exchange gradients; 0: each with each. What
         goes in rows goes raw, so where gradients are to be compressed each exchanges with each."""
         options = self.request.options
-        raw = options.codecs.sync == "none" and options.collective in ("auto", "two-level")
+        fixed = parse_strategy(self.strategy).traits.collective
+        free = options.collective in ("auto", "two-level") and not fixed
+        raw = options.codecs.sync == "none" and free
         return len(even_rows(range(holders))) if raw and holders > MOST_ALL_TO_ALL else 0
 
     def exchange(
@@ -122,6 +132,11 @@ class CostModel:
     def strategy(self) -> str:
         """What holders of a stage make of their gradients. None of those that exchange updates
         knows the weights of its microbatches' losses."""
+        if (named := self.request.options.strategy) != "mean":
+            return named
+        codecs = self.request.options.codecs
+        if codecs.sync != "none" and codecs.feedback == "dgc":
+            return "dgc"
         return "ahead" if self._ahead_asked and not self.request.graph.weight else "mean"
 
     @property

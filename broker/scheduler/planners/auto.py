@@ -35,6 +35,7 @@ from ..search.parallel import candidates_in
 from ..search.reasons import spare_reasons, stage_reasons, with_peer
 from ..search.search import Search, SearchResult, SearchSpace, weight
 from ..search.seeds import Seeds, from_plan
+from ..search.sparsity import with_ratios
 from .alternatives import alone, replicas
 
 __all__ = ["BASELINES", "BUDGET", "FormResult", "auto", "choose", "space_of"]
@@ -137,7 +138,7 @@ def auto(request: PlanRequest) -> PlanWithReport:
 def _with_collectives(chosen: FormResult) -> FormResult:
     best, judge = chosen.best, chosen.judge
     assert best is not None
-    found = with_collectives(judge, best.candidate)
+    found = with_ratios(judge, with_collectives(judge, best.candidate))
     if found == best.candidate:
         return chosen
     return replace(chosen, best=SearchResult(found, (best.key[0], judge.seconds(found))))

@@ -9,4 +9,5 @@ __all__ = [
     "reasons",
     "search",
     "seeds",
+    "sparsity",
 ]

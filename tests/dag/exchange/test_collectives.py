@@ -56,6 +56,9 @@ class Arrays:
     def add(self, parts):
         return sum(parts[1:], parts[0])
 
+    def relay(self, total):
+        return total
+
 
 @st.composite
 def exchanges(draw):

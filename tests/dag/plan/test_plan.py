@@ -52,7 +52,10 @@ def test_a_plan_knows_its_peers_and_their_stages(chain):
         ({"exchanges": (StageExchange(0, weights=(0,)),)}, "one at least that is not 0"),
         ({"exchanges": (StageExchange(0, chunks=0),)}, "has 0 chunks: expected 1 to"),
         ({"exchanges": (StageExchange(0, chunks=65),)}, "has 65 chunks: expected 1 to"),
-        ({"exchanges": (StageExchange(0, strategy="none"),)}, "expected one of mean, ahead"),
+        (
+            {"exchanges": (StageExchange(0, strategy="none"),)},
+            "expected one of mean, ahead",
+        ),
         ({"exchanges": (StageExchange(0, weights=(1,), strategy="ahead"),)}, "by gather, as its"),
         ({"routes": ()}, "no route"),
         ({"routes": ((Visit(0, A),),)}, r"microbatch 0 visits stages \[0\]: expected 0 to 1"),

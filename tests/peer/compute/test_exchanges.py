@@ -18,8 +18,10 @@ from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, T
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
+from shoal.dag.plan.strategies import parse_strategy
 from shoal.dag.schedule.flow import Flow, Role
 from shoal.peer.compute.exchange import Exchanges, LocalStage, TransferSpecs
+from shoal.peer.sync.strategy import Holder, Strategy
 from shoal.tests.dag.schedule.checker import check
 
 from .test_streams import Mlp, coded, digits, one_step, parameters
@@ -59,7 +61,14 @@ class Stage:
             for name, parameter in found.items():
                 parameter.grad = own[name]
             executor = SimpleNamespace(parameters=found)
-            held = {0: LocalStage(self.stages[0], executor, None)}
+            mean = Strategy(
+                Holder(
+                    layout=self.wire.layout(0), parameters=found, optimizer=None, own=1, count=1,
+                    peer=peer, holders=tuple(peers), tied=frozenset(),
+                    choice=parse_strategy("mean"), device=CPU,
+                )
+            )  # fmt: skip
+            held = {0: LocalStage(self.stages[0], executor, mean)}
             self.parameters[peer] = found
             self.exchanges[peer] = Exchanges(peer, self.wire, held, CPU)
 

@@ -11,12 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shoal.dag.exchange.collectives import COLLECTIVES
 from shoal.dag.plan.plan import CodecChoice, PlanError, StageExchange
-from shoal.dag.plan.strategies import TRAITS
 from shoal.peer.compute.records import take_records
 from shoal.peer.sync.optimizer import learning_rate
-from shoal.peer.sync.strategies import STRATEGIES
 
 STEPS = 12
 RATIO = 7
@@ -232,12 +229,4 @@ def test_going_on_from_snapshots_equals_never_having_stopped(case):
         moved = made.world(other, first_step=stop, resumed=states)
         some(moved, stop, STEPS)
         assert moved.outcomes[0].loss == pytest.approx(calm.outcomes[stop].loss, rel=0.05)
-        assert moved.devices["x"]._work.held[0].strategy.state_tensors().keys()
-
-
-def test_plans_and_peers_know_the_same_strategies():
-    assert STRATEGIES.keys() == TRAITS.keys()
-    for name, strategy in STRATEGIES.items():
-        assert strategy.own_state == TRAITS[name].updates
-        if TRAITS[name].collective:
-            assert TRAITS[name].collective in COLLECTIVES
+        assert moved.devices["x"]._work.held[0].strategy.holder.optimizer.state_tensors()

@@ -13,6 +13,7 @@ from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask
 from shoal.tests.sim.played_rounds import Rounds, outcome, sites, sync_of
+from shoal.tests.sim.random_rounds import draw, play
 
 LONG: dict[str, Any] = {
     "plan": {"replicas": 3, "stages": 1},
@@ -107,3 +108,11 @@ def test_a_run_is_paused_and_goes_on(rounds: Rounds) -> None:
     ask(world, run, "resume")
     rounds.monitor.finish(run, 3600.0)
     rounds.assert_expected(world, run)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_random_world_of_rounds_is_what_a_plain_loop_makes_of_it(
+    rounds: Rounds, seed: int
+) -> None:
+    """More of them: `python benchmarks/worlds/chaos.py --sync`."""
+    assert play(rounds, draw(seed)) == ""

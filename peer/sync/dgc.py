@@ -1,0 +1,89 @@
+"""Deep gradient compression (Lin et al. 2018, 1712.01887): momentum before what is sent is chosen.
+
+    u = m·u + g      sent: C(u + e)      e' = u + e - C(u + e)      u' = 0 where C sent something
+
+g the gradients that this holder accumulated, m the job's momentum, and e what its codec with error
+feedback keeps: so the sum of e' and of all that was sent is the sum of all u. The optimizer has no
+momentum of its own then. Masking u keeps what is late from going on in an old direction: with a
+codec that sends all it is plain SGD. Every holder's part goes to all, for it is momentum already,
+and no sum may go through that again. `clip` is of the sum of what arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ...dag.plan.plan import PeerId
+from .optimizer import KEPT
+from .strategy import Holder, Strategy
+from .vector import TensorSpace, parts_of
+
+__all__ = ["DGC"]
+
+VELOCITY = f"{KEPT}velocity"
+
+
+class DGC(Strategy):
+    """Momentum of a holder's own gradients, forgotten where it was sent."""
+
+    def __init__(self, holder: Holder) -> None:
+        super().__init__(holder)
+        self.velocity: dict[str, Tensor] = {}
+        self._next: dict[str, Tensor] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        item = self.holder.layout.dtype.itemsize
+        return super().size_bytes + sum(p.numel() * item for p in self.trained.values())
+
+    @torch.no_grad()
+    def on_gradient(self, step: int) -> None:
+        """Turns this holder's gradients into u."""
+        self._next = dict(self.velocity)
+        for name, p in self.trained.items():
+            if p.grad is not None:
+                if name in self.velocity:
+                    p.grad.add_(self.velocity[name], alpha=self.holder.momentum)
+                self._next[name] = p.grad.to(self.holder.layout.dtype, copy=True)
+
+    def space(self, bounds: Sequence[int]) -> TensorSpace:
+        return _Heard(bounds, self)
+
+    @torch.no_grad()
+    def sent(self, own: Tensor) -> None:
+        """What of this holder's own message arrived at the others."""
+        for name, part in parts_of(self.holder.layout, own).items():
+            if name in self._next:
+                self._next[name].masked_fill_(part.to(self._next[name].device) != 0, 0.0)
+
+    def update(self, step: int, *, weight: float, norm: float) -> None:
+        super().update(step, weight=weight, norm=norm)
+        if weight:
+            self.velocity = self._next
+        self._next = {}
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        return {f"{name}:{VELOCITY}": u for name, u in self.velocity.items()}
+
+    def load_own_tensors(self, of: Mapping[PeerId, Mapping[str, Tensor]]) -> None:
+        """Who has none begins without momentum."""
+        super().load_own_tensors(of)
+        mine, device = of.get(self.holder.peer, {}), self.holder.device
+        found = {n: mine.get(f"{n}:{VELOCITY}") for n in self.trained}
+        self.velocity = {n: u.to(device, copy=True) for n, u in found.items() if u is not None}
+
+
+class _Heard(TensorSpace):
+    """Tells the strategy what codecs left of its own part."""
+
+    def __init__(self, bounds: Sequence[int], strategy: DGC) -> None:
+        super().__init__(bounds, strategy.holder.device)
+        self._strategy = strategy
+
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        holder = self._strategy.holder
+        self._strategy.sent(parts[holder.holders.index(holder.peer)])
+        return super().add(parts)
