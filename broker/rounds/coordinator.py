@@ -34,9 +34,7 @@ from ...proto.broker_pb2 import (
     RUNNING,
     WAITING,
     BrokerMessage,
-    DialOrder,
     RoundBegun,
-    RoundDone,
     RoundMember,
     RoundPlan,
     RoundPlanned,
@@ -47,12 +45,13 @@ from ...proto.broker_pb2 import (
     VersionEvaluated,
 )
 from ..events import Instruction, Log, SetTimer, Tell
-from ..membership.member import Member, clean, dial
+from ..membership.member import Member, clean
 from ..membership.membership import Membership
 from ..records.rounds import microbatches_of
 from ..runs.replica import Replica
 from ..runs.run import Run
-from .segments import Replicated, segments, sliced
+from .exchange import ExchangePlanner
+from .version import done_of, hash_of
 from .work import divide
 
 __all__ = ["RoundCoordinator"]
@@ -61,8 +60,6 @@ GRACE_S = 30.0
 """So long the first round waits for replicas that are not ready yet, when one is."""
 _SPARE_S = 30.0
 """Added to twice the expected time of local work."""
-_EXCHANGE_S, _SLOW_BYTES_PER_S = 60.0, 1.25e6
-"""An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times."""
 _RAISED = 12
 """By so much a contribution that is too large raises the exponent."""
 _SHORT = frozenset({"peers", "memory", "queue"})
@@ -89,7 +86,7 @@ class RoundCoordinator:
         self._first: float | None = None
         """When the first replica was ready for the first round."""
         self._armed = math.inf
-        self._dials: dict[frozenset[PeerId], tuple[tuple[int, ...], PeerId, DialOrder]] = {}
+        self._exchange = ExchangePlanner(run, run.record.rounds, members)
         self._plans: dict[PeerId, RoundPlan] = {}
 
     # ------------------------------------------------------------ what is known
@@ -160,7 +157,7 @@ class RoundCoordinator:
         """Who waits at the gate does so for others, whose waits have ends of their own."""
         until = now + GRACE_S
         if self.record.begun:
-            until += max(0.0, self._closes_at - now) + self._attempt_s
+            until += max(0.0, self._closes_at - now) + self._exchange.attempt_s
         for replica in self.run.replicas:
             if replica.record.running and self._waits(replica.record.number):
                 replica.context.waits_until = max(replica.context.waits_until, until)
@@ -279,7 +276,7 @@ class RoundCoordinator:
         )
         self.made, self._since = {}, now
         out: list[Instruction] = [self.run.record.publish(RunEvent(round_planned=planned), 0, now)]
-        self._plans = self._made_plans()
+        self._plans = self._exchange.plans()
         for number in (*ready, *joiners):
             out += self._tell_plan(number)
         return [*out, *self._arm(self._attempt_ends)]
@@ -289,59 +286,6 @@ class RoundCoordinator:
         assert plan is not None
         return plan.microbatch_size
 
-    def _made_plans(self) -> dict[PeerId, RoundPlan]:
-        """By peer, what it does in the present attempt."""
-        record = self.record
-        inside = [(m.replica, m.weight) for m in record.members]
-        plans = {n: self._replica(n).record.plan for n in self._in_exchange}
-        found = segments(
-            [Replicated(p, w) for n, w in inside if (p := plans[n]) is not None],
-            [Replicated(p) for n in record.joiners if (p := plans[n]) is not None],
-        )
-        mine = sliced(found)
-        patience = (self._attempt_s) / 2
-        weight = sum(w for _, w in inside)
-        made: dict[PeerId, RoundPlan] = {}
-        for number in self._in_exchange:
-            replica = self._replica(number)
-            for peer in replica.record.peers:
-                made[peer] = RoundPlan(
-                    run=replica.id,
-                    term=replica.record.term,
-                    round=record.round,
-                    attempt=record.attempt,
-                    weight=weight,
-                    exponent=record.exponent,
-                    segments=mine.get(peer, ()),
-                    patience_s=patience,
-                )
-        for peer, plan in made.items():
-            for other in _counterparts(plan, peer):
-                if other in made:
-                    self._dial(peer, other, made)
-        return made
-
-    @property
-    def _in_exchange(self) -> list[int]:
-        return [*(m.replica for m in self.record.members), *self.record.joiners]
-
-    def _dial(self, peer: PeerId, other: PeerId, made: dict[PeerId, RoundPlan]) -> None:
-        """One of the two dials, the same way as before unless a term has begun since."""
-        pair, terms = frozenset((peer, other)), tuple(made[p].term for p in sorted((peer, other)))
-        known = self._dials.get(pair)
-        if known is None or known[0] != terms:
-            members = self._members.members
-            a, b = members[min(pair)], members[max(pair)]
-            way = dial(a, b, self.run.submitted.options.relays)
-            if way is None:
-                return
-            source, target, address = way
-            order = DialOrder(peer=target.id, address=address, generation=self._members.next_dial())
-            known = self._dials[pair] = (terms, source.id, order)
-        _, source_id, order = known
-        if source_id == peer and order.peer not in [d.peer for d in made[peer].dials]:
-            made[peer].dials.append(order)
-
     def _tell_plan(self, number: int) -> list[Instruction]:
         return [
             Tell(m.stream, BrokerMessage(round_plan=self._plans[m.id]))
@@ -350,15 +294,9 @@ class RoundCoordinator:
         ]
 
     @property
-    def _attempt_s(self) -> float:
-        plan = self._replica(min(self.record.work)).record.plan
-        elements = sum(s.elements for s in plan.outline.stages) if plan else 0
-        return _EXCHANGE_S + 16 * elements / _SLOW_BYTES_PER_S
-
-    @property
     def _attempt_ends(self) -> float:
         assert self._since is not None
-        return self._since + self._attempt_s
+        return self._since + self._exchange.attempt_s
 
     def _void(self) -> bool:
         """Whether a member of the attempt is not there any more, as it was; or an earlier start of
@@ -373,10 +311,10 @@ class RoundCoordinator:
 
     def _late(self) -> list[int]:
         """Whom most wait for; else those that have not made the version."""
-        missing = [n for n in self._in_exchange if not self._has_made(n)]
+        missing = [n for n in self._exchange.inside if not self._has_made(n)]
         if self._blamed:
             most = max(self._blamed.values())
-            return [n for n in self._in_exchange if self._blamed[n] == most]
+            return [n for n in self._exchange.inside if self._blamed[n] == most]
         return missing
 
     def _retry(self, without: Sequence[int], why: str, now: float) -> list[Instruction]:
@@ -409,7 +347,7 @@ class RoundCoordinator:
             return [replica.context.ignored("round", member, f"round {said.round}")]
         if said.attempt == 0:
             return self._contributed(number, member, said, now)
-        if said.attempt != record.attempt or number not in self._in_exchange:
+        if said.attempt != record.attempt or number not in self._exchange.inside:
             return [replica.context.ignored("round", member, f"attempt {said.attempt}")]
         if said.HasField("problem"):
             return self._hindered(number, member, said, now)
@@ -439,7 +377,7 @@ class RoundCoordinator:
             self.record.exponent += _RAISED
             return self._retry((), f"an element is too large: {why}", now)
         lacked = set(said.lacks)
-        about = [n for n in self._in_exchange if lacked & set(self._replica(n).record.peers)]
+        about = [n for n in self._exchange.inside if lacked & set(self._replica(n).record.peers)]
         self._blamed.update(about or [number])
         fields = (("run", self.run.id), ("peer", member.id), ("why", why))
         return [Log("round_hindered", fields, "warning")]
@@ -451,20 +389,8 @@ class RoundCoordinator:
         return set(self.made.get(number, ())) >= set(peers)
 
     def _hash_of(self, number: int) -> int | None:
-        """Of all that a replica has made; None where its own holders differ."""
-        plan, total = self._replica(number).record.plan, 0
-        assert plan is not None
-        said = self.made[number]
-        for k, slot in enumerate(plan.stages):
-            hashes = {
-                said[p].hashes[plan.stages_of(p).index(k)]
-                for p in slot.holders
-                if len(said[p].hashes) == len(plan.stages_of(p))
-            }
-            if len(hashes) != 1:
-                return None
-            total += hashes.pop()
-        return total % 2**64
+        plan = self._replica(number).record.plan
+        return hash_of(plan, self.made[number]) if plan is not None else None
 
     def _commit(self, now: float) -> list[Instruction]:
         """When all have made it."""
@@ -486,34 +412,16 @@ class RoundCoordinator:
             if self._strikes[number] >= _STRIKES:
                 text += f", for the {_STRIKES}. time: it is left out from here on"
             out.append(self.run.record.publish(RunEvent(note=text), number, now))
-        out.append(self._done(version, equal, now))
+        joined = [
+            RoundMember(replica=n, term=self._replica(n).record.term)
+            for n in equal
+            if n in record.joiners
+        ]
+        done = done_of(record, self.made, version, joined, now - record.done_at_s)
+        out.append(self.run.record.publish(RunEvent(round_done=done), 0, now))
         if record.over:
             return [*out, *self._finish(now)]
         return [*out, *self._hand_out(equal, now)]
-
-    def _done(self, version: int, equal: Sequence[int], now: float) -> Instruction:
-        record, said = self.record, [r for made in self.made.values() for r in made.values()]
-        drifts = [
-            math.sqrt(sum(r.drift for r in self.made[m.replica].values())) for m in record.members
-        ]
-        inside = sum(microbatches_of(record.work[m.replica]) for m in record.members)
-        done = RoundDone(
-            round=record.round,
-            attempt=record.attempt,
-            members=[m for m in record.members],
-            hash=version,
-            drift=sum(drifts) / len(drifts),
-            sent_bytes=sum(r.sent_bytes for r in said),
-            waited_s=max((r.waited_s for r in said), default=0.0),
-            seconds=now - record.done_at_s,
-            microbatches=record.committed + inside,
-            joined=[
-                RoundMember(replica=n, term=self._replica(n).record.term)
-                for n in equal
-                if n in record.joiners
-            ],
-        )
-        return self.run.record.publish(RunEvent(round_done=done), 0, now)
 
     def _finish(self, now: float) -> list[Instruction]:
         """Every sample is committed: a replica with the version brings the weights; when it has,
@@ -558,15 +466,3 @@ class RoundCoordinator:
         if (plan := self._plans.get(member.id)) is not None:
             out.append(Tell(member.stream, BrokerMessage(round_plan=plan)))
         return out
-
-
-def _counterparts(plan: RoundPlan, peer: PeerId) -> list[PeerId]:
-    found: dict[str, None] = {}
-    for s in plan.segments:
-        found[s.aggregator] = None
-        if s.aggregator == peer:
-            found |= dict.fromkeys([*(g.peer for g in s.givers), *s.takers])
-        for v in s.versions:
-            found[v.source] = found[v.destination] = None
-    found.pop(peer, None)
-    return [PeerId(p) for p in found]
