@@ -62,6 +62,10 @@ _SPARE_S = 30.0
 """Added to twice the expected time of local work."""
 _RAISED = 12
 """By so much a contribution that is too large raises the exponent."""
+_MOST_EXPONENT = 48
+"""Who has a larger element is left out."""
+_MOST_ATTEMPTS = 8
+"""In which all wait for one another, before the run fails."""
 _SHORT = frozenset({"peers", "memory", "queue"})
 """Why a replica waits that nobody else waits for."""
 _STRIKES = 3
@@ -85,6 +89,8 @@ class RoundCoordinator:
         """When local work began, or the attempt; None: before this start of the broker."""
         self._first: float | None = None
         """When the first replica was ready for the first round."""
+        self._evaluated = -1
+        """The newest round before which a version was evaluated."""
         self._armed = math.inf
         self._exchange = ExchangePlanner(run, run.record.rounds, members)
         self._plans: dict[PeerId, RoundPlan] = {}
@@ -166,7 +172,13 @@ class RoundCoordinator:
         self._armed = math.inf
         ended = self.run.ended or self._frozen or self.record.over
         if self.record.attempt and not ended and now >= self._attempt_ends:
-            return self._retry(self._late(), "made no version in time", now)
+            late = self._late()
+            if {m.replica for m in self.record.members} <= set(late):
+                if self.record.attempt >= _MOST_ATTEMPTS:
+                    text = f"{self.record.attempt} attempts at round {self.record.round}, in each "
+                    return self.run.fail("round", f"{text}of which all waited for others", now)
+                late = []  # they wait for one another
+            return self._retry(late, "made no version in time", now)
         return self.follow(now)
 
     def _arm(self, at: float) -> list[Instruction]:
@@ -340,6 +352,9 @@ class RoundCoordinator:
             return [replica.context.ignored("round", member, f"term {said.term} of {replica.id}")]
         replica.lifecycle.deadline.since = now
         if said.HasField("evaluation"):
+            if not self._evaluated < said.round <= record.round:
+                return []
+            self._evaluated = said.round
             step = record.committed // self.run.submitted.spec.microbatches
             told = VersionEvaluated(round=said.round, step=step, evaluation=said.evaluation)
             return [self.run.record.publish(RunEvent(evaluated=told), number, now)]
@@ -373,9 +388,11 @@ class RoundCoordinator:
     ) -> list[Instruction]:
         """Somebody cannot make the version."""
         why = clean(said.problem.text, 500)
-        if said.problem.code == "overflow":
+        if said.problem.code == "overflow" and self.record.exponent < _MOST_EXPONENT:
             self.record.exponent += _RAISED
             return self._retry((), f"an element is too large: {why}", now)
+        if said.problem.code == "overflow":
+            return self._retry((number,), f"has an element that is too large: {why}", now)
         lacked = set(said.lacks)
         about = [n for n in self._exchange.inside if lacked & set(self._replica(n).record.peers)]
         self._blamed.update(about or [number])
@@ -406,7 +423,7 @@ class RoundCoordinator:
         version = known.most_common(1)[0][0]
         equal = [n for n, h in hashes.items() if h == version]
         out: list[Instruction] = []
-        for number in hashes.keys() - set(equal):
+        for number in (n for n in hashes if n not in equal):
             self._strikes[number] += 1
             text = f"round {record.round}: replica {number} made another version"
             if self._strikes[number] >= _STRIKES:

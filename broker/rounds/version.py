@@ -37,7 +37,9 @@ def done_of(
     """The event of its commit. `made`: by replica, what its holders say; `version`: its hash;
     `joined`: who took it from others; `seconds`: since the round before was committed."""
     said = [report for reports in made.values() for report in reports.values()]
-    drifts = [math.sqrt(sum(r.drift for r in made[m.replica].values())) for m in record.members]
+    drifts = [
+        math.sqrt(sum(_sound(r.drift) for r in made[m.replica].values())) for m in record.members
+    ]
     inside = sum(microbatches_of(record.work[m.replica]) for m in record.members)
     return RoundDone(
         round=record.round,
@@ -45,9 +47,14 @@ def done_of(
         members=record.members,
         hash=version,
         drift=sum(drifts) / len(drifts),
-        sent_bytes=sum(r.sent_bytes for r in said),
-        waited_s=max((r.waited_s for r in said), default=0.0),
+        sent_bytes=min(sum(r.sent_bytes for r in said), 2**64 - 1),
+        waited_s=max((_sound(r.waited_s) for r in said), default=0.0),
         seconds=seconds,
         microbatches=record.committed + inside,
         joined=joined,
     )
+
+
+def _sound(reported: float) -> float:
+    """A peer may report anything; what is no number from 0 on counts as 0."""
+    return reported if 0 <= reported < math.inf else 0.0
