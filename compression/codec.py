@@ -19,8 +19,11 @@ from .echo import echo
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 from .plain.block import int2, int4, int6, int8
 from .plain.cast import bf16, fp16
+from .plain.e3m0 import E3M0
 from .plain.lossless import LosslessCodec
 from .plain.raw import DTYPES, RAW, RawCodec
+from .sparse.chunks import Chunks
+from .sparse.nonzero import Nonzero
 from .sparse.randomk import RandomK
 from .sparse.support import Support
 from .sparse.topk import TopK
@@ -64,7 +67,10 @@ WORDS: Mapping[str, Callable[..., AnyCodec]] = {
     "int6": int6,
     "int4": int4,
     "int2": int2,
+    "e3m0": E3M0,
     "topk": TopK,
+    "chunks": Chunks,
+    "nonzero": Nonzero,
     "support": Support,
     "randomk": RandomK,
     "lowrank": LowRank,

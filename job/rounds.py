@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .settings import Settings, SettingsError, at_least
+from .settings import Settings, SettingsError, at_least, at_most
 
-__all__ = ["LOCAL", "Average", "Diloco", "RoundSettings", "options_of"]
+__all__ = ["LOCAL", "OWN_CODECS", "Average", "Diloco", "RoundSettings", "SparseLoco", "options_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,43 @@ class Diloco(Settings):
             raise SettingsError("momentum", f"is {self.momentum}: expected a number in [0, 1)")
 
 
-LOCAL: Mapping[str, type[Settings]] = {"diloco": Diloco, "average": Average}
+@dataclass(frozen=True, kw_only=True)
+class SparseLoco(Settings):
+    """sparse-loco: replicas give the largest numbers of each chunk of what they moved, and keep the
+    rest for later rounds."""
+
+    density: float = 1 / 64
+    """Share of the numbers that is given, in (0, 1]."""
+    bits: int = 2
+    """Of each number that is given: 2, or 32 for as it is."""
+    decay: float = 0.95
+    """What stays of the rest from round to round, in [0, 1]."""
+    lr: float = 1.0
+    """Outer learning rate."""
+    chunk: int = 4096
+    """Neighbouring numbers of which the largest are given, at most 2^20."""
+
+    def check(self) -> None:
+        if not 0 < self.density <= 1:
+            raise SettingsError("density", f"is {self.density}: expected a number in (0, 1]")
+        if self.bits not in (2, 32):
+            raise SettingsError("bits", f"is {self.bits}: expected 2 or 32")
+        if not 0 <= self.decay <= 1:
+            raise SettingsError("decay", f"is {self.decay}: expected a number in [0, 1]")
+        if not self.lr > 0:
+            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
+        at_least(self, 1, "chunk")
+        at_most(self, 1 << 20, "chunk")
+
+
+LOCAL: Mapping[str, type[Settings]] = {
+    "diloco": Diloco,
+    "average": Average,
+    "sparse-loco": SparseLoco,
+}
 """Methods of kind "local", and their options."""
+OWN_CODECS = frozenset({"sparse-loco"})
+"""Methods that write what they exchange in a way of their own, and take no `codec.sync`."""
 
 
 def options_of(method: str, options: Mapping[str, Any]) -> Settings:

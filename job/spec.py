@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .methods import METHODS
-from .rounds import RoundSettings
+from .rounds import OWN_CODECS, RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .tables import LIVE, Codec, Data, Model, Output, PlanOptions, Recovery, Sync
 from .training import Train, Training
@@ -116,6 +116,12 @@ class Job(Settings):
     def check(self) -> None:
         if self.version != 1:
             raise SettingsError("version", f"is {self.version}: expected 1")
+        if self.sync.method in OWN_CODECS and self.codec.sync != "none":
+            raise SettingsError(
+                "codec.sync",
+                f'is "{self.codec.sync}", and sync.method = "{self.sync.method}" writes what it '
+                'exchanges in a way of its own: expected "none"',
+            )
         for key, problem in _not_built(self):
             raise SettingsError(key, f"is not supported yet: {problem}")
 

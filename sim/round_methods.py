@@ -73,7 +73,7 @@ def top_of_chunks(keep: float, chunk: int = 4096, values: Encode = raw) -> Encod
     `values` encodes what is kept, a row for each chunk."""
 
     def encode(x: Tensor) -> Tensor:
-        rows = [row.unsqueeze(0) for row in x.flatten().split(chunk)]
+        rows = [row.unsqueeze(0) for row in torch.split(x.flatten(), chunk)]
         found = []
         for row in rows:
             k = max(1, round(keep * row.shape[-1]))
@@ -86,7 +86,7 @@ def top_of_chunks(keep: float, chunk: int = 4096, values: Encode = raw) -> Encod
 
 
 class Residual:
-    """Error feedback by key; see the module."""
+    """Error feedback by key, (replica, name) or name; see the module."""
 
     def __init__(self, encode: Encode, decay: float = 1.0) -> None:
         self.encode, self.decay, self.left = encode, decay, dict[object, Tensor]()
@@ -97,11 +97,17 @@ class Residual:
         self.left[key] = e - q
         return q
 
+    def forget(self, replica: int) -> None:
+        """It was lost, and begins anew."""
+        self.left = {
+            k: e for k, e in self.left.items() if not (isinstance(k, tuple) and k[0] == replica)
+        }
+
 
 def mean(r: Round, of: Mapping[int, Tensor]) -> Tensor:
     """By the members' weights, in float64."""
     total = sum(m.weight for m in r.members)
-    parts = torch.stack([of[m.replica].double() * m.weight for m in r.members])
+    parts = torch.stack([of[m.replica].double() * m.weight for m in r.members if m.weight])
     return parts.sum(0) / total
 
 
@@ -151,6 +157,7 @@ class DiLoCo(Method):
             came = {
                 m.replica: self.up((m.replica, name), was - local[m.replica][name])
                 for m in r.members
+                if m.weight
             }
             was.grad = self.down(name, mean(r, came).to(was.dtype))
         self.outer.step()
@@ -212,10 +219,14 @@ class SparseLoCo(Method):
 
     @torch.no_grad()
     def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+        for m in r.members:
+            if m.fresh:
+                self.sent.forget(m.replica)
         for name, was in self.shared.items():
             came = {
                 m.replica: self.sent((m.replica, name), was - replicas[m.replica].weights[name])
                 for m in r.members
+                if m.weight
             }
             was.sub_(self.lr * mean(r, came))
             for replica in replicas.values():

@@ -34,14 +34,14 @@ ORDER = {
         < recovery < runs < journal placement rounds < registry < clients < machine planning
         < service validate""",
     "broker/rounds": "pairs segments work < coordinator",
-    "broker/scheduler": "base < network < cost < baselines codecs search < planners",
+    "broker/scheduler": "base < network < cost < baselines codecs search < planners < replicas",
     "broker/service": """
         blobs door < needed secured < shell < calls page < admitting blobs_service < services
         < server""",
     "client": """
         bench doctor errors files < access models < submission < runs < show < front""",
     "compression": """
-        counter interface < checks < echo plain < sparse stateful < codec""",
+        counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",
     "dag/ir": """
         capture_errors draws experts graph random < convert fx_args operators

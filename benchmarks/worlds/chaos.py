@@ -2,6 +2,7 @@
 
     python benchmarks/worlds/chaos.py [--seeds 5000] [--jobs 2] [--json FILE]  1.2 s each
     python benchmarks/worlds/chaos.py --first 137 --seeds 1                     one of them again
+    python benchmarks/worlds/chaos.py --sync [--seeds 1000]                     rounds, 2 s each
 
 Each is drawn from its seed: three to five unequal holders under a plan nobody would write, a few
 peers in the pool, links of 1 to 100 ms, and one to five faults in phases of steps: peers that die,
@@ -9,6 +10,9 @@ leave, stop or lose their stream, links that part, slow down, flap or corrupt me
 that are restarted, and peers that join. Most are worlds of ghosts; one in twenty has real tensors.
 A monitor looks at every event (I1 to I10, `sim/monitor/`), and each committed step's loss must be
 that of a plain loop: of ghosts to the bit. A run may end in no other way than with all its steps.
+
+With --sync, two or three replicas meet in rounds, with real tensors (`tests/sim/random_rounds.py`):
+what they come to must be what copies of the module come to that are fed with the committed rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from shoal.benchmarks.table import Figure, arguments, report
@@ -29,7 +33,9 @@ from shoal.job import Job
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
 from shoal.sim.monitor.violation import Violation
+from shoal.tests.sim import random_rounds
 from shoal.tests.sim.conftest import Laboratory
+from shoal.tests.sim.played_rounds import Rounds
 from shoal.tests.sim.random_worlds import CELLS, draw, play
 
 STEPS, MICROBATCHES = 20, 4
@@ -114,11 +120,31 @@ def world(seed: int) -> Outcome:
     return Outcome(seed, tuple(cells), real, terms, virtual_s, violation)
 
 
+_OPEN = ExitStack()
+"""What is open as long as the process lives."""
+
+
+@cache
+def rounds() -> Rounds:
+    def made(job: Job) -> Laboratory:
+        job = replace(job, plan=replace(job.plan, scheduler="uniform"))
+        return Laboratory(job, _OPEN.enter_context(prepare(job)), models.build(job))
+
+    return Rounds(made)
+
+
+def world_of_rounds(seed: int) -> Outcome:
+    drawn = random_rounds.draw(seed)
+    cells = tuple((fault.do, "") for fault in drawn.faults)
+    return Outcome(seed, cells, True, 1, 0.0, random_rounds.play(rounds(), drawn))
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=200, metavar="N", help="worlds (200)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="seed of the first (0)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
+    parser.add_argument("--sync", action="store_true", help="rounds between replicas")
     asked = parser.parse_args()
     began, seeds = time.perf_counter(), range(asked.first, asked.first + asked.seeds)
     broken: list[Outcome] = []
@@ -126,7 +152,8 @@ def main() -> None:
     terms: Counter[int] = Counter()
     virtual_s = 0.0
     with multiprocessing.get_context("spawn").Pool(min(asked.jobs, asked.seeds)) as pool:
-        for n, found in enumerate(pool.imap(world, seeds, chunksize=1), 1):
+        drawn = world_of_rounds if asked.sync else world
+        for n, found in enumerate(pool.imap(drawn, seeds, chunksize=1), 1):
             kinds.update(kind for kind, _ in found.cells)
             terms[found.terms] += 1
             virtual_s += found.virtual_s
@@ -146,7 +173,7 @@ def main() -> None:
         Figure("recoveries", sum((k - 1) * n for k, n in terms.items() if k), "terms", "higher"),
         Figure("virtual_hours", virtual_s / 3600, "h", "higher"),
     ]
-    report("chaos", figures, asked.json)
+    report("chaos_sync" if asked.sync else "chaos", figures, asked.json)
     raise SystemExit(1 if broken else 0)
 
 

@@ -60,7 +60,10 @@ def begin_term(
         step = record.committed
         term = BLOCKS if wanted.rebuilt else record.term
         found = SnapshotSet(term, step, {}, live=True, rebuilt=wanted.rebuilt)
-    work, fresh = context.work, 0 if context.rounds is None else record.committed
+    work, rounds = context.work, context.rounds
+    # The version of the first round is the starting weights, which are always there.
+    within = work is not None and rounds is not None and (found is not None or not rounds.round)
+    fresh = 0 if rounds is None or within else record.committed
     step = found.step if found else fresh
     plan, report = _with_keepers(context, snapshots, wanted.planned, found, now)
     before, others = record.parts, _others_swapped(context, plan, step)
@@ -87,13 +90,13 @@ def begin_term(
         speed_of={p: members.members[p].offer.flops_per_s for p in plan.peers},
     )
     base = _assign(context, step, found)
-    if work is not None and found is not None and context.rounds is not None:
+    if within and work is not None and rounds is not None:
         mine = RoundWork()  # it goes on with it
         mine.CopyFrom(work)
         mine.term = record.term
-        begun = RoundBegun(round=context.rounds.round, work=[mine])
+        begun = RoundBegun(round=rounds.round, work=[mine])
         out.append(context.publish(RunEvent(round_begun=begun), now))
-        base.round.CopyFrom(context.rounds.start_of(record.id, mine))
+        base.round.CopyFrom(rounds.start_of(record.id, mine))
     term_.transfers = tuple(base.resume.transfers)
     dials, near = _dials(context, plan)
     for peer in record.parts:

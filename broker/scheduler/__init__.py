@@ -7,5 +7,6 @@ __all__ = [
     "cost",
     "network",
     "planners",
+    "replicas",
     "search",
 ]

@@ -1,9 +1,10 @@
-"""Codecs that treat all elements alike: as they are, 16 bits, small integers in blocks, byte
-planes."""
+"""Codecs that treat all elements alike: as they are, 16 bits, small integers in blocks, signs
+with powers of two, byte planes."""
 
 __all__ = [
     "block",
     "cast",
+    "e3m0",
     "lossless",
     "raw",
 ]

@@ -56,7 +56,7 @@ from ..checks import (
 )
 from ..interface import CodecError, Encoded, Spec
 
-__all__ = ["BlockCodec", "int2", "int4", "int6", "int8"]
+__all__ = ["BlockCodec", "fold", "int2", "int4", "int6", "int8", "unfold"]
 
 _SMALLEST, _LARGEST = 2.0**-60, 2.0**100
 _NAN, _INFINITE = 0x7FC0, 0x7F80
@@ -266,7 +266,7 @@ def _packed(integers: Tensor, bits: int) -> list[Tensor]:
     """(…, n) int8 to the bytes of each field; see "Packing" in the module."""
     found = []
     for width in _fields(bits):
-        found.append(integers if width == 8 else _fold(integers, width))
+        found.append(integers if width == 8 else fold(integers, width))
         if width < bits:
             integers = integers >> width
     return found
@@ -278,14 +278,14 @@ def _unpacked(packed: Tensor, bits: int, n: int) -> Tensor:
         return packed
     sizes = [-(-n * width // 8) for width in _fields(bits)]
     split = torch.split(packed, sizes, -1)
-    parts = [_unfold(p, w, n) for p, w in zip(split, _fields(bits), strict=True)]
+    parts = [unfold(p, w, n) for p, w in zip(split, _fields(bits), strict=True)]
     found = parts[-1]  # which has the sign
     for part, width in zip(parts[-2::-1], _fields(bits)[-2::-1], strict=True):
         found = (found << width) | (part & ((1 << width) - 1))
     return found
 
 
-def _fold(integers: Tensor, bits: int) -> Tensor:
+def fold(integers: Tensor, bits: int) -> Tensor:
     """The lowest bits of (…, n) int8, as bytes."""
     per_byte = 8 // bits
     width = -(-integers.shape[-1] // per_byte)
@@ -298,7 +298,7 @@ def _fold(integers: Tensor, bits: int) -> Tensor:
     return folded
 
 
-def _unfold(folded: Tensor, bits: int, n: int) -> Tensor:
+def unfold(folded: Tensor, bits: int, n: int) -> Tensor:
     """The reverse: bytes to (…, n) int8."""
     per_byte, width = 8 // bits, folded.shape[-1]
     integers = torch.empty((*folded.shape[:-1], n), dtype=torch.int8, device=folded.device)

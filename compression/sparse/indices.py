@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..interface import CodecError
 
-__all__ = ["decode", "encode", "size_bytes"]
+__all__ = ["decode", "encode", "pack", "size_bytes", "unpack"]
 
 _BITMAP = -1
 
@@ -45,7 +45,7 @@ def encode(indices: Tensor, n: int) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=device)
     if low == _BITMAP:
         return _pack_mask(_marked(indices, n))
-    parts = [_pack(indices >> start, width) for start, width in _fields(low)]
+    parts = [pack(indices >> start, width) for start, width in _fields(low)]
     high = (indices >> low) + torch.arange(k, device=device)
     return torch.cat([*parts, _pack_mask(_marked(high, k + (n - 1 >> low)))])
 
@@ -75,7 +75,7 @@ def decode(data: Tensor, n: int, k: int) -> Tensor:
     start = 0
     for shift, width in _fields(low):
         part = data[start : start + _packed(k, width)]
-        indices |= _unpack(part, width, k).to(torch.int64) << shift
+        indices |= unpack(part, width, k).to(torch.int64) << shift
         start += part.numel()
     if bool((indices[1:] <= indices[:-1]).any()) or int(indices[-1]) >= n:
         raise CodecError(
@@ -112,7 +112,7 @@ def _packed(k: int, width: int) -> int:
     return -(-k * width // 8)
 
 
-def _pack(numbers: Tensor, width: int) -> Tensor:
+def pack(numbers: Tensor, width: int) -> Tensor:
     """The lowest `width` bits (8, 4, 2 or 1) of each number."""
     per = 8 // width
     bytes_ = torch.zeros(-(-numbers.numel() // per) * per, dtype=torch.uint8, device=numbers.device)
@@ -123,7 +123,7 @@ def _pack(numbers: Tensor, width: int) -> Tensor:
     return packed
 
 
-def _unpack(packed: Tensor, width: int, k: int) -> Tensor:
+def unpack(packed: Tensor, width: int, k: int) -> Tensor:
     """uint8 (k,). Raises CodecError where bits behind the last number are set."""
     numbers = _spread(packed, width)
     if bool(numbers[k:].any()):

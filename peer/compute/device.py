@@ -235,7 +235,11 @@ class TorchDevice:
     def _of_round(self, kind: Kind) -> RoundResult:
         match kind:
             case Kind.CONTRIBUTE:
-                return self._rounds.contribute()
+                found = self._rounds.contribute()
+                if found.code:  # it goes on from another version: its optimizer is spoilt, too
+                    for held in self._now.held.values():
+                        held.strategy.holder.optimizer.reset(held.stage.trainable)
+                return found
             case Kind.EXCHANGE:
                 return self._rounds.exchange()
             case _:

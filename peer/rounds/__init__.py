@@ -3,4 +3,14 @@ what its stages moved to the next version of them; `attempt` is one exchange of 
 and `coding` how it is written. `strategy` says what the next version is, `strategies` which methods
 there are; `local` has which samples a replica trains on meanwhile."""
 
-__all__ = ["attempt", "coding", "digest", "diloco", "local", "strategies", "strategy", "work"]
+__all__ = [
+    "attempt",
+    "coding",
+    "digest",
+    "diloco",
+    "local",
+    "sparse_loco",
+    "strategies",
+    "strategy",
+    "work",
+]

@@ -29,16 +29,17 @@ def flat_spec(elements: int) -> TensorSpec:
 
 
 class PartCoding:
-    """`text`: of the codec, "none" for none. Raises CodecError for one that cannot be had here."""
+    """`text`: of the codec, "none" for none. `least`: pieces with fewer elements go raw. Raises
+    CodecError for a codec that cannot be had here."""
 
-    def __init__(self, vector: RunVector, text: str) -> None:
+    def __init__(self, vector: RunVector, text: str, least: int | None = None) -> None:
         codec = RAW if text == "none" else parse(text)
         if is_stateful(codec):
             raise CodecError(
                 f"{text!r} remembers what it encoded, and attempts of a round may be done again: "
                 "expected a codec of rounds without ef, efd, delta and lowrank"
             )
-        self._vector = vector
+        self._vector, self._least = vector, LEAST_ELEMENTS if least is None else least
         self._codec: Codec = codec  # type: ignore[assignment]  # it has no state
 
     @property
@@ -48,7 +49,7 @@ class PartCoding:
 
     def of(self, piece: Piece) -> Codec:
         """What carries a piece; both ends find the same."""
-        if piece.elements < LEAST_ELEMENTS:
+        if piece.elements < self._least:
             return RAW
         return fitting(self._codec, flat_spec(piece.elements))  # type: ignore[return-value]
 

@@ -6,11 +6,16 @@ from collections.abc import Mapping
 
 from ...job.rounds import RoundSettings, options_of
 from .diloco import DilocoRounds
+from .sparse_loco import SparseLocoRounds
 from .strategy import RoundStrategy
 
 __all__ = ["STRATEGIES", "standing_bytes", "strategy_of"]
 
-STRATEGIES: Mapping[str, type[RoundStrategy]] = {"average": RoundStrategy, "diloco": DilocoRounds}
+STRATEGIES: Mapping[str, type[RoundStrategy]] = {
+    "average": RoundStrategy,
+    "diloco": DilocoRounds,
+    "sparse-loco": SparseLocoRounds,
+}
 
 
 def strategy_of(settings: RoundSettings) -> RoundStrategy:
@@ -19,5 +24,6 @@ def strategy_of(settings: RoundSettings) -> RoundStrategy:
 
 def standing_bytes(settings: RoundSettings, elements: int) -> int:
     """What a holder keeps of so many elements from round to round: the version that its replica
-    began with, and shared state."""
-    return 4 * elements * (1 + len(STRATEGIES[settings.method].slots))
+    began with, and state."""
+    strategy = STRATEGIES[settings.method]
+    return 4 * elements * (1 + len(strategy.slots) + len(strategy.own_slots))

@@ -3,11 +3,13 @@
     contribution    each replica's own, of all that it trained since the version that it began with
     (the exchange)  the weighted mean of all, the same bits for everybody
     apply           the next version, and the next shared state
+    left            the replica's own next state, when its contribution counted
 
-Both are functions, so that an exchange that failed is done again from the same state; what counts
-as the state is the caller's to say. All replicas must come to the same bits, whatever they compute
-on: so every formula is made of single multiplications, additions and subtractions of float32, each
-of which IEEE 754 rounds in one way (no `alpha=`, no `addcmul`, no reduction).
+All are functions, so that an exchange that failed is done again from the same state; what counts
+as the state is the caller's to say. All replicas must come to the same version, to the bit, on
+whatever they compute: so the formula of `apply` is made of single multiplications, additions and
+subtractions of float32, each of which IEEE 754 rounds in one way (no `alpha=`, no `addcmul`, no
+reduction).
 
 A new one is a file that overrides some of these, a line in `strategies.py`, and its options in
 `job/rounds.py`.
@@ -25,7 +27,7 @@ from ...job.settings import Settings
 __all__ = ["RoundStrategy", "State"]
 
 State = Mapping[str, Tensor]
-"""What all replicas remember of an entry of the vector, by slot; each as long as the entry."""
+"""What is remembered of an entry of the vector, by slot; each as long as the entry."""
 
 
 class RoundStrategy:
@@ -33,14 +35,22 @@ class RoundStrategy:
     writes into those that are given."""
 
     slots: ClassVar[tuple[str, ...]] = ()
-    """Names of the shared state that is kept of each entry; it begins with zeros."""
+    """Names of the state of each entry that all replicas share; it begins with zeros."""
+    own_slots: ClassVar[tuple[str, ...]] = ()
+    """Names of the state of each entry that a replica has by itself; it begins with zeros."""
+    codecs: tuple[str, str] | None = None
+    """Texts of those that write contributions and results, in place of the job's `codec.sync`."""
 
     def __init__(self, options: Settings) -> None:
         self.options = options
 
-    def contribution(self, value: str, base: Tensor, now: Tensor) -> Tensor:
+    def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
         """Of the entry `value`, which stood at `base` and is `now`."""
         return base - now
+
+    def left(self, value: str, given: Tensor, heard: Tensor) -> State:
+        """The replica's own next state, of a contribution that others `heard` as encoded."""
+        return {}
 
     def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
         """The next version after `base`, by the mean of all contributions, and the next state."""

@@ -15,8 +15,13 @@ run's (`dag/rounds/vector.py`); a tied one is contributed and hashed by its firs
 applied in all.
 
     round:VALUE:base  round:VALUE:SLOT      in snapshots: the version that the round began with, and
-                                            shared state
+                                            state
     round:VALUE:given@N  :base@N  :SLOT@N   what was taken down in round N, and what was applied
+
+State is shared by all replicas, or of the replica by itself. The latter is kept where an entry
+belongs, and moves on only with a version that its contribution is in. Who takes a version without
+having begun its round, from a snapshot of an earlier one, begins with none: what was given since
+that snapshot is in the version, and must not be given again.
 """
 
 from __future__ import annotations
@@ -54,10 +59,12 @@ _BASE, _GIVEN = "base", "given"
 
 @dataclass(frozen=True)
 class _Version:
-    """An entry as all replicas have it: (elements,) each."""
+    """An entry between two rounds: (elements,) each."""
 
     values: Tensor
     state: State
+    own: State
+    """Of this replica alone."""
 
 
 @dataclass(eq=False)
@@ -112,7 +119,11 @@ class RoundWork:
         self.vector, self.local, self.peer = vector, local, peer
         self._settings, self._replica = settings, replica
         self._strategy = strategy_of(settings)
-        self._coding = PartCoding(vector, settings.codec)
+        if own := self._strategy.codecs:
+            gives, results = (PartCoding(vector, text, least=0) for text in own)
+        else:
+            gives = results = PartCoding(vector, settings.codec)
+        self._codings = {GIVE: gives, RESULT: results}
         self._entries: dict[str, _Entry] = {}
         self._of_stages = [[v for v in owned[k] if v in tensors] for k in sorted(owned)]
         mine = {value for values in self._of_stages for value in values}
@@ -120,10 +131,10 @@ class RoundWork:
             copies = tensors.get(entry.value)
             if copies and entry.spec.elements:
                 values = _flat(copies[0])
+                found = _Entry(entry, tuple(copies), entry.value in mine, _Version(values, {}, {}))
                 zeros = {slot: torch.zeros_like(values) for slot in self._strategy.slots}
-                self._entries[entry.value] = _Entry(
-                    entry, tuple(copies), entry.value in mine, _Version(values, zeros)
-                )
+                found.version = _Version(values, zeros, self._nothing(found))
+                self._entries[entry.value] = found
         self._round = -1
         self._attempt: Attempt | None = None
         self._early: list[Arrived] = []
@@ -169,7 +180,8 @@ class RoundWork:
         for entry in self._owned():
             if entry.given is None:
                 now = _flat(entry.copies[0])
-                given = self._strategy.contribution(entry.entry.value, entry.began, now)
+                value, own = entry.entry.value, entry.version.own
+                given = self._strategy.contribution(value, entry.began, now, own)
                 if not bool(given.isfinite().all()):
                     why = f"{entry.entry.name} has moved by what is no finite number"
                     return RoundResult(code="nonfinite", why=why)
@@ -186,7 +198,7 @@ class RoundWork:
             )
         for entry in self._all:
             entry.applied = None
-        attempt = Attempt(plan, self.peer, self.vector, self._coding)
+        attempt = Attempt(plan, self.peer, self.vector, self._codings[RESULT])
         with self._lock:
             self._attempt = attempt
 
@@ -209,7 +221,7 @@ class RoundWork:
                 if given is None:
                     return _missing(f"no contribution of {piece.entry.name} was taken down here")
                 encoded = self._encoded(piece, given, attempt.plan.round)
-                heard.append(self._coding.echo(piece, given, encoded))
+                heard.append(self._codings[GIVE].echo(piece, given, encoded))
                 if not fits(heard[-1], attempt.plan.exponent):
                     most = float(heard[-1].abs().amax())
                     why = f"{piece.entry.name} has moved by {most:g}"
@@ -241,13 +253,15 @@ class RoundWork:
     def _from_results(self, attempt: Attempt) -> Iterator[tuple[str, _Version]]:
         for entry, (mean,) in self._gathered(attempt.results(), 1):
             before, value = entry.version, entry.entry.value
-            yield value, _Version(*self._strategy.apply(value, before.values, mean, before.state))
+            made = self._strategy.apply(value, before.values, mean, before.state)
+            yield value, _Version(*made, self._left(entry, attempt.plan.round))
 
     def _from_versions(self, attempt: Attempt) -> Iterator[tuple[str, _Version]]:
         slots = self._strategy.slots
         came = ((part, attempt.versions.get(part)) for part, _ in attempt.wiring.gets)
         for entry, (values, *state) in self._gathered(came, 1 + len(slots)):
-            yield entry.entry.value, _Version(values, dict(zip(slots, state, strict=True)))
+            own = entry.version.own if self._round >= 0 else self._nothing(entry)
+            yield entry.entry.value, _Version(values, dict(zip(slots, state, strict=True)), own)
 
     def _gathered(
         self, parts: Iterator[tuple[Span, Tensor | None]], rows: int
@@ -287,7 +301,7 @@ class RoundWork:
         if part is None:
             raise TensorSpecError(f"{key}: the plan of the round has none come to {self.peer}")
         expected = self._spec(key, part)
-        codec = RAW.name if key.hop == VERSION else self._coding.name
+        codec = self._codec_of(key)
         if (arrived.spec, arrived.codec, arrived.codec_header) != (expected, codec, b""):
             raise TensorSpecError(
                 f"{key}: expected {expected!r} by {codec}, got {arrived.spec!r} by "
@@ -298,7 +312,7 @@ class RoundWork:
         if key.hop == VERSION:
             values = RAW.decode(expected, b"", arrived.data)
         else:
-            values = self._coding.decode(part, arrived.data)
+            values = self._codings[key.hop].decode(part, arrived.data)
         attempt.take(key, part, values)
 
     def most_bytes(self, key: FrameKey) -> int | None:
@@ -312,7 +326,7 @@ class RoundWork:
             return 0
         if key.hop == VERSION:
             return self._spec(key, part).size_bytes
-        return self._coding.most_bytes(part)
+        return self._codings[key.hop].most_bytes(part)
 
     def payload(self, key: FrameKey) -> Payload:
         """Raises KeyError for what is not there to be sent."""
@@ -329,8 +343,10 @@ class RoundWork:
                 buffers = self._whole(part)
         if part is None or buffers is None:
             raise KeyError(f"{key} is not there to be sent by {self.peer}")
-        codec = RAW.name if key.hop == VERSION else self._coding.name
-        return Payload(codec, b"", self._spec(key, part), buffers)
+        return Payload(self._codec_of(key), b"", self._spec(key, part), buffers)
+
+    def _codec_of(self, key: FrameKey) -> str:
+        return RAW.name if key.hop == VERSION else self._codings[key.hop].name
 
     def _spec(self, key: FrameKey, part: Span) -> TensorSpec:
         rows = 1 + len(self._strategy.slots) if key.hop == VERSION else 1
@@ -343,7 +359,7 @@ class RoundWork:
             if entry is None or piece.start not in entry.encoded:
                 return None
             found.append((piece, entry.encoded[piece.start]))
-        return self._coding.written(found)
+        return self._codings[GIVE].written(found)
 
     def _whole(self, part: Span) -> tuple[memoryview, ...] | None:
         """What was made of a part, then its slots one after the other."""
@@ -367,8 +383,25 @@ class RoundWork:
     def _encoded(self, piece: Piece, given: Tensor, round_: int) -> Encoded:
         encoded = self._entries[piece.entry.value].encoded
         if piece.start not in encoded:
-            encoded[piece.start] = self._coding.encode(piece, given, round_, self._replica)
+            coding = self._codings[GIVE]
+            encoded[piece.start] = coding.encode(piece, given, round_, self._replica)
         return encoded[piece.start]
+
+    def _left(self, entry: _Entry, round_: int) -> State:
+        """The replica's own state behind a version that its contribution is in."""
+        if not entry.version.own or entry.given is None:
+            return entry.version.own
+        heard, first = [], entry.entry.start
+        for piece in self.vector.pieces((first, entry.entry.stop)):
+            given = entry.given[piece.start : piece.stop]
+            encoded = self._encoded(piece, given, round_)
+            heard.append(self._codings[GIVE].echo(piece, given, encoded))
+        return self._strategy.left(entry.entry.value, entry.given, torch.cat(heard))
+
+    def _nothing(self, entry: _Entry) -> State:
+        """The replica's own state at the beginning; only where an entry belongs there is one."""
+        slots = self._strategy.own_slots if entry.owned else ()
+        return {slot: torch.zeros(entry.entry.spec.elements) for slot in slots}
 
     # ------------------------------------------------------------ snapshots
 
@@ -398,20 +431,23 @@ class RoundWork:
             whole = (entry.entry.spec.elements,)
             if any(tensor.shape != whole for tensor in state.values()):
                 raise TensorSpecError(f"state of rounds of {value}: expected {whole[0]} elements")
-            entry.version = self._version(state, "") or entry.version
+            entry.version = self._version(entry, state, "") or entry.version
             for part, tensor in state.items():
                 kind, at, number = part.partition("@")
                 if at and number.isdecimal():
                     entry.round = int(number)
-                    entry.applied = self._version(state, part[len(kind) :]) or entry.applied
+                    entry.applied = self._version(entry, state, part[len(kind) :]) or entry.applied
                     entry.given = tensor if kind == _GIVEN else entry.given
 
-    def _version(self, state: Mapping[str, Tensor], when: str) -> _Version | None:
-        names = [f"{part}{when}" for part in (_BASE, *self._strategy.slots)]
-        if any(name not in state for name in names):
+    def _version(self, entry: _Entry, state: Mapping[str, Tensor], when: str) -> _Version | None:
+        shared, own = self._strategy.slots, tuple(entry.version.own)
+        if any(f"{part}{when}" not in state for part in (_BASE, *shared, *own)):
             return None
-        values, *slots = (state[name] for name in names)
-        return _Version(values, dict(zip(self._strategy.slots, slots, strict=True)))
+        return _Version(
+            state[f"{_BASE}{when}"],
+            {slot: state[f"{slot}{when}"] for slot in shared},
+            {slot: state[f"{slot}{when}"] for slot in own},
+        )
 
     # ------------------------------------------------------------ inside
 
@@ -431,7 +467,7 @@ class RoundWork:
 
 
 def _named(version: _Version) -> dict[str, Tensor]:
-    return {_BASE: version.values, **version.state}
+    return {_BASE: version.values, **version.state, **version.own}
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ __all__ = [
     "exchange",
     "hashes",
     "plan",
+    "round_hashes",
+    "rounds",
     "stage_hash",
     "work",
 ]

@@ -21,18 +21,20 @@ import numpy as np
 from ...dag.cost.cost import OperatorCost, cost
 from ...dag.execute.execute import TensorSpecError
 from ...dag.ir.graph import Graph
-from ...dag.plan.action import Action, ExchangeContent, Kind
+from ...dag.plan.action import ROUNDS, Action, ExchangeContent, Kind
 from ...dag.schedule.flow import Role
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...net.links.outbox import Pieces
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import RebuildError
-from ...peer.core.events import Built, Result
+from ...peer.core.events import Built, Result, RoundResult
+from ...peer.core.rounds import run_of
 from ...peer.sync.optimizer import learning_rate
 from ...proto import broker_pb2
 from .exchange import carry_out
 from .hashes import MASK, Hash, figure, name_hash
 from .plan import GhostPlan, Hollow
+from .rounds import GhostRounds, GhostVector
 from .work import NOTHING, ActionTransfers, GhostAssignment, Store
 
 __all__ = ["GhostDevice", "Ghosts", "hollow"]
@@ -51,15 +53,27 @@ class Ghosts:
         self._costs = costs
         # By (run, term), as long as some ghost works by it.
         self._plans: WeakValueDictionary[tuple[str, int], GhostPlan] = WeakValueDictionary()
+        # By run and microbatch size, likewise.
+        self._vectors: WeakValueDictionary[tuple[str, int], GhostVector] = WeakValueDictionary()
 
     def __call__(self, peer: object = None) -> GhostDevice:
-        return GhostDevice(self.plan)
+        return GhostDevice(self)
 
     def plan(self, order: BuildOrder) -> GhostPlan:
         key = order.run, order.term
         known = self._plans.get(key)
         if known is None or (known.plan is not order.plan and known.plan != order.plan):
             known = self._plans[key] = GhostPlan(order, self._costs)
+        return known
+
+    def vector(self, order: BuildOrder) -> GhostVector | None:
+        """What replicas exchange; None where a run has no rounds."""
+        if order.training.rounds is None:
+            return None
+        key = run_of(order.run), order.plan.microbatch_size
+        if (known := self._vectors.get(key)) is None:
+            graph = order.graph.bind(order.plan.microbatch_size)
+            known = self._vectors[key] = GhostVector(graph, order.training.rounds)
         return known
 
 
@@ -77,24 +91,23 @@ class GhostDevice:
     one of a snapshot peers wait for half of 0.025 s, a ghost for 0.025 s or, if that is more, a
     twentieth of the time since the last other frame on its link."""
 
-    def __init__(self, plan: Callable[[BuildOrder], GhostPlan]) -> None:
+    def __init__(self, shared: Ghosts) -> None:
         self.peak_bytes = 0
-        self._plan = plan
+        self._shared = shared
         self._work: GhostAssignment | None = None
 
     # ------------------------------------------------------------ building
 
     def build(self, order: BuildOrder) -> Built:
         """As TorchDevice; neither weights nor data are read."""
-        shared = self._plan(order)
+        shared = self._shared.plan(order)
         self._work = work = GhostAssignment(order, shared)
         states: dict[str, int] = {}
         for parts in order.resumed:
             states |= json.loads(cast(Hollow, parts[0]).tag)
         if order.peer in order.rebuilt:
             states = _rebuilt(work, states)
-        for held in work.held.values():
-            held.resume(states)
+        work.resume(states, self._shared.vector(order))
         self.peak_bytes = work.standing_bytes
         train = order.training.train
         return Built(
@@ -106,6 +119,7 @@ class GhostDevice:
             steps=train.steps or 0,
             eval_every=train.eval_every if shared.plan.evaluation_routes else 0,
             exports=tuple(k for k in work.held if work.first_of(k)),
+            vector=work.rounds.vector if work.rounds else None,
         )
 
     def discard(self) -> None:
@@ -119,6 +133,9 @@ class GhostDevice:
     def accept(self, arrived: Arrived) -> None:
         """Raises TensorSpecError when it is not what the plan says for its key."""
         work, key = self._now, arrived.key
+        if key.role is Role.ROUND:
+            self._rounds.accept(arrived)
+            return
         at = key[4:]
         wanted = work.coming.get(at)
         if wanted is None:
@@ -138,6 +155,8 @@ class GhostDevice:
     def most_bytes(self, key: FrameKey) -> int | None:
         """As TorchDevice."""
         work = self._work
+        if key.role is Role.ROUND:
+            return work.rounds.most_bytes(key) if work and work.rounds else None
         known = work is not None and (key.run, key.term) == (work.order.run, work.order.term)
         if work is None or not known or key.role is Role.PROBE:
             return None
@@ -147,6 +166,8 @@ class GhostDevice:
     def payload(self, key: FrameKey) -> Payload:
         """The hash, announced as the tensor. Raises KeyError for a value that no action left."""
         work = self._now
+        if key.role is Role.ROUND:
+            return self._rounds.payload(key)
         at = key[4:]
         value = work.store[key.step].pop(at)
         codec, spec, size = work.going[at]
@@ -157,11 +178,40 @@ class GhostDevice:
         if self._work is not None and (there := self._work.store.get(key.step)):
             there.pop(key[4:], None)
 
+    # ------------------------------------------------------------ rounds
+
+    def begin_round(self, start: broker_pb2.RoundStart) -> None:
+        self._rounds.begin(start)
+
+    def join_exchange(self, plan: broker_pb2.RoundPlan) -> None:
+        self._rounds.join(plan)
+
+    def versions(self) -> dict[str, int]:
+        """By name in the graph, the hash of what replicas have in common, as far as it is here."""
+        return self._rounds.versions()
+
+    @property
+    def _rounds(self) -> GhostRounds:
+        if self._now.rounds is None:
+            raise TensorSpecError(f"{self._now.order.run} has no rounds between replicas")
+        return self._now.rounds
+
+    def _of_round(self, kind: Kind) -> RoundResult:
+        match kind:
+            case Kind.CONTRIBUTE:
+                return self._rounds.contribute()
+            case Kind.EXCHANGE:
+                return self._rounds.exchange()
+            case _:
+                return self._rounds.apply()
+
     # ------------------------------------------------------------ actions
 
     def compute(self, step: int, action: Action) -> Result:
         """What it takes must be in the store; what it gives is there afterwards."""
         work = self._now
+        if action.kind in ROUNDS:
+            return Result(0.0, self.peak_bytes, round=self._of_round(action.kind))
         part = work.parts.get(action, NOTHING)
         store = work.store.setdefault(step, {})
         match action.kind:
@@ -190,13 +240,14 @@ class GhostDevice:
         held, m = work.held[action.stage], action.microbatch
         training = action.kind is Kind.FORWARD
         ports = {t.value: cast(int, store[at]) for t, at in part.takes}
-        values = held.forward(step, m, ports, training=training)
+        at = work.place(step, m) if training else (-1, m)
+        values = held.forward(m, ports, at, training=training)
         if held.linear.stage.makes_loss:
             mine = work.reported.setdefault((training, m), {})
             mine |= ports
             mine |= values
-        for t, at in part.gives:
-            store[at] = values[work.shared.flow.made(t)]
+        for t, local in part.gives:
+            store[local] = values[work.shared.flow.made(t)]
 
     def _backward(
         self, work: GhostAssignment, action: Action, part: ActionTransfers, store: Store
@@ -224,7 +275,7 @@ class GhostDevice:
             loss=figure(work.total),
             weight=float(len(work.shared.plan.routes)),
             grad_norm=figure(work.total ^ MASK),
-            lr=learning_rate(work.order.training.train, step),
+            lr=learning_rate(work.order.training.train, work.position(step)),
         )
 
     def _evaluation(self) -> broker_pb2.Evaluation:
@@ -237,8 +288,9 @@ class GhostDevice:
         work, found = self._now, dict[str, int]()
         for held in work.held.values():
             found |= held.exported()
-        data = json.dumps(found).encode()
-        size = max(len(data), work.snapshot_bytes)
+        of_rounds, size = work.rounds.state() if work.rounds else ({}, 0)
+        data = json.dumps(found | of_rounds).encode()
+        size = max(len(data), work.snapshot_bytes + size)
         return lambda: (cast(memoryview, Hollow(size, data)),)
 
     def blocks(self) -> Callable[[], tuple[memoryview, ...]]:

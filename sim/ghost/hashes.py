@@ -34,7 +34,20 @@ from numpy.typing import NDArray
 from ...dag.ir.graph import Graph, Parameter
 from ...dag.plan.swaps import Segment
 
-__all__ = ["MASK", "Expected", "Hashes", "expected", "figure", "mix", "mixed", "name_hash", "odd"]
+__all__ = [
+    "MASK",
+    "Expected",
+    "Hash",
+    "Hashes",
+    "PlainLoop",
+    "Words",
+    "expected",
+    "figure",
+    "mix",
+    "mixed",
+    "name_hash",
+    "odd",
+]
 
 MASK = (1 << 64) - 1
 Words = NDArray[np.uint64]
@@ -193,10 +206,10 @@ def expected(
     evaluations of `held_out` microbatches, one after the last step too; 0: none. `orders`: of each
     microbatch, where some compute parts of the graph in another order. `clips`: whether updates go
     by the totals of the step."""
-    loop = _Loop(Hashes(graph, seed), orders, clips)
+    loop = PlainLoop(Hashes(graph, seed), orders, clips)
     found = Expected()
     for step in range(steps):
-        found.losses.append(figure(loop.step(step, range(microbatches))))
+        found.losses.append(figure(loop.step([(step, m) for m in range(microbatches)])))
         last = step + 1 == steps
         if eval_every and held_out and ((step + 1) % eval_every == 0 or last):
             found.evaluations.append(figure(loop.evaluation(held_out)))
@@ -204,10 +217,12 @@ def expected(
     return found
 
 
-class _Loop:
+class PlainLoop:
     """The state of the plain loop: every parameter and buffer."""
 
-    def __init__(self, hashes: Hashes, orders: Sequence[Sequence[Segment]], clips: bool) -> None:
+    def __init__(
+        self, hashes: Hashes, orders: Sequence[Sequence[Segment]] = (), clips: bool = True
+    ) -> None:
         self.hashes, graph, self.clips = hashes, hashes.graph, clips
         self.orders = orders
         self.whole = (Segment(0, len(graph.operators), ()),)
@@ -234,13 +249,14 @@ class _Loop:
             found.append((segment, value))
         return found
 
-    def step(self, step: int, microbatches: Sequence[int]) -> int:
+    def step(self, microbatches: Sequence[tuple[int, int]]) -> int:
+        """By microbatch, the step and the number that its samples have. Returns T."""
         hashes, graph = self.hashes, self.hashes.graph
         gradients = dict.fromkeys(self.trained.values(), 0)
         statistics = {b.name: 0 for b in graph.buffers if b.update}
         total = 0
-        for m in microbatches:
-            forwarded = self.forward(step, m, self.orders[m] if self.orders else self.whole)
+        for m, place in enumerate(microbatches):
+            forwarded = self.forward(*place, self.orders[m] if self.orders else self.whole)
             last = forwarded[-1][1]
             results = {v: last[v] for v in self.results}
             total += hashes.loss(results)

@@ -149,14 +149,15 @@ class HeldHash:
         self._gradients = words
 
     def forward(
-        self, step: int, m: int, ports: Mapping[str, int], *, training: bool
+        self, m: int, ports: Mapping[str, int], at: tuple[int, int], *, training: bool
     ) -> dict[str, int]:
-        """Hashes of `linear.values` of a microbatch; `ports` are of what comes."""
+        """Hashes of `linear.values` of a microbatch; `ports` are of what comes, `at` the step and
+        microbatch whose samples it has, step -1: held out."""
         linear, hashes = self.linear, self.linear.hashes
         if self._base is None:
             self._base = linear.over_standing @ self.state
         coming = [ports[v] for v in linear.ports]
-        coming += [hashes.sample(x, step if training else -1, m) for x in linear.inputs]
+        coming += [hashes.sample(x, *at) for x in linear.inputs]
         found = linear.over_coming @ np.array(coming, np.uint64) + self._base
         named = len(linear.values)
         values: dict[str, int] = dict(zip(linear.values, found[:named].tolist(), strict=True))

@@ -3,7 +3,7 @@ the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...dag.exchange.collective import Hop
@@ -13,8 +13,10 @@ from ...dag.plan.action import Action, ExchangeContent
 from ...dag.schedule.flow import Role, Transfer
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import recipe
+from ...peer.rounds.local import LocalSteps
 from .hashes import Hash
 from .plan import IN_SHARDS, GhostPlan, Weighed
+from .rounds import GhostRounds, GhostVector
 from .stage_hash import HeldHash
 
 __all__ = ["NOTHING", "ActionTransfers", "GhostAssignment", "Local", "Store"]
@@ -93,6 +95,28 @@ class GhostAssignment:
         self._kept = [(shared.kept_bytes(k), held) for k, held in self.held.items()]
         """What a microbatch that went forward keeps in each stage, bytes."""
         self.snapshot_bytes = sum(shared.snapshot_bytes(k) for k in self.held)
+
+        self.rounds: GhostRounds | None = None
+        """What it does between replicas, where the run has rounds."""
+
+    def resume(self, states: Mapping[str, int], vector: GhostVector | None) -> None:
+        """Goes on from what snapshots have, or begins. `vector`: of a run with rounds."""
+        for held in self.held.values():
+            held.resume(states)
+        if vector is not None:
+            training, plan = self.order.training, self.shared.plan
+            of_run = training.train.batch // plan.microbatch_size
+            local = LocalSteps(len(plan.routes), of_run)
+            self.rounds = GhostRounds(vector, local, self.order.peer, self.held)
+            self.rounds.load(states)
+
+    def place(self, step: int, microbatch: int) -> tuple[int, int]:
+        """(step, microbatch) of the run that a microbatch here is."""
+        return self.rounds.local.place(step, microbatch) if self.rounds else (step, microbatch)
+
+    def position(self, step: int) -> float:
+        """Steps of the run before this one, in the learning rate's schedule."""
+        return self.rounds.local.position(step) if self.rounds else step
 
     def first_of(self, stage: int) -> bool:
         return self.shared.plan.stages[stage].holders[0] == self.order.peer

@@ -32,7 +32,7 @@ I9  a run ends: with its last step or with a reason, before the world has     wa
     nothing more to do
 I10 what leaves the broker follows from what is in its journal; a broker     what a disk loses
     that was started again knows just that, and every event that was told
-I11 whoever begins a round has the same version, element for element           of ghosts
+I11 whoever begins a round has the same version, element for element
 
 The machines' own rules (`validate`, their assertions) count as well, as "own".
 """

@@ -116,6 +116,28 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        (
+            '[codec]\nsync = "int8"',
+            '`codec.sync` is "int8", and sync.method = "sparse-loco" writes',
+        ),
+        (
+            "[sync.options]\ndensity = 2",
+            "`sync.options.density` is 2.0: expected a number in (0, 1]",
+        ),
+        ("[sync.options]\nbits = 4", "`sync.options.bits` is 4: expected 2 or 32"),
+        ("[sync.options]\nmomentum = 0.9", "`sync.options.momentum` is not a known key"),
+    ],
+)
+def test_sparse_loco_has_options_and_a_codec_of_its_own(
+    tmp_path: Path, tables: str, said: str
+) -> None:
+    sync = '[sync]\nkind = "local"\nmethod = "sparse-loco"'
+    assert said in problem(tmp_path, f"[train]\nsteps = 3\n{sync}\n{tables}")
+
+
+@pytest.mark.parametrize(
     ("table", "line", "said"),
     [
         ("plan", "stage = 2", 'did you mean "stages"?'),
@@ -123,7 +145,7 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
         ("codec", 'feedback = "ef22"', '"ahead"'),
         ("sync", 'method = "powersdg"', 'did you mean "powersgd"?'),
         ("sync", 'collectives = "ring"', 'did you mean "collective"?'),
-        ("sync", 'secure = true', "is not a known key"),
+        ("sync", "secure = true", "is not a known key"),
         ("data", 'where = "url"', '"peer"'),
         ("data", 'kind = "module"', '"arrays"'),
         ("train", "stop = {loss = 1.0}", 'did you mean "steps"?'),

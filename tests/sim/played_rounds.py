@@ -37,10 +37,30 @@ JOB: dict[str, Any] = {
         **{"eval_every": 3, "eval_batches": 1},
     },
 }
+OPTIONS = {"sparse-loco": {"density": 0.25, "chunk": 64, "decay": 0.75, "lr": 0.7}}
+"""Of methods that are not played with those that they have by themselves."""
 METHODS: dict[str, Callable[[], round_oracle.Method]] = {
     "diloco": lambda: round_methods.DiLoCo(0.7, 0.9),
     "average": round_methods.Average,
+    "sparse-loco": lambda: round_methods.SparseLoCo(0.7, 0.75, _sparse),
 }
+TIES = {"sparse-loco": 0.002}
+"""Of methods that choose numbers, the share of them whose turn it may be in another round: of two
+that are equal but for rounding, either is the larger."""
+
+
+def sync_of(method: str) -> dict[str, Any]:
+    """For [sync]."""
+    return {"method": method, "options": OPTIONS.get(method, {})}
+
+
+def _sparse(x: Tensor) -> Tensor:
+    """Levels have the digits of bfloat16, and what has few elements goes as it is."""
+
+    def levels(kept: Tensor) -> Tensor:
+        return round_methods.two_bits(kept).bfloat16().float()
+
+    return x if x.numel() < 64 else round_methods.top_of_chunks(0.25, 64, levels)(x)
 
 
 class Rounds:
@@ -64,11 +84,12 @@ class Rounds:
         peers: Sequence[PeerSpec],
         deaths: Mapping[int, str] | None = None,
         also: Callable[[World, Observed], None] = lambda world, seen: None,
+        device: Any = None,
         **tables: Any,
     ) -> tuple[World, str]:
         """The world in which it was submitted. deaths: by number of the record of the world, who
         dies there; `also` sees each, too."""
-        world = self.lab.world(list(peers), log=False)
+        world = self.lab.world(list(peers), log=False, device=device)
         self.monitor = Monitor(world)
         world.until(lambda: len(world.broker.machine.members.pool) == len(peers))
         run = world.submit(self.spec(**tables))
@@ -126,7 +147,8 @@ class Rounds:
             got |= load(world.blobs[file.blob.hash])
         wanted = self.expected(events, METHODS[method]())
         for name, tensor in wanted.items():
-            assert torch.allclose(got[name], tensor, rtol=1e-3, atol=2e-5), name
+            apart = ~torch.isclose(got[name], tensor, rtol=1e-3, atol=2e-5)
+            assert int(apart.sum()) <= TIES.get(method, 0.0) * tensor.numel(), name
 
 
 def sites(*flops: float) -> list[PeerSpec]:

@@ -20,6 +20,7 @@ plan does not either, unless two peers cannot be told apart.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +37,7 @@ from ..cost.shortage import refuse_impossible, shortage
 from ..network.communities import DENSE, groupings, rates
 from ..network.order import grouped_path, narrowest
 
-__all__ = ["MOST_ACTIONS", "Fenced", "candidates", "fenced", "op_fence"]
+__all__ = ["MOST_ACTIONS", "Fence", "Fenced", "Pool", "candidates", "fenced", "op_fence"]
 
 Floats = NDArray[np.float64]
 
@@ -128,7 +129,7 @@ def _actions(candidate: Candidate) -> int:
 
 def candidates(judge: CostModel) -> Iterator[Candidate]:
     """Different candidates, the best guesses first."""
-    fence = _Fence(judge)
+    fence = Fence(judge)
     seen: set[Candidate] = set()
     for guess in sorted(fence.guesses(), key=lambda g: g.seconds):
         if guess.candidate not in seen:
@@ -137,7 +138,7 @@ def candidates(judge: CostModel) -> Iterator[Candidate]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
+class Pool:
     """Peers of one or more groups, and the groups that they form."""
 
     groups: tuple[tuple[int, ...], ...]
@@ -147,9 +148,11 @@ class _Pool:
         return sum(map(len, self.groups))
 
 
-class _Fence:
+class Fence:
+    """Makes guesses for one request, from all of its peers or from some."""
+
     def __init__(self, judge: CostModel) -> None:
-        self.judge, self.rows = judge, RowBuilder(judge)
+        self.judge, self.rows, self.large = judge, RowBuilder(judge), False
         self.options, self.microbatches = judge.request.options, judge.request.microbatches
         self.speed: Floats = 1 / np.maximum(self.rows.whole_s, 1e-300)
         self.rate = rates(judge.network)
@@ -157,6 +160,13 @@ class _Fence:
         crossing = [judge.crossing_bytes(i) for i in range(1, judge.operators)]
         size = float(np.median(crossing)) if crossing else 0.0
         self.cost: Floats = self.rows.latency + size * self.rows.both
+
+    def with_microbatches(self, count: int) -> Fence:
+        """The same for another number of microbatches."""
+        found = copy(self)
+        found.rows = self.rows.with_microbatches(count)
+        found.judge, found.microbatches = found.rows.judge, count
+        return found
 
     def _order(self) -> list[int]:
         """The peers that can hold any operator, in an order that depends on no names: the fastest
@@ -177,10 +187,10 @@ class _Fence:
 
     # ------------------------------------------------------------ which peers
 
-    def _pools(self, order: Sequence[int]) -> Iterator[_Pool]:
+    def _pools(self, order: Sequence[int]) -> Iterator[Pool]:
         """Peers that may be used together, each pool once; of very many peers, fewer pools."""
         grid = np.ix_(order, order)
-        seen: set[_Pool] = set()
+        seen: set[Pool] = set()
         for grouping in groupings(self.rate[grid]):
             groups = [tuple(order[i] for i in group) for group in grouping]
             groups.sort(key=lambda g: -self.speed[list(g)].sum())
@@ -190,12 +200,12 @@ class _Fence:
                 for size in _sizes(min(len(members), MOST_PEERS)):
                     kept = set(members[:size])
                     parts = (tuple(p for p in g if p in kept) for g in together)
-                    pool = _Pool(tuple(g for g in parts if g))
+                    pool = Pool(tuple(g for g in parts if g))
                     if pool not in seen:
                         seen.add(pool)
                         yield pool
 
-    def _path(self, pool: _Pool) -> list[int]:
+    def _path(self, pool: Pool) -> list[int]:
         """The same in either direction, the faster end first."""
         path = grouped_path(self.rate, self.cost, pool.groups)
         turned = path[::-1]
@@ -207,7 +217,6 @@ class _Fence:
         order = self._order()
         if not order:
             return
-        wanted = self.options.pipelines
         pools = sorted(self._pools(order), key=lambda p: (-self._speed_of(p), p.size))
         least = np.inf
         self.large = len(order) > DENSE
@@ -219,17 +228,20 @@ class _Fence:
             # All its peers busy all the time: no better than what there is already?
             if self.microbatches / self._speed_of(pool) > NEAR * least:
                 break
-            path = self._path(pool)
-            found: list[Guess] = []
-            if wanted in (None, 1):
-                found += self._one(path)
-            for count in self._counts(len(path)) if wanted is None else (wanted,):
-                if 1 < count <= len(path):
-                    found += self._several(path, pool, count)
+            found = list(self.within(pool))
             least = min([least, *(g.seconds for g in found)])
             yield from found
 
-    def _speed_of(self, pool: _Pool) -> float:
+    def within(self, pool: Pool) -> Iterator[Guess]:
+        """Of the peers of one pool."""
+        wanted, path = self.options.pipelines, self._path(pool)
+        if wanted in (None, 1):
+            yield from self._one(path)
+        for count in self._counts(len(path)) if wanted is None else (wanted,):
+            if 1 < count <= len(path):
+                yield from self._several(path, pool, count)
+
+    def _speed_of(self, pool: Pool) -> float:
         return float(sum(self.speed[list(g)].sum() for g in pool.groups))
 
     def _counts(self, peers: int) -> list[int]:
@@ -254,7 +266,7 @@ class _Fence:
             if len(path) == 1:
                 return
 
-    def _several(self, path: list[int], pool: _Pool, count: int) -> Iterator[Guess]:
+    def _several(self, path: list[int], pool: Pool, count: int) -> Iterator[Guess]:
         stages = self.options.stages
         exactly = stages is not None
         length = stages or len(path) // count
@@ -264,7 +276,7 @@ class _Fence:
         if not exactly and length > 1 and count <= 4 and not self.large:
             yield from _some(self.rows.own(islands))
             if len(pool.groups) == count:
-                yield from _some(self.rows.own([self._path(_Pool((g,))) for g in pool.groups]))
+                yield from _some(self.rows.own([self._path(Pool((g,))) for g in pool.groups]))
         # Equally long rows for cuts at the same positions: the slowest peers of longer ones go.
         if all(len(row) >= length for row in islands):
             rows = [self._fastest(row, length) for row in islands]

@@ -12,6 +12,7 @@ played for every choice of peers, so that a search over peers costs little.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +70,13 @@ class CostModel:
         self._last: tuple[Candidate, StepEstimate] | None = None
         self.judged = 0
         """Event calculations so far: what search budgets count."""
+
+    def with_microbatches(self, count: int) -> CostModel:
+        """The judge of the same request with another number of microbatches. Both share what they
+        know: no structure depends on anything but its candidate."""
+        found = copy(self)
+        found.request = replace(self.request, microbatches=count, known_costs=self.costs)
+        return found
 
     # ------------------------------------------------------------ structure
 

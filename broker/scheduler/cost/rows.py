@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,7 @@ from .candidate import Candidate, StageShare
 from .cost_model import CostModel
 from .partition import IntervalMemory
 
-__all__ = ["Guess", "RowBuilder"]
+__all__ = ["Guess", "RowBuilder", "in_proportion"]
 
 Floats = NDArray[np.float64]
 
@@ -79,10 +80,16 @@ class RowBuilder:
             seen.update(new)
             sizes.append(sum(new.values()))
         self.trainable_bytes: Floats = np.concatenate(([0.0], np.cumsum(sizes)))
-        self._passes = 6 + 2 * slots
+        self.passes = 6 + 2 * slots
         self._byte_s = judge.per_unit[:, Work._fields.index("memory")]
         self.whole_s: Floats = judge.forward_s[:, -1] + judge.backward_s[:, -1]
         """(P,): one microbatch of the whole graph, forward and backward."""
+
+    def with_microbatches(self, count: int) -> RowBuilder:
+        """The same for another number of microbatches."""
+        found = copy(self)
+        found.judge, found.microbatches = self.judge.with_microbatches(count), count
+        return found
 
     # ------------------------------------------------------------ one row
 
@@ -165,7 +172,7 @@ class RowBuilder:
         microbatch, are left out."""
         for recompute in self._recomputes():
             speed = [sum(1 / self.whole_s[p] for p in row) for row in rows]
-            live = _in_proportion(speed, self.microbatches)
+            live = in_proportion(speed, self.microbatches)
             shares = [
                 self._row(row, max(1, m), True, recompute, exactly=exactly, among=len(rows))
                 for row, m in zip(rows, live, strict=True)
@@ -202,7 +209,7 @@ class RowBuilder:
         """Microbatches by throughput; rows that get none are left out."""
         each = max(1, self.microbatches // len(shares))
         rate = [1 / max(self._pace(row, each)[1], 1e-300) for row in shares]
-        given = _in_proportion(rate, self.microbatches)
+        given = in_proportion(rate, self.microbatches)
         kept = [(row, m) for row, m in zip(shares, given, strict=True) if m]
         if not kept:
             return None
@@ -283,7 +290,7 @@ class RowBuilder:
             lows.append(needs.low(room, live, recompute, shared))
             members = list(group)
             each = judge.forward_s[members] * (1 + recompute) + judge.backward_s[members]
-            passes = (3 * (microbatches - 1) + self._passes) / microbatches
+            passes = (3 * (microbatches - 1) + self.passes) / microbatches
             each = each + passes * self._byte_s[members][:, None] * self.trainable_bytes
             # Together they are as fast as one peer with the mean of their speeds.
             scale = len(members) / (1 / np.maximum(each[:, -1], 1e-300)).sum()
@@ -318,7 +325,7 @@ class RowBuilder:
             passed = size * self._byte_s[s.peer]
             stages.append(float(f * (1 + s.recompute) + b))
             busy[s.peer] = busy.get(s.peer, 0.0) + stages[-1] + 3 * passed
-            held[s.peer] = held.get(s.peer, 0.0) + self._passes * passed
+            held[s.peer] = held.get(s.peer, 0.0) + self.passes * passed
         for k, (s, t) in enumerate(itertools.pairwise(shares)):
             if s.peer != t.peer:
                 size = judge.crossing_bytes(t.start)
@@ -333,9 +340,9 @@ class RowBuilder:
         rows = zip(candidate.pipelines, candidate.microbatches, strict=True)
         paces = [(self._pace(row, m), m) for row, m in rows]
         longest = max(fill + (m - 1) * slow + update for (fill, slow, update), m in paces)
-        return longest + self._sync(candidate)
+        return longest + self.sync(candidate)
 
-    def _sync(self, candidate: Candidate) -> float:
+    def sync(self, candidate: Candidate) -> float:
         if len(candidate.pipelines) < 2:
             return 0.0
         judge, spent = self.judge, dict[int, float]()
@@ -352,7 +359,7 @@ class RowBuilder:
         return max(spent.values(), default=0.0)
 
 
-def _in_proportion(weights: Sequence[float], count: int) -> list[int]:
+def in_proportion(weights: Sequence[float], count: int) -> list[int]:
     """`count` whole shares in about these proportions: each next one to whoever would be done with
     it first."""
     given = [0] * len(weights)

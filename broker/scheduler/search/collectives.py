@@ -29,7 +29,7 @@ from ..cost.cost_model import CostModel
 from ..network.communities import Grouping, groupings, rates
 from ..network.order import grouped_path
 
-__all__ = ["shares", "with_collectives"]
+__all__ = ["shares", "soonest", "with_collectives"]
 
 Floats = NDArray[np.float64]
 
@@ -143,14 +143,26 @@ def shares(
     return tuple(int(p) for p in parts)
 
 
-def _made(pair: Floats, line: Floats, enough: float) -> Floats:
-    """The shares, as even as gets `enough` of the most."""
+def _program(pair: Floats, line: Floats) -> tuple[Floats, Floats]:
+    """Rows and bounds of that program, in f/t."""
     n = len(line)
     i, k = np.triu_indices(n, 1)
     pairs = np.zeros((len(i), n))
     pairs[np.arange(len(i)), i] = pairs[np.arange(len(i)), k] = 1.0
     rows = np.vstack([pairs, np.ones((n, n)) + (n - 2) * np.eye(n)])
-    bounds = np.concatenate([pair[i, k], line])
+    return rows, np.concatenate([pair[i, k], line])
+
+
+def soonest(pair: Floats, line: Floats) -> Floats:
+    """The shares with which a sum is made soonest, over its seconds. By pair and line: how many
+    times a second the whole vector passes."""
+    return _largest(*_program(pair, line))
+
+
+def _made(pair: Floats, line: Floats, enough: float) -> Floats:
+    """The shares, as even as gets `enough` of the most."""
+    n = len(line)
+    rows, bounds = _program(pair, line)
     found = _largest(rows, bounds)
     most = float(found.sum())
     rows, low, high = np.vstack([rows, np.eye(n)]), 1 / n, 1.0

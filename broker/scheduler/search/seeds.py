@@ -26,7 +26,7 @@ from ..network.pathcut import Path, best_cut
 from .moves import even_pipeline
 from .search import SearchSpace
 
-__all__ = ["Seeds", "from_plan"]
+__all__ = ["Seeds", "from_plan", "tied_tail"]
 
 MOST_CHAIN = 12
 """Peers of one pipeline that are tried in every number."""
@@ -202,7 +202,7 @@ class Seeds:
     def closed(self) -> Iterator[Candidate]:
         """The first peer takes the end of the model, from the last reader of a weight that its
         beginning reads, too; each peer in turn is the first, for few peers."""
-        n, tail = self.judge.operators, _tied_tail(self.judge)
+        n, tail = self.judge.operators, tied_tail(self.judge)
         if tail is None:
             return
         for k in range(2, min(len(self.by_speed), MOST_CLOSED) + 1):
@@ -303,7 +303,7 @@ class Seeds:
         return tuple(counts)
 
 
-def _tied_tail(judge: CostModel) -> int | None:
+def tied_tail(judge: CostModel) -> int | None:
     """The operator from which on the end of the model reads a weight that its first half reads as
     well; None where it does not, and where all of that lies within one half."""
     readers: dict[str, list[int]] = {}

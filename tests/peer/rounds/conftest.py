@@ -221,7 +221,7 @@ class Exchange:
         found |= self._compute(Kind.APPLY, self.joiners)
         codes = {p: r for p, r in found.items() if r.code}
         assert not codes, codes
-        return [sum(found[p].hash for p in r.devices) % 2**64 for r in self.everybody]
+        return [sum(h for p in r.devices for h in found[p].hashes) % 2**64 for r in self.everybody]
 
     def run(self):
         failed = {p: r for p, r in self.begin().items() if r.code}

@@ -99,7 +99,7 @@ def test_a_version_may_be_sent_once_its_round_is_over(make_case, replica):
         each.train(1, 2)
     [segment] = exchange.segments
     exchange.send([(VERSION, p, "a.0", "c.0") for p in exchange.parts(segment)])
-    [hash_c] = [r.hash for r in c.each(Kind.APPLY, 0).values()]
+    [hash_c] = [h for r in c.each(Kind.APPLY, 0).values() for h in r.hashes]
     calm = trained(case, replica, cuts=(1, 1, 1))
     assert hash_c == Exchange(calm[:2]).run()[0]
 
@@ -107,7 +107,7 @@ def test_a_version_may_be_sent_once_its_round_is_over(make_case, replica):
 # ---------------------------------------------------------------- codecs
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8", "lossless", "int4:rounding=stochastic"])
+@pytest.mark.parametrize("codec", ["bf16", "int8", "lossless", "int4:rounding=stochastic", "e3m0"])
 def test_all_apply_the_bytes_of_the_result(make_case, replica, codec, monkeypatch):
     monkeypatch.setattr("shoal.peer.rounds.coding.LEAST_ELEMENTS", 64)
     case = make_case(Gpt(), length=8, **{**PLAIN, "batch": 24})

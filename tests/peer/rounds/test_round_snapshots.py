@@ -18,18 +18,21 @@ from shoal.tests.peer.rounds.conftest import (
 )
 
 
-def moved(case, replica, old, name, cuts, step):
+def moved(case, replica, old, name, cuts, step, method="diloco"):
     """The same replica, made anew from its snapshots, with other stages."""
     states = tuple(device.snapshot(step)() for device in old.devices.values())
-    return replica(case, name, cuts, of=3, method="diloco", resumed=states)
+    return replica(case, name, cuts, of=3, method=method, resumed=states)
 
 
+@pytest.mark.parametrize("method", ["diloco", "sparse-loco"])
 @pytest.mark.parametrize("when", ["in the middle", "contributed", "applied", "committed"])
-def test_going_on_from_a_snapshot_in_a_round_equals_never_having_stopped(make_case, replica, when):
+def test_going_on_from_a_snapshot_in_a_round_equals_never_having_stopped(
+    make_case, replica, when, method
+):
     case = case_of_three(make_case)
     found = []
     for stops in (False, True):
-        replicas = trained(case, replica, cuts=(2, 2, 1))
+        replicas = trained(case, replica, cuts=(2, 2, 1), method=method)
         Exchange(replicas).run()
         for i, each in enumerate(replicas):
             each.begin(1, 1, 2, hand_out(i, 1, 2, 3))
@@ -42,7 +45,7 @@ def test_going_on_from_a_snapshot_in_a_round_equals_never_having_stopped(make_ca
         if stops:
             step = 2 if when == "in the middle" else 3
             b = replicas[1]
-            replicas[1] = moved(case, replica, b, "b", 3 if step == 3 else 2, step)
+            replicas[1] = moved(case, replica, b, "b", 3 if step == 3 else 2, step, method)
             if when != "committed":
                 replicas[1].begin(1, 1, 2, hand_out(1, 1, 2, 3))
         if when == "in the middle":
@@ -54,7 +57,7 @@ def test_going_on_from_a_snapshot_in_a_round_equals_never_having_stopped(make_ca
             found.append(Exchange(replicas, round=1, attempt=2).run())
         for i, each in enumerate(replicas):
             each.begin(2, 3, 1, hand_out(i, 20, 1, 3))
-        found.append([r.hash for r in replicas[0].contribute(2).values()])
+        found.append([r.hashes for r in replicas[0].contribute(2).values()])
         for each in replicas:
             each.contribute(2)
         found.append(Exchange(replicas, round=2).run())
@@ -75,7 +78,7 @@ def test_snapshots_without_what_rounds_began_with_are_named(make_case, replica):
 def test_the_owner_is_asked_for_what_rounds_keep(make_case, replica):
     case = case_of_three(make_case)
     plain = case.world(case.plan(1, ["a"]))
-    for method, copies in (("average", 1), ("diloco", 2)):
+    for method, copies in (("average", 1), ("diloco", 2), ("sparse-loco", 2)):
         one = replica(case, "a", of=3, method=method)
         rounds = one.devices["a.0"]._work.rounds
         assert rounds.size_bytes == 4 * copies * one.vector.elements

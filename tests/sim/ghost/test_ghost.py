@@ -167,7 +167,7 @@ class Cluster:
                 graph=GRAPH,
                 weights={},
                 manifest=cast(Any, None),
-                training=cast(Any, SimpleNamespace(seed=SEED, train=train)),
+                training=cast(Any, SimpleNamespace(seed=SEED, train=train, rounds=None)),
                 shard=cast(Any, None),
             )
             for p in plan.peers

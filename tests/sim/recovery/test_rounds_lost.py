@@ -12,7 +12,8 @@ from shoal.proto.broker_pb2 import DONE, WAITING
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask
-from shoal.tests.sim.played_rounds import Rounds, outcome, sites
+from shoal.tests.sim.played_rounds import Rounds, outcome, sites, sync_of
+from shoal.tests.sim.random_rounds import draw, play
 
 LONG: dict[str, Any] = {
     "plan": {"replicas": 3, "stages": 1},
@@ -28,12 +29,16 @@ def rounds(laboratory: Any, plans_once: None) -> Rounds:
     return Rounds(laboratory)
 
 
+@pytest.mark.parametrize("method", ["diloco", "sparse-loco"])
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
-def test_who_is_lost_comes_back_by_the_version_of_the_others(rounds: Rounds, share: float) -> None:
-    """Its samples are handed out again; its optimizer begins anew."""
-    rounds.play(FOUR, **LONG)
-    world, run = rounds.play(FOUR, {rounds.moment(share): "p1"}, **LONG)
-    rounds.assert_expected(world, run)
+def test_who_is_lost_comes_back_by_the_version_of_the_others(
+    rounds: Rounds, share: float, method: str
+) -> None:
+    """Its samples are handed out again; its optimizer begins anew, and so does state of its own."""
+    tables = LONG | {"sync": LONG["sync"] | sync_of(method)}
+    rounds.play(FOUR, **tables)
+    world, run = rounds.play(FOUR, {rounds.moment(share): "p1"}, **tables)
+    rounds.assert_expected(world, run, method)
     joined = [e.round_done for e in world.events(run) if e.round_done.joined]
     assert len(joined) == 1, outcome(world, run)
 
@@ -47,16 +52,18 @@ def test_a_replica_goes_on_within_its_round_from_a_snapshot_of_it(rounds: Rounds
     rounds.assert_expected(world, run)
 
 
+@pytest.mark.parametrize("method", ["diloco", "sparse-loco"])
 @pytest.mark.parametrize("part", range(3))
-def test_a_member_dies_at_any_moment_of_a_round(rounds: Rounds, part: int) -> None:
-    rounds.play(FOUR, **SHORT)
+def test_a_member_dies_at_any_moment_of_a_round(rounds: Rounds, part: int, method: str) -> None:
+    tables = SHORT | {"sync": sync_of(method)}
+    rounds.play(FOUR, **tables)
     first, every = rounds.begun, max(1, (rounds.records - rounds.begun) // 24)
     for at in range(first + every * part // 3, rounds.records, every):
         name = f"p{at % 3}"
-        world, run = rounds.play(FOUR, {at: name}, **SHORT)
+        world, run = rounds.play(FOUR, {at: name}, **tables)
         end = world.broker.ended[run]
         assert end.phase == DONE, f"{name} at record {at}: {end.reason.text}"
-        rounds.assert_expected(world, run)
+        rounds.assert_expected(world, run, method)
 
 
 @pytest.mark.slow
@@ -101,3 +108,11 @@ def test_a_run_is_paused_and_goes_on(rounds: Rounds) -> None:
     ask(world, run, "resume")
     rounds.monitor.finish(run, 3600.0)
     rounds.assert_expected(world, run)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_random_world_of_rounds_is_what_a_plain_loop_makes_of_it(
+    rounds: Rounds, seed: int
+) -> None:
+    """More of them: `python benchmarks/worlds/chaos.py --sync`."""
+    assert play(rounds, draw(seed)) == ""

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.broker import events as b
 from shoal.sim.virtual.world import PeerSpec
-from shoal.tests.sim.played_rounds import METHODS, Rounds, sites
+from shoal.tests.sim.played_rounds import METHODS, Rounds, sites, sync_of
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,8 @@ def rounds(laboratory: Any) -> Rounds:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_version_is_that_of_a_plain_loop(rounds: Rounds, method: str) -> None:
-    world, run = rounds.play(sites(1e9, 1e9, 1e9), sync={"method": method}, plan={"replicas": 3})
+    sync = sync_of(method)
+    world, run = rounds.play(sites(1e9, 1e9, 1e9), sync=sync, plan={"replicas": 3})
     rounds.assert_expected(world, run, method)
 
 

@@ -1,0 +1,255 @@
+"""Bytes against loss: held-out loss of one small byte GPT trained by 4 and 8 replicas that seldom
+meet, over dense all-reduce of every step's gradient with as many samples.
+
+    python benchmarks/sync/learning.py [--rows NAME,…] [--seeds 5] [--replicas 4,8] [--json FILE]
+    python benchmarks/sync/learning.py --grid --rows NAME,…   # seed 0 at all rates and betas
+    python benchmarks/sync/learning.py --cached               # what has been trained, no training
+
+The model is that of benchmarks/learning/learning.py: 12 blocks of width 32 over windows of 32
+bytes of the standard library's sources; a step has 8 windows over all replicas. A seed decides the
+model's start and the order of the data, and is the same for all rows. Every replica keeps its own
+AdamW. Rows, codes and the formulas of bytes stand in rows.py; learning rate and β₂ of every row,
+and of dense, are from GRID. Ratios to dense are of means over the seeds that both
+have, for the worse of 4 and 8 replicas.
+
+Finished runs are kept in .cache/sync-learning by what decides their numbers, the code of the loops
+with it, and are not repeated; an interrupted table goes on where it was. One process, one thread.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from shoal.benchmarks.learning.chain import Data, Setting
+from shoal.benchmarks.learning.runs import finished
+from shoal.benchmarks.sync.rows import GRID, ROWS, Row, pairs_of
+from shoal.benchmarks.sync.together import Together
+from shoal.benchmarks.table import Figure, arguments, report
+from shoal.sim.round_oracle import Result, even
+
+ROOT = Path(__file__).parents[2]
+CODE = [ROOT / "sim" / name for name in ("oracle.py", "round_oracle.py", "round_methods.py")]
+CODE += [Path(__file__).with_name("together.py")]
+SETTING = Setting(steps=4000, batch=8, eval_every=400)
+"""Of the first search; eight replicas have one window of a step each."""
+BARS = {"sync_bytes_ratio_1pct": 0.01, "sync_bytes_ratio_3pct": 0.03}
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One run. Dense is the same for any number of replicas, and is trained as one."""
+
+    row: Row
+    replicas: int
+    seed: int
+
+    def key(self, setting: Setting) -> str:
+        """Of all that decides its numbers: setting, row and the code, docstrings apart."""
+        what = [asdict(self.row.setting(setting)), asdict(self.row), self.replicas, self.seed]
+        text = json.dumps(what) + _code()
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _code() -> str:
+    found = []
+    for file in CODE:
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            body: list[ast.stmt] = getattr(node, "body", [])
+            if isinstance(body, list):
+                node.body = [x for x in body if not _is_text(x)]  # type: ignore[attr-defined]
+        found.append(ast.dump(tree))
+    return "".join(found)
+
+
+def _is_text(x: ast.stmt) -> bool:
+    return isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)
+
+
+class Trainer:
+    """Compiles once for each number of replicas."""
+
+    def __init__(self, setting: Setting, source: Data) -> None:
+        self.setting, self.source = setting, source
+        self.together: dict[int, Together] = {}
+
+    def run(self, wanted: Wanted) -> Run:
+        """One row, on one thread."""
+        torch.set_num_threads(1)
+        began = time.thread_time()
+        row, count, seed = wanted.row, wanted.replicas, wanted.seed
+        setting = row.setting(self.setting)
+        torch.manual_seed(seed)
+        module = setting.model()
+        names = [n for n, _ in module.named_parameters()]
+        held_out, curve = self.source.reader(0, 1), []
+        method = row.build(names, seed)
+        marks = iter(range(setting.eval_every, setting.steps, setting.eval_every))
+        mark = next(marks, math.inf)
+
+        def committed(number: int, result: Result) -> None:
+            nonlocal mark
+            done = (number + 1) * row.round_steps
+            if done >= mark:
+                weights = result.mean() if row.gossips else method.shared
+                curve.append([done, round(_loss(module, weights, held_out, 256), 5)])
+                mark = next((m for m in marks if m > done), math.inf)
+
+        if count not in self.together:
+            self.together[count] = Together(setting.model(), count)
+        result = self.together[count].train(
+            module.state_dict(),
+            even(
+                count,
+                steps=setting.steps,
+                every=row.round_steps,
+                batch=setting.batch,
+                pairs=pairs_of(seed, count),
+            ),
+            _batches(self.source, seed),
+            setting.train,
+            method,
+            steps=setting.steps,
+            committed=committed,
+        )
+        return {
+            "row": row.name,
+            "replicas": count,
+            "seed": seed,
+            "key": wanted.key(self.setting),
+            "lr": row.lr,
+            "beta2": row.beta2,
+            "loss": _loss(module, result.mean(), held_out, setting.final_windows),
+            "curve": curve,
+            "cpu_seconds": round(time.thread_time() - began, 1),
+        }
+
+
+def _batches(source: Data, seed: int) -> Any:
+    reader = source.reader(seed, 1)
+
+    def batches(numbers: range) -> Mapping[str, Tensor]:
+        size = len(numbers)
+        if numbers.start % size == 0:
+            return reader.batch(numbers.start // size, 0, size)
+        each = [reader.batch(g, 0, 1) for g in numbers]
+        return {name: torch.cat([x[name] for x in each]) for name in each[0]}
+
+    return batches
+
+
+def _loss(module: nn.Module, weights: Mapping[str, Tensor], data: Any, windows: int) -> float:
+    with torch.no_grad():
+        each = [
+            float(functional_call(module, dict(weights), (), data.held_out(m, 64)))
+            for m in range(windows // 64)
+        ]
+    return statistics.fmean(each)
+
+
+def run_all(wanted: Sequence[Wanted], setting: Setting, cache: Path, *, only: bool) -> list[Run]:
+    """In their order; `only`: those that the cache has."""
+    cache.mkdir(parents=True, exist_ok=True)
+    file = cache / "runs.jsonl"
+    there = finished(file)
+    keys = [w.key(setting) for w in wanted]
+    with TemporaryDirectory() as folder:
+        trainer = None if only else Trainer(setting, Data.write(Path(folder), setting))
+        for w, key in zip(wanted, keys, strict=True):
+            if trainer is None or key in there:
+                continue
+            run = there[key] = trainer.run(w)
+            with file.open("a") as out:
+                out.write(json.dumps(run) + "\n")
+            print(
+                f"{run['row']} {run['replicas']} replicas seed {run['seed']} lr {run['lr']} "
+                f"β₂ {run['beta2']}: loss {run['loss']:.4f}, {run['cpu_seconds']:.0f} CPU s",
+                flush=True,
+            )
+    return [there[key] for key in keys if key in there]
+
+
+def over_dense(runs: Sequence[Run], row: Row, replicas: int) -> float:
+    """Of the means, with the seeds that both have; NaN without any."""
+    dense = {r["seed"]: r["loss"] for r in runs if r["row"] == "dense"}
+    own = {r["seed"]: r["loss"] for r in runs if (r["row"], r["replicas"]) == (row.name, replicas)}
+    seeds = dense.keys() & own.keys()
+    return sum(own[s] for s in seeds) / sum(dense[s] for s in seeds) if seeds else math.nan
+
+
+def figures(
+    runs: Sequence[Run], rows: Sequence[Row], counts: Sequence[int], steps: int
+) -> list[Figure]:
+    """Of each row the worse of its numbers of replicas, and the bars: the largest ratio of bytes
+    among the rows within so much of dense."""
+    sizes = [p.numel() for p in SETTING.model().parameters()]
+    found, best = [], dict.fromkeys(BARS, 0.0)
+    for row in rows:
+        loss = max(over_dense(runs, row, count) for count in counts)
+        if row.method == "dense" or math.isnan(loss):
+            continue
+        ratio = min(row.ratio(sizes, count, steps) for count in counts)
+        found.append(Figure(f"{row.name}_loss_over_dense", loss, "ratio", "lower"))
+        found.append(Figure(f"{row.name}_bytes_ratio", ratio, "ratio", "higher"))
+        for bar, share in BARS.items():
+            if loss <= 1 + share:
+                best[bar] = max(best[bar], ratio)
+    return [*(Figure(bar, value, "ratio", "higher") for bar, value in best.items()), *found]
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--rows", default="", help="names, comma between; empty: all")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--replicas", default="4,8")
+    parser.add_argument("--steps", type=int, default=SETTING.steps)
+    parser.add_argument("--batch", type=int, default=SETTING.batch, help="windows of a step")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "sync-learning")
+    parser.add_argument("--cached", action="store_true", help="only what the cache has")
+    parser.add_argument("--grid", action="store_true", help="seed 0 at every rate and beta")
+    options = parser.parse_args()
+    names = [name for name in options.rows.split(",") if name] or [row.name for row in ROWS]
+    unknown = sorted(set(names) - {row.name for row in ROWS})
+    if unknown:
+        known = ", ".join(row.name for row in ROWS)
+        parser.error(f"there is no row {', '.join(unknown)}: expected some of {known}")
+    setting = replace(SETTING, steps=options.steps, batch=options.batch)
+    counts = [int(count) for count in options.replicas.split(",")]
+    rows = [row for row in ROWS if row.name in names]
+    if options.grid:
+        points = list(product(GRID["lr"], GRID["beta2"]))
+        rows = [replace(row, lr=lr, beta2=beta2) for row in rows for lr, beta2 in points]
+    wanted = [
+        Wanted(row, count, seed)
+        for seed in range(1 if options.grid else options.seeds)
+        for row in rows
+        for count in ([1] if row.method == "dense" else counts)
+    ]
+    runs = run_all(wanted, setting, options.cache, only=options.cached)
+    if options.grid:
+        for run in runs:
+            print(*(run[k] for k in ("row", "replicas", "lr", "beta2")), f"{run['loss']:.4f}")
+    else:
+        report("sync learning", figures(runs, rows, counts, setting.steps), options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""What learning.py compares: methods between replicas, what they send, and how many bytes that is.
+
+Bytes are sent + received per peer, over a whole run, with N parameters, P replicas of a peer each,
+S steps and a round every H steps:
+
+dense        ring of fp32 gradients, each step                     S · 4 · (P-1)/P · 4·N
+aggregated   each peer sums a P-th of the model: encoded changes
+             to it, the encoded mean back                          S/H · 2 · (P-1)/P · (up + down)
+gathered     sparse changes, to everybody                          S/H · 2 · (P-1) · up
+pairs        two fp32 models of NoLoCo, or the c-th part of one    S/H · 2 · (8·N or 4·N/c)
+
+`up` and `down` are what one model's changes take, encoded, with all indices and scales. Where the
+replicas differ at the end, one fp32 average over the ring is added: 4 · (P-1)/P · 4·N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shoal.benchmarks.learning.chain import Setting
+from shoal.sim.round_methods import (
+    Average,
+    DiLoCo,
+    Encode,
+    NoLoCo,
+    Saps,
+    SparseLoCo,
+    StreamingDiLoCo,
+    e3m0,
+    raw,
+    sign,
+    strided,
+    top_of_chunks,
+    two_bits,
+)
+from shoal.sim.round_oracle import Method
+
+__all__ = ["GRID", "ROWS", "Row", "pairs_of"]
+
+CHUNK, MASK_ONE_IN = 4096, 100
+GRID = {"lr": (4e-3, 8e-3, 16e-3), "beta2": (0.95, 0.99)}
+"""Of every row, the dense one too."""
+
+
+def int8(x: Tensor) -> Tensor:
+    scale = x.abs().max() / 127
+    return torch.where(scale > 0, (x / scale).round() * scale, 0.0)
+
+
+def chunked_two_bits(x: Tensor) -> Tensor:
+    return top_of_chunks(1.0, CHUNK, two_bits)(x)
+
+
+def _top_bits(n: int, keep: float) -> float:
+    """Index and two bits of each kept entry, and two fp16 magnitudes a chunk."""
+    sizes = [min(CHUNK, n - first) for first in range(0, n, CHUNK)]
+    each = [max(1, round(keep * size)) * (math.ceil(math.log2(size)) + 2) for size in sizes]
+    return sum(each) + 32 * len(sizes)
+
+
+CODES: Mapping[str, tuple[Encode, Callable[[int], float]]] = {
+    "raw": (raw, lambda n: 32 * n),
+    "int8": (int8, lambda n: 8 * n + 32),
+    "e3m0": (e3m0, lambda n: 4 * n + 32),
+    "two": (chunked_two_bits, lambda n: 2 * n + 32 * math.ceil(n / CHUNK)),
+    "sign": (sign, lambda n: n + 16),
+    "top": (top_of_chunks(64 / CHUNK, CHUNK, two_bits), partial(_top_bits, keep=64 / CHUNK)),
+    "top4": (top_of_chunks(256 / CHUNK, CHUNK, two_bits), partial(_top_bits, keep=256 / CHUNK)),
+}
+"""By name: what arrives of a tensor, and the bits of one of n entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`lr` and `beta2`: of GRID. `code`: both ways where a mean comes back."""
+
+    name: str
+    method: Literal["dense", "average", "diloco", "streaming", "sparse", "noloco", "saps"]
+    every: int = 1
+    code: str = "raw"
+    outer: float = 1.0
+    momentum: float = 0.0
+    fragments: int = 1
+    late: int = 0
+    lr: float = 8e-3
+    beta2: float = 0.99
+
+    def setting(self, setting: Setting) -> Setting:
+        return replace(setting, lr=self.lr, beta2=self.beta2)
+
+    @property
+    def round_steps(self) -> int:
+        """A fragment's turn comes every `every` steps."""
+        return self.every // self.fragments
+
+    def build(self, names: Sequence[str], seed: int) -> Method:
+        """Fresh, for parameters of these names."""
+        encode = CODES[self.code][0]
+        match self.method:
+            case "dense" | "average":
+                return Average()
+            case "diloco":
+                return DiLoCo(self.outer, self.momentum, up=encode, down=encode)
+            case "streaming":
+                parts = strided(names, self.fragments)
+                return StreamingDiLoCo(
+                    parts, self.outer, self.momentum, late=self.late, up=encode, down=encode
+                )
+            case "sparse":
+                return SparseLoCo(self.outer, encode=encode)
+            case "noloco":
+                return NoLoCo(self.outer, self.momentum)
+            case "saps":
+                order = {name: i for i, name in enumerate(names)}
+
+                def mask(count: int, name: str, shape: torch.Size) -> Tensor:
+                    word = (seed * 2**20 + count) * 2**12 + order[name]
+                    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(word))
+                    return drawn < 1 / MASK_ONE_IN
+
+                return Saps(mask)
+
+    @property
+    def gossips(self) -> bool:
+        return self.method in ("noloco", "saps")
+
+    def bytes(self, sizes: Sequence[int], replicas: int, steps: int) -> float:
+        """Of a peer, sent + received; `sizes`: of the parameters. See the module."""
+        n, share = sum(sizes), (replicas - 1) / replicas
+        ring = 4 * share * 4 * n
+        if self.method == "dense":
+            return steps * ring
+        rounds = math.ceil(steps / self.every)
+        encoded = sum(CODES[self.code][1](size) for size in sizes) / 8
+        match self.method:
+            case "average" | "diloco":
+                return rounds * 2 * share * 2 * encoded
+            case "streaming":
+                return rounds * 2 * share * 2 * encoded + ring
+            case "sparse":
+                return rounds * 2 * (replicas - 1) * encoded
+            case "noloco":
+                return rounds * 2 * 8 * n + ring
+            case "saps":
+                return rounds * 2 * 4 * n / MASK_ONE_IN + ring
+
+    def ratio(self, sizes: Sequence[int], replicas: int, steps: int) -> float:
+        """How many times fewer bytes than dense."""
+        dense = Row("", "dense").bytes(sizes, replicas, steps)
+        return dense / self.bytes(sizes, replicas, steps)
+
+
+def pairs_of(seed: int, replicas: int) -> Callable[[int], tuple[tuple[int, int], ...]]:
+    """Random pairs by round."""
+
+    def pairs(count: int) -> tuple[tuple[int, int], ...]:
+        generator = torch.Generator().manual_seed(seed * 2**20 + count)
+        order = torch.randperm(replicas, generator=generator).tolist()
+        return tuple(zip(order[::2], order[1::2], strict=False))
+
+    return pairs
+
+
+ROWS: tuple[Row, ...] = (
+    Row("dense", "dense"),
+    Row("average_12", "average", 12, lr=4e-3),
+    Row("diloco_12", "diloco", 12, momentum=0.5, lr=4e-3),
+    Row("diloco_13_sign", "diloco", 13, "sign", lr=4e-3),
+    Row("diloco_13_sign_momentum", "diloco", 13, "sign", momentum=0.5, lr=4e-3),
+    Row("diloco_26_two", "diloco", 26, "two", momentum=0.5, lr=4e-3),
+    Row("diloco_50_e3m0", "diloco", 50, "e3m0", momentum=0.5, lr=4e-3),
+    Row("diloco_33_sign", "diloco", 33, "sign", lr=4e-3),
+    Row("sparse_12", "sparse", 12, "top", lr=4e-3),
+    Row("sparse_29", "sparse", 29, "top", lr=4e-3),
+    Row("streaming_100", "streaming", 100, "e3m0", 0.4, 0.9, fragments=4, late=5, lr=4e-3),
+    Row("noloco_50", "noloco", 50, outer=0.7, momentum=0.5, lr=4e-3),
+    Row("saps", "saps", lr=4e-3),
+)
+"""Codes of the DiLoCo rows keep to the same two bars: about 400 and 1,000 times fewer bytes."""

@@ -1,0 +1,249 @@
+"""Forms replicas: from peers to replicas to pipelines, by memory, speed and links.
+
+1. Divisions of the peers are searched (search.py) by what the event calculation says of each set
+   and a closed model of the exchange between them (division.py, rounds.py). Of several forms of the
+   request (microbatch sizes) the best one.
+2. One is taken: of those with nearly the most samples/s the one without slow links inside and with
+   fewest replicas (`preferred`). Rare exchanges nearly always give more samples/s, and a sample
+   teaches less the more replicas go their own way: that is not predicted here, so `every` is the
+   job's to choose, and what other ways would give stands beside.
+3. The planner of the job plans each replica for itself, where that is not too much work; its plan
+   is taken where it is the faster one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ....dag.plan.report import PlanWithReport
+from ....job.words import size_text
+from ..base.interface import NoPlan, Planner, PlannerOptions, PlanRequest
+from ..cost.batchings import look_at_forms
+from ..cost.candidate import from_plan
+from ..cost.shortage import refuse_impossible
+from ..planners.planners import plan
+from ..search.enough import no_plan
+from .beside import (
+    alternatives,
+    hangs_on,
+    left_out,
+    one_replica,
+    reasons,
+    slowest_between,
+    slowest_inside,
+)
+from .division import Division, Judge, preferred
+from .formation import Formation, FormedReplica, RoundPrediction
+from .gather import gathered
+from .pace import Pace, Paces
+from .search import best_divisions
+
+__all__ = ["form"]
+
+MOST_PLANNED = 12
+"""Replicas that the job's planner plans; of more, the search's own plans are taken."""
+MOST_PEERS = 24
+"""Peers of such a replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What was found in one form of the request."""
+
+    judge: Judge
+    divisions: list[Division]
+
+    @property
+    def seconds(self) -> float:
+        """For a sample, the least."""
+        return 1 / self.divisions[0].samples_per_s if self.divisions else float("inf")
+
+
+def form(
+    request: PlanRequest,
+    count: int | None,
+    every: int,
+    bytes_per_parameter: float,
+    *,
+    overlap: bool = False,
+    kept_bytes_per_parameter: int = 0,
+    planner: Planner = plan,
+) -> Formation:
+    """The replicas of a run whose rounds are `every` steps of the request's batch. `count`: just so
+    many; None: as many as are best. `bytes_per_parameter`: of a contribution, encoded. `overlap`:
+    whether an exchange goes on behind the next round's local work. `kept_bytes_per_parameter`: what
+    peers keep for rounds beside the optimizer's state. Raises NoPlan."""
+    if every < 1:
+        raise NoPlan(f"a round has {every} steps: expected at least 1; raise sync.every", "model")
+    refuse_impossible(request)
+    request = _keeping(request, kept_bytes_per_parameter)
+    if request.beside:
+        return _one(request, count, every, bytes_per_parameter, planner)
+    looked: list[_Form] = []
+
+    def look(one: PlanRequest) -> float:
+        judge = Judge(Paces(one), every, bytes_per_parameter, overlap=overlap)
+        looked.append(
+            _Form(judge, [] if judge.most < (count or 1) else best_divisions(judge, count))
+        )
+        return looked[-1].seconds
+
+    look_at_forms(request, look)
+    best = min(looked, key=lambda f: f.seconds)
+    if not best.divisions:
+        raise _no_division(looked, count)
+    chosen = preferred(best.divisions)
+    return _formation(best.judge, chosen, best.divisions, count, planner)
+
+
+def _keeping(request: PlanRequest, size: int) -> PlanRequest:
+    """The request of peers that keep more for each trained number."""
+
+    def more(options: PlannerOptions) -> PlannerOptions:
+        return replace(options, state_bytes=options.state_bytes + size)
+
+    if not size:
+        return request
+    others = tuple(replace(r, options=more(r.options)) for r in request.others)
+    return replace(request, options=more(request.options), others=others)
+
+
+def _one(
+    request: PlanRequest, count: int | None, every: int, size: float, planner: Planner
+) -> Formation:
+    """Of data that stays with its peers: one replica, planned as ever."""
+    if count not in (None, 1):
+        raise NoPlan(
+            f"{count} replicas, and the data of {', '.join(request.local)} stays with the peers "
+            "that have it: each would train on its own part of it; use one replica",
+            "model",
+        )
+    made = planner(request)
+    one = next(
+        r
+        for r in (request, *request.others)
+        if (r.microbatch_size, r.head_parts) == (made.plan.microbatch_size, made.plan.head_parts)
+    )
+    judge = Judge(Paces(replace(one, others=())), every, size)
+    pace = _pace(judge.paces, made, one.microbatches)
+    chosen = judge.valued([pace], one.microbatches)
+    return _formation(judge, chosen, [chosen], 1, lambda _: made)
+
+
+def _formation(
+    judge: Judge,
+    searched: Division,
+    divisions: Sequence[Division],
+    count: int | None,
+    planner: Planner,
+) -> Formation:
+    chosen, made = _planned(judge, searched, planner)
+    request, paces = judge.request, judge.paces
+    offers, exchange = request.offers, chosen.exchange
+    names = [o.peer for o in offers]
+    replicas = tuple(
+        FormedReplica(
+            made[pace].plan.peers,
+            made[pace],
+            pace.seconds,
+            steps,
+            chosen.microbatches * request.microbatch_size,
+            slowest_inside(paces, pace),
+        )
+        for pace, steps in zip(chosen.paces, chosen.steps, strict=True)
+    )
+    prediction = RoundPrediction(
+        judge.every,
+        judge.batch,
+        chosen.local_s,
+        exchange.seconds,
+        judge.shown(chosen.local_s, exchange.seconds),
+        judge.size_bytes,
+        tuple((names[p], size) for p, size in exchange.bytes),
+        exchange.shares,
+        slowest_between(paces, chosen),
+        hangs_on(judge, chosen),
+    )
+    one = one_replica(judge, divisions)
+    return Formation(
+        replicas,
+        tuple(left_out(judge, searched, chosen, made.values(), count)),
+        prediction,
+        request.microbatch_size,
+        request.head_parts,
+        alternatives(judge, chosen, divisions, one),
+        tuple(reasons(judge, chosen, divisions, one, count)),
+    )
+
+
+def _planned(
+    judge: Judge, chosen: Division, planner: Planner
+) -> tuple[Division, dict[Pace, PlanWithReport]]:
+    """The same replicas with the plans that they get, and these."""
+    own = judge.paces.judge.with_microbatches(chosen.microbatches)
+    made: dict[Pace, PlanWithReport] = {}
+    few = len(chosen.paces) <= MOST_PLANNED
+    for pace in chosen.paces:
+        found, taken = None, pace
+        if few and len(pace.peers) <= MOST_PEERS:
+            found = _by_planner(own.request, pace, planner)
+        if found is not None and found.report.predicted.step_s < pace.seconds:
+            taken = _pace(judge.paces, found, chosen.microbatches)
+        else:
+            found = own.plan(pace.candidate)
+            taken = replace(pace, seconds=found.report.predicted.step_s)
+        made[taken] = found
+    return judge.valued(made, chosen.microbatches), made
+
+
+def _by_planner(request: PlanRequest, pace: Pace, planner: Planner) -> PlanWithReport | None:
+    members = sorted(pace.peers)
+    part = replace(
+        request,
+        offers=tuple(request.offers[p] for p in members),
+        links=request.network.part(members),
+    )
+    try:
+        return planner(part)
+    except NoPlan:  # the search found one that it does not look for
+        return None
+
+
+def _pace(paces: Paces, made: PlanWithReport, microbatches: int) -> Pace:
+    place = {o.peer: i for i, o in enumerate(paces.judge.offers)}
+    return paces.pace(made.report.predicted.step_s, from_plan(made.plan, place))
+
+
+def _no_division(looked: Sequence[_Form], count: int | None) -> NoPlan:
+    """What is short, in the form with the smallest microbatches."""
+    judge = min((f.judge for f in looked), key=lambda j: j.request.microbatch_size)
+    paces, wanted = judge.paces, count or 1
+    if wanted == 1:
+        return no_plan(paces.judge)
+    request, offers = judge.request, judge.request.offers
+    if wanted > len(offers):
+        return NoPlan(f"{wanted} replicas need as many peers, {len(offers)} are on offer", "peers")
+    if wanted > request.microbatches:
+        return NoPlan(
+            f"{wanted} replicas share {request.microbatches} microbatches of a step: expected at "
+            "least one for each; lower plan.replicas or train.microbatch",
+            "model",
+        )
+    offered, needed = int(paces.rooms.sum()), wanted * paces.needed
+    each = f"{wanted} replicas hold the model {wanted} times, {size_text(paces.needed)} each"
+    if needed > offered:
+        return NoPlan(
+            f"{each} (parameters, gradients, optimizer state, activations of one microbatch): "
+            f"that is {size_text(needed)}, and {len(offers)} peers offer {size_text(offered)}, "
+            f"short by {size_text(needed - offered)}; lower plan.replicas, or let more peers join",
+            "memory",
+            needed - offered,
+        )
+    single = [frozenset({p}) for p in range(len(offers))]
+    most = len(gathered(paces, single))
+    return NoPlan(
+        f"{each}, and no division of the peers' {size_text(offered)} into {wanted} was found in "
+        f"which each has a cut that fits; about {most} find enough memory: lower plan.replicas",
+        "memory",
+    )

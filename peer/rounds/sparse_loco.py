@@ -1,0 +1,44 @@
+"""SparseLoCo (Sarfi et al. 2025, 2508.15706): a replica gives the largest numbers of each chunk of
+what it moved (D) and has not given yet (e), and that remainder stands in for outer momentum.
+
+    e ← b·e + D        q = two bits of the largest of e        e ← e - q        θ ← θ - η·mean q
+
+What of e is sent counts when the round is committed with this replica in it. A replica that is left
+out, whose samples are handed out again, goes on with the e of before.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from ...job.rounds import SparseLoco
+from ...job.settings import Settings
+from .strategy import RoundStrategy, State
+
+__all__ = ["SparseLocoRounds"]
+
+_RESIDUAL = "residual"
+
+
+class SparseLocoRounds(RoundStrategy):
+    """Sparse contributions with decayed error feedback of each replica."""
+
+    own_slots: ClassVar[tuple[str, ...]] = (_RESIDUAL,)
+
+    def __init__(self, options: Settings) -> None:
+        super().__init__(options)
+        assert isinstance(options, SparseLoco), f"options of sparse-loco, not {options!r}"
+        self.lr, self.decay = options.lr, options.decay
+        layout = f"density={options.density!r},chunk={options.chunk},bits={options.bits}"
+        self.codecs = (f"chunks:{layout}", "nonzero")
+
+    def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
+        return own[_RESIDUAL] * self.decay + (base - now)
+
+    def left(self, value: str, given: Tensor, heard: Tensor) -> State:
+        return {_RESIDUAL: given - heard}
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        return base - mean * self.lr, {}

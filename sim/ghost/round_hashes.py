@@ -1,0 +1,126 @@
+"""What rounds between replicas come to with hashes: the rule, and the plain loop.
+
+All numbers are modulo 2⁶⁴, c and a as in `hashes.py`. Piece i of an entry v of the run's vector
+(`dag/rounds/vector.py`), of which replica r has the hash h_r(v) behind its local steps:
+
+    contribution  g_r(v, i) = mix(c(v, i) + h_r(v) - h(v))
+    mean          q(v, i)   = mix(Σ w_r · g_r(v, i) + a · Σ w_r)
+    version       h(v)     <- mix(a · h(v) + Σ a(v, i) · q(v, i))
+
+A sum has no order. One that lacks a contribution, has one twice, by another weight or of another
+piece, changes q, and q changes the version. What a method keeps beside it (momentum) follows from
+the versions before, all of which are in h(v); so one rule stands for all methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ...dag.ir.graph import Graph
+from ...dag.rounds.vector import Entry, RunVector
+from .hashes import MASK, Hashes, PlainLoop, Words, mix, mixed, name_hash, odd
+
+__all__ = [
+    "Contributor",
+    "ExpectedRounds",
+    "digest",
+    "expected_rounds",
+    "factor",
+    "given",
+    "mean",
+    "version",
+]
+
+_KEEP, _WEIGHT = odd("version"), odd("weights")
+
+
+def factor(value: str, start: int) -> int:
+    """c(v, i) and a(v, i) of the piece that begins at this element of the entry."""
+    return odd("piece", value, start)
+
+
+def given(factors: Words, moved: Words) -> Words:
+    """g of many pieces; moved: h_r(v) - h(v) of each."""
+    return mixed(factors + moved)
+
+
+def mean(total: Words, weight: int) -> Words:
+    """q of many pieces; total: Σ w_r · g_r."""
+    return mixed(total + np.uint64(_WEIGHT * weight & MASK))
+
+
+def version(before: int, moved: int) -> int:
+    """h(v) of the next version; moved: Σ a(v, i) · q(v, i)."""
+    return mix((_KEEP * before + moved) & MASK)
+
+
+def digest(versions: Mapping[str, int]) -> int:
+    """The hash of a version, or of a part of it: those of parts add up to that of the whole."""
+    return sum(mix(name_hash("digest", v) ^ h) for v, h in versions.items()) & MASK
+
+
+class Contributor(Protocol):
+    """A member of a committed round; `sim/round_log.py` makes them."""
+
+    @property
+    def replica(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def weight(self) -> int: ...
+    def part(self, j: int) -> Sequence[int]:
+        """Numbers of the microbatches of local step j."""
+
+
+@dataclass
+class ExpectedRounds:
+    """versions: the hash of each round's, as it is committed. weights: those of the last one."""
+
+    versions: list[int] = field(default_factory=list)
+    weights: dict[str, int] = field(default_factory=dict)
+
+
+def expected_rounds(
+    graph: Graph,
+    seed: int,
+    rounds: Iterable[Sequence[Contributor]],
+    microbatches: int,
+    *,
+    clips: bool = True,
+) -> ExpectedRounds:
+    """The plain loop over the bound graph, of the members of each committed round; `microbatches`:
+    of one step of the run. `clips` as in `hashes.expected`."""
+    hashes, vector = Hashes(graph, seed), RunVector.of(graph)
+    loops: dict[int, PlainLoop] = {}
+    start = PlainLoop(hashes).state
+    now = {entry.value: start[entry.value] for entry in vector.entries}
+    found = ExpectedRounds()
+    for members in rounds:
+        moved: list[tuple[int, dict[str, int]]] = []
+        for member in members:
+            loop = loops.setdefault(member.replica, PlainLoop(hashes, clips=clips))
+            loop.state |= now
+            for j in range(member.steps):
+                loop.step([divmod(g, microbatches) for g in member.part(j)])
+            moved.append((member.weight, {v: loop.state[v] - now[v] for v in now}))
+        now = {
+            entry.value: _next(entry, now[entry.value], moved, vector) for entry in vector.entries
+        }
+        found.versions.append(digest(now))
+    found.weights = start | now
+    return found
+
+
+def _next(
+    entry: Entry, before: int, moved: Sequence[tuple[int, Mapping[str, int]]], vector: RunVector
+) -> int:
+    value, weight, all_of_it = entry.value, sum(w for w, _ in moved), 0
+    for piece in vector.pieces((entry.start, entry.stop)):
+        a = factor(value, piece.start)
+        total = sum(w * mix((a + there[value]) & MASK) for w, there in moved)
+        all_of_it += a * mix((total + _WEIGHT * weight) & MASK)
+    return version(before, all_of_it & MASK)

@@ -1,0 +1,330 @@
+"""Rounds of one ghost: what `peer/rounds/work.py` does, on hashes (`round_hashes.py`). A frame
+announces the bytes that its tensors would have, and carries a hash for each piece in it. What
+rounds keep lies on the host, as with a card, and counts for no memory of the device.
+
+    round:VALUE:base         in snapshots: the version that the round began with
+    round:VALUE:given@N      what was moved in round N
+    round:VALUE:base@N       what was applied in it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from ...compression.codec import RAW, typical_bytes
+from ...dag.execute.execute import TensorSpecError
+from ...dag.ir.graph import Graph
+from ...dag.plan.plan import PeerId
+from ...dag.rounds.vector import PIECE, Entry, RunVector, Span
+from ...dag.rounds.wiring import GIVE, RESULT, VERSION
+from ...job.rounds import RoundSettings
+from ...net.links.frame import Arrived, FrameKey, Payload
+from ...peer.core.events import RoundResult
+from ...peer.rounds.attempt import Attempt
+from ...peer.rounds.coding import PartCoding, flat_spec
+from ...peer.rounds.local import LocalSteps
+from ...peer.rounds.strategies import STRATEGIES
+from ...proto import broker_pb2
+from .hashes import MASK, Words
+from .plan import Hollow, Weighed
+from .round_hashes import digest, factor, given, mean, version
+from .stage_hash import HeldHash
+
+__all__ = ["GhostRounds", "GhostVector"]
+
+_IN_FRONT = 8
+"""Bytes in front of a coded piece: how long header and piece are, and a header of two bytes."""
+
+
+class _Part(NamedTuple):
+    """values: of its pieces, whose entries they are of. factors: theirs. elements: theirs."""
+
+    values: tuple[str, ...]
+    factors: Words
+    elements: tuple[int, ...]
+    coded: Weighed
+    """What a contribution or a mean announces."""
+    raw: Weighed
+    """What a version does."""
+
+
+class GhostVector:
+    """What all ghosts of a run have in common of its vector."""
+
+    def __init__(self, graph: Graph, settings: RoundSettings) -> None:
+        self.vector, self.settings = RunVector.of(graph), settings
+        self.coding = PartCoding(self.vector, settings.codec)
+        self._rows = 1 + len(STRATEGIES[settings.method].slots)
+        self._parts: dict[Span, _Part] = {}
+
+    @property
+    def state_bytes(self) -> int:
+        """Of an element of a version, with shared state."""
+        return 4 * self._rows
+
+    def part(self, span: Span) -> _Part:
+        found = self._parts.get(span)
+        return found if found is not None else self._parts.setdefault(span, self._part(span))
+
+    def _part(self, span: Span) -> _Part:
+        pieces, coded = tuple(self.vector.pieces(span)), 0
+        for piece in pieces:
+            codec = self.coding.of(piece)
+            coded += typical_bytes(codec, flat_spec(piece.elements))
+            coded += 0 if codec is RAW else _IN_FRONT
+        spec, whole = flat_spec(span[1] - span[0]), flat_spec(self._rows * (span[1] - span[0]))
+        return _Part(
+            tuple(p.entry.value for p in pieces),
+            np.array([factor(p.entry.value, p.start) for p in pieces], np.uint64),
+            tuple(p.elements for p in pieces),
+            Weighed(self.coding.name, spec, coded),
+            Weighed(RAW.name, whole, whole.size_bytes),
+        )
+
+
+@dataclass(eq=False)
+class _Entry:
+    """An entry of the vector in a stage here, as `peer.rounds.work` has it."""
+
+    entry: Entry
+    version: int
+    moved: int | None = None
+    applied: int | None = None
+    round: int = -1
+    """Of `moved` and `applied`."""
+
+    def commit(self) -> None:
+        self.version = self.version if self.applied is None else self.applied
+        self.moved = self.applied = None
+
+
+class GhostRounds:
+    """Of one assignment; the methods are those of RoundWork. `held`: by stage, with the hashes that
+    the assignment begins from."""
+
+    def __init__(
+        self, shared: GhostVector, local: LocalSteps, peer: PeerId, held: Mapping[int, HeldHash]
+    ) -> None:
+        self.shared, self.vector, self.local = shared, shared.vector, local
+        self._peer, self._held = peer, held
+        self._entries: dict[str, _Entry] = {}
+        for stage in held.values():
+            for value, state in stage.exported().items():
+                if (entry := self.vector.of_value(value)) and entry.spec.elements:
+                    self._entries[value] = _Entry(entry, state)
+        spans = [held[k].linear.stage for k in sorted(held)]
+        self._of_stages = [
+            [v for v, e in self._entries.items() if s.start <= e.entry.operator < s.stop]
+            for s in spans
+        ]
+        self._attempt: Attempt | None = None
+        self._early: list[Arrived] = []
+        self._came: dict[tuple[int, Span, PeerId], Words] = {}
+        """Of the attempt, its own contributions too, by hop, part and source."""
+        self._means: dict[Span, Words] = {}
+        """Of the parts that are added up here."""
+
+    def versions(self) -> dict[str, int]:
+        return {value: e.version for value, e in self._entries.items()}
+
+    # ------------------------------------------------------------ rounds
+
+    def begin(self, start: broker_pb2.RoundStart) -> None:
+        self.local.begin(start)
+        if self._attempt and self._attempt.plan.round < start.round:
+            self._attempt.end()
+            self._came, self._means = {}, {}
+        for entry in self._entries.values():
+            if entry.round < start.round:
+                entry.commit()
+        self._round = start.round
+
+    def contribute(self) -> RoundResult:
+        for stage, values in zip(sorted(self._held), self._of_stages, strict=True):
+            now = self._held[stage].exported()
+            for entry in (self._entries[v] for v in values):
+                if entry.moved is None:
+                    entry.moved = (now[entry.entry.value] - entry.version) & MASK
+                    entry.round = self._round
+        return RoundResult()
+
+    def join(self, plan: broker_pb2.RoundPlan) -> None:
+        for entry in self._entries.values():
+            entry.applied = None
+        self._attempt = Attempt(plan, self._peer, self.vector, self.shared.coding)
+        self._came, self._means = {}, {}
+
+    def exchange(self) -> RoundResult:
+        attempt = self._joined
+        early, self._early = self._early, []
+        for arrived in early:
+            if (arrived.key.step, arrived.key.term) >= attempt.number:
+                self.accept(arrived)
+        for part, by in attempt.wiring.gives:
+            words = self._given(part)
+            if words is None:
+                return RoundResult(code="missing", why=f"no contribution of {part} was taken down")
+            if by == self._peer:
+                self._came[GIVE, part, self._peer] = words
+        return RoundResult()
+
+    def apply(self) -> RoundResult:
+        attempt = self._joined
+        made = dict(self._from_versions(attempt)) | dict(self._from_means(attempt))
+        if missing := self._entries.keys() - made.keys():
+            return RoundResult(code="missing", why=f"{min(missing)} has not all come")
+        for value, entry in self._entries.items():
+            entry.applied, entry.round = made[value], attempt.plan.round
+        for stage in self._held.values():
+            stage.resume(made)
+        attempt.applied = True
+        mine = ({v: made[v] for v in values} for values in self._of_stages)
+        return RoundResult(hashes=tuple(map(digest, mine)))
+
+    def _from_means(self, attempt: Attempt) -> Iterator[tuple[str, int]]:
+        taken: list[tuple[Span, Words | None]] = [
+            (p, self._mean(p) if by == self._peer else self._came.get((RESULT, p, by)))
+            for p, by in attempt.wiring.takes
+        ]
+        for value, pieces in self._gathered(taken):
+            moved = sum(a * q for a, q in pieces) & MASK
+            yield value, version(self._entries[value].version, moved)
+
+    def _from_versions(self, attempt: Attempt) -> Iterator[tuple[str, int]]:
+        came = [(p, self._came.get((VERSION, p, by))) for p, by in attempt.wiring.gets]
+        for value, pieces in self._gathered(came):
+            [made] = {h for _, h in pieces}
+            yield value, made
+
+    def _gathered(
+        self, parts: list[tuple[Span, Words | None]]
+    ) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+        """Of entries here whose pieces have all come: their factors, and what came."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for span, words in parts:
+            if words is not None:
+                part = self.shared.part(span)
+                for value, a, word in zip(
+                    part.values, part.factors.tolist(), words.tolist(), strict=True
+                ):
+                    found.setdefault(value, []).append((a, word))
+        for value, pieces in found.items():
+            entry = self._entries.get(value)
+            if entry is not None and len(pieces) == -(-entry.entry.spec.elements // PIECE):
+                yield value, pieces
+
+    # ------------------------------------------------------------ frames
+
+    def accept(self, arrived: Arrived) -> None:
+        """Raises TensorSpecError for what is not as the plan says."""
+        key, attempt = arrived.key, self._attempt
+        if attempt is None or (key.step, key.term) > attempt.number:
+            self._early.append(arrived)
+            return
+        span = attempt.comes(key)
+        if span is None:
+            raise TensorSpecError(f"{key}: the plan of the round has none come to {self._peer}")
+        wanted = self._weighed(key, span)
+        if (arrived.spec, arrived.codec) != (wanted.spec, wanted.codec):
+            raise TensorSpecError(
+                f"{key}: expected {wanted.spec!r} by {wanted.codec}, got {arrived.spec!r} by "
+                f"{arrived.codec!r}"
+            )
+        words = np.frombuffer(cast(Hollow, arrived.data).tag, np.uint64)
+        self._came.setdefault((key.hop, span, PeerId(key.source)), words)
+
+    def most_bytes(self, key: FrameKey) -> int | None:
+        attempt = self._attempt
+        if attempt is None or (key.step, key.term) > attempt.number:
+            return None
+        span = attempt.comes(key)
+        return 0 if span is None else self._weighed(key, span).size_bytes
+
+    def payload(self, key: FrameKey) -> Payload:
+        """Raises KeyError for what is not there to be sent."""
+        attempt = self._attempt
+        span = attempt.goes(key) if attempt else None
+        words: Words | None = None
+        if attempt and span:
+            if key.hop == GIVE:
+                words = self._given(span)
+            elif key.hop == RESULT:
+                words = self._mean(span)
+            elif attempt.applied:
+                words = self._made(span)
+        if span is None or words is None:
+            raise KeyError(f"{key} is not there to be sent by {self._peer}")
+        codec, spec, size = self._weighed(key, span)
+        return Payload(codec, b"", spec, (cast(memoryview, Hollow(size, words.tobytes())),))
+
+    def _weighed(self, key: FrameKey, span: Span) -> Weighed:
+        part = self.shared.part(span)
+        return part.raw if key.hop == VERSION else part.coded
+
+    def _given(self, span: Span) -> Words | None:
+        part = self.shared.part(span)
+        entries = [self._entries.get(v) for v in part.values]
+        moved = [e.moved for e in entries if e is not None and e.moved is not None]
+        if len(moved) < len(entries):
+            return None
+        return given(part.factors, np.array(moved, np.uint64))
+
+    def _mean(self, span: Span) -> Words | None:
+        """None while a contribution is not here."""
+        if span not in self._means:
+            attempt = self._joined
+            total = np.zeros(len(self.shared.part(span).values), np.uint64)
+            for giver in attempt.wiring.adds[span]:
+                words = self._came.get((GIVE, span, giver.peer))
+                if words is None:
+                    return None
+                total += words * np.uint64(giver.weight)
+            self._means[span] = mean(total, attempt.plan.weight)
+        return self._means[span]
+
+    def _made(self, span: Span) -> Words | None:
+        entries = [self._entries.get(v) for v in self.shared.part(span).values]
+        made = [e.version if e.applied is None else e.applied for e in entries if e]
+        return np.array(made, np.uint64) if len(made) == len(entries) else None
+
+    # ------------------------------------------------------------ snapshots
+
+    def state(self) -> tuple[dict[str, int], int]:
+        """What it goes on from, and how many bytes that would be."""
+        found, size = dict[str, int](), 0
+        for value, e in self._entries.items():
+            now = {"base": e.version}
+            size += self.shared.state_bytes * e.entry.spec.elements
+            if e.moved is not None:
+                now[f"given@{e.round}"] = e.moved
+                size += 4 * e.entry.spec.elements
+            if e.applied is not None:
+                now[f"base@{e.round}"] = e.applied
+                size += self.shared.state_bytes * e.entry.spec.elements
+            found |= {f"round:{value}:{part}": h for part, h in now.items()}
+        return found, size
+
+    def load(self, states: Mapping[str, int]) -> None:
+        for name, h in states.items():
+            value, _, part = name.removeprefix("round:").rpartition(":")
+            entry = self._entries.get(value)
+            if entry is None or not name.startswith("round:"):
+                continue
+            kind, _, number = part.partition("@")
+            if not number:
+                entry.version = h
+                continue
+            entry.round = int(number)
+            if kind == "given":
+                entry.moved = h
+            else:
+                entry.applied = h
+
+    @property
+    def _joined(self) -> Attempt:
+        assert self._attempt is not None, "no exchange was joined"
+        return self._attempt

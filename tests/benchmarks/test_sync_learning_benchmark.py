@@ -1,0 +1,146 @@
+"""benchmarks/sync/learning.py: replicas in one tensor are those of the oracle, and bytes add up."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.sim.round_methods import DiLoCo, NoLoCo, StreamingDiLoCo, e3m0, strided
+from shoal.sim.round_oracle import Method, even, train
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def learning() -> ModuleType:
+    return importlib.import_module("shoal.benchmarks.sync.learning")
+
+
+@pytest.fixture
+def rows() -> ModuleType:
+    return importlib.import_module("shoal.benchmarks.sync.rows")
+
+
+def small(learning: ModuleType, **fields: Any) -> Any:
+    little = {"steps": 12, "blocks": 2, "width": 8, "heads": 1, "length": 8, "batch": 8}
+    return replace(learning.SETTING, **little, **fields)
+
+
+def batches(numbers: range) -> dict[str, Tensor]:
+    each = [
+        torch.randint(0, 256, (9,), generator=torch.Generator().manual_seed(g)) for g in numbers
+    ]
+    found = torch.stack(each)
+    return {"x": found[:, :-1].contiguous(), "y": found[:, 1:].contiguous()}
+
+
+def methods(kind: str, names: list[str]) -> Method:
+    if kind == "diloco":
+        return DiLoCo(0.7, 0.9)
+    if kind == "streaming":
+        return StreamingDiLoCo(strided(names, 2), 0.4, 0.5, late=1, up=e3m0)
+    return NoLoCo()
+
+
+@pytest.mark.parametrize("kind", ["diloco", "streaming", "noloco"])
+def test_replicas_in_one_tensor_are_those_of_the_oracle(learning: ModuleType, kind: str) -> None:
+    setting = small(learning)
+    torch.manual_seed(3)
+    module = setting.model()
+    names = [n for n, _ in module.named_parameters()]
+    rounds = even(4, steps=12, every=5, batch=8, pairs=lambda count: ((0, 1), (2, 3)))
+    plain = train(module, rounds, batches, setting.train, methods(kind, names), steps=12)
+    together = learning.Together(setting.model(), 4, compiled=False)
+    found = together.train(
+        module.state_dict(), rounds, batches, setting.train, methods(kind, names), steps=12
+    )
+    for one, other in zip(plain.losses, found.losses, strict=True):
+        for k in range(4):
+            assert other[k] == pytest.approx(one[k], rel=1e-4)
+
+
+def test_dense_bytes_are_those_of_a_ring(rows: ModuleType) -> None:
+    sent = 2 * 3 * (1000 / 4) * 4  # of each of 4 peers, a step: 2·(P-1) parts of fp32
+    assert rows.Row("", "dense").bytes([1000], 4, 10) == pytest.approx(10 * 2 * sent)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ratio"),
+    [
+        ({"method": "average", "every": 50}, 50),
+        ({"method": "diloco", "every": 50, "code": "int8"}, 200),
+        ({"method": "diloco", "every": 50, "code": "e3m0"}, 400),
+        ({"method": "diloco", "every": 10, "code": "sign"}, 320),
+        # 64 of 4096 kept at 14 bits; 7 times to others, where dense has 2·7/8 of 32 bits
+        ({"method": "sparse", "every": 30, "code": "top"}, 30 * (2 / 8 * 32) / (64 * 14 / 4096)),
+        ({"method": "noloco", "every": 64}, 64 * (2 * 7 / 8 * 4) / 8),
+        ({"method": "saps"}, 2 * 7 / 8 * 100),
+    ],
+)
+def test_ratios_of_bytes_are_as_calculated(
+    rows: ModuleType, fields: dict[str, Any], ratio: float
+) -> None:
+    """In long runs of one large tensor, where scales and the last average do not count."""
+    found = rows.Row("", **fields).ratio([4096 * 1024], 8, 1_000_000 * fields.get("every", 1))
+    assert found == pytest.approx(ratio, rel=0.04)
+
+
+def test_a_short_run_pays_for_its_last_average(rows: ModuleType) -> None:
+    streaming = rows.Row("", "streaming", every=100, fragments=4, code="raw")
+    assert streaming.ratio([1000], 4, 100) == pytest.approx(100 / 2)
+
+
+def test_what_decides_a_run_is_in_its_key(learning: ModuleType, rows: ModuleType) -> None:
+    row = rows.Row("a", "diloco", every=50)
+    keys = {
+        learning.Wanted(r, count, seed).key(setting)
+        for r in (row, replace(row, lr=1e-3), replace(row, momentum=0.9))
+        for count in (4, 8)
+        for seed in (0, 1)
+        for setting in (learning.SETTING, replace(learning.SETTING, steps=7))
+    }
+    assert len(keys) == 24
+
+
+def test_the_bars_take_the_worse_number_of_replicas(learning: ModuleType, rows: ModuleType) -> None:
+    """And only seeds that dense has."""
+    dense, row = rows.Row("dense", "dense"), rows.Row("a", "diloco", every=50, code="e3m0")
+    runs = [
+        {"row": "dense", "replicas": 1, "seed": 0, "loss": 2.0},
+        {"row": "a", "replicas": 4, "seed": 0, "loss": 2.01},
+        {"row": "a", "replicas": 8, "seed": 0, "loss": 2.05},
+        {"row": "a", "replicas": 8, "seed": 1, "loss": 9.0},
+    ]
+    found = {f.name: f.value for f in learning.figures(runs, [dense, row], [4, 8], 2000)}
+    assert found["a_loss_over_dense"] == pytest.approx(1.025)
+    assert found["sync_bytes_ratio_1pct"] == 0
+    assert found["sync_bytes_ratio_3pct"] == found["a_bytes_ratio"] > 350
+
+
+def test_a_row_is_trained_once(
+    learning: ModuleType, rows: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = small(learning, eval_every=4, final_windows=64)
+    wanted = [learning.Wanted(rows.Row("a", "average", every=4), 2, 0)]
+    monkeypatch.setattr(learning.torch, "compile", lambda call, dynamic: call)
+    first = learning.run_all(wanted, setting, tmp_path, only=False)
+    assert math.isfinite(first[0]["loss"])
+    assert [step for step, _ in first[0]["curve"]] == [4, 8]
+    monkeypatch.setattr(learning.Trainer, "run", None)
+    assert learning.run_all(wanted, setting, tmp_path, only=False) == first
+    assert learning.run_all(wanted, setting, tmp_path, only=True) == first

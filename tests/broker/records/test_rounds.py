@@ -1,0 +1,79 @@
+"""What the journal keeps of rounds: samples are handed out and committed once, whoever is lost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.broker.records.rounds import RoundRecord, microbatches_of
+from shoal.proto.broker_pb2 import (
+    RoundBegun,
+    RoundDone,
+    RoundMember,
+    RoundPlanned,
+    RoundWork,
+    RunEvent,
+)
+
+STEPS, MICROBATCHES = 12, 6
+
+
+def numbers(work: RoundWork) -> set[int]:
+    return {g for s in work.samples for g in range(s.first, s.first + s.count)}
+
+
+@given(st.data())
+def test_every_sample_is_committed_once_and_a_journal_gives_the_same(data: st.DataObject) -> None:
+    record, events = RoundRecord(STEPS, MICROBATCHES, 3), list[RunEvent]()
+    committed = set[int]()
+
+    def happens(event: RunEvent) -> None:
+        events.append(event)
+        record.apply(event)
+
+    while not record.over:
+        left = record.total - record.committed
+        replicas = data.draw(st.integers(1, 4))
+        counts = [data.draw(st.integers(0, left // replicas)) for _ in range(replicas)]
+        counts[0] = max(counts[0], min(left, 1))
+        ranges = record.hand_out(counts)
+        work = [RoundWork(replica=i, term=1, steps=1, samples=r) for i, r in enumerate(ranges) if r]
+        handed = [numbers(w) for w in work]
+        assert sum(map(len, handed)) == sum(counts) == len(set().union(*handed))
+        assert not committed & set().union(*handed)
+        happens(RunEvent(round_begun=RoundBegun(round=record.round, work=work)))
+        if data.draw(st.booleans()):  # a term later, with the same work
+            again = RoundWork()
+            again.CopyFrom(work[-1])
+            again.term = 2
+            happens(RunEvent(round_begun=RoundBegun(round=record.round, work=[again])))
+        inside = [w for w in work if data.draw(st.booleans())] or work[:1]
+        members = [RoundMember(replica=w.replica, weight=1, term=1) for w in inside]
+        happens(
+            RunEvent(round_planned=RoundPlanned(round=record.round, attempt=1, members=members))
+        )
+        happens(RunEvent(round_done=RoundDone(round=record.round, attempt=1, members=members)))
+        committed |= set().union(*(numbers(w) for w in inside))
+        assert record.committed == len(committed)
+    assert committed == set(range(STEPS * MICROBATCHES))
+
+    replayed = RoundRecord(STEPS, MICROBATCHES, 3)
+    cut = data.draw(st.integers(0, len(events)))
+    for event in events[:cut]:
+        replayed.apply(event)
+    kept = RoundRecord(STEPS, MICROBATCHES, 3)
+    kept.restore(replayed.kept())
+    for event in events[cut:]:
+        kept.apply(event)
+    assert kept.kept() == record.kept()
+
+
+def test_what_came_back_is_handed_out_first() -> None:
+    record = RoundRecord(10, 4, 0)
+    work = [RoundWork(replica=i, term=1, samples=r) for i, r in enumerate(record.hand_out([4, 4]))]
+    record.apply(RunEvent(round_begun=RoundBegun(work=work)))
+    member = RoundMember(replica=0, weight=1, term=1)
+    record.apply(RunEvent(round_done=RoundDone(members=[member])))
+    [again] = record.hand_out([6])
+    assert [(r.first, r.count) for r in again] == [(4, 4), (8, 2)]
+    assert microbatches_of(RoundWork(samples=again)) == 6

@@ -1,0 +1,120 @@
+"""Who exchanges what in a round, against a table of every element."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.broker.rounds.segments import Replicated, segments, sliced
+from shoal.dag.plan.outline import Outline, StageOutline, TiedGroup
+from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+
+ELEMENTS = 400_000
+
+
+@st.composite
+def replicas(draw: st.DrawFn, number: int, weight: int) -> Replicated:
+    """Cut anywhere, with one to three holders of each stage, and perhaps a tied parameter."""
+    cuts = sorted(draw(st.sets(st.integers(1, ELEMENTS - 1), max_size=4)))
+    bounds = [0, *cuts, ELEMENTS]
+    slots, outlines, route = [], [], []
+    for k, (a, b) in enumerate(pairwise(bounds)):
+        count = draw(st.integers(1, 3))
+        holders = tuple(PeerId(f"r{number}-{k}-{i}") for i in range(count))
+        slots.append(StageSlot(k, k + 1, holders))
+        outlines.append(StageOutline(k, makes_loss=b == ELEMENTS, elements=b - a))
+        route.append(Visit(k, holders[0]))
+    tied = ()
+    if len(slots) > 1 and draw(st.booleans()):
+        tied = (TiedGroup(0, "w", (0, len(slots) - 1), 0, min(1000, bounds[1])),)
+    plan = Plan(tuple(slots), (tuple(route),), 1, outline=Outline(tuple(outlines), tied))
+    return Replicated(plan, weight)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[Replicated], list[Replicated]]:
+    members = [draw(replicas(i, i + 1)) for i in range(draw(st.integers(1, 5)))]
+    joiners = [draw(replicas(100 + i, 0)) for i in range(draw(st.integers(0, 2)))]
+    return members, joiners
+
+
+def holders_at(replica: Replicated, element: int) -> set[PeerId]:
+    """By looking at all stages."""
+    at, found = 0, set[PeerId]()
+    for slot, stage in zip(replica.plan.stages, replica.plan.outline.stages, strict=True):
+        if at <= element < at + stage.elements:
+            found |= {*slot.holders}
+        at += stage.elements
+    for group in replica.plan.outline.tied:
+        if group.start <= element < group.start + group.elements:
+            found |= {h for k in group.stages for h in replica.plan.stages[k].holders}
+    return found
+
+
+@given(worlds(), st.data())
+def test_each_element_is_added_up_once_and_reaches_all_that_have_it(
+    world: tuple[list[Replicated], list[Replicated]], data: st.DataObject
+) -> None:
+    members, joiners = world
+    found = segments(members, joiners)
+    assert [s.span[0] for s in found] == [0, *(s.span[1] for s in found[:-1])]
+    assert found[-1].span[1] == ELEMENTS
+    for element in (0, ELEMENTS - 1, data.draw(st.integers(0, ELEMENTS - 1))):
+        [s] = [s for s in found if s.span[0] <= element < s.span[1]]
+        own = [holders_at(r, element) for r in members]
+        assert [g.weight for g in s.givers] == [r.weight for r in members]
+        assert all(g.peer in there for g, there in zip(s.givers, own, strict=True))
+        assert set().union(*own) <= set(s.takers)
+        assert s.aggregator in {g.peer for g in s.givers}
+        want = set().union(*(holders_at(r, element) for r in joiners)) if joiners else set()
+        assert want <= {to for _, to in s.versions}
+        assert {source for source, _ in s.versions} <= {g.peer for g in s.givers}
+
+
+@given(worlds())
+def test_a_peer_is_told_of_what_names_it_and_an_aggregator_of_all(
+    world: tuple[list[Replicated], list[Replicated]],
+) -> None:
+    found = segments(*world)
+    mine = sliced(found)
+    gives = Counter(
+        (g.peer, s.start) for p, told in mine.items() for s in told for g in s.givers if g.peer == p
+    )
+    assert gives == Counter((g.peer, s.span[0]) for s in found for g in s.givers)
+    for s in found:
+        [told] = [t for t in mine[s.aggregator] if t.start == s.span[0]]
+        assert [(g.peer, g.weight) for g in told.givers] == [tuple(g) for g in s.givers]
+        assert list(told.takers) == list(s.takers)
+
+
+def test_equal_replicas_add_up_about_as_much() -> None:
+    def one(number: int) -> Replicated:
+        peer = PeerId(f"p{number}")
+        outline = Outline((StageOutline(0, makes_loss=True, elements=10_000_000),))
+        return Replicated(
+            Plan((StageSlot(0, 1, (peer,)),), ((Visit(0, peer),),), 1, outline=outline), 1
+        )
+
+    shares = Counter[str]()
+    for s in segments([one(i) for i in range(4)]):
+        shares[s.aggregator] += s.span[1] - s.span[0]
+    assert max(shares.values()) - min(shares.values()) <= 4
+
+
+def test_replicas_of_other_models_have_no_round() -> None:
+    peer = PeerId("p")
+    plans = [
+        Plan(
+            (StageSlot(0, 1, (peer,)),),
+            ((Visit(0, peer),),),
+            1,
+            outline=Outline((StageOutline(0, makes_loss=True, elements=n),)),
+        )
+        for n in (10, 11)
+    ]
+    with pytest.raises(ValueError, match=r"vectors of \[10, 11\] elements"):
+        segments([Replicated(p, 1) for p in plans])

@@ -1,0 +1,145 @@
+"""sparse-loco: what is not given now is given later, counts once, and all apply the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shoal.tests.peer.rounds.conftest import (
+    COUNTER,
+    Exchange,
+    case_of_three,
+    hand_out,
+    same,
+    train,
+    trained,
+)
+
+OPTIONS = {"density": 0.25, "chunk": 32, "decay": 0.75, "lr": 0.5}
+SPARSE = {"method": "sparse-loco", "options": OPTIONS}
+ALL = {"density": 1.0, "bits": 32, "decay": 0.0, "lr": 1.0}
+
+
+def entries(replica):
+    """Those of a replica's stages, where they belong."""
+    works = [device._work.rounds for device in replica.devices.values()]
+    return {value: e for w in works for value, e in w._entries.items() if e.owned}
+
+
+def residuals(replica):
+    return {value: e.version.own["residual"].clone() for value, e in entries(replica).items()}
+
+
+def begin(replicas, round_):
+    for i, each in enumerate(replicas):
+        each.begin(round_, round_, 1, hand_out(i, round_, 1, len(replicas)))
+
+
+def test_what_was_given_and_what_is_left_is_all_there_was(make_case, replica):
+    """Of each replica e_new + q is b·e + D, and the version moves by the mean of all q."""
+    replicas = trained(case_of_three(make_case), replica, **SPARSE)
+    weights, given_away = (2, 3, 7), 0
+    for round_ in range(3):
+        if round_:
+            train(replicas, round_, 1)
+        before = [residuals(r) for r in replicas]
+        base = {v: e.version.values for v, e in entries(replicas[0]).items()}
+        moved = [
+            {v: e.began - e.copies[0].flatten() for v, e in entries(r).items()} for r in replicas
+        ]
+        assert len({*Exchange(replicas, round=round_, weights=weights).run()}) == 1
+        begin(replicas, round_ + 1)
+        after = [residuals(r) for r in replicas]
+        for value, entry in entries(replicas[0]).items():
+            had = [0.75 * e[value] + d[value] for e, d in zip(before, moved, strict=True)]
+            sent = [h - e[value] for h, e in zip(had, after, strict=True)]
+            mean = sum(w * q for w, q in zip(weights, sent, strict=True)) / 12
+            torch.testing.assert_close(entry.version.values, base[value] - 0.5 * mean)
+            for q, h, left in zip(sent, had, after, strict=True):
+                if q.numel() < 64:  # as it is
+                    assert torch.equal(q, h)
+                    continue
+                apart = left[value] != h
+                assert (apart.view(-1, 32).sum(1) == 8).all()
+                least = h.view(-1, 32).abs().sort(1).values[:, -8]
+                assert (h.abs() >= least.repeat_interleave(32))[apart].all()
+                given_away += 1
+    assert given_away == 3 * 3 * 3  # the matrices, of three replicas in three rounds
+
+
+def test_all_numbers_at_once_are_the_plain_average(make_case, replica):
+    found = []
+    for method, options in (("average", {}), ("sparse-loco", ALL)):
+        replicas = trained(case_of_three(make_case), replica, method=method, options=options)
+        hashes = [Exchange(replicas, weights=(2, 3, 7)).run()]
+        train(replicas, 1, 1)
+        found.append([*hashes, Exchange(replicas, round=1, weights=(7, 2, 3)).run()])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("cuts", [(1, 1, 1), (3, 1, 2)])
+def test_neither_cuts_nor_who_adds_up_change_a_bit(make_case, replica, cuts):
+    case, found = case_of_three(make_case), []
+    for each in (cuts, (1, 2, 3)):
+        replicas = trained(case, replica, cuts=each, **SPARSE)
+        hashes = Exchange(replicas).run()
+        train(replicas, 1, 1)
+        order = [replicas[i] for i in (2, 0, 1)]
+        found.append([*hashes, *Exchange(order, round=1).run()])
+        begin(replicas, 2)
+        found[-1] += [e.double().sum() for r in replicas for _, e in sorted(residuals(r).items())]
+    assert found[0] == found[1]
+
+
+def test_who_is_left_out_has_given_nothing(make_case, replica):
+    """Its contribution was in the first attempt's version, and is in none of the second's."""
+    case = case_of_three(make_case)
+    replicas = trained(case, replica, **SPARSE)
+    Exchange(replicas).run()
+    train(replicas, 1, 1)
+    before = residuals(replicas[2])
+    assert any(bool(e.any()) for e in before.values())
+    Exchange(replicas, round=1).run()
+    second = Exchange(replicas[:2], joiners=replicas[2:], round=1, attempt=2)
+    assert len({*second.run()}) == 1
+    begin(replicas, 2)
+    assert same(residuals(replicas[2]), before)
+    assert same(replicas[2].weights(), replicas[0].weights(), but={COUNTER})
+    calm = trained(case, replica, **SPARSE)
+    Exchange(calm).run()
+    train(calm, 1, 1)
+    Exchange(calm[:2], round=1).run()
+    begin(calm[:2], 2)
+    assert same(residuals(replicas[0]), residuals(calm[0]))
+
+
+def test_who_comes_with_an_old_snapshot_gives_nothing_twice(make_case, replica):
+    case = case_of_three(make_case)
+    replicas = trained(case, replica, **SPARSE)
+    Exchange(replicas).run()
+    train(replicas, 1, 1)
+    states = tuple(device.snapshot(2)() for device in replicas[2].devices.values())
+    Exchange(replicas, round=1).run()
+    train(replicas[:2], 2, 1)
+    late = replica(case, "c", 2, of=3, resumed=states, **SPARSE)
+    assert same(residuals(late), residuals(replicas[2]))
+    hashes = Exchange(replicas[:2], joiners=[late], round=2).run()
+    assert len({*hashes}) == 1
+    late.begin(3, 3, 1, hand_out(2, 3, 1, 3))
+    assert not any(bool(e.any()) for e in residuals(late).values())
+
+
+def test_a_result_costs_what_its_union_does(make_case, replica):
+    """Frames of results are lossless, and small while few numbers are in them."""
+    case = case_of_three(make_case)
+    few, all_ = (
+        Exchange(trained(case, replica, method="sparse-loco", options={**OPTIONS, **o}))
+        for o in ({"density": 1 / 32}, {"density": 1.0, "bits": 32})
+    )
+    for exchange in (few, all_):
+        assert len({*exchange.run()}) == 1
+    sizes = [
+        {hop: sum(len(f) for k, f in e.frames.items() if k.hop == hop) for hop in (0, 1)}
+        for e in (few, all_)
+    ]
+    assert sizes[0][0] < sizes[0][1] < 0.6 * sizes[1][1]

@@ -1,0 +1,181 @@
+"""Ghosts of several replicas: what they make in rounds is what a plain loop makes of the rounds
+that were committed, whatever is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.broker import events as b
+from shoal.dag.rounds.wiring import GIVE
+from shoal.job import Job
+from shoal.proto.broker_pb2 import DONE, RoundDone, RunEvent
+from shoal.sim.ghost.device import Ghosts
+from shoal.sim.ghost.hashes import Words
+from shoal.sim.ghost.round_hashes import ExpectedRounds, expected_rounds
+from shoal.sim.ghost.rounds import GhostRounds
+from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.round_log import committed_rounds
+from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.world import PeerSpec, World
+from shoal.tests.sim.played import read_export
+
+LARGE = 1 << 20
+THREE = ((LARGE, LARGE), (280, 240), (LARGE, LARGE))
+"""Kilobytes of each peer, by replica: one is cut elsewhere than the others."""
+
+
+def job(replicas: int, codec: str = "none") -> Job:
+    return Job.from_table(
+        {
+            "version": 1,
+            "name": f"ghost-rounds-{replicas}-{codec}",
+            "model": {
+                "factory": "shoal.examples.gpt:gpt",
+                "args": {"layers": 2, "width": 16, "heads": 2, "length": 16, "dropout": 0.0},
+            },
+            "data": {"kind": "text", "length": 16, "holdout": 0.0},
+            "plan": {"replicas": replicas},
+            "sync": {"kind": "local", "every": 3},
+            "codec": {"sync": codec},
+            "train": {"steps": 9, "batch": 4 * replicas, "microbatch": 2, "lr": 1e-2},
+        }
+    )
+
+
+class Played:
+    """A world whose run has begun; `memory`: of the peers in each place, in kilobytes."""
+
+    def __init__(
+        self, lab: Any, memory: Sequence[Sequence[int]], *, ghosts: bool = True, **more: Any
+    ) -> None:
+        peers = [
+            PeerSpec(name=f"p{i}{k}", place=f"s{i}", memory_bytes=kb * 1000, **more)
+            for i, there in enumerate(memory)
+            for k, kb in enumerate(there)
+        ]
+        self.lab = lab
+        self.world: World = lab.world(peers, device=Ghosts() if ghosts else None, log=False)
+        self.records, self._dies = 0, dict[int, str]()
+        self.world.observe = self._observe
+        self.monitor = Monitor(self.world)
+        self.world.until(lambda: len(self.world.broker.machine.members.pool) == len(peers))
+        self.run = self.world.submit(lab.spec)
+
+    def kill(self, name: str, at: int) -> None:
+        """When so many records were seen."""
+        self._dies[at] = name
+
+    def _observe(self, _: Observed) -> None:
+        self.records += 1
+        if (name := self._dies.get(self.records)) is not None:
+            self.world.after(0.0, lambda: self.world.kill(name))
+
+    def finish(self) -> list[RunEvent]:
+        events = self.monitor.finish(self.run, 3600.0)
+        end = self.world.broker.ended[self.run]
+        assert end.phase == DONE, end.reason.text
+        return events
+
+    @property
+    def replicas(self) -> Sequence[Any]:
+        return self.world.broker.machine.runs[b.RunId(self.run)].record.replicas
+
+    def expected(self, events: Sequence[RunEvent]) -> ExpectedRounds:
+        train = self.lab.job.train
+        rounds = committed_rounds(events, microbatches=train.microbatches, microbatch_size=1)
+        graph = self.lab.graph.bind(train.microbatch_size)
+        members = [r.members for r in rounds]
+        return expected_rounds(graph, self.lab.job.seed, members, train.microbatches)
+
+    def found(self, events: Sequence[RunEvent]) -> ExpectedRounds:
+        [files] = [e.weights.files for e in events if e.HasField("weights")]
+        weights = read_export(self.world.blobs[f.blob.hash] for f in files)
+        return ExpectedRounds([d.hash for d in done(events)], weights)
+
+
+def done(events: Sequence[RunEvent]) -> list[RoundDone]:
+    return [e.round_done for e in events if e.HasField("round_done")]
+
+
+def test_versions_are_those_of_a_plain_loop_whatever_the_cuts(laboratory: Any) -> None:
+    played = Played(laboratory(job(3)), THREE)
+    events = played.finish()
+    cuts = {tuple(s.start for s in r.plan.stages) for r in played.replicas}
+    assert len(cuts) == 2
+    assert [len(d.members) for d in done(events)] == [3, 3, 3]
+    assert played.found(events) == played.expected(events)
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_rounds_take_the_bytes_and_the_time_of_real_tensors(laboratory: Any, codec: str) -> None:
+    lab = laboratory(job(2, codec))
+    real, ghost = (done(Played(lab, THREE[::2], ghosts=g).finish()) for g in (False, True))
+    assert [d.sent_bytes for d in ghost] == [d.sent_bytes for d in real]
+    # A snapshot's names and headers have no weight here.
+    assert [d.seconds for d in ghost] == pytest.approx([d.seconds for d in real], rel=1e-3)
+
+
+def left_out(rounds: GhostRounds, came: dict[Any, Words]) -> None:
+    key = next(k for k in came if k[0] == GIVE)
+    came[key] = np.zeros_like(came[key])
+
+
+def counted_twice(rounds: GhostRounds, came: dict[Any, Words]) -> None:
+    key = next(k for k in came if k[0] == GIVE)
+    came[key] = came[key] * np.uint64(2)
+
+
+def of_another_piece(rounds: GhostRounds, came: dict[Any, Words]) -> None:
+    key = next(k for k, words in came.items() if k[0] == GIVE and len(words) > 1)
+    came[key] = came[key][::-1]
+
+
+@pytest.mark.parametrize("mistake", [left_out, counted_twice, of_another_piece])
+def test_a_mistake_in_a_sum_changes_the_version(
+    laboratory: Any, monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., None]
+) -> None:
+    """Once, at whoever is the first to add up in the second round; all apply what it makes."""
+    adds_up, wrong = GhostRounds._mean, list[GhostRounds]()
+
+    def meddled(rounds: GhostRounds, part: Any) -> Words | None:
+        found = adds_up(rounds, part)
+        if found is not None and rounds._round == 1 and not wrong:
+            wrong.append(rounds)
+            mistake(rounds, rounds._came)
+            rounds._means.clear()
+            found = adds_up(rounds, part)
+        return found
+
+    played = Played(laboratory(job(3)), THREE)
+    monkeypatch.setattr(GhostRounds, "_mean", meddled)
+    events = played.finish()
+    found, wanted = played.found(events), played.expected(events)
+    assert found.versions[0] == wanted.versions[0]
+    assert not set(found.versions[1:]) & set(wanted.versions[1:])
+
+
+@pytest.mark.usefixtures("plans_once")
+def test_a_version_counts_what_was_committed_whoever_dies(laboratory: Any) -> None:
+    """At moments all over the run, with somebody in the pool who may take the part."""
+    lab, memory = laboratory(job(3)), [THREE[0], THREE[1], (*THREE[2], LARGE)]
+    quiet = Played(lab, memory)
+    quiet.finish()
+    held, moments = [p for r in quiet.replicas for p in r.plan.peers if p[1] != "1"], 8
+    for i in range(1, moments):
+        played = Played(lab, memory)
+        played.kill(held[i % len(held)], quiet.records * i // moments)
+        events = played.finish()
+        assert played.found(events) == played.expected(events), i
+
+
+@pytest.mark.slow
+def test_forty_peers_in_five_replicas(laboratory: Any) -> None:
+    lab = laboratory(job(5))
+    played = Played(lab, [[LARGE] * 8] * 5)
+    played.kill("p30", 4000)
+    events = played.finish()
+    assert played.found(events) == played.expected(events)

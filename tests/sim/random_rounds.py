@@ -1,0 +1,136 @@
+"""Worlds of several replicas, drawn from a seed, in which peers die, leave, stand still and come,
+links part, and the broker is started again, at any moment of a round.
+
+    drawn = draw(seed)
+    violation = play(rounds, drawn)         # "": it is done, and is what a plain loop makes of it
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.dag.cost.network import Network
+from shoal.dag.plan.plan import PeerId
+from shoal.proto.broker_pb2 import DONE
+from shoal.sim.faults.faults import Faults
+from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.monitor.violation import Violation
+from shoal.sim.scenario.sentences import (
+    Fault,
+    broker_restart,
+    corrupt,
+    cut_off,
+    flap,
+    join,
+    kill,
+    leave,
+    slow,
+    stop,
+)
+from shoal.sim.virtual.control import BROKER
+from shoal.sim.virtual.spec import PeerSpec
+from shoal.sim.virtual.wan import Wan
+from shoal.tests.sim.played_rounds import Rounds
+
+__all__ = ["FAULTS", "Drawn", "draw", "play"]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A world, its job's tables, and what happens in it."""
+
+    seed: int
+    peers: tuple[PeerSpec, ...]
+    late: tuple[PeerSpec, ...]
+    network: Network
+    tables: dict[str, Any]
+    faults: tuple[Fault, ...]
+
+
+Make = Callable[[random.Random, str, str, str, float], Fault]
+
+FAULTS: dict[str, Make] = {
+    "dies": lambda rng, who, other, late, at: kill(who, at_s=at),
+    "leaves": lambda rng, who, other, late, at: leave(who, at_s=at),
+    "stands still": lambda rng, who, other, late, at: stop(
+        who, for_s=rng.choice((1.0, 4.0, 30.0)), at_s=at
+    ),
+    "loses its stream": lambda rng, who, other, late, at: flap(who, BROKER, for_s=1.0, at_s=at),
+    "is cut off": lambda rng, who, other, late, at: cut_off(
+        who, other, for_s=rng.uniform(0.5, 20), at_s=at
+    ),
+    "is slow": lambda rng, who, other, late, at: slow(
+        who, other, factor=rng.uniform(2, 50), for_s=rng.uniform(1, 9), at_s=at
+    ),
+    "gets a damaged message": lambda rng, who, other, late, at: corrupt(who, other, at_s=at),
+    "comes": lambda rng, who, other, late, at: join(late, at_s=at),
+    "broker restarts": lambda rng, who, other, late, at: broker_restart(at_s=at),
+}
+_LOSING = ("dies", "leaves", "stands still", "loses its stream")
+
+
+def draw(seed: int) -> Drawn:
+    """Two or three replicas of one or two stages, up to three spares, one to four faults; of these
+    fewer lose a peer than there are replicas, and where some do, rounds wait for all, so that
+    somebody always has the version."""
+    rng = random.Random(f"rounds {seed}")
+    replicas, stages = rng.randint(2, 3), rng.randint(1, 2)
+    count = replicas * stages + rng.randint(0, 3)
+    peers = [
+        PeerSpec(name=f"p{i}", place=f"s{i % replicas}", flops_per_s=10 ** rng.uniform(6.7, 7.5))
+        for i in range(count)
+    ]
+    late = [PeerSpec(name=f"late-{i}", flops_per_s=1e7) for i in range(4)]
+    faults, losing = list[Fault](), 0
+    for i in range(rng.randint(1, 4)):
+        kind = rng.choice([k for k in FAULTS if k not in _LOSING or losing < replicas - 1])
+        losing += kind in _LOSING
+        who, other = rng.sample([p.name for p in peers], 2)
+        at = rng.uniform(5.0, 30.0)
+        faults.append(FAULTS[kind](rng, who, other, late[i].name, at))
+    tables: dict[str, Any] = {
+        "plan": {"replicas": replicas, "stages": stages},
+        "train": {"steps": rng.randint(10, 30), "eval_every": rng.choice((0, 4))},
+        "sync": {
+            "every": rng.randint(2, 8),
+            "deadline": "auto" if losing else rng.choice(("auto", "2s", "5s")),
+            "quorum": "100%" if losing else rng.choice(("100%", "50%")),
+            "method": rng.choice(("diloco", "average")),
+        },
+    }
+    names = [*(p.name for p in peers), *(p.name for p in late), BROKER]
+    n = len(names)
+    latency = np.array([[10 ** rng.uniform(-3, -1) for _ in range(n)] for _ in range(n)])
+    np.fill_diagonal(latency, 0.0)
+    network = Network(
+        peers=tuple(PeerId(name) for name in names),
+        latency_s=latency,
+        bandwidth=np.array([[10 ** rng.uniform(4.7, 7) for _ in range(n)] for _ in range(n)])
+        + np.diag([np.inf] * n),
+        up=np.array([10 ** rng.uniform(5, 8) for _ in names]),
+        down=np.array([10 ** rng.uniform(5, 8) for _ in names]),
+    )
+    return Drawn(seed, tuple(peers), tuple(late), network, tables, tuple(faults))
+
+
+def play(rounds: Rounds, drawn: Drawn) -> str:
+    """What is wrong with what came of it; "": nothing."""
+    wan = Wan(drawn.network, seed=drawn.seed)
+    world = rounds.lab.world(list(drawn.peers), log=False, wan=wan, seed=drawn.seed)
+    monitor = Monitor(world, seed=drawn.seed)
+    Faults(world, drawn.faults, specs=drawn.late).start()
+    run = world.submit(rounds.spec(**drawn.tables))
+    try:
+        monitor.finish(run, 3600.0)
+        end = world.broker.ended[run]
+        if end.phase != DONE:
+            return f"it is not done: {end.reason.text}"
+        rounds.assert_expected(world, run, drawn.tables["sync"]["method"])
+    except (Violation, AssertionError, ValueError, KeyError) as error:
+        return f"{type(error).__name__}: {str(error)[:2000]}"
+    return ""

@@ -1,0 +1,92 @@
+"""Contributions that cannot count, and versions that differ: left out and named, and the round goes
+on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.dag.plan.action import Action, Kind
+from shoal.peer.compute.device import TorchDevice
+from shoal.peer.core.events import Result
+from shoal.proto.broker_pb2 import DONE
+from shoal.sim.virtual.spec import PeerSpec
+from shoal.tests.sim.played_rounds import Rounds, outcome, sites
+
+THREE = sites(1e7, 1e7, 1e7)
+TABLES: dict[str, Any] = {
+    "plan": {"replicas": 3, "stages": 1},
+    "train": {"steps": 24},
+    "sync": {"every": 4},
+}
+
+
+class Spoilt(TorchDevice):
+    """Something happens to its weights in a round, before one of its actions."""
+
+    def __init__(self, when: tuple[int, Kind], what: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.when, self.what, self.spoilt = when, what, False
+
+    @torch.no_grad()
+    def compute(self, step: int, action: Action) -> Result:
+        if (step, action.kind) == self.when and not self.spoilt:
+            self.spoilt = True
+            self.what(next(iter(self._now.held[0].executor.parameters.values())))
+        return super().compute(step, action)
+
+
+def spoils(name: str, when: tuple[int, Kind], what: Callable[[torch.Tensor], Any]) -> Any:
+    def device(spec: PeerSpec) -> TorchDevice:
+        return Spoilt(when, what) if spec.name == name else TorchDevice()
+
+    return device
+
+
+@pytest.fixture(scope="module")
+def rounds(laboratory: Any, plans_once: None) -> Rounds:
+    return Rounds(laboratory)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_no_number_is_left_out_and_the_replica_comes_back(
+    rounds: Rounds, number: float
+) -> None:
+    device = spoils("p1", (2, Kind.CONTRIBUTE), lambda w: w.view(-1)[0].fill_(number))
+    world, run = rounds.play(THREE, device=device, **TABLES)
+    assert world.broker.ended[run].phase == DONE
+    done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
+    assert [m.replica for m in done[2].members] == [0, 2], outcome(world, run)
+    assert len(done[3].members) == 3 or len(done[4].members) == 3, outcome(world, run)
+    [note] = [e.note for e in world.events(run) if "does not count" in e.note]
+    assert "p1" in note
+    assert "no finite number" in note
+
+
+def test_an_element_that_is_too_large_is_another_attempt(rounds: Rounds) -> None:
+    device = spoils("p1", (2, Kind.CONTRIBUTE), lambda w: w.view(-1)[0].add_(5000.0))
+    world, run = rounds.play(THREE, device=device, **TABLES)
+    assert world.broker.ended[run].phase == DONE
+    done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
+    assert (done[2].attempt, len(done[2].members)) == (2, 3), outcome(world, run)
+
+
+def test_who_makes_another_version_is_named_and_takes_that_of_the_others(rounds: Rounds) -> None:
+    class Wrong(TorchDevice):
+        def compute(self, step: int, action: Action) -> Result:
+            result = super().compute(step, action)
+            if (step, action.kind) == (1, Kind.APPLY) and result.round is not None:
+                wrong = tuple(h ^ 1 for h in result.round.hashes)
+                object.__setattr__(result.round, "hashes", wrong)
+            return result
+
+    world, run = rounds.play(
+        THREE, device=lambda spec: Wrong() if spec.name == "p2" else TorchDevice(), **TABLES
+    )
+    assert world.broker.ended[run].phase == DONE
+    assert any("replica 2 made another version" in e.note for e in world.events(run))
+    done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
+    assert any(2 in [m.replica for m in d.joined] for d in done), outcome(world, run)
