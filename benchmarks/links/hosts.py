@@ -31,6 +31,7 @@ while len(client.describe().peers) < int(sys.argv[1]):
     time.sleep(0.2)
 for path in sys.argv[2:]:
     row = {"job": path, "plan": [], "notes": [], "seconds": [], "predicted": [], "compute": []}
+    row |= {"begun": [], "rounds": [], "evaluated": []}
     links = client.describe().links
     row["links"] = [[l.source, l.destination, l.latency_s, l.bytes_per_s] for l in links]
     run = client.submit(Job.from_toml(path))
@@ -43,6 +44,14 @@ for path in sys.argv[2:]:
         if event.HasField("step"):
             row["seconds"].append(event.step.seconds)
             row["compute"].append(event.step.compute_s)
+        if event.HasField("round_begun"):
+            row["begun"].append(event.at_s)
+        if event.HasField("round_done"):
+            done = event.round_done
+            row["rounds"].append([event.at_s, done.waited_s, done.sent_bytes, len(done.members)])
+        if event.HasField("evaluated"):
+            found = event.evaluated
+            row["evaluated"].append([event.at_s, found.step, found.evaluation.loss])
         if event.HasField("note"):
             row["notes"].append(event.note)
         if event.HasField("state"):

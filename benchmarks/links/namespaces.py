@@ -86,6 +86,13 @@ class Hosts:
         for line in lines:
             subprocess.run([*tc, *line.split()], check=True, capture_output=True, text=True)
 
+    def shape_down(self, name: str, *lines: str) -> None:
+        """The same of what a host receives, of "dev to-NAME"."""
+        tc = ["tc", "-n", self._of("core")]
+        subprocess.run([*tc, "qdisc", "del", "dev", f"to-{name}", "root"], capture_output=True)
+        for line in lines:
+            subprocess.run([*tc, *line.split()], check=True, capture_output=True, text=True)
+
     def start(
         self,
         name: str,
