@@ -16,6 +16,7 @@ __all__ = [
     "recovery",
     "registry",
     "requirements",
+    "round_rows",
     "rounds",
     "runs",
     "scheduler",

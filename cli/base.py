@@ -254,6 +254,7 @@ def state_row(state: RunState) -> dict[str, Any]:
         "step": state.step,
         "steps": state.steps,
         "term": state.term,
+        "round": state.round,
         "replicas": [
             {"replica": r.replica, "phase": phase_name(r), "term": r.term, "step": r.step}
             for r in state.replicas

@@ -23,6 +23,10 @@ OWNERS_COLUMNS = ("hours", "stays", "data", "closed")
 """What owners have set; shown where any has."""
 LINK_COLUMNS = ("from", "to", "latency", "sustained", "burst", "age")
 RUN_COLUMNS = ("run", "name", "phase", "step", "steps", "reason")
+ROUNDS_COLUMNS = ("round", "apart")
+"""Of runs whose replicas train apart; shown where there is one."""
+MOST_REPLICAS = 4
+"""Named of a run; `--json` has all."""
 
 
 @app.command()
@@ -185,7 +189,23 @@ def _describe(
         shown = [_shown_link(row) for row in link_rows]
         print_table(count_of(len(shown), "measured link"), LINK_COLUMNS, shown)
     if runs:
-        print_table(f"{count_of(len(run_rows), 'run')} at {client.address}", RUN_COLUMNS, run_rows)
+        shown_runs = [row | _apart(row) for row in run_rows]
+        columns = list(RUN_COLUMNS)
+        if any(row["apart"] for row in shown_runs):
+            columns[5:5] = ROUNDS_COLUMNS
+        title = f"{count_of(len(run_rows), 'run')} at {client.address}"
+        print_table(title, columns, shown_runs)
+
+
+def _apart(row: Mapping[str, Any]) -> dict[str, str]:
+    """For people: its round, and how its replicas stand; "": it has but one."""
+    replicas = row["replicas"]
+    if len(replicas) < 2:
+        return {"round": "", "apart": ""}
+    stand = [f"{r['phase']} at its step {r['step']}" for r in replicas]
+    named = "; ".join(f"replica {i} {text}" for i, text in enumerate(stand[:MOST_REPLICAS]))
+    more = len(replicas) - MOST_REPLICAS
+    return {"round": str(row["round"]), "apart": f"{named}; and {more} more" if more > 0 else named}
 
 
 def _link_row(link: LinkState) -> dict[str, Any]:

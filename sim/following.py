@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
+from ..broker.round_rows import RoundRows
 from ..compression.codec import parse
 from ..dag.ir.graph import TensorSpec
 from ..proto import broker_pb2
@@ -36,19 +37,33 @@ class Following:
         """Under which the first step was done."""
         self.lacks = ""
         """What memory the run waits for; empty: it does not."""
+        self.played = RoundRows()
+        """The rounds, of several replicas."""
+        self.events: list[broker_pb2.RunEvent] = []
+        """Those of rounds."""
+        self._plans: dict[int, tuple[broker_pb2.Plan, broker_pb2.PlanReport]] = {}
+        """By replica."""
         self._compute_s = 0.0
         self._evaluations: list[tuple[int, float]] = []
 
     def see(self, event: broker_pb2.RunEvent) -> None:
+        self.played.see(event)
         match event.WhichOneof("kind"):
             case "plan":
+                self._plans[event.replica] = event.plan, event.report
                 self._planned(event.plan, event.report)
+            case "round_begun" | "round_done":
+                self.events.append(event)
+                self.summary.bytes_on_wire += event.round_done.sent_bytes
+            case "evaluated":
+                self.summary.eval_loss = event.evaluated.evaluation.loss
             case "step":
                 self._stepped(event.step)
             case "state":
                 state, summary = event.state, self.summary
                 summary.steps, self.reason_code = state.step, state.reason.code
                 summary.inexact_from = state.inexact_from
+                summary.replicas = max(1, len(state.replicas))
                 if state.phase in (broker_pb2.FAILED, broker_pb2.CANCELLED):
                     summary.exit, summary.error = 1, self.lacks or state.reason.text
                 self.lacks = lack_of(event)
@@ -59,15 +74,17 @@ class Following:
         summary, predicted = self.summary, report.predicted
         summary.codecs = tuple(dict.fromkeys(c.codec for c in plan.codecs))
         summary.lossy = tuple(filter(_loses, summary.codecs))
-        summary.stages = len(plan.stages)
-        summary.holders = len({peer for stage in plan.stages for peer in stage.holders})
+        stages = [p.stages for p, _ in self._plans.values()]
+        holders = {peer for each in stages for stage in each for peer in stage.holders}
+        summary.stages, summary.holders = max(map(len, stages)), len(holders)
         summary.predicted_step_s = predicted.step_s
         bubbles = [p.bubble for p in predicted.peers]
         summary.bubble = sum(bubbles) / max(1, len(bubbles))
         summary.bottlenecks = tuple(predicted.bottlenecks)
         summary.against = {a.name: a.step_s for a in predicted.alternatives}
+        spares = {s.peer: s.reason for _, r in self._plans.values() for s in r.spares}
         summary.spares = tuple(
-            f"{self._names.get(s.peer, s.peer)}: {s.reason}" for s in report.spares
+            f"{self._names.get(p, p)}: {why}" for p, why in spares.items() if p not in holders
         )
         self._predicted |= {
             self._names.get(p.peer, p.peer): p.device_bytes for p in predicted.peers
@@ -107,11 +124,35 @@ class Following:
         )
         if self.losses:
             summary.loss_first, summary.loss_last = self.losses[0], self.losses[-1]
+        if self.played.rows:
+            self._apart(tokens_per_step)
         if len(self.seconds) > 1:
             summary.step_s = statistics.median(self.seconds[1:])
             summary.tokens_per_s = tokens_per_step / summary.step_s if summary.step_s else 0.0
+            if took := sum(r.seconds for r in self.played.rows):
+                summary.tokens_per_s = summary.tokens / took
             if summary.cores:
-                summary.compute_share = self._compute_s / (sum(self.seconds) * summary.cores)
+                summary.compute_share = self._compute_s / (
+                    (took or sum(self.seconds)) * summary.cores
+                )
+
+    def _apart(self, tokens_per_step: int) -> None:
+        """What is otherwise in several replicas, which each make steps of their own."""
+        summary, rows = self.summary, self.played.rows
+        summary.losses = ()
+        summary.rounds = tuple(row.table() for row in rows)
+        losses: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            for m in row.members:
+                for j, loss in enumerate(m.losses, 1):
+                    at = row.samples_before + row.samples * j / len(m.losses)
+                    losses.setdefault(str(m.replica), []).append((at, loss))
+        summary.local_losses = {n: tuple(points) for n, points in sorted(losses.items())}
+        summary.held_out = tuple((n, loss) for n, _, loss in self.played.evaluations)
+        known = [row.loss for row in rows if row.loss is not None]
+        if known:
+            summary.loss_first, summary.loss_last = known[0], known[-1]
+        summary.tokens = tokens_per_step * summary.steps
 
 
 def lack_of(event: broker_pb2.RunEvent) -> str:

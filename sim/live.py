@@ -22,6 +22,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..broker import round_rows
+from ..broker.round_rows import RoundRow, RoundRows
 from ..net.printable import printable
 from ..proto import broker_pb2
 from .trace import Mark, Span
@@ -55,6 +57,8 @@ class PeerRow:
     stages: tuple[int, ...] = ()
     state: str = "pool"
     step: int = -1
+    replica: int = 0
+    """That it belongs to; each of several counts its own steps."""
     doing: str = ""
     """Kind of the last span that was told of it."""
 
@@ -83,15 +87,21 @@ class LiveState:
     """Whether losses say something; those of hashes do not."""
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=24))
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NOTES))
+    replicas: int = 1
+    round: RoundRow | None = None
+    """The newest that is committed, of several replicas."""
+    played: RoundRows = field(default_factory=lambda: RoundRows(keep=False))
 
     def event(self, event: broker_pb2.RunEvent) -> None:
         """Takes in one event of the run."""
+        round = self.played.see(event)
         kind = event.WhichOneof("kind")
         if kind == "state":
             state = event.state
             self.phase = broker_pb2.Phase.Name(state.phase).lower()
             self.reason, self.step = state.reason.text, state.step
             self.steps = state.steps or self.steps
+            self.replicas = max(1, len(state.replicas))
             for row in self.peers.values():
                 if row.stages and row.state in ("building", "training", "exporting", "done"):
                     row.state = {"running": "training"}.get(self.phase, self.phase)
@@ -103,23 +113,40 @@ class LiveState:
             for spare in event.report.spares:
                 held.setdefault(self._name(spare.peer), [])
             for row in self.peers.values():
-                row.stages = ()
+                if row.replica == event.replica:
+                    row.stages = ()
             for name, stages in held.items():
                 row = self._row(name)
+                if row.stages and not stages:
+                    continue  # another replica's
+                row.replica = event.replica
                 row.stages, row.state = tuple(stages), "building" if stages else "pool"
             self.notes.extend(event.report.reasons)
         elif kind == "step":
-            self._stepped(event.step)
+            self._stepped(event.step, event.replica)
         elif kind == "note":
             self.notes.append(event.note)
+        elif kind == "evaluated":
+            self.held_out = event.evaluated.evaluation.loss
+        elif round is not None:
+            self.round = round
+            self.step = self.step if round.step is None else round.step
+            if round.loss is not None:
+                self._learned(round.loss)
 
-    def _stepped(self, done: broker_pb2.StepDone) -> None:
-        self.step, self.loss, self.step_s = done.step + 1, done.outcome.loss, done.seconds
-        self.losses.append(self.loss)
+    def _learned(self, loss: float) -> None:
+        self.loss = loss
+        self.losses.append(loss)
+
+    def _stepped(self, done: broker_pb2.StepDone, replica: int) -> None:
+        self.step_s = done.seconds
+        if self.replicas == 1:
+            self.step = done.step + 1
+            self._learned(done.outcome.loss)
         if done.HasField("evaluation"):
             self.held_out = done.evaluation.loss
         for row in self.peers.values():
-            if row.stages and row.state != "lost":
+            if row.stages and row.replica == replica and row.state != "lost":
                 row.step, row.state = done.step + 1, "training"
         self.links.clear()
         for use in done.links:
@@ -169,6 +196,9 @@ def _head(view: LiveState) -> Text:
         text.append(f": {_plain(view.reason)}", style="not bold")
     text.append("\n")
     figures = [f"step {view.step}/{view.steps}" if view.steps else f"step {view.step}"]
+    if view.replicas > 1:
+        done = view.round.round + 1 if view.round is not None else 0
+        figures.append(f"{done} rounds of {view.replicas} replicas")
     if view.loss is not None and view.learns:
         figures.append(f"loss {view.loss:.3f} {_sparks(view.losses)}")
     if view.held_out is not None and view.learns:
@@ -302,11 +332,17 @@ class LiveView:
             return [f"{self.view.phase}: {event.state.reason.text}"]
         if kind == "note":
             return [event.note]
+        if kind == "round_done" and self.view.round is not None:
+            return [round_rows.sentence(self.view.round)]
+        if kind == "evaluated" and self.view.learns:
+            return [round_rows.evaluated(event)]
         now = self._clock()
         if kind != "step" or not (event.step.HasField("evaluation") or now >= self._next_at):
             return []
         self._next_at = now + LINE_EVERY_S
         text = f"step {event.step.step}"
+        if self.view.replicas > 1:
+            text = f"replica {event.replica}, its {text}"
         if not self.view.learns:
             return [text]
         text += f": loss {event.step.outcome.loss:.3f}"

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..job import Codec, Job
 from ..peer.data.reader import Reader
-from . import oracle
+from . import oracle, round_methods, round_oracle
 from .following import Following
 from .front import Facts, Front
 from .report import Summary
+from .round_log import committed_rounds
 
-__all__ = ["TOLERANCE", "compare", "judge", "verify"]
+__all__ = ["METHODS", "TOLERANCE", "compare", "judge", "verify"]
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
 """By `model.dtype`: how far a step's loss may be from the plain loop's, as a share of it, or alone
 where the loss is below 1. A single step agrees to 1e-5 in fp32, and what rounding leaves grows over
 the steps; the plain loop knows no bf16."""
+
+METHODS: Mapping[str, Callable[..., round_oracle.Method]] = {
+    "diloco": round_methods.DiLoCo,
+    "average": round_methods.Average,
+}
+"""What the plain loop does between replicas, by [sync] method; called with its options."""
 
 
 def verify(
@@ -38,6 +49,9 @@ def verify(
     A graph that draws masks draws others than the native module does, so it is trained as one
     stage then: `one_stage` does that, and gives the losses of all steps.
     """
+    if followed.played.rows:
+        _verify_rounds(job, followed, facts, front, say, expected)
+        return
     if facts.random:
         say("training it once more as one stage")
         # Masks differ from microbatch to microbatch, so the batch must be divided as it was.
@@ -71,13 +85,17 @@ def judge(job: Job, summary: Summary, losses: Sequence[float], wanted: Sequence[
         return
     most = TOLERANCE[job.model.dtype]
     for step, (a, b) in enumerate(zip(losses, wanted, strict=True)):
-        if _apart(a, b) > (most * max(1.0, abs(b)) if math.isfinite(b) else 0.0):
+        if _apart(a, b) > _allowed(most, b):
             summary.exit = 1
             summary.error = (
                 f"--verify: the loss of step {step} is {a:.6g}, in the {summary.verified_against} "
                 f"{b:.6g}: expected a difference of at most {most:g} of it (I1)"
             )
             return
+
+
+def _allowed(most: float, wanted: float) -> float:
+    return most * max(1.0, abs(wanted)) if math.isfinite(wanted) else 0.0
 
 
 def _apart(a: float, b: float) -> float:
@@ -104,3 +122,67 @@ def _plain(job: Job, followed: Following, facts: Facts, front: Front) -> list[fl
             steps=len(followed.losses),
             microbatches=followed.microbatches,
         ).losses
+
+
+# Runs whose replicas train apart: the plain loop is fed with the rounds that were committed.
+
+
+def _verify_rounds(
+    job: Job,
+    followed: Following,
+    facts: Facts,
+    front: Front,
+    say: Callable[[str], None],
+    expected: float | None,
+) -> None:
+    """As `verify`, of every local step of every replica. Where a replica was lost or left out, or
+    the graph draws masks, nothing is compared."""
+    rows, summary = followed.played.rows, followed.summary
+    lost = next((r for r in rows if r.left_out or r.joined or r.attempt > 1), None)
+    if lost is not None or facts.random:
+        why = "the graph draws masks, and a plain loop draws others"
+        if lost is not None:
+            why = f"in round {lost.round} a replica was lost, left out, or came late"
+        say(f"not verified: {why}")
+        return
+    say("training the plain loop, of every replica")
+    wanted = _rounds(job, followed, facts, front)
+    got = [
+        (r.round, m.replica, j, x) for r in rows for m in r.members for j, x in enumerate(m.losses)
+    ]
+    plain = [wanted[n][k][j] for n, k, j, _ in got]
+    losing = job.codec.sync
+    summary.lossy += (losing,) if losing != "none" and losing not in summary.lossy else ()
+    compare(summary, [x for *_, x in got], plain, "plain loop of rounds")
+    if expected is None and not (summary.lossy or summary.inexact_from or summary.swapped):
+        most = TOLERANCE[job.model.dtype]
+        for (n, k, j, a), b in zip(got, plain, strict=True):
+            if _apart(a, b) > _allowed(most, b):
+                summary.exit = 1
+                summary.error = (
+                    f"--verify: in round {n} the loss of replica {k} in its step {j} is {a:.6g}, "
+                    f"in the plain loop {b:.6g}: expected a difference of at most {most:g} of it"
+                )
+                return
+
+
+def _rounds(
+    job: Job, followed: Following, facts: Facts, front: Front
+) -> list[dict[int, list[float]]]:
+    """By round and replica, the losses of local steps."""
+    size = followed.microbatch_size
+    count = followed.microbatches * followed.summary.replicas  # of a step of the run
+    seed = job.seed
+    reader = Reader(facts.manifest, facts.shards.__getitem__, seed=seed, microbatches=count)
+
+    def batches(samples: Sequence[int]) -> dict[str, Tensor]:
+        numbers = [s // size for s in samples[::size]]
+        each = [reader.batch(g // count, g % count, size) for g in numbers]
+        return {name: torch.cat([e[name] for e in each]) for name in each[0]}
+
+    played = committed_rounds(followed.events, microbatches=count, microbatch_size=size)
+    options: dict[str, Any] = dict(job.sync.options)
+    method = METHODS[job.sync.chosen](**options)
+    with front.module(job) as module:
+        steps = job.train.steps or followed.summary.steps
+        return round_oracle.train(module, played, batches, job.train, method, steps=steps).losses

@@ -30,9 +30,9 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access options scheduler < events requirements < membership < links snapshots < records
-        < recovery < runs < journal placement rounds < registry < clients < machine planning
-        < service validate""",
+        access options round_rows scheduler < events requirements < membership < links snapshots
+        < records < recovery < runs < journal placement rounds < registry < clients
+        < machine planning < service validate""",
     "broker/rounds": "pairs segments version work < exchange < coordinator",
     "broker/scheduler": "base < network < cost < baselines codecs search < planners < replicas",
     "broker/service": """
@@ -54,7 +54,7 @@ ORDER = {
         front ghost oracle processes scenario trace < live options report round_oracle virtual
         < faults following monitor round_log round_methods < verify < cluster modelled < shaped
         < simulate""",
-    "sim/report": "summary words < measures text < pictures tables < page < write",
+    "sim/report": "summary words < measures text < pictures tables < page < rounds < write",
 }
 """By room that has rooms inside: these and its own files, from the ground up. What stands between
 two `<` imports nothing of one another."""

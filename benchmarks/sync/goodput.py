@@ -117,16 +117,14 @@ def main() -> int:
                 print(
                     f"{stages} peers a replica, {case or 'no'} losses: {rate:.3f} samples/s, "
                     f"{lost} lost, {len(ran.rounds)} rounds, step "
-                    f"{sorted(steps)[len(steps) // 2]:.2f} s, last round {len(last.round_done.members)}"
-                    f" members, {rate / calm:.3f}; {time.monotonic() - began:.0f} s here",
+                    f"{sorted(steps)[len(steps) // 2]:.2f} s, last round "
+                    f"{len(last.round_done.members)} members, {rate / calm:.3f}; {time.monotonic() - began:.0f} s here",
                     flush=True,
                 )
                 if case:
                     name = "single" if stages == 1 else case
                     name = {"one": "", "each": "_each", "single": "_single"}[name]
-                    figures.append(
-                        Figure(f"rounds_goodput{name}", rate / calm, "share", "higher")
-                    )
+                    figures.append(Figure(f"rounds_goodput{name}", rate / calm, "share", "higher"))
     report("goodput", figures, args.json)
     return 0
 

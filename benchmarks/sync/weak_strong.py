@@ -66,12 +66,14 @@ def main() -> int:
             stages = {e.replica: len(e.plan.stages) for e in ran.events if e.HasField("plan")}
             gain, promise = ran.samples_per_s / alone.samples_per_s, promised(ran) / promised(alone)
             loss = ran.losses[-1][1] / alone.losses[-1][1]
+            begun = [e.round_begun for e in ran.events if e.HasField("round_begun")]
+            divided = [[w.steps for w in b.work] for b in begun]
             print(
                 f"{name}: {alone.samples_per_s:.2f} samples/s alone, {ran.samples_per_s:.2f} with "
                 f"the weak ones (stages {stages}); promised {promised(alone):.2f} and "
                 f"{promised(ran):.2f}; held-out {alone.losses[-1][1]:.3f} and "
                 f"{ran.losses[-1][1]:.3f}; steps of rounds "
-                f"{[[w.steps for w in e.round_begun.work] for e in ran.events if e.HasField('round_begun')][-2:]}",
+                f"{divided[-2:]}",
                 flush=True,
             )
             figures += [

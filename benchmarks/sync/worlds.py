@@ -1,8 +1,8 @@
 """Runs of several replicas in the virtual world, for the benchmarks beside it.
 
-    with Field(job) as field:
-        played = field.play(specs, network, limit_s=600.0)
-        played.samples_per_s
+with Field(job) as field:
+    played = field.play(specs, network, limit_s=600.0)
+    played.samples_per_s
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The output folder of a run: what happened, step by step, for people and programs.
 
 RUN/run.json         the run, its job, and what the figures mean
-RUN/metrics.jsonl    one line per step
+RUN/metrics.jsonl    one line per step; of replicas that train apart, per step of each
+RUN/rounds.jsonl     one line per round between replicas, and per evaluation of a version
 RUN/events.out.*     the same for TensorBoard
 RUN/sidecars/        files that go with an export (config, tokenizer)
 RUN/checkpoint-*/    what `shoal resume` goes on from (client/runs/checkpoints.py)
@@ -14,17 +15,21 @@ import json
 import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...broker.round_rows import RoundRow
 from ...job import SettingsError
-from ...proto.broker_pb2 import StepDone
+from ...proto.broker_pb2 import RunEvent, StepDone, VersionEvaluated
 
 __all__ = [
     "Recorder",
+    "evaluation_numbers",
     "files_of",
+    "finite",
     "local_folder",
     "read_run",
     "replacing",
@@ -98,44 +103,78 @@ def step_numbers(done: StepDone, tokens_per_step: int = 0) -> dict[str, float | 
     return row
 
 
+def evaluation_numbers(found: VersionEvaluated) -> dict[str, float | int]:
+    """Of a version between two rounds; `round` begins from it, `step` is the run's."""
+    row: dict[str, float | int] = {"round": found.round, "step": found.step}
+    row["eval_loss"] = found.evaluation.loss
+    return row | {f"eval_{m.name}": m.value for m in found.evaluation.metrics}
+
+
 class Recorder:
-    """Writes the steps of one run into its folder. Steps that are there already are skipped, so a
-    watcher that comes back adds only what is missing. `close` flushes TensorBoard's file."""
+    """Writes the steps and rounds of one run into its folder. Those that are there already are
+    skipped, so a watcher that comes back adds only what is missing. `close` flushes TensorBoard's
+    file."""
 
     def __init__(self, folder: Path, tokens_per_step: int = 0) -> None:
         self.folder = folder
         self.tokens_per_step = tokens_per_step
-        self._path = folder / "metrics.jsonl"
-        self._next = self._recover()
+        self._steps, self._rounds = folder / "metrics.jsonl", folder / "rounds.jsonl"
+        self._next = Counter[int]()
+        for row in _recovered(self._steps):
+            self._next[row.get("replica", 0)] = int(row["step"]) + 1
+        self._newest = max((int(row["event"]) for row in _recovered(self._rounds)), default=-1)
+        self._replicas = 1
         self._board: Any = None
 
-    def _recover(self) -> int:
-        """The first step that is not there yet; a line that was cut off by a crash is removed."""
-        if not self._path.exists():
-            return 0
-        data = self._path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if whole != data:
-            with replacing(self._path) as path:
-                path.write_bytes(whole)
-        lines = whole.splitlines()
-        return int(json.loads(lines[-1])["step"]) + 1 if lines else 0
+    def see(self, event: RunEvent, round: RoundRow | None = None) -> None:
+        """Takes in one event. round: that it commits."""
+        if event.HasField("state"):
+            self._replicas = max(1, len(event.state.replicas))
+        elif event.HasField("step"):
+            self.add(event.step, *[event.replica] * (self._replicas > 1))
+        elif round is not None:
+            self._between(event, round.table())
+        elif event.HasField("evaluated"):
+            row = evaluation_numbers(event.evaluated)
+            if self._between(event, row):
+                self._plot(row, event.evaluated.step)
 
-    def add(self, done: StepDone) -> None:
-        if done.step < self._next:
+    def add(self, done: StepDone, replica: int | None = None) -> None:
+        """replica: of several that train apart, which count their own steps."""
+        if done.step < self._next[replica or 0]:
             return
-        self._next = done.step + 1
-        row = step_numbers(done, self.tokens_per_step)
+        self._next[replica or 0] = done.step + 1
+        # A step of the run is one of all replicas together: what one has in a second is its part.
+        row = step_numbers(done, self.tokens_per_step // self._replicas)
+        if replica is None:
+            self._write(self._steps, row)
+            self._plot(row, done.step)
+        else:
+            self._write(self._steps, {"replica": replica, **row})
+            self._plot(row, done.step, f"/replica-{replica}")
+
+    def _between(self, event: RunEvent, row: Mapping[str, Any]) -> bool:
+        """Whether it was not there yet."""
+        if event.number <= self._newest:
+            return False
+        self._newest = event.number
+        kind = event.WhichOneof("kind")
+        self._write(self._rounds, {"event": event.number, "kind": kind, **row})
+        return True
+
+    def _write(self, path: Path, row: Mapping[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as file:  # one write: a line is there or it is not
-            file.write((json.dumps(_finite(row)) + "\n").encode())
+        with path.open("ab") as file:  # one write: a line is there or it is not
+            file.write((json.dumps(finite(row)) + "\n").encode())
+
+    def _plot(self, row: Mapping[str, float | int], step: int, of: str = "") -> None:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
             self._board = SummaryWriter(str(self.folder))
         for name, value in row.items():
-            if name != "step":
-                self._board.add_scalar(name, value, done.step)
+            if name not in ("step", "round"):
+                self._board.add_scalar(f"{name}{of}", value, step)
 
     def close(self) -> None:
         """Idempotent."""
@@ -144,6 +183,18 @@ class Recorder:
             self._board = None
 
 
-def _finite(row: Mapping[str, float | int]) -> dict[str, float | int | None]:
+def _recovered(path: Path) -> list[dict[str, Any]]:
+    """The lines that are there; one that was cut off by a crash is removed."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        with replacing(path) as new:
+            new.write_bytes(whole)
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def finite(row: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no NaN and no infinity: a diverged loss is null."""
-    return {k: v if math.isfinite(v) else None for k, v in row.items()}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

@@ -144,6 +144,7 @@ def _spec(before: RunSpec, weights: Weights, batches: int | None) -> RunSpec:
         "eval_batches": batches or job.train.eval_batches,
     }
     table["output"] |= {"every": 0}
+    table["sync"], table["plan"]["replicas"] = {}, "auto"  # a run of one step has no rounds
     spec = RunSpec()
     spec.CopyFrom(before)
     for name in ("plan", "resumed", "weights"):

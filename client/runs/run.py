@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ...broker.round_rows import RoundRows
 from ...job import Job
 from ...net.interrupts import uninterrupted
 from ...proto import broker_pb2
@@ -85,16 +86,15 @@ class Run:
 
         Raises RunFailed when it failed or was cancelled.
         """
-        recorder = self.recorder()
+        recorder, played = self.recorder(), RoundRows(keep=False)
         state = RunState()
         with CheckpointWriter(self) as keeper:
             try:
                 for event in self.watch():
                     with uninterrupted():
-                        if event.HasField("step"):
-                            recorder.add(event.step)
-                        elif event.HasField("state"):
+                        if event.HasField("state"):
                             state = event.state
+                        recorder.see(event, played.see(event))
                         keeper.see(event)
             finally:
                 recorder.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ...broker.round_rows import RoundRows
 from ...job.words import count_of
 from ...proto.broker_pb2 import RunEvent
 from .progress import note_of
@@ -16,11 +17,11 @@ _TIME = 10
 
 
 class _Steps:
-    """Committed steps of one term, one after the other."""
+    """Committed steps of one term, one after the other. who: "" or the replica that made them."""
 
-    def __init__(self, first: RunEvent) -> None:
+    def __init__(self, first: RunEvent, who: str) -> None:
         self.at_s, self.term, self.first = first.at_s, first.term, first.step.step
-        self.began_with = first.step.outcome.loss
+        self.who, self.began_with = who, first.step.outcome.loss
         self.count, self.seconds, self.held_out = 0, 0.0, ""
 
     def add(self, event: RunEvent) -> None:
@@ -34,40 +35,63 @@ class _Steps:
     def __str__(self) -> str:
         each = f"{self.loss:.4f} · {self.seconds / self.count:.2f} s/step{self.held_out}"
         if self.count == 1:
-            return f"step {self.last} · loss {each}"
-        return f"steps {self.first} to {self.last} · loss {self.began_with:.4f} -> {each}"
+            return f"{self.who}step {self.last} · loss {each}"
+        steps = f"{self.who}steps {self.first} to {self.last}"
+        return f"{steps} · loss {self.began_with:.4f} -> {each}"
+
+
+class _Lines:
+    """By replica, the steps that have no line yet."""
+
+    def __init__(self) -> None:
+        self.began: float | None = None
+        self.steps: dict[int, _Steps] = {}
+        self.rounds = RoundRows(keep=False)
+        self.replicas = 1
+
+    def of(self, event: RunEvent) -> Iterator[str]:
+        if self.began is None:
+            self.began = event.at_s
+            if event.number:
+                yield f"not kept any more: the first {count_of(event.number, 'event')}"
+        if event.HasField("state"):
+            self.replicas = len(event.state.replicas)
+        round, at = self.rounds.see(event), event.replica
+        note = "" if event.HasField("step") else note_of(event, round)
+        if note:
+            yield from self.rest()
+        elif at in self.steps and event.term != self.steps[at].term:
+            yield self._line(self.steps.pop(at))
+        if event.HasField("step"):
+            who = f"replica {at}, " if self.replicas > 1 else ""
+            self.steps.setdefault(at, _Steps(event, who)).add(event)
+        elif note:
+            first, *others = note.split("\n")
+            yield _line(event.at_s - self.began, first)
+            yield from (" " * (_TIME + 2) + safe(line) for line in others)
+
+    def rest(self) -> Iterator[str]:
+        for at in sorted(self.steps):
+            yield self._line(self.steps.pop(at))
+
+    def _line(self, steps: _Steps) -> str:
+        assert self.began is not None
+        return _line(steps.at_s - self.began, str(steps))
 
 
 def lines(events: Iterable[RunEvent]) -> Iterator[str]:
     """One line or more for each event that is no step, after the hours, minutes and seconds of the
     broker's clock (which stands still while there is none) since the first that is kept; and one
-    for all steps of a term between two of them, numbered from 0 as in the broker's sentences. Also
-    for those that came before `events` raised something."""
-    began: float | None = None
-    steps: _Steps | None = None
+    for all steps of a replica's term between two of them, numbered from 0 as in the broker's
+    sentences. Also for those that came before `events` raised something."""
+    made = _Lines()
     try:
         for event in events:
-            if began is None:
-                began = event.at_s
-                if event.number:
-                    yield f"not kept any more: the first {count_of(event.number, 'event')}"
-            note = "" if event.HasField("step") else note_of(event)
-            if steps is not None and (note or event.term != steps.term):
-                yield _line(steps.at_s - began, str(steps))
-                steps = None
-            if event.HasField("step"):
-                steps = steps or _Steps(event)
-                steps.add(event)
-            elif note:
-                first, *others = note.split("\n")
-                yield _line(event.at_s - began, first)
-                yield from (" " * (_TIME + 2) + safe(line) for line in others)
+            yield from made.of(event)
     except Exception:
-        if steps is not None and began is not None:
-            yield _line(steps.at_s - began, str(steps))
+        yield from made.rest()
         raise
-    if steps is not None and began is not None:
-        yield _line(steps.at_s - began, str(steps))
+    yield from made.rest()
 
 
 def _line(after_s: float, text: str) -> str:

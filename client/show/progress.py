@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ...broker import round_rows
+from ...broker.round_rows import RoundRow, RoundRows
 from ...job.words import count_of, some_of
 from ...net.interrupts import uninterrupted
 from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
-from ..files.records import step_numbers
+from ..files.records import evaluation_numbers, finite, step_numbers
 from ..runs.run import Run
 from ..runs.weights import CheckpointWriter
 from .text import safe
@@ -41,7 +42,7 @@ def follow(run: Run, *, json: bool) -> RunState:
     used.
     """
     recorder, wire = run.recorder(), CompressionSums(run.client.names)
-    state = RunState(run=run.id)
+    state, played = RunState(run=run.id), RoundRows(keep=False)
     view: _Bar | _Lines | _Json
     view = _Json(recorder.tokens_per_step) if json else _Bar() if sys.stderr.isatty() else _Lines()
     keeper = CheckpointWriter(run)
@@ -49,13 +50,13 @@ def follow(run: Run, *, json: bool) -> RunState:
         with keeper, view:
             for event in run.watch():
                 with uninterrupted():
-                    if event.HasField("step"):
-                        recorder.add(event.step)
-                    elif event.HasField("state"):
+                    if event.HasField("state"):
                         state = event.state
+                    round = played.see(event)
+                    recorder.see(event, round)
                     wire.see(event)
                     keeper.see(event)
-                view.show(event, state)  # may wait for a reader of what it prints
+                view.show(event, state, round)  # may wait for a reader of what it prints
     finally:
         recorder.close()
         for problem in keeper.problems:
@@ -104,9 +105,9 @@ def _step_line(event: RunEvent) -> str:
     return " · ".join(parts)
 
 
-def note_of(event: RunEvent) -> str:
+def note_of(event: RunEvent, round: RoundRow | None = None) -> str:
     """What a person should read of an event that is no step, safe to print: a plan has several
-    lines, all else one; empty: nothing."""
+    lines, all else one; empty: nothing. round: that it commits."""
     match event.WhichOneof("kind"):
         case "state":
             reason = f": {safe(event.state.reason.text)}" if event.state.reason.text else ""
@@ -123,28 +124,55 @@ def note_of(event: RunEvent) -> str:
             return safe(event.note)
         case "checkpoint":
             return f"checkpoint after step {event.checkpoint.step}"
-    return ""
+        case "round_planned" if event.round_planned.attempt > 1:
+            return round_rows.planned(event)
+        case "evaluated":
+            return round_rows.evaluated(event)
+    return "" if round is None else round_rows.sentence(round)
 
 
-def row_of(event: RunEvent, tokens_per_step: int = 0) -> dict[str, Any]:
-    """An event for programs. tokens_per_step 0: not known. What is no finite number is None, as
-    JSON has none."""
+def row_of(
+    event: RunEvent, tokens_per_step: int = 0, round: RoundRow | None = None
+) -> dict[str, Any]:
+    """An event for programs. tokens_per_step 0: not known. round: that it commits, of a run whose
+    events were seen. What is no finite number is None, as JSON has none."""
     row: dict[str, Any] = {"event": event.number, "term": event.term, "at_s": event.at_s}
-    if event.HasField("step"):
-        numbers = step_numbers(event.step, tokens_per_step)
-        finite = {k: x if math.isfinite(x) else None for k, x in numbers.items()}
-        return row | {"kind": "step", **finite}
-    row |= {"kind": event.WhichOneof("kind"), "text": note_of(event)}
-    if event.HasField("state"):
-        phase = Phase.Name(event.state.phase).lower()
-        row |= {"phase": phase, "step": event.state.step, "steps": event.state.steps}
-    return row
+    row |= {"replica": event.replica, "kind": event.WhichOneof("kind")}
+    match event.WhichOneof("kind"):
+        case "step":
+            return row | finite(step_numbers(event.step, tokens_per_step))
+        case "state":
+            phase = Phase.Name(event.state.phase).lower()
+            row |= {"phase": phase, "step": event.state.step, "steps": event.state.steps}
+            row |= {"round": event.state.round}
+        case "round_begun":
+            work = [
+                {"replica": w.replica, "first_step": w.first_step, "steps": w.steps}
+                for w in event.round_begun.work
+            ]
+            text = round_rows.begun(event)
+            return row | {"round": event.round_begun.round, "work": work, "text": text}
+        case "round_planned":
+            found, text = event.round_planned, round_rows.planned(event)
+            row |= {"round": found.round, "attempt": found.attempt, "text": text}
+            members = [{"replica": m.replica, "samples": m.weight} for m in found.members]
+            return row | {"members": members, "joiners": list(found.joiners)}
+        case "round_done" if round is not None:
+            row |= finite(round.table())
+        case "evaluated":
+            row |= finite(evaluation_numbers(event.evaluated))
+    return row | {"text": note_of(event, round)}
 
 
-def _said(event: RunEvent) -> str:
+def _said(event: RunEvent, round: RoundRow | None) -> str:
     """What people read of an event while it goes on: a bad end is said once, as the error."""
     bad = event.HasField("state") and event.state.phase in (FAILED, CANCELLED)
-    return "" if bad else note_of(event)
+    return "" if bad else note_of(event, round)
+
+
+def _apart(state: RunState) -> bool:
+    """Whether steps are those of replicas that train apart, which each count their own."""
+    return len(state.replicas) > 1
 
 
 class _Lines:
@@ -157,13 +185,15 @@ class _Lines:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def show(self, event: RunEvent, state: RunState) -> None:
+    def show(self, event: RunEvent, state: RunState, round: RoundRow | None) -> None:
         if not event.HasField("step"):
-            if note := _said(event):
+            if note := _said(event, round):
                 print(note, file=sys.stderr, flush=True)
         elif event.step.HasField("evaluation") or time.monotonic() >= self.next_at:
             self.next_at = time.monotonic() + LINE_EVERY_S
             done = f"step {event.step.step + 1}/{state.steps}"
+            if _apart(state):
+                done = f"replica {event.replica}, its step {event.step.step + 1}"
             print(f"{done} · {_step_line(event)}", file=sys.stderr, flush=True)
 
 
@@ -189,17 +219,23 @@ class _Bar:
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
-    def show(self, event: RunEvent, state: RunState) -> None:
+    def show(self, event: RunEvent, state: RunState, round: RoundRow | None) -> None:
         if event.HasField("step"):
             line = _step_line(event)
             line, _, found = line.partition(" · held-out ")
             self.held_out = f" · held-out {found}" if found else self.held_out
-            self.bar.update(self.task, completed=event.step.step + 1, figures=line + self.held_out)
+            if _apart(state):
+                line = f"replica {event.replica}: {line}"
+            else:
+                self.bar.update(self.task, completed=event.step.step + 1)
+            self.bar.update(self.task, figures=line + self.held_out)
             return
         if event.HasField("state"):
             phase = Phase.Name(event.state.phase).lower()
             self.bar.update(self.task, description=phase, total=event.state.steps or None)
-        if note := _said(event):
+        if round is not None and round.step is not None:
+            self.bar.update(self.task, completed=round.step)
+        if note := _said(event, round):
             self.console.print(note, markup=False, highlight=False)
 
 
@@ -213,5 +249,5 @@ class _Json:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def show(self, event: RunEvent, state: RunState) -> None:
-        print(json_module.dumps(row_of(event, self.tokens_per_step)), flush=True)
+    def show(self, event: RunEvent, state: RunState, round: RoundRow | None) -> None:
+        print(json_module.dumps(row_of(event, self.tokens_per_step, round)), flush=True)

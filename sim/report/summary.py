@@ -25,7 +25,10 @@ class Summary:
     exit: int = 0
     error: str = ""
     peers: int = 0
+    replicas: int = 1
+    """That train apart, and meet in rounds."""
     stages: int = 0
+    """Of a replica; of the one with the most."""
     holders: int = 0
     """Peers that hold a stage."""
     spares: tuple[str, ...] = ()
@@ -114,9 +117,18 @@ class Summary:
     virtual_s: float | None = None
     """How long the run took in the world's own time, where that is virtual."""
     losses: tuple[float, ...] = ()
-    """The loss of every step."""
+    """The loss of every step; of several replicas none, as each makes its own (`rounds`)."""
     evaluations: tuple[tuple[int, float], ...] = ()
     """(step, held-out loss)."""
+    rounds: tuple[Mapping[str, Any], ...] = ()
+    """Of several replicas, each round that was committed: round, attempt, members and left_out
+    (replica, steps, samples, loss: the mean of its local steps), joined, step, samples,
+    samples_committed, loss, drift, sent_bytes, waited_s, seconds."""
+    local_losses: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """By number of a replica: (samples that were committed then, loss) of each local step that
+    counted."""
+    held_out: tuple[tuple[int, float], ...] = ()
+    """Of several replicas: (samples in the version, held-out loss)."""
     step_seconds: tuple[float, ...] = ()
     """The seconds of every step."""
     memory: tuple[Mapping[str, Any], ...] = ()

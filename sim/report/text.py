@@ -22,7 +22,7 @@ def render(s: Summary) -> str:
     """The report of the files page, as far as its lines were measured."""
     lines = [_head(s), *_model(s), *_learned(s), *_speed(s), *_against(s)]
     if s.step_s:
-        lines += _wire(s)
+        lines += [*_wire(s), *_rounds(s)]
     return "\n".join([*lines, *_faults(s), *_truth(s), _again(s)])
 
 
@@ -35,7 +35,8 @@ def _head(s: Summary) -> str:
 def _model(s: Summary) -> Iterator[str]:
     if s.stages:
         yield (
-            f"model    {_si(s.params)} params, {s.operators} ops -> {count_of(s.stages, 'stage')} "
+            f"model    {_si(s.params)} params, {s.operators} ops -> "
+            f"{f'{s.replicas} replicas of ' * (s.replicas > 1)}{count_of(s.stages, 'stage')} "
             f"on {s.holders} of {count_of(s.peers, 'peer')}{_spares(s)}"
         )
 
@@ -50,7 +51,10 @@ def _spares(s: Summary) -> str:
 def _learned(s: Summary) -> Iterator[str]:
     if s.loss_last is None:
         return
-    text = f"learned  loss {s.loss_first:.3f} -> {s.loss_last:.3f}"
+    local = "local " if s.rounds else ""
+    text = f"learned  {local}loss {s.loss_first:.3f} -> {s.loss_last:.3f}"
+    if s.rounds:
+        text += " (means of the first and the last round)"
     if s.eval_loss is not None:
         text += f", held-out {s.eval_loss:.3f}"
         if s.unigram_entropy is not None:
@@ -145,6 +149,25 @@ def _wire(s: Summary) -> Iterator[str]:
         )
     if len(rows) > MOST_LINKS:
         yield f"         and {len(rows) - MOST_LINKS} more (--json FILE has all)"
+
+
+def _rounds(s: Summary) -> Iterator[str]:
+    """What meeting cost: of what each peer sent, and of the time between two versions."""
+    if not s.rounds:
+        return
+    sent = sum(r["sent_bytes"] for r in s.rounds) / len(s.rounds) / max(1, s.holders)
+    total = sum(r["seconds"] for r in s.rounds)
+    waited = sum(r["waited_s"] for r in s.rounds)
+    parts = [f"{len(s.rounds)}, {count_of(s.replicas, 'replica')}"]
+    parts.append(f"{sent / 1e6:.2f} MB sent per peer and round")
+    if total:
+        parts.append(f"waited {waited / total:.0%} of the time")
+    again = sum(r["attempt"] > 1 for r in s.rounds)
+    if again:
+        parts.append(f"{again} in more than one attempt")
+    if out := sum(len(r["left_out"]) for r in s.rounds):
+        parts.append(f"{count_of(out, 'contribution')} left out")
+    yield f"rounds   {', '.join(parts)}"
 
 
 def _faults(s: Summary) -> Iterator[str]:

@@ -22,6 +22,7 @@ from .pictures.crowd import crowd, groups_of
 from .pictures.heat import heat_map
 from .pictures.picture import Picture
 from .pictures.timeline import MOST_ROWS, overview, timeline, window
+from .rounds import rounds_of
 from .summary import Summary, write_json
 from .tables import comparison, happened
 from .words import figure, plain, size
@@ -87,6 +88,7 @@ def write_report(
     sections = [
         *_time(summary, trace, found, verdict, pictures),
         *_learning(summary, found, trace, pictures),
+        *rounds_of(summary, pictures),
         *_wire(summary, trace, found, verdict, pictures),
         *_memory(summary, proto, names or {}, verdict, pictures),
         *_words(summary, trace, found, proto, names or {}),
@@ -164,7 +166,7 @@ def _learning(
             series.append(Series(name="held-out", points=held, colour="backward", dots=True))
         pictures["loss"] = curves("loss by step", series, marks=at)
         made.append(Section("Loss, nats", pictures["loss"].svg()))
-    if s.step_seconds:
+    if s.step_seconds and not s.rounds:  # each replica has steps of its own
         tokens = s.tokens_per_s * s.step_s
         numbers = [step.number for step in found.steps]
         if len(numbers) != len(s.step_seconds):

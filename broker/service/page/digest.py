@@ -23,6 +23,7 @@ from ....proto.broker_pb2 import (
     RunEvent,
     StepDone,
 )
+from ...round_rows import RoundRow, RoundRows, sentence
 
 __all__ = ["MOST_MOMENTS", "MOST_POINTS", "Digest", "MetricTotals"]
 
@@ -46,6 +47,8 @@ class MetricTotals:
         self.tokens = 0
         self.sent_bytes: Counter[str] = Counter()  # By role.
         self.again_bytes = 0
+        self.rounds = 0
+        self.round_bytes = 0
         self.recoveries: Counter[str] = Counter()  # By the code of their cause.
 
 
@@ -58,25 +61,34 @@ class Digest:
         self._totals, self._since_s = totals, since_s
         self.next_event = 0
         self.recoveries = 0
-        self.plan: Plan | None = None
-        self._report = PlanReport()
+        self.plans: dict[int, tuple[Plan, PlanReport]] = {}
+        """By replica: several train apart, count their own steps, and meet in rounds."""
+        self._rounds = RoundRows(keep=False)
+        self._round: dict[str, Any] | None = None
         self.loss = self.held_out = math.nan
         self._phase: Phase = WAITING
+        self._replicas = 1
         self._loss_curve, self._held_out_curve = _Curve(), _Curve()
         self._recent: deque[tuple[float, float, int]] = deque(maxlen=_RECENT)
-        self._links: dict[tuple[str, str], int] = {}
+        self._links: dict[int, dict[tuple[str, str], int]] = {}
+        """By replica, bytes of its newest step."""
         self._moments: deque[dict[str, Any]] = deque(maxlen=MOST_MOMENTS)
 
     def add(self, event: RunEvent) -> None:
         """The events of the run, in their order; each once."""
         self.next_event = event.number + 1
-        counts = event.at_s > self._since_s
+        counts, round = event.at_s > self._since_s, self._rounds.see(event)
         match event.WhichOneof("kind"):
             case "step":
-                self._step(event.step, counts)
+                self._step(event.step, event.replica, counts)
+            case "round_done" if round is not None:
+                self._committed(event, round, counts)
+            case "evaluated":
+                self.held_out = event.evaluated.evaluation.loss
+                self._held_out_curve.add(event.evaluated.step, self.held_out)
             case "plan":
-                self.plan, self._report = event.plan, event.report
-                self._links.clear()
+                self.plans[event.replica] = event.plan, event.report
+                self._links.pop(event.replica, None)
                 self._recent.clear()
             case "state":
                 self._state(event, counts)
@@ -85,28 +97,40 @@ class Digest:
             case "weights":
                 self._moment(event, "state", f"the weights of step {event.weights.step} are stored")
 
-    def _step(self, done: StepDone, counts: bool) -> None:
-        self.loss = done.outcome.loss
-        self._loss_curve.add(done.step, done.outcome.loss)
+    def _step(self, done: StepDone, replica: int, counts: bool) -> None:
+        if self._replicas == 1:
+            self.loss = done.outcome.loss
+            self._loss_curve.add(done.step, done.outcome.loss)
         if done.HasField("evaluation"):
             self.held_out = done.evaluation.loss
             self._held_out_curve.add(done.step, done.evaluation.loss)
         self._recent.append((done.seconds, done.compute_s, done.sent_bytes))
-        self._links = {}
+        links = self._links[replica] = {}
         for use in done.links:
             if use.source:  # else of many links together
                 way = use.source, use.destination
-                self._links[way] = self._links.get(way, 0) + use.bytes
+                links[way] = links.get(way, 0) + use.bytes
         if counts:
             totals = self._totals
             totals.steps += 1
-            totals.tokens += self._tokens_per_step
+            totals.tokens += self._tokens_per_step // self._replicas
             totals.again_bytes += done.again_bytes
             for use in done.links:
                 totals.sent_bytes[use.role] += use.bytes
 
+    def _committed(self, event: RunEvent, round: RoundRow, counts: bool) -> None:
+        if round.loss is not None and round.step is not None:
+            self.loss = round.loss
+            self._loss_curve.add(round.step, round.loss)
+        self._round = {"text": sentence(round)} | round.table()
+        self._moment(event, "state", sentence(round))
+        if counts:
+            self._totals.rounds += 1
+            self._totals.round_bytes += round.sent_bytes
+
     def _state(self, event: RunEvent, counts: bool) -> None:
         state, before = event.state, self._phase
+        self._replicas = max(1, len(state.replicas))
         self._phase = state.phase
         code, text = state.reason.code, state.reason.text
         # Out of its work without having ended: somebody was lost, left, or failed in their part.
@@ -130,12 +154,14 @@ class Digest:
 
     @property
     def tokens_per_s(self) -> float:
+        """Of all replicas: each has its part of a batch in one of its steps."""
         return self._tokens_per_step / self.step_s if self.step_s > 0 else 0.0
 
     def row(self) -> dict[str, Any]:
         """For JSON: numbers that are none are left out."""
-        holders = len({p for s in self.plan.stages for p in s.holders}) if self.plan else 0
-        spent = self.step_s * len(self._recent) * holders
+        held = [s.holders for plan, _ in self.plans.values() for s in plan.stages]
+        holders = len({p for each in held for p in each})
+        spent = self.step_s * len(self._recent) * holders / self._replicas
         busy = sum(c for _, c, _ in self._recent) / spent if spent > 0 else 0.0
         sent = sum(b for _, _, b in self._recent) / len(self._recent) if self._recent else 0.0
         row: dict[str, Any] = {
@@ -149,14 +175,17 @@ class Digest:
             "losses": self._loss_curve.points,
             "held_outs": self._held_out_curve.points,
             "moments": list(self._moments),
-            "plan": None if self.plan is None else self._planned(self.plan),
+            "plans": [self._planned(number) for number in sorted(self.plans)],
+            "round": self._round,
         }
         return {k: v for k, v in row.items() if not isinstance(v, float) or math.isfinite(v)}
 
-    def _planned(self, plan: Plan) -> dict[str, Any]:
-        report = self._report
+    def _planned(self, replica: int) -> dict[str, Any]:
+        plan, report = self.plans[replica]
         predicted = {p.peer: p for p in report.predicted.peers}
+        links = self._links.get(replica, {})
         return {
+            "replica": replica,
             "stages": [
                 {"operators": [s.start, s.stop], "holders": list(s.holders)} for s in plan.stages
             ],
@@ -167,7 +196,7 @@ class Digest:
             "bottlenecks": list(report.predicted.bottlenecks)[:5],
             "reasons": [r[:MOST_TEXT] for r in report.reasons[:8]],
             "spares": [[s.peer, s.reason[:MOST_TEXT]] for s in report.spares[:50]],
-            "links": [[a, b, size] for (a, b), size in self._links.items()][:200],
+            "links": [[a, b, size] for (a, b), size in links.items()][:200],
         }
 
 

@@ -61,6 +61,9 @@ class Metrics:
         yield _by("shoal_frame_bytes", text, "role", totals.sent_bytes)
         text = "Bytes of frames that were sent once more, because connections broke."
         yield _counter("shoal_frame_again_bytes", text, totals.again_bytes)
+        yield _counter("shoal_rounds", "Rounds that were committed.", totals.rounds)
+        text = "Encoded bytes of frames that committed rounds took."
+        yield _counter("shoal_round_bytes", text, totals.round_bytes)
         text = "How often runs lost somebody, who left or failed in their part, by the cause."
         yield _by("shoal_recoveries", text, "cause", totals.recoveries)
         refusals = CounterMetricFamily(
@@ -81,11 +84,15 @@ class Metrics:
         step_s = GaugeMetricFamily("shoal_run_step_seconds", text, labels=labels)
         text = "Positions of text, or samples, per second, now."
         tokens = GaugeMetricFamily("shoal_run_tokens_per_second", text, labels=labels)
+        text = "Versions that its replicas have made together."
+        rounds = GaugeMetricFamily("shoal_run_round", text, labels=labels)
         for run in seen.description.runs:
             if _phase(run) in _ENDED:
                 continue  # a gauge of what is over would stay for ever
             of, digest = [run.run, run.name], digests.get(run.run)
             step.add_metric(of, run.step)
+            if len(run.replicas) > 1:
+                rounds.add_metric(of, run.round)
             if digest is None:
                 continue
             if math.isfinite(digest.loss):
@@ -93,7 +100,7 @@ class Metrics:
             if digest.step_s:
                 step_s.add_metric(of, digest.step_s)
                 tokens.add_metric(of, digest.tokens_per_s)
-        yield from (step, loss, step_s, tokens)
+        yield from (step, loss, step_s, tokens, rounds)
 
 
 def _phase(run: RunState) -> str:

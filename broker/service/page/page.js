@@ -69,14 +69,17 @@ function figures(run) {
   const left = run.steps - run.step;
   const rows = [
     ["step", `${run.step} of ${run.steps}`],
+    ["round", run.replicas.length > 1 ? `${run.round_number}, ${count(run.replicas.length, "replica")}` : null],
     ["loss", run.loss === undefined ? null : run.loss.toPrecision(4)],
     ["held-out", run.held_out === undefined ? null : run.held_out.toPrecision(4)],
     ["per step", run.step_s ? seconds(run.step_s) : null],
-    ["planned", run.step_s && run.plan && run.plan.predicted_s ? seconds(run.plan.predicted_s) : null],
+    ["planned", run.step_s && run.plans.length && run.plans[0].predicted_s ? seconds(run.plans[0].predicted_s) : null],
     ["tokens/s", run.tokens_per_s ? short(run.tokens_per_s) : null],
     ["sent per step", run.sent_bytes_per_step ? bytes(run.sent_bytes_per_step) : null],
     ["peers compute", run.busy ? `${Math.round(100 * run.busy)} %` : null],
     ["left", run.phase === "running" && run.step_s && left ? seconds(left * run.step_s) : null],
+    ["sent per round", run.round ? bytes(run.round.sent_bytes) : null],
+    ["wait for the exchange", run.round && run.round.seconds ? `${Math.round(100 * run.round.waited_s / run.round.seconds)} %` : null],
     ["recoveries", run.recoveries || null],
   ];
   return h("dl", { class: "figures" },
@@ -107,13 +110,14 @@ function chart(run) {
     line(run.losses, "loss"), line(run.held_outs, "held"));
 }
 
-function stages(run, peers, links) {
-  if (!run.plan) return null;
+function stages(run, plan, peers, links) {
+  const apart = run.replicas.length > 1 ? run.replicas[plan.replica] : null;
+  const term = apart ? apart.term : run.term;
   const working = !["done", "failed", "cancelled", "waiting"].includes(run.phase);
   const holder = (id) => {
     const peer = peers.get(id);
     const here = peer && peer.run === run.run;
-    const idle = run.plan.bubble[id];
+    const idle = plan.bubble[id];
     const facts = peer ? [peer.device, peer.place, peer.relayed && "by relay"].filter(Boolean).join(" · ") : "";
     return [
       h("b", { class: working && !here ? "gone" : null }, peer ? peer.name : id,
@@ -121,16 +125,16 @@ function stages(run, peers, links) {
       h("span", { class: "small" }, facts, idle ? `${facts ? " · " : ""}idle ${Math.round(100 * idle)} % by plan` : ""),
     ];
   };
-  const between = run.plan.links.map(([a, b, size]) => {
+  const between = plan.links.map(([a, b, size]) => {
     const known = links.get(`${a}>${b}`);
     const name = (id) => (peers.get(id) || { name: id }).name;
     const way = known ? `, ${short(known[2])} ms, ${bytes(known[3])}/s` : "";
     return h("li", {}, `${name(a)} → ${name(b)}: ${bytes(size)} per step${way}`);
   });
-  const warm = run.plan.warm.filter((id) => !run.plan.stages.some((g) => g.holders.includes(id)));
+  const warm = plan.warm.filter((id) => !plan.stages.some((g) => g.holders.includes(id)));
   return h("div", {},
-    h("h4", {}, `Who holds what${run.term ? `, term ${run.term}` : ""}`),
-    h("ol", { class: "stages" }, run.plan.stages.map((g, i) => h("li", {},
+    h("h4", {}, `Who holds what${apart ? ` of replica ${plan.replica} (${apart.phase}, its step ${apart.step})` : ""}${term ? `, term ${term}` : ""}`),
+    h("ol", { class: "stages" }, plan.stages.map((g, i) => h("li", {},
       h("span", { class: "small" }, `stage ${i} · operators ${g.operators[0]} to ${g.operators[1] - 1}`),
       g.holders.map(holder)))),
     warm.length ? h("p", { class: "small" }, `Keeps snapshots, ready to take over: ${warm.map((id) => (peers.get(id) || { name: id }).name).join(", ")}`) : null,
@@ -138,14 +142,15 @@ function stages(run, peers, links) {
 }
 
 function held(run) {
-  if (!run.plan || run.phase !== "running") return null;
-  const rows = run.plan.bottlenecks.map((b) => `by the plan: ${b}`);
+  if (!run.plans.length || run.phase !== "running") return null;
+  const each = (of) => [...new Set(run.plans.flatMap(of))];
+  const rows = each((p) => p.bottlenecks).map((b) => `by the plan: ${b}`);
   if (run.busy) rows.unshift(`measured: peers compute ${Math.round(100 * run.busy)} % of the time, and wait for links and each other otherwise`);
-  const spares = run.plan.spares.map(([id, why]) => h("li", {}, `${id}: ${why}`));
+  const spares = run.plans.flatMap((p) => p.spares).map(([id, why]) => h("li", {}, `${id}: ${why}`));
   return h("div", {},
     rows.length ? [h("h4", {}, "What holds it back"), h("ul", { class: "plain" }, rows.map((b) => h("li", {}, b)))] : null,
     h("details", {}, h("summary", {}, "Why this plan"),
-      h("ul", { class: "plain" }, run.plan.reasons.map((r) => h("li", {}, r)), spares)));
+      h("ul", { class: "plain" }, each((p) => p.reasons).map((r) => h("li", {}, r)), spares)));
 }
 
 function moments(run, now) {
@@ -160,7 +165,7 @@ function card(run, state, peers, links) {
   const curve = chart(run);
   const parts = [
     curve ? h("div", {}, h("h4", {}, run.held_outs.length > 1 ? "Loss, and held-out loss (dashed)" : "Loss"), curve) : null,
-    h("div", {}, stages(run, peers, links), held(run)),
+    h("div", {}, run.plans.map((plan) => stages(run, plan, peers, links)), held(run)),
   ];
   return h("article", { class: "card", id: `run-${run.run}` },
     h("div", { class: "title" },
@@ -177,10 +182,12 @@ function card(run, state, peers, links) {
 
 function row(peer, runs, names, links) {
   const run = runs.get(peer.run);
-  const held = run && run.plan ? run.plan.stages.flatMap((g, i) => (g.holders.includes(peer.peer) ? [i] : [])) : [];
+  const plan = run && run.plans.find((p) => p.stages.some((g) => g.holders.includes(peer.peer)));
+  const held = plan ? plan.stages.flatMap((g, i) => (g.holders.includes(peer.peer) ? [i] : [])) : [];
+  const of = plan && run.plans.length > 1 ? ` of replica ${plan.replica}` : "";
   const part = !run ? peer.run
-    : held.length ? `stage ${held.join(", ")} of ${run.name || run.run}`
-    : run.plan && run.plan.warm.includes(peer.peer) ? `keeps snapshots of ${run.name || run.run}` : run.name || run.run;
+    : held.length ? `stage ${held.join(", ")}${of} of ${run.name || run.run}`
+    : run.plans.some((p) => p.warm.includes(peer.peer)) ? `keeps snapshots of ${run.name || run.run}` : run.name || run.run;
   const ways = links.filter(([a]) => a === peer.peer)
     .map(([, b, ms, rate]) => h("li", {}, `to ${names.get(b) ? names.get(b).name : b}: ${short(ms)} ms, ${bytes(rate)}/s`));
   const cell = (of, ...what) => h("td", { "data-of": of }, what);

@@ -167,6 +167,7 @@ def _run(state: RunState, digest: Digest) -> dict[str, Any]:
         "step": state.step,
         "steps": state.steps,
         "term": state.term,
+        "round_number": state.round,
         "replicas": [
             {
                 "replica": r.replica,

@@ -93,10 +93,13 @@ def curves(
     series: Sequence[Series],
     *,
     marks: Sequence[float] = (),
+    marked: str = "recover",
+    unit: str = "step",
     from_zero: bool = False,
     text: Callable[[float], str] = figure,
 ) -> Picture:
-    """Lines over steps. `marks`: steps in which something happened."""
+    """Lines over steps, or over what `unit` says. `marks`: where something happened, drawn in the
+    colour `marked`."""
     picture = Picture(WIDTH, HEIGHT, about)
     kept = [
         (s, [(x, y) for x, y in s.points if math.isfinite(x) and math.isfinite(y)]) for s in series
@@ -124,9 +127,9 @@ def curves(
     whole = [x for x in ticks(first, last, 8) if x == int(x)]
     for x in whole:
         picture.add(Label(across(x), bottom + 16, f"{x:.0f}", 11, "faint", "middle"))
-    picture.add(Label(right, HEIGHT - 4, "step", 11, "faint", "end"))
+    picture.add(Label(right, HEIGHT - 4, unit, 11, "faint", "end"))
     for x in marks[:100]:
-        picture.add(Line(((across(x), top), (across(x), bottom)), "recover", 1, 0.7, True))
+        picture.add(Line(((across(x), top), (across(x), bottom)), marked, 1, 0.7, True))
     at = left
     for s, points in kept:
         picture.add(Rect(at, 12, 12, 4, s.colour), Label(at + 18, 18, s.name, 12))
@@ -136,7 +139,8 @@ def curves(
             picture.add(Line(drawn, s.colour, 1.2 if s.faint else 2, 0.45 if s.faint else 1))
         if s.dots or len(drawn) == 1:
             for (x, y), (step, value) in zip(drawn, _thinned(points), strict=True):
-                picture.add(Dot(x, y, 3.5, s.colour, f"{s.name} {text(value)} at step {step:.0f}"))
+                hint = f"{s.name} {text(value)} at {unit} {step:.0f}"
+                picture.add(Dot(x, y, 3.5, s.colour, hint))
     return picture
 
 

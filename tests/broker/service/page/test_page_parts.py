@@ -231,7 +231,7 @@ def test_speed_and_share_of_compute_are_those_of_the_present_plan():
     assert (row["step_s"], row["tokens_per_s"]) == (2.0, 50.0)
     assert row["busy"] == 0.25  # one second of two in two
     assert row["sent_bytes_per_step"] == 6.0
-    assert row["plan"]["stages"] == [{"operators": [0, 3], "holders": ["a", "b"]}]
+    assert row["plans"][0]["stages"] == [{"operators": [0, 3], "holders": ["a", "b"]}]
 
 
 def test_a_chatty_run_keeps_its_newest_moments_cut_short():

@@ -1,0 +1,196 @@
+"""What a run's events say of its rounds: a row for each that was committed, and the evaluations of
+the versions between them. For people who
+follow a run, for the page, and for the report of a simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..proto.broker_pb2 import RoundDone, RoundWork, RunEvent
+
+__all__ = ["Local", "RoundRow", "RoundRows", "begun", "evaluated", "planned", "sentence"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """What one replica did of a round."""
+
+    replica: int
+    steps: int
+    """Local ones."""
+    samples: int
+    """What it weighs; 0: it took no part."""
+    losses: tuple[float, ...]
+    """Of its local steps, as far as they were seen."""
+
+    @property
+    def loss(self) -> float | None:
+        """Their mean; None: none is a number."""
+        return _mean(self.losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRow:
+    """A committed round. Sizes in bytes, times in seconds."""
+
+    round: int
+    attempt: int
+    members: tuple[Local, ...]
+    left_out: tuple[Local, ...]
+    """Who had work of it, and did not contribute."""
+    joined: tuple[int, ...]
+    """Replicas that took the version from others."""
+    samples_before: int
+    """Committed in the rounds before."""
+    step: int | None
+    """Steps of the run that are committed now, in whole ones; None: not known."""
+    drift: float
+    sent_bytes: int
+    waited_s: float
+    """The longest that a member waited for the version behind its last local step."""
+    seconds: float
+
+    @property
+    def samples(self) -> int:
+        return sum(m.samples for m in self.members)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean local loss, by samples; None: none was seen."""
+        known = [(m.loss, m.samples) for m in self.members if m.loss is not None]
+        total = sum(n for _, n in known)
+        return sum(x * n for x, n in known if x is not None) / total if total else None
+
+    def table(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "round": self.round,
+            "attempt": self.attempt,
+            "members": [_of(m) for m in self.members],
+            "left_out": [_of(m) for m in self.left_out],
+            "joined": list(self.joined),
+            "step": self.step,
+            "samples": self.samples,
+            "samples_committed": self.samples_before + self.samples,
+            "loss": self.loss,
+            "drift": self.drift,
+            "sent_bytes": self.sent_bytes,
+            "waited_s": self.waited_s,
+            "seconds": self.seconds,
+        }
+
+
+def _of(m: Local) -> dict[str, object]:
+    return {"replica": m.replica, "steps": m.steps, "samples": m.samples, "loss": m.loss}
+
+
+class RoundRows:
+    """`see` takes the events of one run in their order, and gives the row of a round that is
+    committed. rows: all of them. Who begins in the middle of a run has no losses of what was
+    before. Without `keep` each is given, and none is kept."""
+
+    def __init__(self, *, keep: bool = True) -> None:
+        self.rows: list[RoundRow] = []
+        self.evaluations: list[tuple[int, int, float]] = []
+        """(samples committed before, step of the run, held-out loss) of each version that was."""
+        self._keep = keep
+        self._work: dict[int, RoundWork] = {}
+        self._losses: dict[tuple[int, int], float] = {}
+        """By replica and local step, of the round under way; of one done twice the newest."""
+        self._samples = self._replicas = self._microbatches = 0
+
+    def see(self, event: RunEvent) -> RoundRow | None:
+        match event.WhichOneof("kind"):
+            case "state":
+                self._replicas = len(event.state.replicas)
+            case "plan":
+                self._microbatches = len(event.plan.routes)  # of a step of one replica
+            case "step":
+                if self._work:  # else a run without rounds
+                    self._losses[event.replica, event.step.step] = event.step.outcome.loss
+            case "round_begun":
+                self._work |= {w.replica: w for w in event.round_begun.work}
+            case "round_done":
+                row = self._done(event.round_done)
+                if self._keep:
+                    self.rows.append(row)
+                return row
+            case "evaluated" if self._keep:
+                told = event.evaluated
+                self.evaluations.append((self._samples, told.step, told.evaluation.loss))
+        return None
+
+    def _done(self, done: RoundDone) -> RoundRow:
+        weights = {m.replica: m.weight for m in done.members}
+        local = [self._local(n, weights.get(n, 0)) for n in sorted({*self._work, *weights})]
+        whole = self._microbatches * self._replicas
+        row = RoundRow(
+            round=done.round,
+            attempt=done.attempt,
+            members=tuple(m for m in local if m.replica in weights),
+            left_out=tuple(m for m in local if m.replica not in weights),
+            joined=tuple(m.replica for m in done.joined),
+            samples_before=self._samples,
+            step=done.microbatches // whole if whole else None,
+            drift=done.drift,
+            sent_bytes=done.sent_bytes,
+            waited_s=done.waited_s,
+            seconds=done.seconds,
+        )
+        self._samples += row.samples
+        self._work.clear()
+        self._losses.clear()
+        return row
+
+    def _local(self, number: int, samples: int) -> Local:
+        work = self._work.get(number, RoundWork())
+        steps = range(work.first_step, work.first_step + work.steps)
+        losses = [self._losses[number, s] for s in steps if (number, s) in self._losses]
+        return Local(replica=number, steps=work.steps, samples=samples, losses=tuple(losses))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    finite = [v for v in values if math.isfinite(v)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def sentence(row: RoundRow) -> str:
+    """A round in one line."""
+    members = ", ".join(f"{m.replica} ({m.samples} samples)" for m in row.members)
+    parts = [f"round {row.round}: replicas {members}"]
+    if row.left_out:
+        parts[0] += f"; without {', '.join(str(m.replica) for m in row.left_out)}"
+    if row.joined:
+        parts[0] += f"; {', '.join(map(str, row.joined))} took its version"
+    if row.loss is not None:
+        parts.append(f"local loss {row.loss:.4f}")
+    parts += [f"drift {row.drift:.3g}", f"{row.sent_bytes / 1e6:.2f} MB"]
+    parts.append(f"{row.seconds:.1f} s, up to {row.waited_s:.1f} s of it for the exchange")
+    if row.attempt > 1:
+        parts.append(f"attempt {row.attempt}")
+    return " · ".join(parts)
+
+
+def evaluated(event: RunEvent) -> str:
+    """The evaluation of a version in one line."""
+    told = event.evaluated
+    of = f"version after {told.round} rounds, {told.step} steps"
+    return f"{of} · held-out {told.evaluation.loss:.4f}"
+
+
+def begun(event: RunEvent) -> str:
+    """What local work was handed out, in one line."""
+    work = ", ".join(f"replica {w.replica} makes {w.steps} steps" for w in event.round_begun.work)
+    return f"round {event.round_begun.round} begins: {work}"
+
+
+def planned(event: RunEvent) -> str:
+    """Who exchanges, in one line."""
+    found = event.round_planned
+    text = f"round {found.round}, attempt {found.attempt}: replicas "
+    text += f"{', '.join(str(m.replica) for m in found.members)} exchange"
+    if found.joiners:
+        text += f"; {', '.join(map(str, found.joiners))} take their version"
+    return text

@@ -1,0 +1,65 @@
+"""Rounds between replicas: what was learned in them, and what each took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...job.words import count_of
+from .page import Section, table
+from .pictures.charts import Series, curves
+from .pictures.palette import SERIES
+from .pictures.picture import Picture
+from .summary import Summary
+from .words import figure, percent, seconds, size
+
+__all__ = ["rounds_of"]
+
+MOST_REPLICAS = 4
+"""That have a line of their own."""
+MOST_ROWS = 40
+"""Rounds in the table, the newest; summary.json has all."""
+
+
+def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
+    """None where a run has one replica."""
+    if not s.rounds:
+        return []
+    made = []
+    lines = [
+        Series(name=f"replica {n}", points=points, colour=colour, faint=True)
+        for (n, points), colour in zip(s.local_losses.items(), SERIES, strict=False)
+    ][:MOST_REPLICAS]
+    if s.held_out:
+        lines.append(Series(name="held-out", points=s.held_out, colour="accent", dots=True))
+    if lines:
+        marks = [float(r["samples_committed"]) for r in s.rounds]
+        picture = curves(
+            "loss by samples", lines, marks=marks, marked="faint", unit="samples", text=figure
+        )
+        pictures["rounds"] = picture
+        more = len(s.local_losses) - MOST_REPLICAS
+        note = "Local losses of each replica, over samples that are committed; a line down is where"
+        note += " a round ends, and where the version was evaluated there is a point."
+        note += f" Without a line: {count_of(more, 'replica')}." if more > 0 else ""
+        made.append(Section("Loss in rounds, nats", picture.svg(), note=note))
+    heads = ("round", "samples of each replica", "local loss", "drift", "sent", "took", "waited")
+    rows = [_row(r) for r in s.rounds[-MOST_ROWS:]]
+    note = "Sent: by all peers together, for the exchange. Waited: the longest that a replica did,"
+    note += " behind its last local step, for the version."
+    if (more := len(s.rounds) - MOST_ROWS) > 0:
+        note += f" {count_of(more, 'round')} before these: see summary.json."
+    body = table(heads, rows, (0, 2, 3, 4, 5, 6))
+    made.append(Section("Rounds", body, wide=True, note=note))
+    return made
+
+
+def _row(r: Mapping[str, Any]) -> Sequence[str]:
+    who = ", ".join(f"{m['replica']}: {m['samples']}" for m in r["members"])
+    who += "".join(f"; {m['replica']} left out" for m in r["left_out"])
+    who += "".join(f"; {n} took the version" for n in r["joined"])
+    who += f"; attempt {r['attempt']}" if r["attempt"] > 1 else ""
+    share = f" ({percent(r['waited_s'] / r['seconds'])})" if r["seconds"] else ""
+    loss = "" if r["loss"] is None else f"{r['loss']:.4f}"
+    took = seconds(r["seconds"]), seconds(r["waited_s"]) + share
+    return str(r["round"]), who, loss, figure(r["drift"]), size(r["sent_bytes"]), *took
