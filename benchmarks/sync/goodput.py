@@ -21,6 +21,7 @@ import time
 
 from shoal.benchmarks.sync.worlds import MBIT, Field, Played, lines
 from shoal.benchmarks.table import Figure, arguments, report
+from shoal.broker.events import RunId
 from shoal.sim.virtual.spec import PeerSpec
 from shoal.sim.virtual.world import World
 
@@ -62,7 +63,7 @@ class Losses:
 
     def _kill(self, number: int | None) -> None:
         world = self._world
-        replicas = world.broker.machine.runs[self._run].record.replicas
+        replicas = world.broker.machine.runs[RunId(self._run)].record.replicas
         mine = [r for r in replicas if number is None or r.number == number]
         here = [p for r in mine for p in r.peers if world.peers[p].alive]
         if here:
@@ -118,7 +119,8 @@ def main() -> int:
                     f"{stages} peers a replica, {case or 'no'} losses: {rate:.3f} samples/s, "
                     f"{lost} lost, {len(ran.rounds)} rounds, step "
                     f"{sorted(steps)[len(steps) // 2]:.2f} s, last round "
-                    f"{len(last.round_done.members)} members, {rate / calm:.3f}; {time.monotonic() - began:.0f} s here",
+                    f"{len(last.round_done.members)} members, {rate / calm:.3f}; "
+                    f"{time.monotonic() - began:.0f} s here",
                     flush=True,
                 )
                 if case:

@@ -40,7 +40,9 @@ def gloo(rank: int, addresses: Sequence[str]) -> Average:
         flat = torch.cat([t.flatten() for t in tensors])
         dist.all_reduce(flat)
         flat /= len(addresses)
-        for tensor, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        for tensor, mean in zip(
+            tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True
+        ):
             tensor.copy_(mean.view_as(tensor))
         return True
 
