@@ -189,7 +189,8 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             recompute=None if asked.recompute == "auto" else asked.recompute,
             swaps=job.recovery.swaps,
             optimizer_slots=train.optimizer_slots,
-            state_bytes=train.state_bytes,
+            # Where a device is a CPU, that is what rounds keep in, too.
+            state_bytes=train.state_bytes + (job.rounds.kept_bytes if job.rounds else 0),
             norm=train.clip > 0 or job.recovery.rebuilds,
             collective=job.sync.collective,
             strategy=method_text(

@@ -9,7 +9,16 @@ from typing import Any
 
 from .settings import Settings, SettingsError, at_least, at_most
 
-__all__ = ["LOCAL", "OWN_CODECS", "Average", "Diloco", "RoundSettings", "SparseLoco", "options_of"]
+__all__ = [
+    "KEPT",
+    "LOCAL",
+    "OWN_CODECS",
+    "Average",
+    "Diloco",
+    "RoundSettings",
+    "SparseLoco",
+    "options_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +78,9 @@ LOCAL: Mapping[str, type[Settings]] = {
     "sparse-loco": SparseLoco,
 }
 """Methods of kind "local", and their options."""
+KEPT: Mapping[str, int] = {"diloco": 2, "average": 1, "sparse-loco": 2}
+"""How many times all that is exchanged is kept from round to round, in fp32: the version, and
+state."""
 OWN_CODECS = frozenset({"sparse-loco"})
 """Methods that write what they exchange in a way of their own, and take no `codec.sync`."""
 
@@ -92,6 +104,11 @@ class RoundSettings(Settings):
     """What contributions and results are encoded with."""
     replicas: int = 1
     """Among so many a batch is divided."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """From round to round, of each number that is exchanged."""
+        return 4 * KEPT[self.method]
 
     def check(self) -> None:
         options_of(self.method, self.options)

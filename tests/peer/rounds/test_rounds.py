@@ -8,6 +8,8 @@ import copy
 import pytest
 import torch
 
+from shoal.job.rounds import LOCAL, RoundSettings
+from shoal.peer.rounds.strategies import standing_bytes
 from shoal.tests.peer.compute.test_device import Gpt, digits
 from shoal.tests.peer.rounds.conftest import (
     PLAIN,
@@ -154,3 +156,9 @@ def test_the_learning_rate_is_that_of_the_place_in_the_run(make_case, replica):
     one.begin(5, 7, 4, [(0, 8)], start=50.0, length=10.0)
     one.train(7, 11)
     assert [o.lr for o in one.world.outcomes] == pytest.approx([0.5, 0.475, 0.45, 0.425])
+
+
+@pytest.mark.parametrize("method", LOCAL)
+def test_plans_count_what_a_method_keeps(method: str) -> None:
+    settings = RoundSettings(method=method)
+    assert standing_bytes(settings, 1000) == 1000 * settings.kept_bytes
