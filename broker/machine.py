@@ -148,9 +148,9 @@ class BrokerMachine:
         out += self.reconsidering.look(registry.changed.values(), now)
         for name in self.decided.happened:  # also those that `place` planned for
             registry.all_changing(self.runs[RunId(name)].replicas)
-        for run in dict.fromkeys(replica.record.run.id for replica in registry.changed.values()):
+        for run, replicas in registry.changed_by_run().items():
             if (rounds := registry.rounds.get(run)) is not None:
-                out += rounds.follow(now)
+                out += rounds.changed(replicas, now)
         for replica in registry.changed.values():
             out += replica.lifecycle.deadline.arm()
         out = [i for i in out if not (isinstance(i, Log) and self._is_one_too_many(i, now))]

@@ -57,6 +57,12 @@ class RunRegistry:
         self.changed |= {replica.id: replica for replica in found}
         return found
 
+    def changed_by_run(self) -> dict[RunId, list[Replica]]:
+        found: dict[RunId, list[Replica]] = {}
+        for replica in self.changed.values():
+            found.setdefault(replica.record.run.id, []).append(replica)
+        return found
+
     # ------------------------------------------------------------ which there are
 
     def add(self, spec: RunSpec, owner: str) -> Run:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import (
@@ -92,6 +92,9 @@ class RoundCoordinator:
         self._evaluated = -1
         """The newest round before which a version was evaluated."""
         self._armed = math.inf
+        self._stood: dict[int, Hashable] = {}
+        """By replica, as `changed` found it last."""
+        self._looks_at = -math.inf
         self._exchange = ExchangePlanner(run, run.record.rounds, members)
         self._plans: dict[PeerId, RoundPlan] = {}
 
@@ -135,8 +138,26 @@ class RoundCoordinator:
 
     # ------------------------------------------------------------ what follows
 
+    def changed(self, replicas: Iterable[Replica], now: float) -> list[Instruction]:
+        """`follow`, where any of these is another one than before in what is decided by here, or
+        nobody has looked for a while: most events are steps in the middle of a round."""
+        stands = {r.record.number: self._standing(r) for r in replicas}
+        same = all(self._stood.get(n) == standing for n, standing in stands.items())
+        if same and now < self._looks_at:
+            return []
+        self._stood |= stands
+        return self.follow(now)
+
+    def _standing(self, replica: Replica) -> Hashable:
+        record, number = replica.record, replica.record.number
+        about = record.phase, record.term, record.pausing, record.paused
+        knows_pace = bool(record.step_s)  # `_closes_at`
+        away = bool(replica.context.away)
+        return about, away, self._is_short(number), self._waits(number), knows_pace
+
     def follow(self, now: float) -> list[Instruction]:
         """What is to be done, behind any event that may have changed a replica."""
+        self._looks_at = now + GRACE_S / 2  # before a wait ends that others' steps make longer
         if self.run.ended:
             return []
         if self._since is None:  # the broker was started again
@@ -367,7 +388,7 @@ class RoundCoordinator:
         if said.HasField("problem"):
             return self._hindered(number, member, said, now)
         self.made.setdefault(number, {})[member.id] = said
-        return self.follow(now)
+        return self.follow(now) if self._has_made(number) else []
 
     def _contributed(
         self, number: int, member: Member, said: RoundReport, now: float
@@ -381,7 +402,7 @@ class RoundCoordinator:
         if term != said.term:
             peers = set()
         self.ready[number] = said.term, peers | {member.id}
-        return self.follow(now)
+        return self.follow(now) if self._is_ready(number) else []
 
     def _hindered(
         self, number: int, member: Member, said: RoundReport, now: float
@@ -412,7 +433,8 @@ class RoundCoordinator:
     def _commit(self, now: float) -> list[Instruction]:
         """When all have made it."""
         record = self.record
-        joiners = [n for n in record.joiners if n in self._present()]
+        present = set(self._present()) if record.joiners else set[int]()
+        joiners = [n for n in record.joiners if n in present]
         members = [m.replica for m in record.members]
         if not all(self._has_made(n) for n in (*members, *joiners)):
             return []

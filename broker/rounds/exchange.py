@@ -82,7 +82,7 @@ class ExchangePlanner:
             order = DialOrder(peer=target.id, address=address, generation=self._members.next_dial())
             known = self._dials[pair] = (terms, source.id, order)
         _, source_id, order = known
-        if source_id == peer and order.peer not in [d.peer for d in made[peer].dials]:
+        if source_id == peer:
             made[peer].dials.append(order)
 
 

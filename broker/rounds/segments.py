@@ -8,13 +8,14 @@ Pure functions.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.rounds.wiring import Giver, Segment
-from ...proto.broker_pb2 import RoundGiver, RoundSegment, RoundVersion
+from ...proto.broker_pb2 import RoundSegment
 
 __all__ = ["Replicated", "segments", "sliced"]
 
@@ -29,7 +30,7 @@ class Replicated:
     plan: Plan
     weight: int = 0
 
-    @property
+    @cached_property
     def bounds(self) -> list[int]:
         """Where its stages begin in the vector, and the end."""
         return [0, *accumulate(s.elements for s in self.plan.outline.stages)]
@@ -90,27 +91,29 @@ def sliced(found: Iterable[Segment]) -> dict[PeerId, list[RoundSegment]]:
     """By peer, what it has to know of them."""
     mine: dict[PeerId, list[RoundSegment]] = {}
     for s in found:
-        start, stop = s.span
-        named = dict.fromkeys(g.peer for g in s.givers) | dict.fromkeys(s.takers)
-        named |= dict.fromkeys(p for pair in s.versions for p in pair) | {s.aggregator: None}
-        for peer in named:
-            all_of_it = peer == s.aggregator
-            mine.setdefault(peer, []).append(
-                RoundSegment(
-                    start=start,
-                    stop=stop,
-                    aggregator=s.aggregator,
-                    givers=[
-                        RoundGiver(peer=g.peer, weight=g.weight)
-                        for g in s.givers
-                        if all_of_it or g.peer == peer
-                    ],
-                    takers=[t for t in s.takers if all_of_it or t == peer],
-                    versions=[
-                        RoundVersion(source=a, destination=b)
-                        for a, b in s.versions
-                        if peer in (a, b)
-                    ],
-                )
-            )
+        for peer, part in _shares(s).items():
+            mine.setdefault(peer, []).append(part)
     return mine
+
+
+def _shares(s: Segment) -> dict[PeerId, RoundSegment]:
+    """Who adds up knows everybody, all others know themselves."""
+    (start, stop), by = s.span, s.aggregator
+    found: dict[PeerId, RoundSegment] = {}
+
+    def of(*peers: PeerId) -> Iterator[RoundSegment]:
+        for peer in {*peers, by}:
+            if peer not in found:
+                found[peer] = RoundSegment(start=start, stop=stop, aggregator=by)
+            yield found[peer]
+
+    for giver in s.givers:
+        for share in of(giver.peer):
+            share.givers.add(peer=giver.peer, weight=giver.weight)
+    for taker in s.takers:
+        for share in of(taker):
+            share.takers.append(taker)
+    for source, destination in s.versions:
+        for share in of(source, destination):
+            share.versions.add(source=source, destination=destination)
+    return found
