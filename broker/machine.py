@@ -151,6 +151,8 @@ class BrokerMachine:
         for run, replicas in registry.changed_by_run().items():
             if (rounds := registry.rounds.get(run)) is not None:
                 out += rounds.changed(replicas, now)
+                if any(r.record.ended and r.id == self.placing.planning for r in replicas):
+                    self.placing.closed(replicas)
         for replica in registry.changed.values():
             out += replica.lifecycle.deadline.arm()
         out = [i for i in out if not (isinstance(i, Log) and self._is_one_too_many(i, now))]
