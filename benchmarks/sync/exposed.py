@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.benchmarks.sync.worlds import MBIT, Field, lines
@@ -28,6 +28,8 @@ from shoal.sim.virtual.spec import PeerSpec
 
 REPLICAS, STEP_S, EVERY, ROUNDS = 4, 3.0, 100, 3
 LINE = 50 * MBIT
+FLOPS = 2.37e11
+"""Of a peer."""
 CODECS = {"": "int8:block=128", "_e3m0": "e3m0", "_none": "none"}
 ARGS = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "dropout": 0.0}
 JOB: Mapping[str, Any] = {
@@ -45,16 +47,21 @@ JOB: Mapping[str, Any] = {
 }
 
 
-def main() -> int:
-    parser = arguments(__doc__)
-    args = parser.parse_args()
-    ghosts, figures = Ghosts(), []
+def ghosts() -> Callable[[PeerSpec], GhostDevice]:
+    """Whose frames leave in pieces as long as those of real peers."""
+    made = Ghosts()
 
     def ghost(spec: PeerSpec) -> GhostDevice:
-        device = ghosts(spec)
+        device = made(spec)
         device.pieces = PIECES
         return device
 
+    return ghost
+
+
+def main() -> int:
+    args = arguments(__doc__).parse_args()
+    figures = []
     names = [f"p{i}" for i in range(REPLICAS)]
     network = lines(names, dict.fromkeys(names, LINE), 0.02)
     with Field(JOB) as field:
@@ -62,7 +69,7 @@ def main() -> int:
             specs = [
                 PeerSpec(name=n, place=n, flops_per_s=FLOPS, memory_bytes=64 << 30) for n in names
             ]
-            ran = field.play(specs, network, device=ghost, codec={"sync": codec})
+            ran = field.play(specs, network, device=ghosts(), codec={"sync": codec})
             step_s = statistics.median(e.step.seconds for e in ran.events if e.HasField("step"))
             last = ran.rounds[-2].round_done
             waited, sent = last.waited_s, last.sent_bytes / REPLICAS
@@ -79,10 +86,6 @@ def main() -> int:
                 figures.append(Figure("diloco_exposed_least", least, "share", "lower"))
     report("exposed", figures, args.json)
     return 0
-
-
-FLOPS = 2.37e11
-"""Of a peer."""
 
 
 if __name__ == "__main__":

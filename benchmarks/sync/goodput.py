@@ -2,15 +2,13 @@
 
     python benchmarks/sync/goodput.py        # five minutes
 
-Each replica is a pipeline of two peers in a place of its own with a third one that is warm; a round
-is 30 steps of about a second. Holders are killed, and are back as spares 10 s later. Goodput is
-what is committed a second over what it is without losses, in ten virtual minutes.
+Each replica is a pipeline of two peers, and there are two spares for each, which may be warm for
+another one too; a round is 15 steps of a second and a half. Holders are killed, and are back as
+spares 10 s later. Goodput is what is committed a second over what it is without losses.
 
 rounds_goodput           one holder lost every 15 s, whoever's it is
 rounds_goodput_each      one of each replica every 15 s, not all at once
 rounds_goodput_single    as the first, replicas of one peer each with a warm one
-rounds_others_waited     without losses over with them, steps a second that replicas make which
-                         have lost nobody in the first set-up: 1 if nobody waits for another's loss
 """
 
 from __future__ import annotations
@@ -21,11 +19,12 @@ import time
 
 from shoal.benchmarks.sync.worlds import MBIT, Field, Played, lines
 from shoal.benchmarks.table import Figure, arguments, report
+from shoal.benchmarks.worlds.recovery_world import card
 from shoal.broker.events import RunId
 from shoal.sim.virtual.spec import PeerSpec
 from shoal.sim.virtual.world import World
 
-REPLICAS, EVERY_S, BACK_S = 8, 15.0, 10.0
+REPLICAS, SPARES, EVERY_S, BACK_S = 8, 2, 15.0, 10.0
 JOB = {
     "version": 1,
     "name": "goodput",
@@ -35,9 +34,9 @@ JOB = {
     },
     "data": {"kind": "text", "length": 8},
     "plan": {"replicas": REPLICAS, "stages": 2, "scheduler": "uniform", "replan": False},
-    "sync": {"kind": "local", "every": 30},
+    "sync": {"kind": "local", "every": 15},
     "train": {
-        **{"steps": 100_000, "batch": 2 * REPLICAS, "microbatch": 1, "lr": 0.01},
+        **{"steps": 100_000, "batch": REPLICAS, "microbatch": 1, "lr": 0.01},
         **{"eval_every": 0, "schedule": "constant", "warmup": 0},
     },
 }
@@ -76,14 +75,14 @@ class Losses:
 
 def peers(each: int, flops: float) -> list[PeerSpec]:
     return [
-        PeerSpec(name=f"r{i}-{k}", place=f"place-{i}", flops_per_s=flops)
+        PeerSpec(name=f"r{i}-{k}", place=f"place-{i}", hardware=card(flops))
         for i in range(REPLICAS)
         for k in range(each)
     ]
 
 
 def played(field: Field, minutes: float, stages: int, losses: str) -> tuple[Played, int]:
-    specs = peers(stages + 1, FLOPS / stages)
+    specs = peers(stages + SPARES, FLOPS / stages)
     network = lines([s.name for s in specs], {s.name: 100 * MBIT for s in specs}, 0.02)
     lost = Losses(specs, losses == "each")
     ran = field.play(
@@ -96,7 +95,7 @@ def played(field: Field, minutes: float, stages: int, losses: str) -> tuple[Play
     return ran, lost.count
 
 
-FLOPS = 1.7e6
+FLOPS = 3e5
 """Of a replica: a step takes about a second."""
 
 
@@ -110,17 +109,16 @@ def main() -> int:
             for case in cases:
                 began = time.monotonic()
                 ran, lost = played(field, args.minutes, stages, case)
-                rate = ran.samples_per_s
+                rate = ran.samples_per_s if ran.rounds else 0.0
                 if not case:
                     calm = rate
                 steps = [e.step.seconds for e in ran.events if e.HasField("step")]
-                last = ran.rounds[-1]
+                members = [len(r.round_done.members) for r in ran.rounds]
                 print(
                     f"{stages} peers a replica, {case or 'no'} losses: {rate:.3f} samples/s, "
                     f"{lost} lost, {len(ran.rounds)} rounds, step "
-                    f"{sorted(steps)[len(steps) // 2]:.2f} s, last round "
-                    f"{len(last.round_done.members)} members, {rate / calm:.3f}; "
-                    f"{time.monotonic() - began:.0f} s here",
+                    f"{sorted(steps)[len(steps) // 2]:.2f} s, members {members}, "
+                    f"{rate / calm:.3f}; {time.monotonic() - began:.0f} s here",
                     flush=True,
                 )
                 if case:

@@ -24,8 +24,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 _PATIENCE_S = 90.0
-_MATCHMAKING_S = 1.0
-"""hivemind waits so long for others to join a group: 5 s by default, which no step here needs."""
 
 Average = Callable[[list[Tensor]], bool]
 """Puts the mean over all processes in place; whether it could."""
@@ -40,9 +38,8 @@ def gloo(rank: int, addresses: Sequence[str]) -> Average:
         flat = torch.cat([t.flatten() for t in tensors])
         dist.all_reduce(flat)
         flat /= len(addresses)
-        for tensor, mean in zip(
-            tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True
-        ):
+        means = torch.split(flat, [t.numel() for t in tensors])
+        for tensor, mean in zip(tensors, means, strict=True):
             tensor.copy_(mean.view_as(tensor))
         return True
 
@@ -55,25 +52,21 @@ def hive(
     from hivemind import DHT, DecentralizedAverager
     from hivemind.compression import Float16Compression, NoCompression
 
-    first = folder / "first.json"
-    peers = None
-    if rank:
-        until = time.monotonic() + _PATIENCE_S
-        while not first.exists() and time.monotonic() < until:
+    # Everybody dials all before it.
+    until, peers = time.monotonic() + _PATIENCE_S, list[str]()
+    for before in range(rank):
+        while not (folder / f"peer-{before}.json").exists() and time.monotonic() < until:
             time.sleep(0.1)
-        peers = json.loads(first.read_text())
-    dht = DHT(peers, host_maddrs=[f"/ip4/{addresses[rank]}/tcp/0"], start=True)
-    if not rank:
-        text = json.dumps([str(a) for a in dht.get_visible_maddrs()])
-        (folder / "first.part").write_text(text)
-        (folder / "first.part").rename(first)
+        peers += json.loads((folder / f"peer-{before}.json").read_text())
+    dht = DHT(peers or None, host_maddrs=[f"/ip4/{addresses[rank]}/tcp/0"], start=True)
+    (folder / "peer.part").write_text(json.dumps([str(a) for a in dht.get_visible_maddrs()]))
+    (folder / "peer.part").rename(folder / f"peer-{rank}.json")
     averager = DecentralizedAverager(
         [torch.zeros_like(t) for t in like],
         dht,
         prefix="race",
         target_group_size=len(addresses),
         min_group_size=len(addresses),
-        min_matchmaking_time=_MATCHMAKING_S,
         allreduce_timeout=_PATIENCE_S,
         compression=Float16Compression() if half else NoCompression(),
         bandwidth=50.0,

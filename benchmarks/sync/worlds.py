@@ -61,15 +61,20 @@ class Played:
 
     @property
     def samples_per_s(self) -> float:
-        """Committed, from the beginning of the first round to the end of the last one."""
+        """Committed, from the beginning of the first round to the end of the last one; without
+        rounds, from the end of the first step to that of the last one."""
+        if not self.rounds:
+            steps = [e for e in self.events if e.HasField("step")]
+            return (len(steps) - 1) * self.batch / (steps[-1].at_s - steps[0].at_s)
         last = self.rounds[-1]
         samples = last.round_done.microbatches * self.batch / self.microbatches
         return samples / (last.at_s - self.began_s)
 
     @property
     def losses(self) -> list[tuple[int, float]]:
-        """(steps, held-out loss) of versions."""
-        found = [e.evaluated for e in self.events if e.HasField("evaluated")]
+        """(steps, held-out loss) of versions, or behind steps."""
+        found: list[Any] = [e.evaluated for e in self.events if e.HasField("evaluated")]
+        found += [e.step for e in self.events if e.step.HasField("evaluation")]
         return [(e.step, e.evaluation.loss) for e in found]
 
 
