@@ -1,6 +1,6 @@
 """What the simulated world costs with ghosts: seconds and memory for up to 1,000 peers.
 
-    python benchmarks/worlds/world.py [--json FILE] [--only small wide runs hour]   the figures
+    python benchmarks/worlds/world.py [--json FILE] [--only small wide runs rounds hour] the figures
     python benchmarks/worlds/world.py plot docs/ghost-scale.png  cost per event over peers
     python benchmarks/worlds/world.py one 6 8 100 1                           one case: PIPELINES,
                                                                        MICROBATCHES, STEPS, RUNS
@@ -20,6 +20,7 @@ nothing else.
     wide    1,000 peers: one run, 125 pipelines, 10 steps; the 125 holders of a stage exchange their
             gradients in 11 rows, 41,000 of the 57,000 frames of a step
     runs    1,000 peers: 125 runs of one pipeline each, 10 steps, at once and by one broker
+    rounds  1,000 peers: one run, 125 replicas that train apart and meet in rounds (world_rounds.py)
     hour    20 peers at twelve places, an hour of the world's clock (world_hour.py)
 """
 
@@ -109,6 +110,15 @@ def runs() -> list[Figure]:
     ]
 
 
+def rounds() -> list[Figure]:
+    found = in_a_process(str(Path(__file__).with_name("world_rounds.py")), "125")
+    return [
+        Figure("ghost_1000_peers_125_replicas_seconds", found["seconds"], "s", "lower"),
+        Figure("ghost_1000_peers_125_replicas_cpu_seconds", found["cpu_seconds"], "s", "lower"),
+        Figure("ghost_1000_peers_125_replicas_gib", found["gib"], "GiB", "lower"),
+    ]
+
+
 def hour() -> list[Figure]:
     found = in_a_process(str(Path(__file__).with_name("world_hour.py")))
     return [
@@ -122,6 +132,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "small": small,
     "wide": wide,
     "runs": runs,
+    "rounds": rounds,
     "hour": hour,
 }
 
