@@ -1,6 +1,5 @@
 """Rounds of one ghost: what `peer/rounds/work.py` does, on hashes (`round_hashes.py`). A frame
-announces the bytes that its tensors would have, and carries a hash for each piece in it. What
-rounds keep lies on the host, as with a card, and counts for no memory of the device.
+announces the bytes that its tensors would have, and carries a hash for each piece in it.
 
     round:VALUE:base         in snapshots: the version that the round began with
     round:VALUE:given@N      what was moved in round N
@@ -127,6 +126,12 @@ class GhostRounds:
         """Of the attempt, its own contributions too, by hop, part and source."""
         self._means: dict[Span, Words] = {}
         """Of the parts that are added up here."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What is kept from round to round, in the memory of a device that is a CPU."""
+        elements = sum(e.entry.spec.elements for e in self._entries.values())
+        return self.shared.state_bytes * elements
 
     def versions(self) -> dict[str, int]:
         return {value: e.version for value, e in self._entries.items()}

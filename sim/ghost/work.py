@@ -109,6 +109,7 @@ class GhostAssignment:
             local = LocalSteps(len(plan.routes), of_run)
             self.rounds = GhostRounds(vector, local, self.order.peer, self.held)
             self.rounds.load(states)
+            self.standing_bytes += self.rounds.size_bytes
 
     def place(self, step: int, microbatch: int) -> tuple[int, int]:
         """(step, microbatch) of the run that a microbatch here is."""

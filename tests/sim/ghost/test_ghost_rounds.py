@@ -24,7 +24,7 @@ from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import read_export
 
 LARGE = 1 << 20
-THREE = ((LARGE, LARGE), (280, 240), (LARGE, LARGE))
+THREE = ((LARGE, LARGE), (320, 280), (LARGE, LARGE))
 """Kilobytes of each peer, by replica: one is cut elsewhere than the others."""
 
 
