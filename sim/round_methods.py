@@ -25,6 +25,7 @@ __all__ = [
     "e3m0",
     "raw",
     "sign",
+    "sparse_wire",
     "strided",
     "top_of_chunks",
     "two_bits",
@@ -83,6 +84,17 @@ def top_of_chunks(keep: float, chunk: int = 4096, values: Encode = raw) -> Encod
         return torch.cat(found).view_as(x)
 
     return encode
+
+
+def sparse_wire(density: float = 1 / 64, chunk: int = 4096, bits: int = 2) -> Encode:
+    """As a run of replicas writes what SparseLoCo gives: levels have the digits of bfloat16, and
+    what has few elements goes as it is."""
+
+    def levels(kept: Tensor) -> Tensor:
+        return two_bits(kept).bfloat16().float()
+
+    encode = top_of_chunks(density, chunk, levels if bits == 2 else raw)
+    return lambda x: x if x.numel() < 64 else encode(x)
 
 
 class Residual:

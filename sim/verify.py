@@ -29,6 +29,9 @@ the steps; the plain loop knows no bf16."""
 METHODS: Mapping[str, Callable[..., round_oracle.Method]] = {
     "diloco": round_methods.DiLoCo,
     "average": round_methods.Average,
+    "sparse-loco": lambda lr=1.0, decay=0.95, **wire: round_methods.SparseLoCo(
+        lr, decay, round_methods.sparse_wire(**wire)
+    ),
 }
 """What the plain loop does between replicas, by [sync] method; called with its options."""
 

@@ -42,7 +42,7 @@ OPTIONS = {"sparse-loco": {"density": 0.25, "chunk": 64, "decay": 0.75, "lr": 0.
 METHODS: dict[str, Callable[[], round_oracle.Method]] = {
     "diloco": lambda: round_methods.DiLoCo(0.7, 0.9),
     "average": round_methods.Average,
-    "sparse-loco": lambda: round_methods.SparseLoCo(0.7, 0.75, _sparse),
+    "sparse-loco": lambda: round_methods.SparseLoCo(0.7, 0.75, round_methods.sparse_wire(0.25, 64)),
 }
 TIES = {"sparse-loco": 0.002}
 """Of methods that choose numbers, the share of them whose turn it may be in another round: of two
@@ -52,15 +52,6 @@ that are equal but for rounding, either is the larger."""
 def sync_of(method: str) -> dict[str, Any]:
     """For [sync]."""
     return {"method": method, "options": OPTIONS.get(method, {})}
-
-
-def _sparse(x: Tensor) -> Tensor:
-    """Levels have the digits of bfloat16, and what has few elements goes as it is."""
-
-    def levels(kept: Tensor) -> Tensor:
-        return round_methods.two_bits(kept).bfloat16().float()
-
-    return x if x.numel() < 64 else round_methods.top_of_chunks(0.25, 64, levels)(x)
 
 
 class Rounds:

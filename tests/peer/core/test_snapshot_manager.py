@@ -356,7 +356,7 @@ def test_it_builds_when_the_gift_is_whole_from_what_lies_here() -> None:
 def test_without_its_gift_it_cannot_build_and_says_so() -> None:
     one = assignment(B, resuming())
     one.begin()
-    out = one.frame_refused(name(7, A, 2).frame(TERM, 0, 2, C, B), "no space left")
+    out = one.frame_refused(name(7, A, 2).frame(TERM, 0, 2, C, B), "no space left", 0.0)
     faults = [i.message.fault for i in out if isinstance(i, e.Tell) and i.message.HasField("fault")]
     assert [(f.reason.code, f.reason.text) for f in faults] == [("frame", "no space left")]
     assert name(7, A, 2) in dropped(out)
@@ -365,7 +365,7 @@ def test_without_its_gift_it_cannot_build_and_says_so() -> None:
 def test_a_keeper_whose_disk_is_full_stays_in_the_run() -> None:
     one = assignment(C, assign())
     one.begin()
-    out = one.frame_refused(part(5), "no space left")
+    out = one.frame_refused(part(5), "no space left", 0.0)
     assert reports(out) == [(5, A, False)]
     assert one.phase is Phase.WARM
 

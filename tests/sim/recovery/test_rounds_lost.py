@@ -57,7 +57,7 @@ def test_a_replica_goes_on_within_its_round_from_a_snapshot_of_it(rounds: Rounds
 def test_a_member_dies_at_any_moment_of_a_round(rounds: Rounds, part: int, method: str) -> None:
     tables = SHORT | {"sync": sync_of(method)}
     rounds.play(FOUR, **tables)
-    first, every = rounds.begun, max(1, (rounds.records - rounds.begun) // 24)
+    first, every = rounds.begun, max(1, (rounds.records - rounds.begun) // 8)
     for at in range(first + every * part // 3, rounds.records, every):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **tables)
