@@ -312,9 +312,8 @@ class Assignment:
     def stall_timer(self, now: float, away: bool) -> list[e.Instruction]:
         if self.phase is not Phase.RUNNING or self.steps is None:
             return []
-        if (
-            away or self._on_hold or self.steps.waits
-        ):  # perhaps others keep all the reports that they may
+        # Perhaps others keep all the reports that they may.
+        if away or self._on_hold or self.steps.waits:
             return self._watch(now)
         out = self._watch(now) if self.steps.progress != self._watched else []
         if out or self.steps.in_flight:  # a device that computes for long is not stuck
