@@ -29,7 +29,7 @@ class Exact(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerSGD(Method):
+class PowerSGDOptions(Method):
     """Gradients of low rank, added up in two messages, with error feedback."""
 
     rank: int = 4
@@ -43,12 +43,12 @@ class PowerSGD(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ACPSGD(PowerSGD):
+class ACPSGDOptions(PowerSGDOptions):
     """The same with one message in a step: one of both factors in turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GTopK(Method):
+class GTopKOptions(Method):
     """About the largest numbers of the sum of all gradients of a stage, with error feedback."""
 
     COLLECTIVE: ClassVar[str] = "tree"
@@ -61,7 +61,7 @@ class GTopK(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeMo(Method):
+class DeMoOptions(Method):
     """The fastest components of each holder's momentum, and a step by their sign. It is the
     optimizer: with it goes SGD without momentum."""
 
@@ -82,7 +82,7 @@ class DeMo(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LAGS(Method):
+class LAGSOptions(Method):
     """The largest gradients of each parameter of every holder, with error feedback, and more of
     them where the time is there."""
 
@@ -98,11 +98,11 @@ class LAGS(Method):
 
 METHODS: Mapping[str, type[Method]] = {
     "exact": Exact,
-    "gtopk": GTopK,
-    "demo": DeMo,
-    "lags": LAGS,
-    "powersgd": PowerSGD,
-    "acp-sgd": ACPSGD,
+    "gtopk": GTopKOptions,
+    "demo": DeMoOptions,
+    "lags": LAGSOptions,
+    "powersgd": PowerSGDOptions,
+    "acp-sgd": ACPSGDOptions,
 }
 """By the name that `[sync] method` has."""
 

@@ -13,21 +13,21 @@ __all__ = [
     "KEPT",
     "LOCAL",
     "OWN_CODECS",
-    "Average",
-    "Diloco",
+    "AverageOptions",
+    "DilocoOptions",
     "RoundSettings",
-    "SparseLoco",
+    "SparseLocoOptions",
     "options_of",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Average(Settings):
+class AverageOptions(Settings):
     """average: every replica goes on from the mean of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diloco(Settings):
+class DilocoOptions(Settings):
     """diloco: what replicas moved on the mean is a gradient for an outer SGD with Nesterov
     momentum."""
 
@@ -44,7 +44,7 @@ class Diloco(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseLoco(Settings):
+class SparseLocoOptions(Settings):
     """sparse-loco: replicas give the largest numbers of each chunk of what they moved, and keep the
     rest for later rounds."""
 
@@ -73,9 +73,9 @@ class SparseLoco(Settings):
 
 
 LOCAL: Mapping[str, type[Settings]] = {
-    "diloco": Diloco,
-    "average": Average,
-    "sparse-loco": SparseLoco,
+    "diloco": DilocoOptions,
+    "average": AverageOptions,
+    "sparse-loco": SparseLocoOptions,
 }
 """Methods of kind "local", and their options."""
 KEPT: Mapping[str, int] = {"diloco": 2, "average": 1, "sparse-loco": 2}

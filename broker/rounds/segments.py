@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from ...dag.plan.plan import PeerId, Plan
-from ...dag.rounds.wiring import Giver, Segment
+from ...dag.rounds.wiring import Giver, VectorSegment
 from ...proto.broker_pb2 import RoundSegment
 
 __all__ = ["Replicated", "segments", "sliced"]
@@ -49,7 +49,9 @@ class Replicated:
                     yield from plan.stages[stage].holders
 
 
-def segments(members: Sequence[Replicated], joiners: Sequence[Replicated] = ()) -> list[Segment]:
+def segments(
+    members: Sequence[Replicated], joiners: Sequence[Replicated] = ()
+) -> list[VectorSegment]:
     """Those of a round, ascending. Raises ValueError when the replicas' vectors differ in length,
     or there is no member."""
     everybody = (*members, *joiners)
@@ -59,7 +61,7 @@ def segments(members: Sequence[Replicated], joiners: Sequence[Replicated] = ()) 
             f"vectors of {sorted(lengths)} elements: expected one length, and a member"
         )
     cuts = sorted({at for replica in everybody for at in replica.bounds})
-    found: list[Segment] = []
+    found: list[VectorSegment] = []
     for start, stop in pairwise(cuts):
         slices = min(len(members), max(1, (stop - start) // _LEAST))
         edges = [start + (stop - start) * i // slices for i in range(slices + 1)]
@@ -74,7 +76,7 @@ def _segment(
     start: int,
     stop: int,
     turn: int,
-) -> Segment:
+) -> VectorSegment:
     firsts = [r.plan.stages[r.stage_at(start)].holders[0] for r in members]
     givers = tuple(Giver(p, r.weight) for p, r in zip(firsts, members, strict=True))
     takers = dict.fromkeys(p for r in members for p in r.takers(start, stop))
@@ -84,10 +86,10 @@ def _segment(
         for peer in dict.fromkeys(r.takers(start, stop))
     )
     aggregator = firsts[turn % len(firsts)]
-    return Segment((start, stop), aggregator, givers, tuple(takers), versions)
+    return VectorSegment((start, stop), aggregator, givers, tuple(takers), versions)
 
 
-def sliced(found: Iterable[Segment]) -> dict[PeerId, list[RoundSegment]]:
+def sliced(found: Iterable[VectorSegment]) -> dict[PeerId, list[RoundSegment]]:
     """By peer, what it has to know of them."""
     mine: dict[PeerId, list[RoundSegment]] = {}
     for s in found:
@@ -96,7 +98,7 @@ def sliced(found: Iterable[Segment]) -> dict[PeerId, list[RoundSegment]]:
     return mine
 
 
-def _shares(s: Segment) -> dict[PeerId, RoundSegment]:
+def _shares(s: VectorSegment) -> dict[PeerId, RoundSegment]:
     """Who adds up knows everybody, all others know themselves."""
     (start, stop), by = s.span, s.aggregator
     found: dict[PeerId, RoundSegment] = {}

@@ -22,7 +22,7 @@ from ..ir.graph import Graph, TensorSpec
 from ..plan.cut import Cutter
 from ..plan.outline import Outline
 
-__all__ = ["PIECE", "Entry", "Piece", "RunVector", "Span", "with_elements"]
+__all__ = ["PIECE", "Entry", "RunVector", "Span", "VectorPiece", "with_elements"]
 
 PIECE = 1 << 20
 """Elements of a piece, and of a part, at most: 4 MB in fp32, as a frame's buffers are."""
@@ -51,7 +51,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class VectorPiece:
     """Elements [start, stop) of one entry, counted from its beginning."""
 
     entry: Entry
@@ -127,13 +127,13 @@ class RunVector:
             begin = bounds[i]
         return found
 
-    def pieces(self, span: Span) -> Iterator[Piece]:
+    def pieces(self, span: Span) -> Iterator[VectorPiece]:
         """Those of a part, in order."""
         start, stop = span
         i = max(0, bisect_right(self.entries, start, key=attrgetter("start")) - 1)
         while i < len(self.entries) and (entry := self.entries[i]).start < stop:
             for at in range(max(start, entry.start), min(stop, entry.stop), PIECE):
-                yield Piece(
+                yield VectorPiece(
                     entry, at - entry.start, min(at + PIECE, entry.stop, stop) - entry.start
                 )
             i += 1

@@ -23,8 +23,8 @@ __all__ = [
     "VERSION",
     "Giver",
     "RoundWiring",
-    "Segment",
     "Share",
+    "VectorSegment",
     "port_of",
     "span_of",
     "wiring",
@@ -39,7 +39,7 @@ class Giver(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class VectorSegment:
     """As `RoundSegment` of the wire. versions: (source, destination)."""
 
     span: Span
@@ -83,7 +83,7 @@ class RoundWiring:
         return bool(self.gives)
 
 
-def wiring(vector: RunVector, segments: Iterable[Segment], peer: PeerId) -> RoundWiring:
+def wiring(vector: RunVector, segments: Iterable[VectorSegment], peer: PeerId) -> RoundWiring:
     """What `peer` does, by the segments that name it."""
     found = RoundWiring()
     for segment in segments:

@@ -34,8 +34,8 @@ from ...dag.rounds.wiring import (
     VERSION,
     Giver,
     RoundWiring,
-    Segment,
     Share,
+    VectorSegment,
     port_of,
     span_of,
     wiring,
@@ -56,9 +56,9 @@ def run_of(replica: str) -> str:
     return replica.partition(".")[0]
 
 
-def segments_of(plan: broker_pb2.RoundPlan) -> Iterator[Segment]:
+def segments_of(plan: broker_pb2.RoundPlan) -> Iterator[VectorSegment]:
     for s in plan.segments:
-        yield Segment(
+        yield VectorSegment(
             (s.start, s.stop),
             PeerId(s.aggregator),
             tuple(Giver(PeerId(g.peer), g.weight) for g in s.givers),

@@ -24,7 +24,7 @@ from ...dag.rounds.wiring import (
     VERSION,
     Giver,
     RoundWiring,
-    Segment,
+    VectorSegment,
     port_of,
     span_of,
     wiring,
@@ -33,11 +33,11 @@ from ...net.links.frame import FrameKey
 from ...proto import broker_pb2
 from .coding import PartCoding
 
-__all__ = ["Attempt", "Result"]
+__all__ = ["PartMean", "RoundAttempt"]
 
 
 @dataclass(frozen=True)
-class Result:
+class PartMean:
     """The mean of a part, as it is written, and as everybody reads it."""
 
     buffers: tuple[memoryview, ...]
@@ -54,7 +54,7 @@ class _Adding:
 
 
 @dataclass(eq=False)
-class Attempt:
+class RoundAttempt:
     """Of the plan `plan`, for the peer `peer`."""
 
     plan: broker_pb2.RoundPlan
@@ -82,7 +82,7 @@ class Attempt:
         self._goes |= {(RESULT, *share) for share in self.wiring.results}
         self._goes |= {(VERSION, *share) for share in self.wiring.sends}
         self._adding: dict[Span, _Adding] = {}
-        self._results: dict[Span, Result] = {}
+        self._results: dict[Span, PartMean] = {}
         self._lock = threading.Lock()
 
     @property
@@ -145,7 +145,7 @@ class Attempt:
                 adding.total.add(values, adding.waits[giver])
                 del adding.waits[giver]
 
-    def result(self, part: Span) -> Result | None:
+    def result(self, part: Span) -> PartMean | None:
         """The mean of a part that is added up here, encoded once; None while somebody's
         contribution is not in it."""
         with self._lock:
@@ -157,7 +157,7 @@ class Attempt:
             del self._adding[part]
             return found
 
-    def _encoded(self, part: Span, mean: Tensor) -> Result:
+    def _encoded(self, part: Span, mean: Tensor) -> PartMean:
         pieces, heard = [], []
         for piece in self.vector.pieces(part):
             at = piece.entry.start + piece.start - part[0]
@@ -165,7 +165,7 @@ class Attempt:
             encoded = self.coding.encode(piece, own, self.plan.round, "")
             pieces.append((piece, encoded))
             heard.append(self.coding.echo(piece, own, encoded))
-        return Result(self.coding.written(pieces), torch.cat(heard))
+        return PartMean(self.coding.written(pieces), torch.cat(heard))
 
     def results(self) -> Iterator[tuple[Span, Tensor | None]]:
         """Of each part that this peer takes, what there is of it."""
@@ -177,13 +177,13 @@ class Attempt:
                 yield part, self.taken.get(part)
 
 
-def _segment(message: broker_pb2.RoundSegment) -> Segment:
+def _segment(message: broker_pb2.RoundSegment) -> VectorSegment:
     """Raises TensorSpecError for one that is no interval."""
     if message.start > message.stop:
         raise TensorSpecError(
             f"segment [{message.start}, {message.stop}): it ends before it begins"
         )
-    return Segment(
+    return VectorSegment(
         (message.start, message.stop),
         PeerId(message.aggregator),
         tuple(Giver(PeerId(g.peer), g.weight) for g in message.givers),

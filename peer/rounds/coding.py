@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from ...compression.codec import RAW, Codec, CodecError, Encoded, fitting, is_stateful, parse
 from ...dag.ir.graph import TensorSpec
-from ...dag.rounds.vector import Piece, RunVector, Span
+from ...dag.rounds.vector import RunVector, Span, VectorPiece
 
 __all__ = ["PartCoding", "flat_spec"]
 
@@ -47,26 +47,26 @@ class PartCoding:
         """What frames say."""
         return self._codec.name
 
-    def of(self, piece: Piece) -> Codec:
+    def of(self, piece: VectorPiece) -> Codec:
         """What carries a piece; both ends find the same."""
         if piece.elements < self._least:
             return RAW
         return fitting(self._codec, flat_spec(piece.elements))  # type: ignore[return-value]
 
-    def encode(self, piece: Piece, values: Tensor, round_: int, whose: str) -> Encoded:
+    def encode(self, piece: VectorPiece, values: Tensor, round_: int, whose: str) -> Encoded:
         """`values`: (elements of the piece,), float32, on the host, which stay as they are from
         here on. What is random in it hangs on the piece, the round and `whose`."""
         words = f"{whose}\0{round_}\0{piece.entry.value}\0{piece.start}"
         return self.of(piece).encode(values, xxh3_64_intdigest(words.encode()))
 
-    def echo(self, piece: Piece, values: Tensor, encoded: Encoded) -> Tensor:
+    def echo(self, piece: VectorPiece, values: Tensor, encoded: Encoded) -> Tensor:
         """What others make of a piece: (elements,), float32."""
         if (codec := self.of(piece)) is RAW:
             return values
         data = memoryview(bytearray(b"".join(encoded.buffers)))
         return codec.decode(flat_spec(piece.elements), encoded.header, data)
 
-    def written(self, pieces: Iterable[tuple[Piece, Encoded]]) -> tuple[memoryview, ...]:
+    def written(self, pieces: Iterable[tuple[VectorPiece, Encoded]]) -> tuple[memoryview, ...]:
         """The bytes of a part, of all its pieces in order."""
         found: list[memoryview] = []
         for piece, encoded in pieces:

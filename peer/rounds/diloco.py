@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...job.rounds import Diloco
+from ...job.rounds import DilocoOptions
 from ...job.settings import Settings
 from .strategy import RoundStrategy, State
 
@@ -26,7 +26,7 @@ class DilocoRounds(RoundStrategy):
 
     def __init__(self, options: Settings) -> None:
         super().__init__(options)
-        assert isinstance(options, Diloco), f"options of diloco, not {options!r}"
+        assert isinstance(options, DilocoOptions), f"options of diloco, not {options!r}"
         self.lr, self.momentum = options.lr, options.momentum
 
     def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...job.rounds import SparseLoco
+from ...job.rounds import SparseLocoOptions
 from ...job.settings import Settings
 from .strategy import RoundStrategy, State
 
@@ -29,7 +29,7 @@ class SparseLocoRounds(RoundStrategy):
 
     def __init__(self, options: Settings) -> None:
         super().__init__(options)
-        assert isinstance(options, SparseLoco), f"options of sparse-loco, not {options!r}"
+        assert isinstance(options, SparseLocoOptions), f"options of sparse-loco, not {options!r}"
         self.lr, self.decay = options.lr, options.decay
         layout = f"density={options.density!r},chunk={options.chunk},bits={options.bits}"
         self.codecs = (f"chunks:{layout}", "nonzero")

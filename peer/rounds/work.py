@@ -38,14 +38,14 @@ from ...dag.execute.execute import TensorSpecError
 from ...dag.ir.graph import TensorSpec
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import fits
-from ...dag.rounds.vector import Entry, Piece, RunVector, Span
+from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
 from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
 from ..core.events import RoundResult
 from ..sync.norm import square_of
-from .attempt import Attempt
+from .attempt import RoundAttempt
 from .coding import PartCoding, flat_spec
 from .digest import digest
 from .local import LocalSteps
@@ -136,7 +136,7 @@ class RoundWork:
                 found.version = _Version(values, zeros, self._nothing(found))
                 self._entries[entry.value] = found
         self._round = -1
-        self._attempt: Attempt | None = None
+        self._attempt: RoundAttempt | None = None
         self._early: list[Arrived] = []
         """Frames of an attempt that was not joined yet."""
         self._lock = threading.Lock()
@@ -198,7 +198,7 @@ class RoundWork:
             )
         for entry in self._all:
             entry.applied = None
-        attempt = Attempt(plan, self.peer, self.vector, self._codings[RESULT])
+        attempt = RoundAttempt(plan, self.peer, self.vector, self._codings[RESULT])
         with self._lock:
             self._attempt = attempt
 
@@ -250,13 +250,13 @@ class RoundWork:
             )
         )
 
-    def _from_results(self, attempt: Attempt) -> Iterator[tuple[str, _Version]]:
+    def _from_results(self, attempt: RoundAttempt) -> Iterator[tuple[str, _Version]]:
         for entry, (mean,) in self._gathered(attempt.results(), 1):
             before, value = entry.version, entry.entry.value
             made = self._strategy.apply(value, before.values, mean, before.state)
             yield value, _Version(*made, self._left(entry, attempt.plan.round))
 
-    def _from_versions(self, attempt: Attempt) -> Iterator[tuple[str, _Version]]:
+    def _from_versions(self, attempt: RoundAttempt) -> Iterator[tuple[str, _Version]]:
         slots = self._strategy.slots
         came = ((part, attempt.versions.get(part)) for part, _ in attempt.wiring.gets)
         for entry, (values, *state) in self._gathered(came, 1 + len(slots)):
@@ -374,13 +374,13 @@ class RoundWork:
                 row += RAW.encode(tensor[piece.start : piece.stop]).buffers
         return tuple(buffer for row in rows for buffer in row)
 
-    def _given(self, piece: Piece) -> Tensor | None:
+    def _given(self, piece: VectorPiece) -> Tensor | None:
         entry = self._entries.get(piece.entry.value)
         return (
             None if entry is None or entry.given is None else entry.given[piece.start : piece.stop]
         )
 
-    def _encoded(self, piece: Piece, given: Tensor, round_: int) -> Encoded:
+    def _encoded(self, piece: VectorPiece, given: Tensor, round_: int) -> Encoded:
         encoded = self._entries[piece.entry.value].encoded
         if piece.start not in encoded:
             coding = self._codings[GIVE]
@@ -452,7 +452,7 @@ class RoundWork:
     # ------------------------------------------------------------ inside
 
     @property
-    def _joined(self) -> Attempt:
+    def _joined(self) -> RoundAttempt:
         assert self._attempt is not None, "no exchange was joined"
         return self._attempt
 

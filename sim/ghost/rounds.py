@@ -23,7 +23,7 @@ from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...peer.core.events import RoundResult
-from ...peer.rounds.attempt import Attempt
+from ...peer.rounds.attempt import RoundAttempt
 from ...peer.rounds.coding import PartCoding, flat_spec
 from ...peer.rounds.local import LocalSteps
 from ...peer.rounds.strategies import STRATEGIES
@@ -120,7 +120,7 @@ class GhostRounds:
             [v for v, e in self._entries.items() if s.start <= e.entry.operator < s.stop]
             for s in spans
         ]
-        self._attempt: Attempt | None = None
+        self._attempt: RoundAttempt | None = None
         self._early: list[Arrived] = []
         self._came: dict[tuple[int, Span, PeerId], Words] = {}
         """Of the attempt, its own contributions too, by hop, part and source."""
@@ -160,7 +160,7 @@ class GhostRounds:
     def join(self, plan: broker_pb2.RoundPlan) -> None:
         for entry in self._entries.values():
             entry.applied = None
-        self._attempt = Attempt(plan, self._peer, self.vector, self.shared.coding)
+        self._attempt = RoundAttempt(plan, self._peer, self.vector, self.shared.coding)
         self._came, self._means = {}, {}
 
     def exchange(self) -> RoundResult:
@@ -190,7 +190,7 @@ class GhostRounds:
         mine = ({v: made[v] for v in values} for values in self._of_stages)
         return RoundResult(hashes=tuple(map(digest, mine)))
 
-    def _from_means(self, attempt: Attempt) -> Iterator[tuple[str, int]]:
+    def _from_means(self, attempt: RoundAttempt) -> Iterator[tuple[str, int]]:
         taken: list[tuple[Span, Words | None]] = [
             (p, self._mean(p) if by == self._peer else self._came.get((RESULT, p, by)))
             for p, by in attempt.wiring.takes
@@ -199,7 +199,7 @@ class GhostRounds:
             moved = sum(a * q for a, q in pieces) & MASK
             yield value, version(self._entries[value].version, moved)
 
-    def _from_versions(self, attempt: Attempt) -> Iterator[tuple[str, int]]:
+    def _from_versions(self, attempt: RoundAttempt) -> Iterator[tuple[str, int]]:
         came = [(p, self._came.get((VERSION, p, by))) for p, by in attempt.wiring.gets]
         for value, pieces in self._gathered(came):
             [made] = {h for _, h in pieces}
@@ -330,6 +330,6 @@ class GhostRounds:
                 entry.applied = h
 
     @property
-    def _joined(self) -> Attempt:
+    def _joined(self) -> RoundAttempt:
         assert self._attempt is not None, "no exchange was joined"
         return self._attempt

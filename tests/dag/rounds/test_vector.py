@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.rounds import vector as of_rounds
 from shoal.dag.rounds.vector import Entry, RunVector
-from shoal.dag.rounds.wiring import Giver, Segment, port_of, span_of, wiring
+from shoal.dag.rounds.wiring import Giver, VectorSegment, port_of, span_of, wiring
 
 sizes = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 most = st.integers(1, 16)
@@ -88,7 +88,7 @@ def test_what_one_gives_another_adds(sizes, most, data):
     some = st.lists(st.sampled_from(peers), unique=True)
     cuts = data.draw(st.lists(st.integers(0, vector.elements), max_size=3))
     segments = [
-        Segment(
+        VectorSegment(
             span,
             data.draw(st.sampled_from(peers)),
             tuple(Giver(p, 1) for p in data.draw(some)),
