@@ -29,7 +29,7 @@ __all__ = ["SimulationFront"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class CapturedFacts:
     """What is known of a job once it is captured."""
 
     graph: Graph
@@ -47,13 +47,13 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackedJob:
     """A job with all that a broker would store of it."""
 
     spec: RunSpec
     blobs: Mapping[str, bytes]
     """By SHA-256: graphs, manifest, weights, shards."""
-    facts: Facts
+    facts: CapturedFacts
 
 
 class SimulationFront:
@@ -76,18 +76,18 @@ class SimulationFront:
         with Client(address) as client:
             return client.names()
 
-    def facts(self, job: Job) -> Facts:
+    def facts(self, job: Job) -> CapturedFacts:
         """Captures a job."""
         return _facts(self._prepare(job))
 
-    def submit(self, address: str, job: Job, folder: Path) -> tuple[Run, Facts]:
+    def submit(self, address: str, job: Job, folder: Path) -> tuple[Run, CapturedFacts]:
         """Submits a job whose outputs go to `folder`."""
         if address not in self._clients:
             self._clients[address] = self._open.enter_context(Client(address))
         prepared = self._prepare(job)
         return self._clients[address].submit_prepared(prepared, folder), _facts(prepared)
 
-    def pack(self, job: Job) -> Packed:
+    def pack(self, job: Job) -> PackedJob:
         """The job with all its blobs in memory."""
         prepared = self._prepare(job)
         blobs: dict[str, bytes] = {}
@@ -111,7 +111,7 @@ class SimulationFront:
             spec.weights.append(WeightFile(blob=manifest, sharded=True))
         for path in prepared.shards.values():
             blob(path.read_bytes())
-        return Packed(spec=spec, blobs=blobs, facts=_facts(prepared))
+        return PackedJob(spec=spec, blobs=blobs, facts=_facts(prepared))
 
     @contextmanager
     def module(self, job: Job) -> Iterator[nn.Module]:
@@ -131,8 +131,8 @@ class SimulationFront:
         return replace(prepared, job=resolved(job, prepared.manifest))
 
 
-def _facts(prepared: Prepared) -> Facts:
-    return Facts(
+def _facts(prepared: Prepared) -> CapturedFacts:
+    return CapturedFacts(
         graph=prepared.graph,
         operators=len(prepared.graph.operators),
         parameters=sum(p.spec.elements for p in prepared.graph.parameters),

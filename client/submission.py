@@ -389,7 +389,7 @@ def _core(
 
 
 def _recipe_for(
-    outline: models.Outline, captured: Captured, pretrained: Pretrained | None
+    outline: models.ModelOutline, captured: Captured, pretrained: Pretrained | None
 ) -> Recipe | None:
     """The recipe of what the graph has and files do not; None where nothing is made by one."""
     if outline.recipe is None:

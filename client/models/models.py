@@ -47,7 +47,7 @@ from .recording import Recording, record
 
 __all__ = [
     "ModelError",
-    "Outline",
+    "ModelOutline",
     "build",
     "capturable",
     "check_takes",
@@ -77,7 +77,7 @@ class ModelError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outline:
+class ModelOutline:
     """A job's module as it is captured, with as few values as it can do with. What files begin
     (`starting_files`) is not in it.
 
@@ -116,7 +116,7 @@ def build(job: Job) -> nn.Module:
     return found.module
 
 
-def _fill(found: Outline, job: Job) -> None:
+def _fill(found: ModelOutline, job: Job) -> None:
     """Gives an outline its values: those of files, and of its recording."""
     module, plain, fitted = found.module, plain_name(found.module), _fitted(found.module, job)
     entries = fitted.entries if fitted else {}
@@ -134,7 +134,7 @@ def _fill(found: Outline, job: Job) -> None:
                 tensor.copy_(value)
 
 
-def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline:
+def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> ModelOutline:
     """The job's module without its weights, where it can be made so. Raises ModelError.
 
     A factory that cannot do without values is run as it is, which is said, with the memory; where
@@ -160,7 +160,7 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline
     else:
         module, recording = _made(_factory(job), job, say)
     if recording is None:
-        return Outline(module=module)
+        return ModelOutline(module=module)
     try:
         check_seed(recording, job.seed)
         recipe, others, empty = recipe_of(module, recording, job.seed)
@@ -172,7 +172,7 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline
     plain = plain_name(module)
     recipe = Recipe(recipe.seed, {plain(n): i for n, i in recipe.tensors.items()})
     others = {plain(n): t for n, t in others.items()}
-    return Outline(
+    return ModelOutline(
         module=module,
         recording=recording,
         recipe=recipe,
@@ -181,7 +181,7 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline
     )
 
 
-def capturable(found: Outline, job: Job) -> nn.Module:
+def capturable(found: ModelOutline, job: Job) -> nn.Module:
     """The module of an outline as it is captured, on the CPU; a live one is copied and stays as it
     is. One of at most SMALL bytes gets its values, so that it can be tried; parameters of a larger
     one are fake: they have shape, dtype and place, and no values. Raises ModelError."""

@@ -15,7 +15,7 @@ from ..ir.graph import TensorSpec
 
 __all__ = [
     "Blocks",
-    "LowRank",
+    "FactorShape",
     "acp_sgd",
     "blocks_of",
     "demo",
@@ -89,7 +89,7 @@ def lags(specs: Sequence[TensorSpec], options: Mapping[str, float], which: int) 
     return sum(2 * layer_share(s.elements, options["ratio"]) or s.elements for s in specs)
 
 
-class LowRank(NamedTuple):
+class FactorShape(NamedTuple):
     """A parameter as a matrix of low rank: P (rows, rank) times the transpose of Q
     (columns, rank)."""
 
@@ -106,9 +106,9 @@ class LowRank(NamedTuple):
 
 def low_rank(
     specs: Sequence[TensorSpec], options: Mapping[str, float]
-) -> tuple[LowRank | None, ...]:
+) -> tuple[FactorShape | None, ...]:
     """For each parameter; None: it goes as it is."""
-    found: list[LowRank | None] = []
+    found: list[FactorShape | None] = []
     ahead = 0  # numbers that even steps have more than odd ones
     for spec in specs:
         rows = spec.sizes[0] if spec.sizes else 1
@@ -119,13 +119,13 @@ def low_rank(
             continue
         first = (rows > columns) == (ahead <= 0)
         ahead += rank * (rows - columns) * (1 if first else -1)
-        found.append(LowRank(rows, columns, rank, first))
+        found.append(FactorShape(rows, columns, rank, first))
     return tuple(found)
 
 
 def _parts(
     specs: Sequence[TensorSpec], options: Mapping[str, float]
-) -> tuple[int, tuple[LowRank, ...]]:
+) -> tuple[int, tuple[FactorShape, ...]]:
     """Numbers that go as they are, and the matrices."""
     found = low_rank(specs, options)
     dense = sum(s.elements for s, matrix in zip(specs, found, strict=True) if matrix is None)
