@@ -394,7 +394,7 @@ class StageTime(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., visits: _Optional[int] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ...) -> None: ...
 
 class LinkReport(_message.Message):
-    __slots__ = ("peer", "probe", "latency_s", "bytes_per_s", "size_bytes", "problem", "burst_bytes_per_s", "burst_bytes")
+    __slots__ = ("peer", "probe", "latency_s", "bytes_per_s", "size_bytes", "problem", "burst_bytes_per_s", "burst_bytes", "shared")
     PEER_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +403,7 @@ class LinkReport(_message.Message):
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     BURST_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BURST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     peer: str
     probe: int
     latency_s: float
@@ -411,7 +412,8 @@ class LinkReport(_message.Message):
     problem: _common_pb2.Reason
     burst_bytes_per_s: float
     burst_bytes: int
-    def __init__(self, peer: _Optional[str] = ..., probe: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., burst_bytes_per_s: _Optional[float] = ..., burst_bytes: _Optional[int] = ...) -> None: ...
+    shared: bool
+    def __init__(self, peer: _Optional[str] = ..., probe: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., burst_bytes_per_s: _Optional[float] = ..., burst_bytes: _Optional[int] = ..., shared: _Optional[bool] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
     __slots__ = ("run", "term", "peer", "up")

@@ -12,6 +12,7 @@ measured. Numbers that cannot be are not taken, whoever says them.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -58,6 +59,8 @@ class LinkEstimate:
     at: float
     origin: Origin
     burst: LinkBurst | None = None
+    shared: bool = False
+    """Whether the rate is that of the source's line, which other flows shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,10 @@ class Links:
         now: float,
         origin: Origin,
         burst: LinkBurst | None = None,
+        shared: bool = False,
     ) -> str:
         """Takes a measurement; 0 stands for "not measured", and None for a burst that nobody looked
-        for. Returns why it was not taken, or ""."""
+        for; `shared` as in LinkEstimate. Returns why it was not taken, or ""."""
         for name, value, most in (
             ("latency_s", latency_s, MOST_LATENCY_S),
             ("bytes_per_s", bytes_per_s, MOST_BYTES_PER_S),
@@ -100,7 +104,8 @@ class Links:
             return f"bytes_per_s is {bytes_per_s:g}: expected 0, or {LEAST_BYTES_PER_S:g} or more"
         if not latency_s and not bytes_per_s:
             return "it has neither a latency nor a bandwidth"
-        new = LinkEstimate(latency_s or math.nan, bytes_per_s or math.nan, now, origin, burst)
+        rate = bytes_per_s or math.nan
+        new = LinkEstimate(latency_s or math.nan, rate, now, origin, burst, shared)
         old = self.get(source, destination, now)
         if old is not None:
             weight = _TRAFFIC_WEIGHT if origin == "traffic" else 1.0
@@ -108,6 +113,7 @@ class Links:
             at_once = FAR * new.bytes_per_s < old.bytes_per_s  # NaN: no
             new.bytes_per_s = _mixed(old.bytes_per_s, new.bytes_per_s, 1.0 if at_once else weight)
             new.burst = old.burst if burst is None else new.burst
+            new.shared = shared if bytes_per_s else old.shared
         self._known.setdefault(source, {})[destination] = new
         return ""
 
@@ -163,10 +169,11 @@ class Links:
         """For planning. What was measured stands as it is; the rest is completed from it
         (`scheduler/completion.py`), and `measured` says which is which.
 
-        An uplink is the owner's cap, or else what the measured rates out of the peer show of it
-        (`shared_ends`): the greatest of them when most are equal, and infinite when they differ,
-        so that the pair's own bandwidth decides; taking the greatest then would bind near pairs
-        to what far ones carry. The same for downlinks.
+        An uplink is the owner's cap, or else what flows showed that shared it (`_lines`), or else
+        what the measured rates out of the peer show of it (`shared_ends`): the greatest of them
+        when most are equal, and infinite when they differ, so that the pair's own bandwidth
+        decides; taking the greatest then would bind near pairs to what far ones carry. The same for
+        downlinks, but for the flows.
         """
         n = len(peers)
         latency, bandwidth = np.full((n, n), np.nan), np.full((n, n), np.nan)
@@ -188,10 +195,23 @@ class Links:
             peers=tuple(peers),
             latency_s=full.latency_s,
             bandwidth=full.bandwidth,
-            up=_capped(shared_ends(bandwidth), [c.up for c in known]),
+            up=_capped(self._lines(peers, shared_ends(bandwidth), now), [c.up for c in known]),
             down=_capped(shared_ends(bandwidth.T), [c.down for c in known]),
             measured=~np.isnan(bandwidth) | np.eye(n, dtype=bool),
         )
+
+    def _lines(
+        self, peers: Sequence[PeerId], shown: NDArray[np.float64], now: float
+    ) -> NDArray[np.float64]:
+        """(P,) bytes/s of uplinks: where flows shared one, the median of what left it then, and no
+        less than what any flow had alone; elsewhere `shown`."""
+        found = shown.copy()
+        for i, peer in enumerate(peers):
+            row = [e for e in self._known.get(peer, {}).values() if _fresh(e, now)]
+            if line := [e.bytes_per_s for e in row if e.shared]:
+                alone = (e.bytes_per_s for e in row if not (e.shared or math.isnan(e.bytes_per_s)))
+                found[i] = max(statistics.median(line), max(alone, default=0.0))
+        return found
 
 
 def _capped(shown: NDArray[np.float64], caps: Iterable[float]) -> NDArray[np.float64]:

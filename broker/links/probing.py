@@ -141,7 +141,14 @@ class Probing:
                 LinkBurst(report.burst_bytes_per_s, report.burst_bytes) if report.probe else None
             )
             why = self.links.report(
-                peer, other, report.latency_s, report.bytes_per_s, now, origin, burst
+                peer,
+                other,
+                report.latency_s,
+                report.bytes_per_s,
+                now,
+                origin,
+                burst,
+                report.shared and not report.probe,
             )
             out = [_ignored(peer, other, why)] if why else []
             if asked and active is not None and (why or not report.bytes_per_s):

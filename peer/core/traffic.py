@@ -14,8 +14,8 @@ Rules:
   round trips, since those begin slowly (`net/links/patience.py`).
 - What goes to several neighbours at once shares this peer's uplink. Flows that were alone count
   where they are a quarter of the bytes; else each with what left beside it, which is the rate of
-  the uplink that they share. How much that was is known once it is acknowledged: until then a flow
-  says nothing.
+  the uplink that they share, and the report says so. How much that was is known once it is
+  acknowledged: until then a flow says nothing.
 - Of the flows of a window (of its last three, before it is over) the median byte's rate is told: a
   pause of a process on the one hand and a burst on the other change few of the bytes.
 - The least time of small frames that nothing was under way before is the round trip.
@@ -148,7 +148,7 @@ class Traffic:
         found = self._rate(peer, near, _MOST_FLOWS + 1 if due else _NEWEST)
         if found is None:
             return []
-        rate, size_bytes = found
+        rate, size_bytes, shared = found
         surprises = rate > 0 and not near.told / FAR < rate < near.told * FAR
         if not due and not surprises:
             return []
@@ -162,17 +162,18 @@ class Traffic:
             near.flows.append(flow)  # it is told; what goes on counts from here
             near.flow = _Flow(flow.until, flow.until, 0, flow.trips, flow.until)
         report = broker_pb2.LinkReport(
-            peer=peer, latency_s=latency_s, bytes_per_s=rate, size_bytes=size_bytes
+            peer=peer, latency_s=latency_s, bytes_per_s=rate, size_bytes=size_bytes, shared=shared
         )
         return [e.Tell(broker_pb2.PeerMessage(link=report))]
 
-    def _rate(self, peer: str, near: _Neighbour, newest: int) -> tuple[float, int] | None:
-        """(bytes/s, of so many bytes) of the window's newest flows; zeros: nothing is known; None:
-        nothing yet, before what left beside them is acknowledged."""
+    def _rate(self, peer: str, near: _Neighbour, newest: int) -> tuple[float, int, bool] | None:
+        """(bytes/s, of so many bytes, whether with what left beside them) of the window's newest
+        flows; zeros: nothing is known; None: nothing yet, before what left beside them is
+        acknowledged."""
         assert near.since is not None
         trip_s = self._round_trips.get(peer)
         if trip_s is None:
-            return 0.0, 0
+            return 0.0, 0, False
         others = [
             flow
             for name, other in self._neighbours.items()
@@ -207,14 +208,15 @@ class Traffic:
             every.append(sample)
             alone += [] if shared else [sample]
         every, alone = every[-newest:], alone[-newest:]
-        found = alone if _bytes(alone) >= _ENOUGH_ALONE * _bytes(every) else every
+        shared = _bytes(alone) < _ENOUGH_ALONE * _bytes(every)
+        found = every if shared else alone
         if not found:
-            return None if undecided else (0.0, 0)
+            return None if undecided else (0.0, 0, False)
         half, seen = _bytes(found) / 2, 0
         for rate, size_bytes in sorted(found):
             seen += size_bytes
             if seen >= half:
-                return rate, _bytes(found)
+                return rate, _bytes(found), shared
         raise AssertionError("a median that is not there")
 
     def know(self, peer: str, round_trip_s: float) -> None:

@@ -3,13 +3,15 @@ corrects what was believed of it."""
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.links.links import FAR, Links
+from shoal.broker.links.links import FAR, Caps, Links
 from shoal.broker.records.steps import MOST_LINKS, StepLedger
 from shoal.proto.broker_pb2 import LinkUse, StepReport
 
@@ -103,3 +105,24 @@ def test_other_flows_move_the_estimate_by_a_part_of_the_way(before: float, now: 
         assert found == now
     else:
         assert found == pytest.approx(0.7 * before + 0.3 * now)
+
+
+@pytest.mark.parametrize(
+    ("reports", "up"),
+    [
+        ((("b", 5.1e5, True), ("c", 5.9e5, True), ("d", 4.4e5, True)), 5.1e5),
+        ((("b", 5.1e5, True), ("c", 9.0e5, False)), 9.0e5),  # a line carries what one flow had
+        ((("b", 5.1e5, False), ("c", 9.0e5, False)), math.inf),  # paths, and nobody knows of what
+        ((("b", 5.1e5, False), ("c", 5.2e5, False)), 5.2e5),
+    ],
+)
+def test_flows_that_shared_a_line_show_what_it_carries(
+    reports: Sequence[tuple[str, float, bool]], up: float
+) -> None:
+    links = Links()
+    for to, rate, shared in reports:
+        assert not links.report("a", to, 0.01, rate, 1.0, "traffic", shared=shared)
+        assert not links.report("a", to, 0.01, 0.0, 2.0, "traffic")  # a round trip tells of none
+    found = links.network(("a", "b", "c", "d"), {}, 3.0)
+    assert found.up[0] == up
+    assert links.network(("a", "b"), {"a": Caps(up=1e5)}, 3.0).up[0] == 1e5
