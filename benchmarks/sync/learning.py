@@ -44,7 +44,8 @@ from shoal.benchmarks.table import Figure, arguments, report
 from shoal.sim.round_oracle import Result, even
 
 ROOT = Path(__file__).parents[2]
-CODE = [ROOT / "sim" / name for name in ("oracle.py", "round_oracle.py", "round_methods.py")]
+METHODS = ROOT / "sim" / "round_methods.py"
+CODE = [ROOT / "sim" / "oracle.py", ROOT / "sim" / "round_oracle.py", METHODS]
 CODE += [Path(__file__).with_name("together.py")]
 SETTING = Setting(steps=4000, batch=8, eval_every=400)
 """Of the first search; eight replicas have one window of a step each."""
@@ -63,11 +64,13 @@ class Wanted:
     def key(self, setting: Setting) -> str:
         """Of all that decides its numbers: setting, row and the code, docstrings apart."""
         what = [asdict(self.row.setting(setting)), asdict(self.row), self.replicas, self.seed]
-        text = json.dumps(what) + _code()
+        method = type(self.row.build([], 0)).__name__
+        text = json.dumps(what) + _code(method)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _code() -> str:
+def _code(method: str) -> str:
+    """Of the loops, without docstrings, and of round_methods.py what this class of it needs."""
     found = []
     for file in CODE:
         tree = ast.parse(file.read_text())
@@ -75,8 +78,22 @@ def _code() -> str:
             body: list[ast.stmt] = getattr(node, "body", [])
             if isinstance(body, list):
                 node.body = [x for x in body if not _is_text(x)]  # type: ignore[attr-defined]
-        found.append(ast.dump(tree))
+        found += [ast.dump(x) for x in (_needed(tree, method) if file == METHODS else [tree])]
     return "".join(found)
+
+
+def _needed(tree: ast.Module, name: str) -> list[ast.AST]:
+    """The definition of a name at the top of a module, and those that it rests on."""
+    defined: dict[str, ast.AST] = {}
+    for x in tree.body:
+        if isinstance(x, ast.ClassDef | ast.FunctionDef):
+            defined[x.name] = x
+    found, ahead = dict[str, ast.AST](), [name]
+    while ahead:
+        if (word := ahead.pop()) in defined and word not in found:
+            found[word] = defined[word]
+            ahead += [x.id for x in ast.walk(found[word]) if isinstance(x, ast.Name)]
+    return [found[word] for word in sorted(found)]
 
 
 def _is_text(x: ast.stmt) -> bool:
