@@ -9,8 +9,8 @@ had arrived. Such a *flow* fills the link, so
 whatever waits for a credit or for the compute of the other side, which is no time of the flow's.
 Rules:
 
-- A flow counts that took at least LONG_S and a round trip: most token buckets have let their burst
-  through by then, and the latency's own error hardly matters. One with snapshots in it takes fifty
+- A flow counts of at least LEAST_BYTES that took LONG_S and a round trip: most token buckets have
+  let their burst through by then, and the latency's own error hardly matters. One with snapshots in it takes fifty
   round trips, since those begin slowly (`net/links/patience.py`).
 - What goes to several neighbours at once shares this peer's uplink. Flows that were alone count
   where they are a quarter of the bytes; else each with what left beside it, which is the rate of
@@ -46,6 +46,9 @@ FAR = 1.5
 LONG_S = 0.05
 """A bucket of 4 MiB has passed a gigabit by then, one of 128 KiB anything."""
 SMALL_BYTES = 4 * 1024
+LEAST_BYTES = 8 * 1024
+"""Fewer that took long have waited for a process: a norm's eight bytes, acknowledged 50 ms late on
+a busy machine, would make a line of 160 bytes/s."""
 _ENDLESS_S = 5.0
 """A flow that goes on for so long counts as far as it was acknowledged."""
 _TRIPS, _SNAPSHOT_TRIPS = 1.0, 50.0
@@ -197,7 +200,9 @@ class Traffic:
             seconds = flow.until - flow.began
             if flow is near.flow and near.under_way and seconds < _ENDLESS_S:
                 continue  # what of it has left and was not acknowledged would be missing
-            if flow.until < near.since - trip_s or seconds < max(LONG_S, flow.trips * trip_s):
+            if flow.until < near.since - trip_s or flow.size_bytes < LEAST_BYTES:
+                continue
+            if seconds < max(LONG_S, flow.trips * trip_s):
                 continue
             if open_since < flow.until:
                 undecided = True

@@ -225,6 +225,17 @@ def test_a_flow_alone_counts_more_than_shared_ones() -> None:
     assert found["c"] == pytest.approx([1e6] * len(found["c"]), rel=0.3)
 
 
+def test_a_few_bytes_that_a_busy_process_acknowledged_late_say_nothing_of_the_rate() -> None:
+    traffic, now, told = Traffic(), 0.0, []
+    traffic.know("b", 0.001)
+    for step in range(200):
+        key = frame(step)
+        traffic.queued(key, 8, now)
+        told += traffic.acknowledged(key, now, now + 0.2)
+        now += 0.5
+    assert not any(i.message.link.bytes_per_s for i in told)
+
+
 def test_what_waits_for_a_credit_is_no_time_of_the_link() -> None:
     traffic, uplink, now, told = Traffic(), Uplink(1e7), 0.0, []
     traffic.know("b", 0.01)
