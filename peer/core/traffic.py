@@ -10,8 +10,8 @@ whatever waits for a credit or for the compute of the other side, which is no ti
 Rules:
 
 - A flow counts of at least LEAST_BYTES that took LONG_S and a round trip: most token buckets have
-  let their burst through by then, and the latency's own error hardly matters. One with snapshots in it takes fifty
-  round trips, since those begin slowly (`net/links/patience.py`).
+  let their burst through by then, and the latency's own error hardly matters. One with snapshots
+  in it takes fifty round trips, since those begin slowly (`net/links/patience.py`).
 - What goes to several neighbours at once shares this peer's uplink. Flows that were alone count
   where they are a quarter of the bytes; else each with what left beside it, which is the rate of
   the uplink that they share, and the report says so. How much that was is known once it is
