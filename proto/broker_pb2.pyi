@@ -236,7 +236,7 @@ class Saved(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., blob: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("run", "term", "step", "files", "job", "graph", "data", "operators", "microbatch_size", "head_parts", "inexact_from", "swapped")
+    __slots__ = ("run", "term", "step", "files", "job", "graph", "data", "operators", "microbatch_size", "head_parts", "inexact_from", "swapped", "rounds")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,7 @@ class Checkpoint(_message.Message):
     HEAD_PARTS_FIELD_NUMBER: _ClassVar[int]
     INEXACT_FROM_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
@@ -261,7 +262,20 @@ class Checkpoint(_message.Message):
     head_parts: int
     inexact_from: int
     swapped: _containers.RepeatedCompositeFieldContainer[Swap]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., operators: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., head_parts: _Optional[int] = ..., inexact_from: _Optional[int] = ..., swapped: _Optional[_Iterable[_Union[Swap, _Mapping]]] = ...) -> None: ...
+    rounds: RoundPosition
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., operators: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., head_parts: _Optional[int] = ..., inexact_from: _Optional[int] = ..., swapped: _Optional[_Iterable[_Union[Swap, _Mapping]]] = ..., rounds: _Optional[_Union[RoundPosition, _Mapping]] = ...) -> None: ...
+
+class RoundPosition(_message.Message):
+    __slots__ = ("round", "committed", "next", "returned")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    committed: int
+    next: int
+    returned: _containers.RepeatedCompositeFieldContainer[SampleRange]
+    def __init__(self, round: _Optional[int] = ..., committed: _Optional[int] = ..., next: _Optional[int] = ..., returned: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ...) -> None: ...
 
 class Swap(_message.Message):
     __slots__ = ("start", "middle", "stop")

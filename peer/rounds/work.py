@@ -416,9 +416,10 @@ class RoundWork:
             found |= {f"round:{value}:{part}": tensor for part, tensor in now.items()}
         return found
 
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_tensors(self, tensors: Mapping[str, Tensor], *, anew: bool = False) -> None:
         """Goes on from copies of what `state_tensors` gave, here or at other holders; of entries
-        that have none, from what is in the stages."""
+        that have none, from what is in the stages. `anew`: whoever gave it had other data to come,
+        and what is its own stays with it."""
         states: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             value, _, part = name.removeprefix("round:").rpartition(":")
@@ -426,6 +427,8 @@ class RoundWork:
                 states.setdefault(value, {})[part] = tensor.to("cpu", torch.float32, copy=True)
         for value, state in states.items():
             entry = self._entries[value]
+            if anew:
+                state |= self._nothing(entry)
             whole = (entry.entry.spec.elements,)
             if any(tensor.shape != whole for tensor in state.values()):
                 raise TensorSpecError(f"state of rounds of {value}: expected {whole[0]} elements")
