@@ -240,6 +240,11 @@ def _check_unchanged(found: Checkpoint, job: Job) -> None:
         before = Job.from_json(found.job)
     except (ValueError, RecursionError) as error:
         raise RunSpecError(f"the checkpoint of the run has no valid job: {error}") from None
+    if found.HasField("rounds") and job.rounds is None:
+        raise RunSpecError(
+            f'sync.kind of the job is "{job.sync.kind}", and its checkpoint was made by replicas '
+            "that train apart: it may not change"
+        )
     for key, had, has in (
         ("seed", before.seed, job.seed),
         ("train.batch", before.train.batch, job.train.batch),
@@ -415,6 +420,8 @@ def _odd_checkpoint(spec: RunSpec) -> Iterator[str]:
             f"the checkpoint of the run has {found.step} steps and is not exact from step "
             f"{found.inexact_from} on: expected no later one"
         )
+    if found.HasField("rounds"):
+        yield from _odd_rounds(spec)
     sizes = (spec.microbatch_size, *spec.microbatch_sizes)
     if found.microbatch_size not in sizes:
         yield (
@@ -430,3 +437,24 @@ def _odd_checkpoint(spec: RunSpec) -> Iterator[str]:
         if at and at == found.operators:
             return
     yield "the files of the checkpoint do not have every operator of the graph"
+
+
+def _odd_rounds(spec: RunSpec) -> Iterator[str]:
+    """A checkpoint may have passed through a stranger's folder."""
+    at, step = spec.resumed.rounds, spec.resumed.step
+    if at.committed // spec.microbatches != step:
+        yield (
+            f"the checkpoint of the run has {step} steps and {at.committed} microbatches of "
+            f"{spec.microbatches} in each: expected {step} times that, or less than one step more"
+        )
+    end = back = 0
+    for samples in at.returned:
+        if samples.first < end or not samples.count:
+            yield "the checkpoint of the run has samples to hand out again that are not in order"
+            return
+        end, back = samples.first + samples.count, back + samples.count
+    if end > at.next or at.next - back != at.committed:
+        yield (
+            f"the checkpoint of the run has {at.next} microbatches handed out and {back} of them "
+            f"come back: expected {at.committed} to be left, which are committed"
+        )

@@ -203,8 +203,6 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     if job.sync.kind == "local":
         if job.recovery.rebuilds:
             yield "recovery.ladder", 'with sync.kind = "local", all rungs but "neighbour" are'
-        if job.output.every:
-            yield "output.every", 'with sync.kind = "local", only 0 is'
         if job.data.where == "peer":
             yield "data.where", 'with sync.kind = "local", "submitter" is'
         if job.train.microbatches % job.replicas:

@@ -236,7 +236,7 @@ class Saved(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., blob: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("run", "term", "step", "files", "job", "graph", "data", "operators", "microbatch_size", "head_parts", "inexact_from", "swapped")
+    __slots__ = ("run", "term", "step", "files", "job", "graph", "data", "operators", "microbatch_size", "head_parts", "inexact_from", "swapped", "rounds")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,7 @@ class Checkpoint(_message.Message):
     HEAD_PARTS_FIELD_NUMBER: _ClassVar[int]
     INEXACT_FROM_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
@@ -261,7 +262,20 @@ class Checkpoint(_message.Message):
     head_parts: int
     inexact_from: int
     swapped: _containers.RepeatedCompositeFieldContainer[Swap]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., operators: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., head_parts: _Optional[int] = ..., inexact_from: _Optional[int] = ..., swapped: _Optional[_Iterable[_Union[Swap, _Mapping]]] = ...) -> None: ...
+    rounds: RoundPosition
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., operators: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., head_parts: _Optional[int] = ..., inexact_from: _Optional[int] = ..., swapped: _Optional[_Iterable[_Union[Swap, _Mapping]]] = ..., rounds: _Optional[_Union[RoundPosition, _Mapping]] = ...) -> None: ...
+
+class RoundPosition(_message.Message):
+    __slots__ = ("round", "committed", "next", "returned")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    committed: int
+    next: int
+    returned: _containers.RepeatedCompositeFieldContainer[SampleRange]
+    def __init__(self, round: _Optional[int] = ..., committed: _Optional[int] = ..., next: _Optional[int] = ..., returned: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ...) -> None: ...
 
 class Swap(_message.Message):
     __slots__ = ("start", "middle", "stop")
@@ -652,7 +666,7 @@ class SampleRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RoundPlan(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s")
+    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "members")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -662,6 +676,7 @@ class RoundPlan(_message.Message):
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     DIALS_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
@@ -671,7 +686,8 @@ class RoundPlan(_message.Message):
     segments: _containers.RepeatedCompositeFieldContainer[RoundSegment]
     dials: _containers.RepeatedCompositeFieldContainer[DialOrder]
     patience_s: float
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ...) -> None: ...
+    members: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., members: _Optional[int] = ...) -> None: ...
 
 class RoundSegment(_message.Message):
     __slots__ = ("start", "stop", "aggregator", "givers", "takers", "versions")

@@ -12,14 +12,14 @@ __all__ = ["committed_rounds"]
 
 
 def committed_rounds(
-    events: Iterable[RunEvent], *, microbatches: int, microbatch_size: int
+    events: Iterable[RunEvent], *, microbatches: int, microbatch_size: int, committed: int = 0
 ) -> list[Round]:
-    """`microbatches`: of one step of the run, each of `microbatch_size` samples. Who was left out
+    """`microbatches`: of one step of the run, each of `microbatch_size` samples; `committed`: in
+    the checkpoint that the run went on from. Who was left out
     of a round and went on in the same term is in it with no weight: its optimizer has made these
     steps. Raises ValueError for a round that was committed and never handed out."""
     found: list[Round] = []
     work: dict[int, RoundWork] = {}
-    committed = 0
     terms: dict[int, int] = {}
     """By replica, its newest: another one at the beginning of a round is one without a past."""
     fresh: set[int] = set()

@@ -64,7 +64,9 @@ class ReplicaRecord:
         self.interrupted = 0
         self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
         output = run.requirements.output
-        self.checkpoints = Checkpoints(output.every, output.keep)
+        apart = run.requirements.has_rounds
+        self.checkpoints = Checkpoints(0 if apart else output.every, output.keep)
+        self._begins_at = 0 if apart else run.spec.resumed.step
         self.names: dict[int, dict[PeerId, PeerId]] = {}
         """By term, who took whose place since then."""
 
@@ -94,7 +96,7 @@ class ReplicaRecord:
     @property
     def committed(self) -> int:
         """Number of committed steps."""
-        return self.ledger.committed if self.ledger else self.run.spec.resumed.step
+        return self.ledger.committed if self.ledger else self._begins_at
 
     @property
     def steps(self) -> int:
@@ -106,7 +108,7 @@ class ReplicaRecord:
     @property
     def has_own_steps(self) -> bool:
         """Whether it has committed steps since it was submitted, be it from a checkpoint."""
-        return self.committed > self.run.spec.resumed.step
+        return self.committed > self._begins_at
 
     @property
     def parts(self) -> tuple[PeerId, ...]:

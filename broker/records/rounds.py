@@ -7,10 +7,12 @@ from collections.abc import Iterable
 
 from ...dag.rounds.sums import EXPONENT
 from ...proto.broker_pb2 import (
+    Checkpoint,
     RoundBegun,
     RoundDone,
     RoundMember,
     RoundPlanned,
+    RoundPosition,
     RoundStart,
     RoundWork,
     RunEvent,
@@ -36,10 +38,11 @@ class RoundRecord:
     version, which all begin from, nobody.
     """
 
-    def __init__(self, steps: int, microbatches: int, eval_every: int) -> None:
-        """`microbatches`: of one step of the run; `eval_every`: steps between evaluations, 0:
-        none."""
+    def __init__(self, steps: int, microbatches: int, eval_every: int, replicas: int = 1) -> None:
+        """`microbatches`: of one step of the run, in which each of `replicas` makes one of its own;
+        `eval_every`: steps between evaluations, 0: none."""
         self.total, self._whole = steps * microbatches, microbatches
+        self._own = microbatches // replicas
         self._eval_every = eval_every
         self._before = 0  # Microbatches that were committed a round ago.
         self.holders: dict[int, int] = {}
@@ -52,6 +55,28 @@ class RoundRecord:
         """When the last one was committed, or the first one began."""
         self._next = 0  # The first microbatch that was never handed out.
         self._returned: list[SampleRange] = []  # Handed out, and not committed.
+        self.first = 0
+        """The round whose version all begin from."""
+
+    def begin_from(self, saved: Checkpoint) -> None:
+        """The run goes on from the version of another one. A rest that is no step of a replica is
+        left out."""
+        done = saved.step * self._whole
+        at = saved.rounds if saved.HasField("rounds") else RoundPosition(committed=done, next=done)
+        self.first = self.round = at.round
+        self.committed = self._before = at.committed
+        self._next, self._returned = at.next, list(at.returned)
+        self.total -= (self.total - self.committed) % self._own
+
+    @property
+    def position(self) -> RoundPosition:
+        """Where it stands, between two rounds."""
+        return RoundPosition(
+            round=self.round,
+            committed=self.committed,
+            next=self._next,
+            returned=self._returned,
+        )
 
     @property
     def begun(self) -> bool:

@@ -45,7 +45,10 @@ class RunRecord:
         self.replicas = tuple(ReplicaRecord(run, number) for number in range(count))
         self.rounds = None
         if needs.has_rounds:
-            self.rounds = RoundRecord(run.spec.steps, run.spec.microbatches, needs.eval_every)
+            steps, microbatches, own = run.spec.steps, run.spec.microbatches, needs.replicas
+            self.rounds = RoundRecord(steps, microbatches, needs.eval_every, own)
+            if run.spec.HasField("resumed"):
+                self.rounds.begin_from(run.spec.resumed)
         self._spec_bytes = run.spec.ByteSize()
         self._decisions = decisions
 
@@ -135,9 +138,19 @@ class RunRecord:
             self.rounds.apply(event)
         else:
             self.replicas[event.replica].apply(event, planned)
+            if event.HasField("checkpoint"):
+                self._keep_newest()
         self.history.add(event)
         if self.ended:
             self.history.rest()
+
+    def _keep_newest(self) -> None:
+        """Of all checkpoints, whichever replica brought them."""
+        each = [r.checkpoints for r in self.replicas]
+        steps = sorted(c.step for found in each for c in found.kept)
+        least = steps[-self.run.requirements.output.keep :][0]
+        for found in each:
+            found.kept = [c for c in found.kept if c.step >= least]
 
     def broker_started(self) -> None:
         """Another process of the broker has begun."""

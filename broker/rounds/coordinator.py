@@ -51,6 +51,7 @@ from ..records.rounds import microbatches_of
 from ..runs.replica import Replica
 from ..runs.run import Run
 from .exchange import ExchangePlanner
+from .saving import save_last, save_version
 from .version import done_of, hash_of
 from .work import divide
 
@@ -170,6 +171,7 @@ class RoundCoordinator:
         if record.over:
             return self._finish(now)
         if self._frozen:
+            self._since = None  # waits begin anew when it goes on
             return []
         if not record.begun:
             out = self._begin(now)
@@ -230,7 +232,7 @@ class RoundCoordinator:
         times = [self._replica(n).record.step_s or 0.0 for n in numbers]
         steps = divide(left // own, times)
         chosen = [(n, h) for n, h in zip(numbers, steps, strict=True) if h]
-        ranges = record.hand_out(h * own for _, h in chosen)
+        ranges, at = record.hand_out(h * own for _, h in chosen), record.position
         work = [
             RoundWork(
                 replica=n,
@@ -248,6 +250,7 @@ class RoundCoordinator:
                 RunEvent(round_begun=RoundBegun(round=record.round, work=work)), 0, now
             )
         ]
+        out += save_version(self.run, [n for n, _ in chosen], at)
         for number, _ in chosen:
             out += self._tell_start(number)
         return [*out, *self._arm(self._closes_at)]
@@ -491,7 +494,8 @@ class RoundCoordinator:
             evaluate=self.run.submitted.requirements.eval_every > 0,
         )
         message = BrokerMessage(round_start=start)
-        out = [Tell(m.stream, message) for m in first.context.holders()]
+        out = save_last(self.run, first.record.number, self.record.position)
+        out += [Tell(m.stream, message) for m in first.context.holders()]
         return out + first.lifecycle.export(now)
 
     # ------------------------------------------------------------ peers that come back

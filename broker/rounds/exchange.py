@@ -58,6 +58,7 @@ class ExchangePlanner:
                     round=record.round,
                     attempt=record.attempt,
                     weight=weight,
+                    members=len(inside),
                     exponent=record.exponent,
                     segments=mine.get(peer, ()),
                     patience_s=patience,

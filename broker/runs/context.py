@@ -116,6 +116,12 @@ class ReplicaContext:
         rounds, record = self.rounds, self.record
         return rounds.member(record.number, record.term) if rounds is not None else None
 
+    @property
+    def gate(self) -> int | None:
+        """The step in front of which it waits for the other replicas; None: it is in no round."""
+        work = self.work
+        return None if work is None else work.first_step + work.steps
+
     def mine(self, peer: PeerId) -> Member | None:
         """A peer that has a part in it now; None for any other."""
         return self.members.mine(peer, self.record.id)

@@ -156,8 +156,12 @@ class Handover:
 
     @property
     def _next_step(self) -> int:
-        """The first step of which a set can be had."""
-        return self._snapshots.cadence.next_step(self._record.committed)
+        """The first step of which a set can be had. In front of the last of its round a replica has
+        what goes on in the same round only, as it does after a pause."""
+        step, gate = self._snapshots.cadence.next_step(self._record.committed), self._context.gate
+        if gate is not None and self.errand is PAUSE:
+            return min(step, gate)
+        return step + (step == gate)
 
     def timed(self, now: float) -> HandoverResult | None:
         """A deadline may have come: theirs, who leave now; or that of a stay, which is handed over

@@ -279,7 +279,8 @@ class Lifecycle:
         """The one that is on its way will not be complete."""
         step = self.record.checkpoints.coming
         self.record.checkpoints.given_up()
-        text = f"no checkpoint after {step} steps: {why}"
+        own = " of its own" if self.context.rounds is not None else ""
+        text = f"no checkpoint after {step} steps{own}: {why}"
         return [] if step is None else self.context.note(text, now)
 
     # ------------------------------------------------------------ pauses
@@ -299,7 +300,8 @@ class Lifecycle:
     def pause(self, now: float) -> list[Instruction]:
         """After `check_pause`."""
         record, run = self.record, self.record.run
-        if record.phase in (WAITING, BUILDING) or not record.committed:
+        waits = self.context.rounds is not None and self.context.work is None
+        if record.phase in (WAITING, BUILDING) or not record.committed or waits:
             return self.put_aside(now)
         if record.pausing:
             return []
@@ -335,6 +337,9 @@ class Lifecycle:
     def unpause(self, now: float) -> list[Instruction]:
         """After `check_unpause`."""
         if self.record.pausing:
+            gate = self.context.gate
+            if gate is not None and gate == self.snapshots.on_hold:
+                self.snapshots.sets.not_needed(gate + 1)  # of the round that goes on to its end now
             self.handover.stop_for(None)
             return self._say(False, "resumed", "goes on without the pause", now)
         return self._enter(WAITING, now, "resumed", "waits for a plan")

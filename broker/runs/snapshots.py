@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from ...dag.plan.plan import PeerId, Plan
 from ...proto.broker_pb2 import (
     EXPORTING,
     RUNNING,
     BrokerMessage,
+    RoundPosition,
     Snapshot,
     SnapshotOrder,
     SnapshotReport,
@@ -77,7 +79,7 @@ class ReplicaSnapshots:
         if self._context.rounds is not None:
             work, newest = self._context.work, self._newest()
             within = work is not None and newest is not None and newest.step >= work.first_step
-            return newest if within else None
+            return newest if within else self._first_version()
         record, run = self._record, self._record.run
         saved = record.checkpoints.newest(record.committed) if run.begins_anew else None
         if saved is None and run.spec.HasField("resumed"):
@@ -86,6 +88,13 @@ class ReplicaSnapshots:
         if saved is None or (found is not None and found.step >= saved.step):
             return found
         return as_set(saved)
+
+    def _first_version(self) -> SnapshotSet | None:
+        """That of the checkpoint which the run goes on from, while all begin with it."""
+        spec, rounds = self._record.run.spec, self._context.rounds
+        if rounds is None or rounds.round > rounds.first or not spec.HasField("resumed"):
+            return None
+        return replace(as_set(spec.resumed), step=0)  # each replica counts its own steps
 
     def _newest(self) -> SnapshotSet | None:
         record, context = self._record, self._context
@@ -244,6 +253,17 @@ class ReplicaSnapshots:
         self.on_hold = step
         self._keepers = self._keepers_now(record.plan)
         return self._tell_order(record.parts, step)
+
+    def save(self, rounds: RoundPosition) -> list[Instruction]:
+        """Orders a checkpoint of the version that it has, in place of a set that is pending: taken
+        as soon as its round begins."""
+        record = self._record
+        assert record.plan is not None, record
+        step, spec = record.committed, record.run.spec
+        record.checkpoints.begin(record.run.id, record.term, step, spec, record.plan, rounds=rounds)
+        self.cadence.ordered(step)
+        self._keepers = self._keepers_now(record.plan)
+        return self._tell_order(record.parts, step, upload=True)
 
     def let_go(self) -> list[Instruction]:
         """No step is on hold any more."""

@@ -61,8 +61,9 @@ def begin_term(
         term = BLOCKS if wanted.rebuilt else record.term
         found = SnapshotSet(term, step, {}, live=True, rebuilt=wanted.rebuilt)
     work, rounds = context.work, context.rounds
-    # The version of the first round is the starting weights, which are always there.
-    within = work is not None and rounds is not None and (found is not None or not rounds.round)
+    # The version of the first round is the starting weights or a checkpoint: always there.
+    first = rounds is not None and rounds.round == rounds.first
+    within = work is not None and rounds is not None and (found is not None or first)
     fresh = 0 if rounds is None or within else record.committed
     step = found.step if found else fresh
     plan, report = _with_keepers(context, snapshots, wanted.planned, found, now)

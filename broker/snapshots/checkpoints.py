@@ -2,7 +2,8 @@
 
 A checkpoint is a set of snapshots that lies with the broker, every `every` steps and after the last
 one, whatever else the run does to survive. Every holder brings its own there, beside the training.
-One at a time: while it is on its way, no other is begun, and one that is due is left out.
+One at a time: while it is on its way, no other is begun, and one that is due is left out. Of
+replicas that train apart it is of a version, and `broker/rounds/saving.py` says when one is due.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from collections.abc import Iterable
 
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.swaps import swapped_operators
-from ...proto.broker_pb2 import Checkpoint, CheckpointFile, RunSpec, Saved, Span, Swap
+from ...proto.broker_pb2 import (
+    Checkpoint,
+    CheckpointFile,
+    RoundPosition,
+    RunSpec,
+    Saved,
+    Span,
+    Swap,
+)
 from ..requirements import HASH
 from .sets import SnapshotSet
 
@@ -31,6 +40,8 @@ class Checkpoints:
         self.every, self._keep = every, keep
         self.kept: list[Checkpoint] = []
         self._coming: Checkpoint | None = None
+        self._step = 0
+        """Of its snapshots: a replica that trains apart counts steps of its own."""
         self._missing: dict[PeerId, CheckpointFile] = {}
         self._untaken: dict[PeerId, None] = {}
         self._next = 0  # None of a step before this one is begun.
@@ -54,8 +65,8 @@ class Checkpoints:
 
     @property
     def coming(self) -> int | None:
-        """The step of the one that is on its way."""
-        return None if self._coming is None else self._coming.step
+        """The step of the snapshots of the one that is on its way."""
+        return None if self._coming is None else self._step
 
     def due(self, committed: int, steps: int) -> int | None:
         """The step of the one to begin now, if one is due."""
@@ -70,14 +81,21 @@ class Checkpoints:
         return step if step <= committed + max(_LEAD, 1 + self._late) else None
 
     def begin(
-        self, run: str, term: int, step: int, spec: RunSpec, plan: Plan, inexact_from: int = 0
+        self,
+        run: str,
+        term: int,
+        step: int,
+        spec: RunSpec,
+        plan: Plan,
+        inexact_from: int = 0,
+        rounds: RoundPosition | None = None,
     ) -> None:
-        """It was ordered from all holders of a plan."""
-        self._overdue = False
+        """It was ordered from all holders of a plan. `rounds`: of the version that is in it."""
+        self._overdue, self._step = False, step
         self._coming = Checkpoint(
             run=run,
             term=term,
-            step=step,
+            step=step if rounds is None else rounds.committed // spec.microbatches,
             job=spec.job,
             graph=spec.graph,
             data=spec.data,
@@ -86,6 +104,7 @@ class Checkpoints:
             head_parts=plan.head_parts,
             inexact_from=inexact_from,
             swapped=[Swap(start=a, middle=b, stop=c) for a, b, c in swapped_operators(plan)],
+            rounds=rounds,
         )
         self._next = step + 1
         self._untaken = dict.fromkeys(plan.peers)
@@ -117,7 +136,7 @@ class Checkpoints:
     def saved(self, peer: PeerId, message: Saved) -> Checkpoint | None:
         """A holder's part is with the broker; the checkpoint, if it is complete now."""
         coming = self._coming
-        if coming is None or (message.term, message.step) != (coming.term, coming.step):
+        if coming is None or (message.term, message.step) != (coming.term, self._step):
             return None
         if peer not in self._missing or not HASH.fullmatch(message.blob.hash):
             return None
@@ -134,7 +153,7 @@ class Checkpoints:
         """A holder may not have heard of the one that is on its way, or could not say what came of
         it: another is made in its place, as soon as may be."""
         if self._coming is not None:
-            self._next = self._coming.step
+            self._next = self._step
             self.given_up()
             self._overdue = True
 

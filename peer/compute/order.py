@@ -101,6 +101,9 @@ class BuildOrder:
     first_step: int = 0
     resumed: tuple[tuple[memoryview, ...], ...] = ()
     """Snapshots after `first_step` steps that it goes on from, in their parts."""
+    anew: bool = False
+    """Whether they are a checkpoint's: replicas begin with what they share, and nothing of their
+    own."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Who takes the place of whom since they were taken."""
     lossless_snapshots: bool = False
@@ -184,6 +187,7 @@ def order_from_assign(
         shard=shard,
         first_step=assign.first_step,
         resumed=parts,
+        anew=bool(assign.resume.files),
         renamed={r.old: r.to for r in assign.resume.renamed},
         lossless_snapshots=assign.lossless_snapshots,
         rebuilt=tuple(map(PeerId, assign.resume.rebuilt)),

@@ -155,7 +155,7 @@ class Records:
         lost = [v for v in work.rounds.values if f"round:{v}:base" not in of_rounds]
         if of_rounds and lost:
             raise SnapshotError(f"the snapshots lack what rounds began with of {lost[0]!r}")
-        work.rounds.load_state_tensors(of_rounds)
+        work.rounds.load_state_tensors(of_rounds, anew=work.order.anew)
 
     def without_codecs(self) -> Records:
         """With the streams at their beginning."""

@@ -511,8 +511,9 @@ class Assignment:
             return []
         if wanted > steps.updates and not steps.over:
             return []
-        if wanted == steps.updates and steps.waits:  # another version will be here first
-            return []
+        paused = wanted == self.keeping.hold  # and all the others
+        if wanted == steps.updates and steps.waits and not paused:
+            return []  # another version will be here first
         still = not steps.begun if wanted == self.keeping.hold else steps.unchanged
         if wanted == steps.updates and still and self.alive:
             return self.keeping.take(wanted)

@@ -1,6 +1,7 @@
 """What replicas do between their own steps, on tensors. `work` has everything of one holder, from
 what its stages moved to the next version of them; `attempt` is one exchange of that with others,
-and `coding` how it is written. `strategy` says what the next version is, `strategies` which methods
+`coding` how it is written, and `side_by_side` how results are of which nothing is added up on its
+way. `strategy` says what the next version is, `strategies` which methods
 there are; `local` has which samples a replica trains on meanwhile."""
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "digest",
     "diloco",
     "local",
+    "side_by_side",
     "sparse_loco",
     "strategies",
     "strategy",

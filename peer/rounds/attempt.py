@@ -32,15 +32,19 @@ from ...dag.rounds.wiring import (
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2
 from .coding import PartCoding
+from .side_by_side import most_bytes, side_by_side, total_of
 
 __all__ = ["PartMean", "RoundAttempt"]
+
+
+Buffers = tuple[memoryview, ...]
 
 
 @dataclass(frozen=True)
 class PartMean:
     """The mean of a part, as it is written, and as everybody reads it."""
 
-    buffers: tuple[memoryview, ...]
+    buffers: Buffers
     values: Tensor
 
 
@@ -51,6 +55,8 @@ class _Adding:
     total: WeightedSum
     waits: dict[PeerId, int]
     """Weights of those whose contributions are not in it yet."""
+    came: dict[PeerId, Buffers]
+    """By giver, its contribution as it was written; kept where it is passed on."""
 
 
 @dataclass(eq=False)
@@ -61,6 +67,8 @@ class RoundAttempt:
     peer: PeerId
     vector: RunVector
     coding: PartCoding
+    side_by_side: bool = False
+    """Whether contributions are passed on as they came."""
     wiring: RoundWiring = field(init=False)
     taken: dict[Span, Tensor] = field(default_factory=dict)
     """Results that came, by part."""
@@ -115,11 +123,11 @@ class RoundAttempt:
             for kept in (self.taken, self.versions, self._adding, self._results):
                 kept.clear()
 
-    def take(self, key: FrameKey, part: Span, values: Tensor) -> None:
-        """A decoded frame; a second one with its identity has no effect. Raises
+    def take(self, key: FrameKey, part: Span, values: Tensor, written: Buffers) -> None:
+        """A frame, decoded and as it came; a second one with its identity has no effect. Raises
         LargeContributionError, and then nothing was added."""
         if key.hop == GIVE:
-            self.add(part, PeerId(key.source), values)
+            self.add(part, PeerId(key.source), values, written)
             return
         most = self.plan.exponent + 1 if key.hop == RESULT else 128  # what a codec rounds up
         if not fits(values, most):
@@ -131,7 +139,19 @@ class RoundAttempt:
 
     # ------------------------------------------------------------ sums
 
-    def add(self, part: Span, giver: PeerId, values: Tensor) -> None:
+    def decoded(self, part: Span, data: memoryview) -> Tensor:
+        """A result that came. Raises CodecError or LargeContributionError."""
+        if self.side_by_side:
+            return total_of(data, part, self.coding, self.plan).mean()
+        return self.coding.decode(part, data)
+
+    def most_bytes(self, part: Span) -> int:
+        """The most that a result can take."""
+        if self.side_by_side:
+            return most_bytes(part, self.coding, self.plan)
+        return self.coding.most_bytes(part)
+
+    def add(self, part: Span, giver: PeerId, values: Tensor, written: Buffers) -> None:
         """Adds a contribution once. Raises LargeContributionError."""
         with self._lock:
             if self.over or part in self._results:
@@ -139,11 +159,14 @@ class RoundAttempt:
             adding = self._adding.get(part)
             if adding is None:
                 total = WeightedSum(part[1] - part[0], self.plan.weight, self.plan.exponent)
-                adding = _Adding(total, {g.peer: g.weight for g in self.wiring.adds[part]})
+                weights = {g.peer: g.weight for g in self.wiring.adds[part]}
+                adding = _Adding(total, weights, {})
                 self._adding[part] = adding
             if giver in adding.waits:
                 adding.total.add(values, adding.waits[giver])
                 del adding.waits[giver]
+                if self.side_by_side:
+                    adding.came[giver] = written
 
     def result(self, part: Span) -> PartMean | None:
         """The mean of a part that is added up here, encoded once; None while somebody's
@@ -153,11 +176,15 @@ class RoundAttempt:
             adding = self._adding.get(part)
             if found or adding is None or adding.waits:
                 return found
-            found = self._results[part] = self._encoded(part, adding.total.mean())
+            found = self._results[part] = self._encoded(part, adding)
             del self._adding[part]
             return found
 
-    def _encoded(self, part: Span, mean: Tensor) -> PartMean:
+    def _encoded(self, part: Span, adding: _Adding) -> PartMean:
+        mean = adding.total.mean()
+        if self.side_by_side:
+            givers = self.wiring.adds[part]
+            return PartMean(side_by_side((g.weight, adding.came[g.peer]) for g in givers), mean)
         pieces, heard = [], []
         for piece in self.vector.pieces(part):
             at = piece.entry.start + piece.start - part[0]

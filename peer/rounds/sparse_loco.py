@@ -26,13 +26,14 @@ class SparseLocoRounds(RoundStrategy):
     """Sparse contributions with decayed error feedback of each replica."""
 
     own_slots: ClassVar[tuple[str, ...]] = (_RESIDUAL,)
+    side_by_side: ClassVar[bool] = True
 
     def __init__(self, options: Settings) -> None:
         super().__init__(options)
         assert isinstance(options, SparseLocoOptions), f"options of sparse-loco, not {options!r}"
         self.lr, self.decay = options.lr, options.decay
         layout = f"density={options.density!r},chunk={options.chunk},bits={options.bits}"
-        self.codecs = (f"chunks:{layout}", "nonzero")
+        self.codec = f"chunks:{layout}"
 
     def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
         return own[_RESIDUAL] * self.decay + (base - now)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...dag.rounds.vector import RunVector
 from ...job.rounds import RoundSettings, options_of
+from .coding import PartCoding
 from .diloco import DilocoRounds
 from .sparse_loco import SparseLocoRounds
 from .strategy import RoundStrategy
 
-__all__ = ["STRATEGIES", "standing_bytes", "strategy_of"]
+__all__ = ["STRATEGIES", "coding_of", "standing_bytes", "strategy_of"]
 
 STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "average": RoundStrategy,
@@ -20,6 +22,14 @@ STRATEGIES: Mapping[str, type[RoundStrategy]] = {
 
 def strategy_of(settings: RoundSettings) -> RoundStrategy:
     return STRATEGIES[settings.method](options_of(settings.method, settings.options))
+
+
+def coding_of(strategy: RoundStrategy, settings: RoundSettings, vector: RunVector) -> PartCoding:
+    """How contributions are written, and means. Raises CodecError for a codec that rounds cannot
+    have."""
+    if strategy.codec is None:
+        return PartCoding(vector, settings.codec)
+    return PartCoding(vector, strategy.codec, least=0)
 
 
 def standing_bytes(settings: RoundSettings, elements: int) -> int:

@@ -46,10 +46,10 @@ from ...proto import broker_pb2
 from ..core.events import RoundResult
 from ..sync.norm import square_of
 from .attempt import RoundAttempt
-from .coding import PartCoding, flat_spec
+from .coding import flat_spec
 from .digest import digest
 from .local import LocalSteps
-from .strategies import standing_bytes, strategy_of
+from .strategies import coding_of, standing_bytes, strategy_of
 from .strategy import State
 
 __all__ = ["RoundWork"]
@@ -119,11 +119,7 @@ class RoundWork:
         self.vector, self.local, self.peer = vector, local, peer
         self._settings, self._replica = settings, replica
         self._strategy = strategy_of(settings)
-        if own := self._strategy.codecs:
-            gives, results = (PartCoding(vector, text, least=0) for text in own)
-        else:
-            gives = results = PartCoding(vector, settings.codec)
-        self._codings = {GIVE: gives, RESULT: results}
+        self._coding = coding_of(self._strategy, settings, vector)
         self._entries: dict[str, _Entry] = {}
         self._of_stages = [[v for v in owned[k] if v in tensors] for k in sorted(owned)]
         mine = {value for values in self._of_stages for value in values}
@@ -198,7 +194,8 @@ class RoundWork:
             )
         for entry in self._all:
             entry.applied = None
-        attempt = RoundAttempt(plan, self.peer, self.vector, self._codings[RESULT])
+        passes_on = self._strategy.side_by_side
+        attempt = RoundAttempt(plan, self.peer, self.vector, self._coding, passes_on)
         with self._lock:
             self._attempt = attempt
 
@@ -221,14 +218,14 @@ class RoundWork:
                 if given is None:
                     return _missing(f"no contribution of {piece.entry.name} was taken down here")
                 encoded = self._encoded(piece, given, attempt.plan.round)
-                heard.append(self._codings[GIVE].echo(piece, given, encoded))
+                heard.append(self._coding.echo(piece, given, encoded))
                 if not fits(heard[-1], attempt.plan.exponent):
                     most = float(heard[-1].abs().amax())
                     why = f"{piece.entry.name} has moved by {most:g}"
                     why += f": expected less than 2^{attempt.plan.exponent}"
                     return RoundResult(code="overflow", why=why)
             if by == self.peer:
-                attempt.add(part, self.peer, torch.cat(heard))
+                attempt.add(part, self.peer, torch.cat(heard), self._contribution(part) or ())
         return RoundResult()
 
     def apply(self) -> RoundResult:
@@ -311,9 +308,11 @@ class RoundWork:
             raise TensorSpecError(f"{key}: expected {expected!r}, got none")
         if key.hop == VERSION:
             values = RAW.decode(expected, b"", arrived.data)
+        elif key.hop == RESULT:
+            values = attempt.decoded(part, arrived.data)
         else:
-            values = self._codings[key.hop].decode(part, arrived.data)
-        attempt.take(key, part, values)
+            values = self._coding.decode(part, arrived.data)
+        attempt.take(key, part, values, (arrived.data,))
 
     def most_bytes(self, key: FrameKey) -> int | None:
         """The most that a frame of this key has; None for an attempt that is not known yet, 0 for
@@ -326,7 +325,7 @@ class RoundWork:
             return 0
         if key.hop == VERSION:
             return self._spec(key, part).size_bytes
-        return self._codings[key.hop].most_bytes(part)
+        return (attempt if key.hop == RESULT else self._coding).most_bytes(part)
 
     def payload(self, key: FrameKey) -> Payload:
         """Raises KeyError for what is not there to be sent."""
@@ -346,7 +345,7 @@ class RoundWork:
         return Payload(self._codec_of(key), b"", self._spec(key, part), buffers)
 
     def _codec_of(self, key: FrameKey) -> str:
-        return RAW.name if key.hop == VERSION else self._codings[key.hop].name
+        return RAW.name if key.hop == VERSION else self._coding.name
 
     def _spec(self, key: FrameKey, part: Span) -> TensorSpec:
         rows = 1 + len(self._strategy.slots) if key.hop == VERSION else 1
@@ -359,7 +358,7 @@ class RoundWork:
             if entry is None or piece.start not in entry.encoded:
                 return None
             found.append((piece, entry.encoded[piece.start]))
-        return self._codings[GIVE].written(found)
+        return self._coding.written(found)
 
     def _whole(self, part: Span) -> tuple[memoryview, ...] | None:
         """What was made of a part, then its slots one after the other."""
@@ -383,8 +382,7 @@ class RoundWork:
     def _encoded(self, piece: VectorPiece, given: Tensor, round_: int) -> Encoded:
         encoded = self._entries[piece.entry.value].encoded
         if piece.start not in encoded:
-            coding = self._codings[GIVE]
-            encoded[piece.start] = coding.encode(piece, given, round_, self._replica)
+            encoded[piece.start] = self._coding.encode(piece, given, round_, self._replica)
         return encoded[piece.start]
 
     def _left(self, entry: _Entry, round_: int) -> State:
@@ -395,7 +393,7 @@ class RoundWork:
         for piece in self.vector.pieces((first, entry.entry.stop)):
             given = entry.given[piece.start : piece.stop]
             encoded = self._encoded(piece, given, round_)
-            heard.append(self._codings[GIVE].echo(piece, given, encoded))
+            heard.append(self._coding.echo(piece, given, encoded))
         return self._strategy.left(entry.entry.value, entry.given, torch.cat(heard))
 
     def _nothing(self, entry: _Entry) -> State:
@@ -418,9 +416,10 @@ class RoundWork:
             found |= {f"round:{value}:{part}": tensor for part, tensor in now.items()}
         return found
 
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_tensors(self, tensors: Mapping[str, Tensor], *, anew: bool = False) -> None:
         """Goes on from copies of what `state_tensors` gave, here or at other holders; of entries
-        that have none, from what is in the stages."""
+        that have none, from what is in the stages. `anew`: whoever gave it had other data to come,
+        and what is its own stays with it."""
         states: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             value, _, part = name.removeprefix("round:").rpartition(":")
@@ -428,6 +427,8 @@ class RoundWork:
                 states.setdefault(value, {})[part] = tensor.to("cpu", torch.float32, copy=True)
         for value, state in states.items():
             entry = self._entries[value]
+            if anew:
+                state |= self._nothing(entry)
             whole = (entry.entry.spec.elements,)
             if any(tensor.shape != whole for tensor in state.values()):
                 raise TensorSpecError(f"state of rounds of {value}: expected {whole[0]} elements")

@@ -24,9 +24,10 @@ from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...peer.core.events import RoundResult
 from ...peer.rounds.attempt import RoundAttempt
-from ...peer.rounds.coding import PartCoding, flat_spec
+from ...peer.rounds.coding import flat_spec
 from ...peer.rounds.local import LocalSteps
-from ...peer.rounds.strategies import STRATEGIES
+from ...peer.rounds.side_by_side import FRONT_BYTES
+from ...peer.rounds.strategies import coding_of, strategy_of
 from ...proto import broker_pb2
 from .hashes import MASK, Words
 from .plan import Hollow, Weighed
@@ -56,8 +57,10 @@ class GhostVector:
 
     def __init__(self, graph: Graph, settings: RoundSettings) -> None:
         self.vector, self.settings = RunVector.of(graph), settings
-        self.coding = PartCoding(self.vector, settings.codec)
-        self._rows = 1 + len(STRATEGIES[settings.method].slots)
+        strategy = strategy_of(settings)
+        self.coding = coding_of(strategy, settings, self.vector)
+        self.side_by_side = strategy.side_by_side
+        self._rows = 1 + len(strategy.slots)
         self._parts: dict[Span, _Part] = {}
 
     @property
@@ -268,6 +271,9 @@ class GhostRounds:
 
     def _weighed(self, key: FrameKey, span: Span) -> Weighed:
         part = self.shared.part(span)
+        if key.hop == RESULT and self.shared.side_by_side:
+            many, size = self._joined.plan.members, part.coded.size_bytes + FRONT_BYTES
+            return part.coded._replace(size_bytes=many * size)
         return part.raw if key.hop == VERSION else part.coded
 
     def _given(self, span: Span) -> Words | None:

@@ -12,6 +12,7 @@ import torch
 
 from ...broker import events as b
 from ...dag.ir.convert import graph_from_bytes
+from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
 from ...dag.plan.swaps import Segment, segments
 from ...dag.schedule.convert_plan import plan_from_proto
@@ -20,10 +21,12 @@ from ...proto import broker_pb2
 from ..following import Following
 from ..front import Front, Packed
 from ..ghost.hashes import expected
+from ..ghost.round_hashes import expected_rounds
 from ..live import LiveView
 from ..monitor.violation import Violation, shortest
 from ..options import Setting, SimOptions
 from ..report import Summary, unigram_entropy
+from ..round_log import committed_rounds
 from ..scenario.scenario import Scenario
 from ..scenario.sentences import Fault
 from ..trace import Trace
@@ -188,29 +191,42 @@ def _fill(summary: Summary, found: VirtualRun, scenario: Scenario) -> None:
 
 
 def _as_hashes(job: Job, followed: Following, packed: Packed, options: SimOptions) -> None:
-    """Losses of ghosts are hashes: they say nothing, but must be those of the plain loop."""
-    summary, steps, losses = followed.summary, len(followed.losses), followed.losses
+    """Losses of ghosts are hashes: they say nothing, but must be those of the plain loop; of
+    replicas that train apart, the versions must."""
+    summary, steps = followed.summary, len(followed.losses)
     work = summary.operators * followed.microbatches * steps
     if steps and (options.verify or work <= CHEAP):
         graph = graph_from_bytes(packed.blobs[packed.spec.graph.hash])
         graph = graph.bind(followed.microbatch_size)
-        orders: list[Sequence[Segment]] = []
-        if summary.swapped and followed.first_plan is not None:
-            plan = plan_from_proto(followed.first_plan)
-            stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
-            orders = [segments(stages, route) for route in plan.routes]
-        exact = losses[: summary.inexact_from or steps]  # no loop does what comes behind
-        wanted = expected(
-            graph,
-            job.seed,
-            len(exact),
-            followed.microbatches,
-            orders=orders,
-            clips=job.train.clip > 0,
-        )
-        compare(summary, exact, wanted.losses, "plain loop of hashes")
+        (_versions if followed.played.rows else _losses)(job, graph, followed)
         if summary.max_loss_difference:
             summary.exit = 1
             summary.error = summary.error or "samples were lost, doubled or came too late (I1, I2)"
     summary.loss_first = summary.loss_last = summary.eval_loss = None
-    summary.losses = summary.evaluations = ()
+    summary.losses = summary.evaluations = summary.held_out = ()
+    summary.local_losses = {}
+    summary.rounds = tuple({**row, "loss": None} for row in summary.rounds)
+
+
+def _losses(job: Job, graph: Graph, followed: Following) -> None:
+    summary, losses = followed.summary, followed.losses
+    orders: list[Sequence[Segment]] = []
+    if summary.swapped and followed.first_plan is not None:
+        plan = plan_from_proto(followed.first_plan)
+        stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+        orders = [segments(stages, route) for route in plan.routes]
+    exact = losses[: summary.inexact_from or len(losses)]  # no loop does what comes behind
+    clips = job.train.clip > 0
+    loop = expected(graph, job.seed, len(exact), followed.microbatches, orders=orders, clips=clips)
+    compare(summary, exact, loop.losses, "plain loop of hashes")
+
+
+def _versions(job: Job, graph: Graph, followed: Following) -> None:
+    """Also where a replica was lost or left out: the loop does what was committed."""
+    count = followed.microbatches * followed.summary.replicas  # of a step of the run
+    rounds = committed_rounds(followed.events, microbatches=count, microbatch_size=1)
+    members, clips = [r.members for r in rounds], job.train.clip > 0
+    wanted = expected_rounds(graph, job.seed, members, count, clips=clips).versions
+    made = [e.round_done.hash for e in followed.events if e.HasField("round_done")]
+    wrong = [float(a != b) for a, b in zip(made, wanted, strict=True)]
+    compare(followed.summary, wrong, [0.0] * len(wrong), "plain loop of hashes")

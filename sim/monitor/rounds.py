@@ -56,7 +56,7 @@ class RoundCheck(Check):
                 work = self._work.pop(run, {})
                 if len(set(members)) < len(members) or not set(members) <= work.keys():
                     raise Broken("I2", f"{run} commits work of replicas {members}: not all have it")
-                done = self._committed.setdefault(run, set())
+                done = self._done(run)
                 for number in members:
                     done |= _numbers(work[number])
                 if len(done) != event.round_done.microbatches:
@@ -66,10 +66,21 @@ class RoundCheck(Check):
                         f"expected {len(done)}",
                     )
 
+    def _done(self, run: str) -> set[int]:
+        """Committed microbatches, those of a checkpoint that it goes on from included."""
+        if run not in self._committed:
+            spec = self.world.broker.machine.runs[b.RunId(run)].submitted.spec
+            at, done = spec.resumed.rounds, spec.resumed.step * spec.microbatches
+            found = set(range(at.next or done))
+            for r in at.returned:
+                found.difference_update(range(r.first, r.first + r.count))
+            self._committed[run] = found
+        return self._committed[run]
+
     def _handed_out(self, run: str, new: list[RoundWork]) -> None:
         work = self._work.setdefault(run, {})
         for mine in new:
-            taken = set(self._committed.get(run, ()))
+            taken = set(self._done(run))
             for number, other in work.items():
                 if number != mine.replica:
                     taken |= _numbers(other)

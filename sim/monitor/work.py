@@ -220,7 +220,8 @@ class WorkCheck(Check):
     def _done(self, run: str) -> int:
         """Steps that were committed before, those of a checkpoint that it goes on from included."""
         name, _ = run_of(run)
-        first = self.world.broker.machine.runs[name].submitted.spec.resumed.step
+        known = self.world.broker.machine.runs[name]
+        first = 0 if known.has_rounds else known.submitted.spec.resumed.step
         return self._committed.get(run, first)
 
     def _commit(self, run: str, event: broker_pb2.RunEvent) -> None:

@@ -12,7 +12,7 @@ from shoal.dag.ir.convert import graph_to_bytes
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, Size, TensorSpec
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
-from shoal.proto.broker_pb2 import RunSpec
+from shoal.proto.broker_pb2 import Checkpoint, CheckpointFile, RoundPosition, RunSpec, Span
 from shoal.proto.common_pb2 import BlobRef
 
 REF = BlobRef(hash="ab" * 32, size_bytes=1)
@@ -95,6 +95,57 @@ def test_a_hand_written_plan_may_have_any_of_the_sizes(size: int, routes: int) -
     assert not wish.allows(
         Plan((StageSlot(0, 2, (PeerId("a"),)),), ((Visit(0, PeerId("a")),),) * 3, size)
     )
+
+
+def going_on(position: RoundPosition, step: int = 2) -> RunSpec:
+    """A run of 9 steps of 4 microbatches, from a version of replicas that train apart."""
+    spec = make_spec()
+    sync = {"kind": "local"}
+    job = Job(model="m:f", plan={"replicas": 2}, sync=sync, steps=9, batch=8, microbatch=2)
+    spec.job, spec.steps = job.to_json(), 9
+    file = CheckpointFile(holder="a", spans=[Span(start=0, stop=3)], blob=REF)
+    saved = Checkpoint(
+        run="r", term=1, step=step, files=[file], job=spec.job, graph=REF, data=REF, operators=3
+    )
+    saved.microbatch_size = 2
+    saved.rounds.CopyFrom(position)
+    spec.resumed.CopyFrom(saved)
+    return spec
+
+
+def position(committed: int, handed: int, *returned: tuple[int, int]) -> RoundPosition:
+    found = RoundPosition(round=1, committed=committed, next=handed)
+    for first, count in returned:
+        found.returned.add(first=first, count=count)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        (position(8, 8), ""),
+        (position(9, 14, (2, 2), (5, 3)), ""),
+        (position(12, 12), "has 2 steps and 12 microbatches of 4 in each: expected 2 times that"),
+        (position(8, 9), "expected 8 to be left"),
+        (position(8, 10, (4, 3)), "has 10 microbatches handed out and 3 of them come back"),
+        (position(8, 10, (9, 2)), "come back"),
+        (position(8, 12, (5, 2), (6, 2)), "not in order"),
+        (position(8, 8, (5, 0)), "not in order"),
+    ],
+)
+def test_where_rounds_go_on_is_checked(at: RoundPosition, text: str) -> None:
+    if not text:
+        assert read_spec(going_on(at)).replicas == 2
+        return
+    with pytest.raises(RunSpecError, match=text):
+        read_spec(going_on(at))
+
+
+def test_replicas_that_train_apart_go_on_so() -> None:
+    spec = going_on(position(8, 8))
+    spec.job = Job(model="m:f", steps=9, batch=8, microbatch=2).to_json()
+    with pytest.raises(RunSpecError, match=r'sync\.kind of the job is "allreduce"'):
+        read_spec(spec)
 
 
 def test_codecs_of_the_job_reach_the_planner() -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from shoal import cli
 from shoal.job import Job, SettingsError
 from shoal.sim import oracle
+from shoal.sim.ghost import rounds
 from shoal.sim.options import Setting, SimOptions
 from shoal.sim.report import Summary
 from shoal.sim.scenario.catalogue import DEFAULT, catalogue, find
@@ -150,6 +151,23 @@ def test_a_ghost_run_is_compared_with_the_plain_loop_of_hashes(folder: Path) -> 
     assert found["verified_against"] == "plain loop of hashes"
     assert found["max_loss_difference"] == 0
     assert found["loss_last"] is None  # a hash says nothing about learning
+
+
+def test_versions_of_ghosts_are_compared_with_a_plain_loop_of_rounds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = JOB.replace("stages = 2", "replicas = 2") + '[sync]\nkind = "local"\nevery = 2\n'
+    (folder / "job.toml").write_text(apart)
+    found = summary_of("home.toml", "--ghost")
+    assert (found["exit"], len(found["rounds"])) == (0, 2)
+    assert found["verified_against"] == "plain loop of hashes"
+    assert found["max_loss_difference"] == 0
+    assert (found["loss_last"], found["local_losses"]) == (None, {})
+    mean = rounds.mean  # of the ghosts, who count a contribution twice
+    monkeypatch.setattr(rounds, "mean", lambda total, weight: mean(total + total, weight))
+    found = summary_of("home.toml", "--ghost")
+    assert (found["exit"], found["max_loss_difference"]) == (1, 1)
+    assert "samples were lost, doubled" in found["error"]
 
 
 def test_an_expectation_that_is_missed_ends_with_code_1(folder: Path) -> None:

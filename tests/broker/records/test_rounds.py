@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.records.rounds import RoundRecord, microbatches_of
 from shoal.proto.broker_pb2 import (
+    Checkpoint,
     RoundBegun,
     RoundDone,
     RoundMember,
@@ -77,3 +79,23 @@ def test_what_came_back_is_handed_out_first() -> None:
     [again] = record.hand_out([6])
     assert [(r.first, r.count) for r in again] == [(4, 4), (8, 2)]
     assert microbatches_of(RoundWork(samples=again)) == 6
+
+
+@pytest.mark.parametrize(("replicas", "left"), [(1, 3), (2, 0), (3, 1)])
+def test_who_goes_on_from_a_version_trains_what_is_left_of_the_samples(
+    replicas: int, left: int
+) -> None:
+    """A rest that is no local step of so many replicas is left out."""
+    record = RoundRecord(10, 6, 0, 2)
+    work = [RoundWork(replica=i, term=1, samples=r) for i, r in enumerate(record.hand_out([9, 10]))]
+    record.apply(RunEvent(round_begun=RoundBegun(work=work)))
+    member = RoundMember(replica=0, weight=1, term=1)
+    record.apply(RunEvent(round_done=RoundDone(members=[member])))
+    saved = Checkpoint(step=1, rounds=record.position)
+    then = RoundRecord(10, 6, 0, replicas)
+    then.begin_from(saved)
+    assert (then.round, then.first, then.committed) == (1, 1, 9)
+    [rest] = then.hand_out([then.total - then.committed])
+    wanted = set(range(9, 60))
+    assert numbers(RoundWork(samples=rest)) == set(sorted(wanted)[: len(wanted) - left])
+    assert then.position == saved.rounds

@@ -204,3 +204,21 @@ def test_a_run_goes_on_from_a_checkpoint_on_disk(work: Job, tmp_path: Path) -> N
         (tmp_path / "text.bin").write_bytes(bytes(256))
         with pytest.raises(SettingsError, match="other data than the checkpoint"):
             client.go_on(str(folder), ["train.steps=8"])
+
+
+@pytest.mark.process
+def test_replicas_that_train_apart_go_on_from_a_folder_and_may_be_more(
+    work: Job, tmp_path: Path
+) -> None:
+    apart = replace(work, sync={"kind": "local", "every": 2}, plan={"replicas": 2})
+    with LocalCluster(peers=2) as cluster, shoal.connect(cluster.address) as client:
+        run = client.submit(apart)
+        run.wait()
+    folder = tmp_path / "out" / run.id
+    with LocalCluster(peers=4) as cluster, shoal.connect(cluster.address) as client:
+        last = client.go_on(str(folder), ["train.steps=12", "plan.replicas=4"])
+        last.wait()
+        done = [e.round_done for e in last.watch() if e.HasField("round_done")]
+        assert [(d.round, d.microbatches) for d in done] == [(4, 40), (5, 48)]
+        assert all(w.isfinite().all() for w in last.weights().values())
+    assert (tmp_path / "out" / last.id / "checkpoint-000012" / "model.safetensors").exists()

@@ -168,6 +168,7 @@ class Exchange:
         return pb.RoundPlan(
             run=peer.partition(".")[0], term=1, round=self.round, attempt=self.attempt,
             weight=sum(self.weights), exponent=self.exponent, segments=mine,
+            members=len(self.replicas),
         )  # fmt: skip
 
     def key(self, hop, part, source, destination):

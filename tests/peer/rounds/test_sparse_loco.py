@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
+
 import pytest
 import torch
 
+from shoal.compression.codec import CodecError, parse
+from shoal.dag.rounds.wiring import GIVE, RESULT
+from shoal.peer.rounds.coding import flat_spec
 from shoal.tests.peer.rounds.conftest import (
     COUNTER,
     Exchange,
@@ -129,17 +135,87 @@ def test_who_comes_with_an_old_snapshot_gives_nothing_twice(make_case, replica):
     assert not any(bool(e.any()) for e in residuals(late).values())
 
 
-def test_a_result_costs_what_its_union_does(make_case, replica):
-    """Frames of results are lossless, and small while few numbers are in them."""
-    case = case_of_three(make_case)
-    few, all_ = (
-        Exchange(trained(case, replica, method="sparse-loco", options={**OPTIONS, **o}))
-        for o in ({"density": 1 / 32}, {"density": 1.0, "bits": 32})
-    )
-    for exchange in (few, all_):
-        assert len({*exchange.run()}) == 1
-    sizes = [
-        {hop: sum(len(f) for k, f in e.frames.items() if k.hop == hop) for hop in (0, 1)}
-        for e in (few, all_)
-    ]
-    assert sizes[0][0] < sizes[0][1] < 0.6 * sizes[1][1]
+def given_in(frame):
+    """The weights and contributions of a result."""
+    found, at = [], 0
+    while at < len(frame):
+        weight, size = struct.unpack_from("<QQ", frame, at)
+        found.append((weight, frame[at + 16 : at + 16 + size]))
+        at += 16 + size
+    return found
+
+
+def test_a_result_is_all_contributions_as_they_came(make_case, replica):
+    exchange = Exchange(trained(case_of_three(make_case), replica, **SPARSE), weights=(2, 3, 7))
+    assert len({*exchange.run()}) == 1
+    results = 0
+    for key, frame in exchange.frames.items():
+        if key.hop != RESULT:
+            continue
+        results += 1
+        found = given_in(frame)
+        assert [weight for weight, _ in found] == [2, 3, 7]
+        came = {
+            f
+            for k, f in exchange.frames.items()
+            if (k.hop, k.port, k.destination) == (GIVE, key.port, key.source)
+        }
+        assert len(came - {data for _, data in found}) == 0
+    assert results
+
+
+@pytest.mark.parametrize("replicas", [2, 4, 8])
+def test_they_are_smaller_than_their_mean(replicas):
+    codec, n = parse("chunks"), 1 << 18
+    heard, size = torch.zeros(n), 0
+    for i in range(replicas):
+        x = torch.randn(n, generator=torch.Generator().manual_seed(i))
+        encoded = codec.encode(x)
+        size += encoded.size_bytes + len(encoded.header)
+        data = memoryview(bytearray(b"".join(encoded.buffers)))
+        heard += codec.decode(flat_spec(n), encoded.header, data)
+    assert size < parse("nonzero").encode(heard / replicas).size_bytes / 3
+
+
+def another_weight(data):
+    data[0] ^= 1
+    return data
+
+
+def one_less(data):
+    weight_and_size = 16 + struct.unpack_from("<QQ", data)[1]
+    return data[weight_and_size:]
+
+
+def one_twice(data):
+    return data + data[: 16 + struct.unpack_from("<QQ", data)[1]]
+
+
+def cut_short(data):
+    return data[:-1]
+
+
+def of_no_length(data):
+    data[8:16] = b"\xff" * 8
+    return data
+
+
+@pytest.mark.parametrize("spoil", [another_weight, one_less, one_twice, cut_short, of_no_length])
+def test_a_result_that_is_not_of_all_is_refused(make_case, replica, spoil):
+    spoilt = []
+
+    def change(key, frame):
+        if key.hop == RESULT and not spoilt:
+            spoilt.append(frame)
+            data = spoil(bytearray(frame.data))
+            return replace(frame, data=memoryview(data))
+        return frame
+
+    exchange = Exchange(trained(case_of_three(make_case), replica, **SPARSE), change=change)
+    exchange.begin()
+    exchange.give()
+    [error] = exchange.refused.values()
+    assert isinstance(error, CodecError)
+    peer = spoilt[0].key.destination
+    exchange.devices[peer].accept(spoilt[0])
+    assert len({*exchange.apply()}) == 1

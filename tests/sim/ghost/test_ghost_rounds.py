@@ -28,18 +28,18 @@ THREE = ((LARGE, LARGE), (320, 280), (LARGE, LARGE))
 """Kilobytes of each peer, by replica: one is cut elsewhere than the others."""
 
 
-def job(replicas: int, codec: str = "none") -> Job:
+def job(replicas: int, codec: str = "none", method: str = "diloco") -> Job:
     return Job.from_table(
         {
             "version": 1,
-            "name": f"ghost-rounds-{replicas}-{codec}",
+            "name": f"ghost-rounds-{replicas}-{codec}-{method}",
             "model": {
                 "factory": "shoal.examples.gpt:gpt",
                 "args": {"layers": 2, "width": 16, "heads": 2, "length": 16, "dropout": 0.0},
             },
             "data": {"kind": "text", "length": 16, "holdout": 0.0},
             "plan": {"replicas": replicas},
-            "sync": {"kind": "local", "every": 3},
+            "sync": {"kind": "local", "every": 3, "method": method},
             "codec": {"sync": codec},
             "train": {"steps": 9, "batch": 4 * replicas, "microbatch": 2, "lr": 1e-2},
         }
@@ -110,9 +110,13 @@ def test_versions_are_those_of_a_plain_loop_whatever_the_cuts(laboratory: Any) -
     assert played.found(events) == played.expected(events)
 
 
-@pytest.mark.parametrize("codec", ["none", "int8"])
-def test_rounds_take_the_bytes_and_the_time_of_real_tensors(laboratory: Any, codec: str) -> None:
-    lab = laboratory(job(2, codec))
+@pytest.mark.parametrize(
+    ("codec", "method"), [("none", "diloco"), ("int8", "diloco"), ("none", "sparse-loco")]
+)
+def test_rounds_take_the_bytes_and_the_time_of_real_tensors(
+    laboratory: Any, codec: str, method: str
+) -> None:
+    lab = laboratory(job(2, codec, method))
     real, ghost = (done(Played(lab, THREE[::2], ghosts=g).finish()) for g in (False, True))
     assert [d.sent_bytes for d in ghost] == [d.sent_bytes for d in real]
     # A snapshot's names and headers have no weight here.
