@@ -108,7 +108,7 @@ class RoundRows:
             case "plan":
                 self._microbatches = len(event.plan.routes)  # of a step of one replica
             case "step":
-                if self._work:  # else a run without rounds
+                if self._work or self._losses:  # else a run without rounds
                     self._losses[event.replica, event.step.step] = event.step.outcome.loss
             case "round_begun":
                 self._work |= {w.replica: w for w in event.round_begun.work}
@@ -140,8 +140,9 @@ class RoundRows:
             seconds=done.seconds,
         )
         self._samples += row.samples
+        ends = {n: w.first_step + w.steps for n, w in self._work.items()}
+        self._losses = {(n, s): x for (n, s), x in self._losses.items() if s >= ends.get(n, s + 1)}
         self._work.clear()
-        self._losses.clear()
         return row
 
     def _local(self, number: int, samples: int) -> Local:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from .settings import Settings, SettingsError, at_least, at_most
 
@@ -21,9 +21,21 @@ __all__ = [
 ]
 
 
+def _check_overlap(overlap: int | str) -> None:
+    if overlap != "auto" and int(overlap) < 0:
+        raise SettingsError("overlap", f'is {overlap}: expected 0, more, or "auto"')
+
+
 @dataclass(frozen=True, kw_only=True)
 class AverageOptions(Settings):
     """average: every replica goes on from the mean of all."""
+
+    overlap: int | Literal["auto"] = 0
+    """Steps of the next round that are made while this one is exchanged; "auto": as many as the
+    last exchange took."""
+
+    def check(self) -> None:
+        _check_overlap(self.overlap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +47,12 @@ class DilocoOptions(Settings):
     """Outer learning rate."""
     momentum: float = 0.9
     """Outer momentum, in [0, 1)."""
+    overlap: int | Literal["auto"] = 0
+    """Steps of the next round that are made while this one is exchanged; "auto": as many as the
+    last exchange took."""
 
     def check(self) -> None:
+        _check_overlap(self.overlap)
         if not self.lr > 0:
             raise SettingsError("lr", f"is {self.lr}: expected more than 0")
         if not 0 <= self.momentum < 1:

@@ -305,6 +305,11 @@ class Sync(Settings):
                 options_of(self.chosen, self.options)
             except SettingsError as error:
                 raise error.inside("options") from None
+            if isinstance(self.overlap, int) and self.overlap >= self.steps:
+                raise SettingsError(
+                    "options.overlap",
+                    f"is {self.overlap}: expected fewer steps than a round has, {self.steps}",
+                )
         else:
             method_options(self.chosen, self.options)
         if self.every != "auto":
@@ -335,6 +340,12 @@ class Sync(Settings):
         if self.every != "auto":
             return self.every
         return EVERY if self.kind == "local" else 1
+
+    @property
+    def overlap(self) -> int | str:
+        """Steps of the next round that are made while one is exchanged."""
+        found: int | str = getattr(options_of(self.chosen, self.options), "overlap", 0)
+        return found
 
     def needed(self, replicas: int) -> int:
         """Of how many of so many replicas the work makes a round, at least 1. Raises

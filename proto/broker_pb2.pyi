@@ -636,7 +636,7 @@ class Assign(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., round: _Optional[_Union[RoundStart, _Mapping]] = ...) -> None: ...
 
 class RoundStart(_message.Message):
-    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate")
+    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate", "ahead", "ahead_samples", "late")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -646,6 +646,9 @@ class RoundStart(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
@@ -655,7 +658,10 @@ class RoundStart(_message.Message):
     start: float
     length: float
     evaluate: bool
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ...) -> None: ...
+    ahead: int
+    ahead_samples: _containers.RepeatedCompositeFieldContainer[SampleRange]
+    late: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ...) -> None: ...
 
 class SampleRange(_message.Message):
     __slots__ = ("first", "count")
@@ -1302,18 +1308,24 @@ class RoundBegun(_message.Message):
     def __init__(self, round: _Optional[int] = ..., work: _Optional[_Iterable[_Union[RoundWork, _Mapping]]] = ...) -> None: ...
 
 class RoundWork(_message.Message):
-    __slots__ = ("replica", "term", "first_step", "steps", "samples")
+    __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     replica: int
     term: int
     first_step: int
     steps: int
     samples: _containers.RepeatedCompositeFieldContainer[SampleRange]
-    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ...) -> None: ...
+    ahead: int
+    ahead_samples: _containers.RepeatedCompositeFieldContainer[SampleRange]
+    late: int
+    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ...) -> None: ...
 
 class RoundPlanned(_message.Message):
     __slots__ = ("round", "attempt", "members", "joiners", "exponent")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..proto.broker_pb2 import RoundWork, RunEvent
@@ -25,6 +25,8 @@ def committed_rounds(
     fresh: set[int] = set()
     left_out: dict[int, tuple[int, Member]] = {}
     """By replica, the round that it was left out of, with what it did there."""
+    past: dict[int, _Place] = {}
+    """By replica, its last round."""
     for event in events:
         match event.WhichOneof("kind"):
             case "round_begun":
@@ -42,25 +44,41 @@ def committed_rounds(
                 weights = {m.replica: m.weight for m in done.members}
                 if missing := weights.keys() - work.keys():
                     raise ValueError(f"round {done.round} has members {missing} without work")
-                members = {
-                    n: _member(w, weights.get(n, 0), microbatch_size, n in fresh)
-                    for n, w in work.items()
-                }
                 handed = sum(s.count for w in work.values() for s in w.samples)
                 start, length = committed / microbatches, handed / microbatches
-                for number in work.keys() - weights.keys():
-                    left_out[number] = len(found), members[number]
+                members = dict[int, Member]()
+                for n, w in work.items():
+                    now, last = (start, length, w.steps), past.get(n, (0.0, 0.0, 1))
+                    places = [_at(last, last[2] + j) for j in range(w.late)]
+                    places += [_at(now, j) for j in range(w.late, w.steps + w.ahead)]
+                    out, weight = n not in weights, weights.get(n, 0)
+                    members[n] = _member(w, weight, microbatch_size, n in fresh, places, out)
+                    if out:
+                        left_out[n] = len(found), members[n]
+                    past[n] = now
                 found.append(Round(start, length, tuple(members[n] for n in weights)))
                 committed, work = done.microbatches, {}
                 fresh -= members.keys()
     return found
 
 
-def _member(work: RoundWork, weight: int, size: int, fresh: bool) -> Member:
+_Place = tuple[float, float, int]
+"""Where a round begins in the learning rate's schedule, how much of it that is, and steps."""
+
+
+def _at(place: _Place, j: int) -> float:
+    start, length, steps = place
+    return start + length * j / steps
+
+
+def _member(
+    work: RoundWork, weight: int, size: int, fresh: bool, at: Sequence[float], out: bool
+) -> Member:
+    """`at`: where each step stands, those ahead of the next round too; who was left `out` has made
+    these in this one."""
+    ranges = (*work.samples, *(work.ahead_samples if out else ()))
     samples = [
-        g * size + i
-        for s in work.samples
-        for g in range(s.first, s.first + s.count)
-        for i in range(size)
+        g * size + i for s in ranges for g in range(s.first, s.first + s.count) for i in range(size)
     ]
-    return Member(work.replica, work.steps, samples, weight, fresh)
+    steps = work.steps + (work.ahead if out else 0)
+    return Member(work.replica, steps, samples, weight, fresh, work.late, tuple(at[:steps]))

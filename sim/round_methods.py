@@ -18,6 +18,7 @@ __all__ = [
     "Average",
     "DiLoCo",
     "NoLoCo",
+    "Overlapped",
     "Residual",
     "Saps",
     "SparseLoCo",
@@ -123,6 +124,10 @@ def mean(r: Round, of: Mapping[int, Tensor]) -> Tensor:
     return parts.sum(0) / total
 
 
+def _copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in weights.items()}
+
+
 class Average(Method):
     """All take the mean of the weights."""
 
@@ -219,6 +224,41 @@ class StreamingDiLoCo(DiLoCo):
         for name, snapshot in self.on_its_way.pop(number, {}).items():
             local = replica.weights[name]
             local.copy_(self.shared[name] + (local - snapshot))
+
+
+class Overlapped(Method):
+    """Another method whose version comes `late` local steps into the next round of a member, as
+    local += new - what it was when the round ended. Who was in no round takes it as it is."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.ended: dict[int, dict[str, Tensor]] = {}
+        """By replica to which it is on its way, its local weights when the round ended."""
+        self.late: dict[int, int] = {}
+
+    def begin(self, shared: dict[str, Tensor]) -> None:
+        super().begin(shared)
+        self.method.begin(shared)
+
+    @torch.no_grad()
+    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+        inside = {m.replica for m in r.members if m.weight}
+        ended = {k: _copies(x.weights) for k, x in replicas.items()}
+        self.method.commit(count, r, replicas)
+        self.ended = {k: was for k, was in ended.items() if k in inside}
+
+    @torch.no_grad()
+    def begins(self, r: Round, replicas: Mapping[int, Replica]) -> None:
+        self.late = {m.replica: m.late for m in r.members if m.late}
+        for number in self.late:
+            for name, p in replicas[number].weights.items():
+                p.copy_(self.ended[number][name])
+
+    @torch.no_grad()
+    def stepped(self, j: int, number: int, replica: Replica) -> None:
+        if j + 1 == self.late.get(number):
+            for name, p in replica.weights.items():
+                p.copy_(self.shared[name] + (p - self.ended[number][name]))
 
 
 class SparseLoCo(Method):

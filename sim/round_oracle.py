@@ -37,6 +37,10 @@ class Member:
     weight: int
     fresh: bool = False
     """Whether its optimizer begins anew: it was lost, and took the version from others."""
+    late: int = 0
+    """Behind so many steps comes the version of the round before, which it was in."""
+    at: tuple[float, ...] = ()
+    """Where each step stands, in steps of the run; none: as `Round` says."""
 
     def part(self, j: int) -> Sequence[int]:
         size = len(self.samples) // self.steps
@@ -90,6 +94,9 @@ class Method:
         """Of one that trains for the first time."""
         for name, p in replica.weights.items():
             p.copy_(self.shared[name])
+
+    def begins(self, r: Round, replicas: Mapping[int, Replica]) -> None:
+        """Before the local steps of a round."""
 
     def stepped(self, j: int, number: int, replica: Replica) -> None:
         """After local step j, counted from 0, of a replica."""
@@ -156,6 +163,7 @@ def train(
             elif m.fresh:
                 replica = result.replicas[m.replica]
                 replica.optimizer = optimizer(replica.module, t)
+        method.begins(r, result.replicas)
         losses: dict[int, list[float]] = {m.replica: [] for m in r.members}
         for j in range(max(m.steps for m in r.members)):
             now = [m for m in r.members if j < m.steps]
@@ -163,7 +171,8 @@ def train(
             found = gradients([x.module for x in moving], [batches(m.part(j)) for m in now])
             for m, replica, loss in zip(now, moving, found, strict=True):
                 losses[m.replica].append(loss)
-                replica.update(learning_rate(t, r.start + r.every * j / m.steps, steps))
+                at = m.at[j] if m.at else r.start + r.every * j / m.steps
+                replica.update(learning_rate(t, at, steps))
                 method.stepped(j, m.replica, replica)
         method.commit(count, r, result.replicas)
         result.losses.append(losses)

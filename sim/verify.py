@@ -185,7 +185,9 @@ def _rounds(
 
     played = committed_rounds(followed.events, microbatches=count, microbatch_size=size)
     options: dict[str, Any] = dict(job.sync.options)
-    method = METHODS[job.sync.chosen](**options)
+    method = METHODS[job.sync.chosen](**{k: v for k, v in options.items() if k != "overlap"})
+    if job.sync.overlap:
+        method = round_methods.Overlapped(method)
     with front.module(job) as module:
         steps = job.train.steps or followed.summary.steps
         return round_oracle.train(module, played, batches, job.train, method, steps=steps).losses

@@ -35,7 +35,8 @@ class RoundRecord:
     that are in it, by number; none: it has not begun. attempt, members, joiners: of its exchange,
     as it was planned last; 0: not yet. committed: microbatches of the run. exponent: as in
     RoundPlan. holders: in which term a replica made the newest version, by number; of the first
-    version, which all begin from, nobody.
+    version, which all begin from, nobody. past: of replicas that have no work in this round, their
+    last; who was in the round before may go on with what it made ahead.
     """
 
     def __init__(self, steps: int, microbatches: int, eval_every: int, replicas: int = 1) -> None:
@@ -48,6 +49,7 @@ class RoundRecord:
         self.holders: dict[int, int] = {}
         self.round = self.attempt = self.committed = 0
         self.work: dict[int, RoundWork] = {}
+        self.past: dict[int, RoundWork] = {}
         self.members: tuple[RoundMember, ...] = ()
         self.joiners: tuple[int, ...] = ()
         self.exponent = EXPONENT
@@ -92,6 +94,18 @@ class RoundRecord:
         work = self.work.get(number)
         return work if work is not None and work.term == term else None
 
+    def carried(self, number: int, term: int) -> RoundWork | None:
+        """What a replica made ahead of the version that all have now: its work of the round before;
+        None: nothing."""
+        work = self.past.get(number)
+        return work if work is not None and work.term == term and work.ahead else None
+
+    def gate(self, number: int, term: int) -> int:
+        """In front of which of its steps a replica waits for the broker, at the latest."""
+        work = self.member(number, term) or self.past.get(number)
+        there = work is not None and work.term == term
+        return work.first_step + work.steps + work.ahead if work is not None and there else 0
+
     def start_of(self, replica: str, work: RoundWork) -> RoundStart:
         """What a replica is told of its work."""
         start, every = self.committed / self._whole, self._eval_every
@@ -106,12 +120,20 @@ class RoundRecord:
             start=start,
             length=sum(map(microbatches_of, self.work.values())) / self._whole,
             evaluate=bool(passed) and work.replica == min(self.work),
+            ahead=work.ahead,
+            ahead_samples=work.ahead_samples,
+            late=work.late,
         )
 
-    def hand_out(self, counts: Iterable[int]) -> list[list[SampleRange]]:
-        """Ranges of so many microbatches each, what came back first; nothing changes before the
-        event that says so."""
-        back = [(r.first, r.count) for r in self._returned]
+    def hand_out(
+        self, counts: Iterable[int], keeping: Iterable[SampleRange] = ()
+    ) -> list[list[SampleRange]]:
+        """Ranges of so many microbatches each, what came back first, and none of those that are
+        kept for others; nothing changes before the event that says so."""
+        free = list(self._returned)
+        for kept in keeping:
+            free = _without(free, kept)
+        back = [(r.first, r.count) for r in free]
         next_, found = self._next, list[list[SampleRange]]()
         for count in counts:
             mine: list[SampleRange] = []
@@ -150,7 +172,8 @@ class RoundRecord:
             self.done_at_s = at_s
         for work in begun.work:
             self.work[work.replica] = work
-            for samples in work.samples:
+            self.past.pop(work.replica, None)
+            for samples in (*work.samples, *work.ahead_samples):
                 self._take(samples)
 
     def _take(self, taken: SampleRange) -> None:
@@ -158,16 +181,7 @@ class RoundRecord:
         if taken.first >= self._next:
             self._next = taken.first + taken.count
             return
-        left: list[SampleRange] = []
-        stop = taken.first + taken.count
-        for r in self._returned:
-            for first, end in (
-                (r.first, min(r.first + r.count, taken.first)),
-                (max(r.first, stop), r.first + r.count),
-            ):
-                if end > first:
-                    left.append(SampleRange(first=first, count=end - first))
-        self._returned = left
+        self._returned = _without(self._returned, taken)
 
     def _planned(self, planned: RoundPlanned) -> None:
         self._check(planned.round)
@@ -180,10 +194,15 @@ class RoundRecord:
         self._check(done.round)
         inside, self._before = {m.replica for m in done.members}, self.committed
         for number, work in self.work.items():
+            self._returned.extend(work.ahead_samples)
+            self.past[number] = work
             if number in inside:
                 self.committed += microbatches_of(work)
             else:
                 self._returned.extend(work.samples)
+                self.past[number] = _closed(work)
+        for joined in done.joined:
+            self.past.pop(joined.replica, None)
         self._returned.sort(key=lambda r: r.first)
         self.round, self.attempt = self.round + 1, 0
         self.work, self.members, self.joiners = {}, (), ()
@@ -206,6 +225,7 @@ class RoundRecord:
             done_at_s=self.done_at_s,
             holders=[RoundMember(replica=n, term=term) for n, term in self.holders.items()],
             before=self._before,
+            past=self.past.values(),
         )
 
     def restore(self, kept: RoundsKept) -> None:
@@ -215,4 +235,26 @@ class RoundRecord:
         self.exponent, self.done_at_s = kept.exponent, kept.done_at_s
         self.holders = {m.replica: m.term for m in kept.holders}
         self._before = kept.before
+        self.past = {w.replica: w for w in kept.past}
         self._next, self._returned = kept.next, list(kept.returned)
+
+
+def _without(ranges: Iterable[SampleRange], taken: SampleRange) -> list[SampleRange]:
+    left: list[SampleRange] = []
+    stop = taken.first + taken.count
+    for r in ranges:
+        for first, end in (
+            (r.first, min(r.first + r.count, taken.first)),
+            (max(r.first, stop), r.first + r.count),
+        ):
+            if end > first:
+                left.append(SampleRange(first=first, count=end - first))
+    return left
+
+
+def _closed(work: RoundWork) -> RoundWork:
+    """Of a replica that was left out: nothing of what it makes ahead counts."""
+    found = RoundWork()
+    found.CopyFrom(work)
+    found.steps, found.ahead = work.steps + work.ahead, 0
+    return found

@@ -50,10 +50,10 @@ from ..membership.membership import Membership
 from ..records.rounds import microbatches_of
 from ..runs.replica import Replica
 from ..runs.run import Run
+from .ahead import steps_ahead, steps_of
 from .exchange import ExchangePlanner
-from .saving import save_last, save_version
+from .saving import is_due, save_last, save_version
 from .version import done_of, hash_of
-from .work import divide
 
 __all__ = ["RoundCoordinator"]
 
@@ -92,6 +92,8 @@ class RoundCoordinator:
         """When the first replica was ready for the first round."""
         self._evaluated = -1
         """The newest round before which a version was evaluated."""
+        self._exchange_s = 0.0
+        """How long the last exchange took; 0: not known."""
         self._armed = math.inf
         self._stood: dict[int, Hashable] = {}
         """By replica, as `changed` found it last."""
@@ -128,14 +130,15 @@ class RoundCoordinator:
 
     def _waits(self, number: int) -> bool:
         """Whether it stands at the gate, with or without a contribution."""
-        replica = self._replica(number)
-        work = replica.context.work
-        return work is None or replica.record.committed >= work.first_step + work.steps
+        record = self._replica(number).record
+        return record.committed >= self.record.gate(number, record.term)
 
     @property
     def _frozen(self) -> bool:
-        """Whether nothing is begun: somebody pauses the run."""
-        return any(r.record.pausing or r.record.paused for r in self.run.replicas)
+        """Whether nothing is begun: the run is paused. As long as some are on the way to a step at
+        which they stop, which may be one of the next round, rounds go on."""
+        records = [r.record for r in self.run.replicas]
+        return any(r.paused for r in records) and not any(r.pausing for r in records)
 
     # ------------------------------------------------------------ what follows
 
@@ -230,19 +233,38 @@ class RoundCoordinator:
         every = self.run.submitted.requirements.sync.steps
         left = min(every * spec.microbatches, record.total - record.committed)
         times = [self._replica(n).record.step_s or 0.0 for n in numbers]
-        steps = divide(left // own, times)
-        chosen = [(n, h) for n, h in zip(numbers, steps, strict=True) if h]
-        ranges, at = record.hand_out(h * own for _, h in chosen), record.position
-        work = [
-            RoundWork(
-                replica=n,
-                term=self._replica(n).record.term,
-                first_step=self._replica(n).record.committed,
-                steps=h,
-                samples=samples,
+        past = {n: record.carried(n, self._replica(n).record.term) for n in numbers}
+        carried = {n: w.ahead if (w := past[n]) else 0 for n in numbers}
+        steps = steps_of(left // own, times, [*carried.values()])
+        chosen = {n: h for n, h in zip(numbers, steps, strict=True) if h}
+        saves = is_due(self.run, record.committed + left)  # a snapshot has the version alone then
+        ahead = steps_ahead(
+            0 if saves else self.run.submitted.requirements.sync.overlap,
+            every,
+            chosen,
+            left=(record.total - record.committed - left) // own,
+            exchange_s=self._exchange_s,
+            round_s=max(h * s for h, s in zip(steps, times, strict=True)),
+        )
+        counts = [h - carried[n] for n, h in chosen.items()] + [ahead[n] for n in chosen]
+        kept = [r for w in past.values() if w for r in w.ahead_samples]
+        ranges = record.hand_out((count * own for count in counts), kept)
+        at = record.position
+        work = []
+        for i, (n, h) in enumerate(chosen.items()):
+            mine, before = self._replica(n).record, past[n]
+            work.append(
+                RoundWork(
+                    replica=n,
+                    term=mine.term,
+                    first_step=before.first_step + before.steps if before else mine.committed,
+                    steps=h,
+                    samples=[*(before.ahead_samples if before else ()), *ranges[i]],
+                    ahead=ahead[n],
+                    ahead_samples=ranges[len(chosen) + i],
+                    late=carried[n],
+                )
             )
-            for (n, h), samples in zip(chosen, ranges, strict=True)
-        ]
         self.ready, self.made, self.bad, self._plans = {}, {}, {}, {}
         self._since = now
         out: list[Instruction] = [
@@ -250,8 +272,8 @@ class RoundCoordinator:
                 RunEvent(round_begun=RoundBegun(round=record.round, work=work)), 0, now
             )
         ]
-        out += save_version(self.run, [n for n, _ in chosen], at)
-        for number, _ in chosen:
+        out += save_version(self.run, [n for n in chosen if not carried[n]], at)
+        for number in chosen:
             out += self._tell_start(number)
         return [*out, *self._arm(self._closes_at)]
 
@@ -279,7 +301,8 @@ class RoundCoordinator:
         """Plans the exchange, if it is time."""
         work = [n for n in self.record.work if self._replica(n).context.work and n not in self.bad]
         ready = [n for n in work if self._is_ready(n)]
-        still = [n for n in work if n not in ready and not self._is_short(n)]
+        paused = {n for n in work if ready and self._replica(n).record.paused}
+        still = [n for n in work if n not in {*ready, *paused} and not self._is_short(n)]
         needed = self.run.submitted.requirements.sync.needed(len(self.record.work))
         late = now >= self._closes_at or bool(self._plans)
         if not ready and not still:
@@ -460,6 +483,7 @@ class RoundCoordinator:
             if n in record.joiners
         ]
         done = done_of(record, self.made, version, joined, now - record.done_at_s)
+        self._exchange_s = now - (self._since or now)
         out.append(self.run.record.publish(RunEvent(round_done=done), 0, now))
         if record.over:
             return [*out, *self._finish(now)]

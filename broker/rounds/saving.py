@@ -13,17 +13,23 @@ from ...proto.broker_pb2 import RoundPosition
 from ..events import Instruction
 from ..runs.run import Run
 
-__all__ = ["save_last", "save_version"]
+__all__ = ["is_due", "save_last", "save_version"]
+
+
+def is_due(run: Run, committed: int) -> bool:
+    """Whether a version with so many microbatches is one of those that are kept."""
+    every, steps = (
+        run.submitted.requirements.output.every,
+        committed // run.submitted.spec.microbatches,
+    )
+    return bool(every) and steps // every > _saved(run) // every
 
 
 def save_version(run: Run, chosen: Sequence[int], at: RoundPosition) -> list[Instruction]:
     """Of a version that these begin a round with, who hear of that behind this. `at`: before work
     of the round was handed out."""
-    every, spec = run.submitted.requirements.output.every, run.submitted.spec
     have = [n for n in chosen if run.replicas[n].record.committed]
-    if not every or not have or _under_way(run):
-        return []
-    if at.committed // spec.microbatches // every <= _saved(run) // every:
+    if not have or _under_way(run) or not is_due(run, at.committed):
         return []
     return run.replicas[have[-1]].snapshots.save(at)  # the first one evaluates
 

@@ -78,8 +78,9 @@ class ReplicaSnapshots:
         with rounds, of the one that it is in."""
         if self._context.rounds is not None:
             work, newest = self._context.work, self._newest()
-            within = work is not None and newest is not None and newest.step >= work.first_step
-            return newest if within else self._first_version()
+            if work is None or newest is None or newest.step < work.first_step + work.late:
+                return self._first_version()
+            return newest
         record, run = self._record, self._record.run
         saved = record.checkpoints.newest(record.committed) if run.begins_anew else None
         if saved is None and run.spec.HasField("resumed"):

@@ -98,6 +98,7 @@ def begin_term(
         begun = RoundBegun(round=rounds.round, work=[mine])
         out.append(context.publish(RunEvent(round_begun=begun), now))
         base.round.CopyFrom(rounds.start_of(record.id, mine))
+        base.round.late = 0  # `found` is from behind where the version landed
     term_.transfers = tuple(base.resume.transfers)
     dials, near = _dials(context, plan)
     for peer in record.parts:

@@ -6,8 +6,8 @@
              exchange of stage 1's gradients: give what was made here, add up in phase 1, pass on
              totals in phase 3, take the result in phase 4; others likewise, by `ExchangeContent`
     U     update: divide by the weight, clip, optimizer step, buffers
-    C X A  of a round between replicas: take down what was moved since the last version, begin an
-          exchange, apply its result; in no list
+    C X A V L  of a round between replicas: take down what was moved since the last version, begin
+          an exchange, apply its result, show the version, have it land; in no list
 
 What each action takes and gives stands in `dag/schedule/flow.py`.
 """
@@ -55,6 +55,10 @@ class Kind(StrEnum):
     """The exchange of a round begins here: what this peer gives to itself is added."""
     APPLY = "A"
     """The result of a round becomes the next version."""
+    SHOW = "V"
+    """The version is in the stages, for an evaluation."""
+    LAND = "L"
+    """A version that was made beside local steps comes into the stages, and they stay."""
 
     __hash__ = str.__hash__  # an enum's own is slow, and actions are looked up all the time
 
@@ -91,7 +95,7 @@ VISITS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE})
 """Kinds that belong to one microbatch and one stage."""
 EXCHANGES = frozenset({Kind.GIVE, Kind.REDUCE, Kind.RELAY, Kind.TAKE})
 """Kinds that belong to one exchange."""
-ROUNDS = frozenset({Kind.CONTRIBUTE, Kind.EXCHANGE, Kind.APPLY})
+ROUNDS = frozenset({Kind.CONTRIBUTE, Kind.EXCHANGE, Kind.APPLY, Kind.SHOW, Kind.LAND})
 """Kinds that belong to a round between replicas."""
 
 _SINGLE = frozenset({ExchangeContent.NORM, ExchangeContent.SCORES})

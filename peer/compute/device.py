@@ -242,6 +242,10 @@ class TorchDevice:
                 return found
             case Kind.EXCHANGE:
                 return self._rounds.exchange()
+            case Kind.SHOW:
+                return self._rounds.show()
+            case Kind.LAND:
+                return self._rounds.land()
             case _:
                 return self._rounds.apply()
 

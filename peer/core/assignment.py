@@ -35,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ...dag.plan.action import ROUNDS
+from ...dag.plan.action import ROUNDS, Kind
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role, Transfer
 from ...job.words import size_text
@@ -242,19 +242,26 @@ class Assignment:
         if steps is None or rounds is None:
             return []
         out = rounds.begins(start)
-        if out:
-            left = max(0, start.first_step + start.steps - steps.step)
+        if out and rounds.landed:
             anew = steps.step == start.first_step
-            steps.begin_round(left, evaluates=start.evaluate and anew)
+            self._open(start, evaluates=start.evaluate and anew)
             if not start.steps and not steps.evaluating:
                 steps.end()
         return out
+
+    def _open(self, start: broker_pb2.RoundStart, *, evaluates: bool = False) -> None:
+        """Steps of the round may be done, and those that are ahead of the next one."""
+        assert self.steps is not None
+        left = start.first_step + start.steps + start.ahead - self.steps.step
+        self.steps.begin_round(max(0, left), evaluates=evaluates)
 
     def round_ready(self) -> list[e.Instruction]:
         """The device knows the samples of the steps that may be done."""
         steps = self.steps
         if steps is None or steps.over or steps.step >= steps.until:
             return []
+        if self.rounds is not None and not self.rounds.landed:
+            return []  # those that are ahead have their data
         return [e.Prefetch(self.run, self.term, steps.step)]
 
     def round_planned(self, plan: broker_pb2.RoundPlan, now: float) -> list[e.Instruction]:
@@ -392,7 +399,10 @@ class Assignment:
         steps, rounds = self.steps, self.rounds
         if event.action.kind in ROUNDS:
             assert rounds is not None
-            return [*rounds.computed(event.action, event.result, now), *self._advance(now)]
+            of_round = rounds.computed(event.action, event.result, now)
+            if event.action.kind in (Kind.SHOW, Kind.LAND):
+                of_round += self._landing(event.action.kind)
+            return [*of_round, *self._take_snapshot(), *self._advance(now)]
         done = steps.finish(event.action, event.result, now)
         out: list[e.Instruction] = [e.SendFrame(k) for k in done.sends]
         out += [e.Release(k) for k in done.releases]
@@ -413,6 +423,20 @@ class Assignment:
                 steps.leave_step()
         return out + self._take_snapshot() + self._advance(now)
 
+    def _landing(self, kind: Kind) -> list[e.Instruction]:
+        """The version is in the stages, to be evaluated or to stay."""
+        steps, rounds = self.steps, self.rounds
+        assert steps is not None, "a version lands, and nothing is built"
+        assert rounds is not None, "a version lands, of a run without rounds"
+        assert rounds.start is not None, "a version lands, and no round has begun"
+        if kind is Kind.SHOW:
+            steps.begin_round(0, evaluates=True)
+            return []
+        self._open(rounds.start)
+        if steps.step >= steps.until:
+            return []
+        return [e.Prefetch(self.run, self.term, steps.step)]
+
     def _advance(self, now: float) -> list[e.Instruction]:
         """The next action if it can run, with the next step's data; the export when all is done."""
         steps = self.steps
@@ -424,8 +448,10 @@ class Assignment:
                 return []
             self.phase = Phase.EXPORTING
             return [e.UploadWeights(self.run, self.term, steps.steps)]
-        if steps.waits and self.rounds is not None:
-            return self.rounds.waits(now)
+        if self.rounds is not None and not steps.in_flight:
+            of_rounds = self._of_rounds(steps, self.rounds, now)
+            if of_rounds or self.rounds.computing or steps.waits:
+                return of_rounds
         if steps.position == 0 and not steps.evaluating and (self._on_hold or self.reports.full):
             return []
         action = steps.begin_next(now)
@@ -436,6 +462,14 @@ class Assignment:
         if begins and steps.step + 1 < steps.until:
             out.append(e.Prefetch(self.run, self.term, steps.step + 1))
         return out
+
+    def _of_rounds(self, steps: Steps, rounds: Rounds, now: float) -> list[e.Instruction]:
+        """What rounds have to do in front of the next action."""
+        if steps.waits:
+            rounds.waits(now)
+        if not steps.begun and not steps.evaluating and (out := rounds.between(steps.step)):
+            return out
+        return rounds.exchanges()
 
     @property
     def _on_hold(self) -> bool:
@@ -511,9 +545,10 @@ class Assignment:
             return []
         if wanted > steps.updates and not steps.over:
             return []
-        paused = wanted == self.keeping.hold  # and all the others
-        if wanted == steps.updates and steps.waits and not paused:
-            return []  # another version will be here first
+        if wanted == steps.updates and steps.waits:  # another version will be here first
+            return []
+        if wanted == steps.updates and self.rounds is not None and self.rounds.lands_at(wanted):
+            return []  # as above
         still = not steps.begun if wanted == self.keeping.hold else steps.unchanged
         if wanted == steps.updates and still and self.alive:
             return self.keeping.take(wanted)

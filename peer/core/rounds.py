@@ -13,6 +13,9 @@
 - When all results are here, they become the next version in the stages (`APPLY`), and the broker is
   told its hash. Contribution and old version stay until the broker commits the round, since another
   attempt may come in place of this one, without a member that was lost.
+- With overlap, steps of the next round go on behind CONTRIBUTE (`RoundStart.ahead`), and what is
+  made meanwhile stays beside the stages. Once it is committed it lands between two steps (`LAND`),
+  the same two at every holder of the replica; there it is evaluated, too (`SHOW`).
 - Who has no version of its own to begin from (it came late, or was lost for too long) waits at the
   gate too, contributes nothing, and gets weights and shared state from those that have applied.
 - A frame of an attempt that has not begun here keeps its place until it has.
@@ -82,9 +85,15 @@ class Rounds:
         self._peer, self._replica, self._term, self._vector = peer, run, term, vector
         self._linked: dict[PeerId, broker_pb2.DialOrder | None] = {}
         """By counterpart, how it is dialled from here; None: it dials."""
-        self._waits_since = 0.0
+        self._waits_since: float | None = None
+        """When the gate closed; None: steps may be done."""
+        self._busy_s = 0.0
+        """What actions of the round took before."""
         self._taken_down = self._applied = self._begun = False
         """What was done in this round, and whether frames of the attempt are exchanged."""
+        self._landed = True
+        """Whether the version that the round began with is in the stages."""
+        self._shown = False
         self._drift = 0.0
         self._sent_bytes = 0
         self._wiring = RoundWiring()
@@ -107,7 +116,17 @@ class Rounds:
     @property
     def settled(self) -> bool:
         """Whether the stages have a version and steps since then, and nothing else."""
-        return not (self._taken_down or self._applied or self.computing)
+        return self._landed and not (self._taken_down or self._applied or self.computing)
+
+    @property
+    def landed(self) -> bool:
+        """Whether the version that the round began with is in the stages."""
+        return self._landed
+
+    def lands_at(self, step: int) -> bool:
+        """Whether the version that is still to land does so in front of this step."""
+        start = self.start
+        return start is not None and not self._landed and step >= start.first_step + start.late
 
     # ------------------------------------------------------------ rounds
 
@@ -117,20 +136,41 @@ class Rounds:
         if self.start is not None and start.round <= self.start.round:
             return []
         self.start, self.plan = start, None
-        self._taken_down = self._applied = self._begun = False
+        self._taken_down = self._applied = self._begun = self._shown = False
+        self._landed = not start.late
         self._lacks, self._awaited, self._wiring = {}, set(), RoundWiring()
         self._told = []
         self._sent_bytes = 0
+        self._waits_since, self._busy_s = None, 0.0
         return [e.BeginRound(self._replica, self._term, start)]
 
-    def waits(self, now: float) -> list[e.Instruction]:
-        """All steps of the round are done: takes down what they came to, once."""
-        if self.computing:
+    def between(self, step: int) -> list[e.Instruction]:
+        """In front of a step: has the version land; behind the last one of the round, takes down
+        what they came to. Each once."""
+        start = self.start
+        if self.computing or start is None:
             return []
-        if self.start is not None and not self._taken_down:
+        if not self._landed:
+            if not self.lands_at(step):
+                return []
+            shows = start.evaluate and not self._shown
+            self._shown = self._shown or shows
+            return self._compute(Kind.SHOW if shows else Kind.LAND, start.round)
+        if step >= start.first_step + start.steps and not self._taken_down:
             self._taken_down = True
-            self._waits_since = now
-            return self._compute(Kind.CONTRIBUTE, self.start.round)
+            return self._compute(Kind.CONTRIBUTE, start.round)
+        return []
+
+    def waits(self, now: float) -> None:
+        """The gate is closed: no step goes on here."""
+        self._waits_since = now if self._waits_since is None else self._waits_since
+
+    def exchanges(self) -> list[e.Instruction]:
+        """What is next in the exchange; who takes the whole version does so at the gate."""
+        if self.computing or (self.start is not None and not self._taken_down):
+            return []
+        if self._waits_since is None and self._wiring.gets:
+            return []
         if self.plan is not None and not self._begun:
             return self._join()
         return self._apply_if_complete()
@@ -146,7 +186,7 @@ class Rounds:
         self._wiring = wiring(self._vector, segments_of(plan), self._peer)
         self._unsent.clear()
         self._told = [r for r in self._told if not r.attempt]
-        if self.start is None:
+        if self._wiring.gets and self._waits_since is not None:
             self._waits_since = now
         timer = e.SetTimer("round", now + plan.patience_s)
         return [*self._link({PeerId(d.peer): d for d in plan.dials}), timer]
@@ -184,6 +224,12 @@ class Rounds:
         """An action of a round has ended."""
         self.computing = False
         found = result.round or e.RoundResult()
+        self._busy_s += result.seconds if self._waits_since is None else 0.0
+        if action.kind in (Kind.SHOW, Kind.LAND):
+            self._landed = action.kind is Kind.LAND
+            self._busy_s += 0.0 if self._waits_since is None else now - self._waits_since
+            self._waits_since = None
+            return []
         if self._for != self._attempt and action.kind is not Kind.CONTRIBUTE:
             return []  # another attempt has come meanwhile
         match action.kind:
@@ -209,7 +255,7 @@ class Rounds:
             out += self.arrived(key)
         for part in [p for p, lacks in self._lacks.items() if not lacks]:
             out += self._summed(part)
-        return out + self._apply_if_complete()
+        return out
 
     def _summed(self, part: Span) -> list[e.Instruction]:
         del self._lacks[part]
@@ -275,7 +321,7 @@ class Rounds:
                 out += self._summed(part)
         else:
             self._awaited.remove(Share(part, source))
-        return out + self._apply_if_complete()
+        return out
 
     def refused(self, key: FrameKey, why: str, now: float) -> list[e.Instruction]:
         """A part came that cannot be taken, or could not be sent."""
@@ -309,7 +355,7 @@ class Rounds:
             hashes=found.hashes,
             drift=self._drift,
             sent_bytes=self._sent_bytes,
-            waited_s=now - self._waits_since,
+            waited_s=self._busy_s + now - (now if self._waits_since is None else self._waits_since),
         )
         if found.code:
             report.problem.CopyFrom(common_pb2.Reason(code=found.code, text=found.why[:2000]))

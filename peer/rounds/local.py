@@ -15,18 +15,23 @@ class LocalSteps:
 
     def __init__(self, microbatches: int, of_run: int) -> None:
         self._microbatches, self._of_run = microbatches, of_run
-        self._start = broker_pb2.RoundStart()
+        self._start = self._before = broker_pb2.RoundStart()
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
-        """From here on, steps are of this round."""
-        self._start = start
+        """From here on, steps are of this round; those that were ahead of it stay as they were."""
+        self._before, self._start = self._start, start
+
+    def _of(self, step: int) -> broker_pb2.RoundStart:
+        """What a step follows: holders of one replica may hear of a round in different steps."""
+        start = self._start
+        return self._before if step < start.first_step + start.late else start
 
     def place(self, step: int, microbatch: int) -> tuple[int, int]:
         """(step, microbatch) of the run that a microbatch of an own step is: what samples and masks
         are functions of. Raises DataError."""
-        start = self._start
+        start = self._of(step)
         at = (step - start.first_step) * self._microbatches + microbatch
-        for samples in start.samples if at >= 0 else ():
+        for samples in (*start.samples, *start.ahead_samples) if at >= 0 else ():
             if at < samples.count:
                 return divmod(samples.first + at, self._of_run)
             at -= samples.count
@@ -38,5 +43,5 @@ class LocalSteps:
 
     def position(self, step: int) -> float:
         """Steps of the run before this own one, in the learning rate's schedule."""
-        start = self._start
+        start = self._of(step)
         return start.start + start.length * (step - start.first_step) / max(1, start.steps)

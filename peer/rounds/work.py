@@ -2,11 +2,13 @@
 holders of other replicas, and the next version.
 
     begin(start)        what was applied last is the version; the next local steps are of this round
+    show(), land()      the version is in the stages, for an evaluation; it lands there, if it was
+                        made beside local steps
     contribute()        takes down what was moved, of the entries that belong to its stages
     join(plan)          the exchange, in place of an earlier attempt
     accept, payload     its frames; in any thread
     exchange()          what this peer gives to itself is added
-    apply()             the next version is in the stages
+    apply()             the next version is made, and in the stages unless local steps go on
 
 Until the next round begins, the version before and the contribution stay, so that another attempt
 comes to what it would have come to as the first one. All of it lies on the host, in float32: what
@@ -22,6 +24,10 @@ State is shared by all replicas, or of the replica by itself. The latter is kept
 belongs, and moves on only with a version that its contribution is in. Who takes a version without
 having begun its round, from a snapshot of an earlier one, begins with none: what was given since
 that snapshot is in the version, and must not be given again.
+
+With overlap local steps go on behind `contribute`, and the version lands later, in the next round.
+A tied entry is taken down wherever it is then, since each place moves by it. Snapshots of steps
+between the two are of the round that is exchanged only: what they have no landing in.
 """
 
 from __future__ import annotations
@@ -79,13 +85,19 @@ class _Entry:
     """That the round began with."""
     given: Tensor | None = None
     applied: _Version | None = None
+    landing: Tensor | None = None
+    """What the stages move by where the version lands that was made beside local steps."""
+    shown: Tensor | None = None
+    """What was in the stages, while the version is."""
     round: int = -1
     """Of `given` and `applied`."""
     encoded: dict[int, Encoded] = field(default_factory=dict)
     """By beginning of a piece, its contribution."""
 
-    def commit(self) -> None:
-        """What was applied is the version."""
+    def commit(self, *, late: bool) -> None:
+        """What was applied is the version; `late`: and lands in the stages later."""
+        if late and self.given is not None and self.applied is not None:
+            self.landing = self.applied.values - (self.began - self.given)
         self.version, self.applied = self.applied or self.version, None
         self.given, self.encoded = None, {}
 
@@ -131,7 +143,8 @@ class RoundWork:
                 zeros = {slot: torch.zeros_like(values) for slot in self._strategy.slots}
                 found.version = _Version(values, zeros, self._nothing(found))
                 self._entries[entry.value] = found
-        self._round = -1
+        self._round, self._ahead = -1, False
+        """The round, and whether local steps go on while it is exchanged."""
         self._attempt: RoundAttempt | None = None
         self._early: list[Arrived] = []
         """Frames of an attempt that was not joined yet."""
@@ -167,13 +180,13 @@ class RoundWork:
             self._attempt.end()
         for entry in self._all:
             if entry.round < start.round:
-                entry.commit()
-        self._round = start.round
+                entry.commit(late=start.late > 0)
+        self._round, self._ahead = start.round, start.ahead > 0
 
     def contribute(self) -> RoundResult:
         """Takes down what was moved; once in a round."""
         drift = 0.0
-        for entry in self._owned():
+        for entry in self._all if self._ahead else self._owned():
             if entry.given is None:
                 now = _flat(entry.copies[0])
                 value, own = entry.entry.value, entry.version.own
@@ -182,7 +195,7 @@ class RoundWork:
                     why = f"{entry.entry.name} has moved by what is no finite number"
                     return RoundResult(code="nonfinite", why=why)
                 entry.given, entry.round = given, self._round
-            drift += float(square_of(entry.given))
+            drift += float(square_of(entry.given)) if entry.owned else 0.0
         return RoundResult(drift=drift)
 
     def join(self, plan: broker_pb2.RoundPlan) -> None:
@@ -238,7 +251,8 @@ class RoundWork:
         for value, version in made.items():
             entry = self._entries[value]
             entry.applied, entry.round = version, attempt.plan.round
-            entry.put(version.values)
+            if not self._ahead or attempt.wiring.gets:
+                entry.put(version.values)
         attempt.applied = True
         return RoundResult(
             hashes=tuple(
@@ -246,6 +260,25 @@ class RoundWork:
                 for values in self._of_stages
             )
         )
+
+    def show(self) -> RoundResult:
+        """The version is in the stages, until it lands."""
+        for entry in self._all:
+            entry.shown = _flat(entry.copies[0])
+            entry.put(entry.version.values)
+        return RoundResult()
+
+    def land(self) -> RoundResult:
+        """The stages move from what was taken down to the version, and nothing that local steps did
+        since then is lost."""
+        for entry in self._all:
+            if entry.landing is not None:
+                now = _flat(entry.copies[0]) if entry.shown is None else entry.shown
+                entry.put(now + entry.landing)
+            elif entry.shown is not None:
+                entry.put(entry.shown)
+            entry.shown = entry.landing = None
+        return RoundResult()
 
     def _from_results(self, attempt: RoundAttempt) -> Iterator[tuple[str, _Version]]:
         for entry, (mean,) in self._gathered(attempt.results(), 1):

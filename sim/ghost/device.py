@@ -202,6 +202,10 @@ class GhostDevice:
                 return self._rounds.contribute()
             case Kind.EXCHANGE:
                 return self._rounds.exchange()
+            case Kind.SHOW:
+                return self._rounds.show()
+            case Kind.LAND:
+                return self._rounds.land()
             case _:
                 return self._rounds.apply()
 

@@ -7,6 +7,8 @@ All numbers are modulo 2⁶⁴, c and a as in `hashes.py`. Piece i of an entry v
     mean          q(v, i)   = mix(Σ w_r · g_r(v, i) + a · Σ w_r)
     version       h(v)     <- mix(a · h(v) + Σ a(v, i) · q(v, i))
 
+Where steps go on beside the exchange, h_r(v) <- h_r(v) + h(v) - what h_r(v) was, where it lands.
+
 A sum has no order. One that lacks a contribution, has one twice, by another weight or of another
 piece, changes q, and q changes the version. What a method keeps beside it (momentum) follows from
 the versions before, all of which are in h(v); so one rule stands for all methods.
@@ -72,6 +74,8 @@ class Contributor(Protocol):
     def steps(self) -> int: ...
     @property
     def weight(self) -> int: ...
+    @property
+    def late(self) -> int: ...
     def part(self, j: int) -> Sequence[int]:
         """Numbers of the microbatches of local step j."""
 
@@ -98,14 +102,19 @@ def expected_rounds(
     loops: dict[int, PlainLoop] = {}
     start = PlainLoop(hashes).state
     now = {entry.value: start[entry.value] for entry in vector.entries}
-    found = ExpectedRounds()
+    found, ended = ExpectedRounds(), dict[int, dict[str, int]]()
     for members in rounds:
         moved: list[tuple[int, dict[str, int]]] = []
         for member in members:
             loop = loops.setdefault(member.replica, PlainLoop(hashes, clips=clips))
-            loop.state |= now
+            if not member.late:
+                loop.state |= now
             for j in range(member.steps):
                 loop.step([divmod(g, microbatches) for g in member.part(j)])
+                if j + 1 == member.late:
+                    was = ended[member.replica]
+                    loop.state |= {v: (loop.state[v] + h - was[v]) & MASK for v, h in now.items()}
+            ended[member.replica] = {v: loop.state[v] for v in now}
             moved.append((member.weight, {v: loop.state[v] - now[v] for v in now}))
         now = {
             entry.value: _next(entry, now[entry.value], moved, vector) for entry in vector.entries

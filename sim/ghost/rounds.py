@@ -96,10 +96,14 @@ class _Entry:
     version: int
     moved: int | None = None
     applied: int | None = None
+    landing: int | None = None
+    shown: int | None = None
     round: int = -1
     """Of `moved` and `applied`."""
 
-    def commit(self) -> None:
+    def commit(self, *, late: bool) -> None:
+        if late and self.moved is not None and self.applied is not None:
+            self.landing = (self.applied - self.version - self.moved) & MASK
         self.version = self.version if self.applied is None else self.applied
         self.moved = self.applied = None
 
@@ -123,6 +127,7 @@ class GhostRounds:
             [v for v, e in self._entries.items() if s.start <= e.entry.operator < s.stop]
             for s in spans
         ]
+        self._ahead = False
         self._attempt: RoundAttempt | None = None
         self._early: list[Arrived] = []
         self._came: dict[tuple[int, Span, PeerId], Words] = {}
@@ -148,13 +153,14 @@ class GhostRounds:
             self._came, self._means = {}, {}
         for entry in self._entries.values():
             if entry.round < start.round:
-                entry.commit()
-        self._round = start.round
+                entry.commit(late=start.late > 0)
+        self._round, self._ahead = start.round, start.ahead > 0
 
     def contribute(self) -> RoundResult:
         for stage, values in zip(sorted(self._held), self._of_stages, strict=True):
             now = self._held[stage].exported()
-            for entry in (self._entries[v] for v in values):
+            there = [v for v in self._entries if v in now] if self._ahead else values
+            for entry in (self._entries[v] for v in there):
                 if entry.moved is None:
                     entry.moved = (now[entry.entry.value] - entry.version) & MASK
                     entry.round = self._round
@@ -187,11 +193,30 @@ class GhostRounds:
             return RoundResult(code="missing", why=f"{min(missing)} has not all come")
         for value, entry in self._entries.items():
             entry.applied, entry.round = made[value], attempt.plan.round
-        for stage in self._held.values():
-            stage.resume(made)
+        if not self._ahead or attempt.wiring.gets:
+            for stage in self._held.values():
+                stage.resume(made)
         attempt.applied = True
         mine = ({v: made[v] for v in values} for values in self._of_stages)
         return RoundResult(hashes=tuple(map(digest, mine)))
+
+    def show(self) -> RoundResult:
+        for stage in self._held.values():
+            now = stage.exported()
+            for value in self._entries.keys() & now.keys():
+                self._entries[value].shown = now[value]
+            stage.resume({v: e.version for v, e in self._entries.items()})
+        return RoundResult()
+
+    def land(self) -> RoundResult:
+        for stage in self._held.values():
+            now = stage.exported()
+            here = {v: e for v, e in self._entries.items() if v in now}
+            local = {v: now[v] if e.shown is None else e.shown for v, e in here.items()}
+            stage.resume({v: (local[v] + (e.landing or 0)) & MASK for v, e in here.items()})
+        for entry in self._entries.values():
+            entry.shown = entry.landing = None
+        return RoundResult()
 
     def _from_means(self, attempt: RoundAttempt) -> Iterator[tuple[str, int]]:
         taken: list[tuple[Span, Words | None]] = [

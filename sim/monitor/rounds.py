@@ -58,7 +58,7 @@ class RoundCheck(Check):
                     raise Broken("I2", f"{run} commits work of replicas {members}: not all have it")
                 done = self._done(run)
                 for number in members:
-                    done |= _numbers(work[number])
+                    done |= _numbers(work[number], ahead=False)
                 if len(done) != event.round_done.microbatches:
                     raise Broken(
                         "I2",
@@ -85,7 +85,8 @@ class RoundCheck(Check):
                 if number != mine.replica:
                     taken |= _numbers(other)
             numbers = _numbers(mine)
-            if numbers & taken or len(numbers) != sum(s.count for s in mine.samples):
+            handed = sum(s.count for s in (*mine.samples, *mine.ahead_samples))
+            if numbers & taken or len(numbers) != handed:
                 raise Broken("I2", f"replica {mine.replica} of {run} gets samples that others have")
             work[mine.replica] = mine
 
@@ -111,5 +112,7 @@ class RoundCheck(Check):
             raise Broken("I2", f"{run} is done, and not every sample of it was committed")
 
 
-def _numbers(work: RoundWork) -> set[int]:
-    return {g for s in work.samples for g in range(s.first, s.first + s.count)}
+def _numbers(work: RoundWork, *, ahead: bool = True) -> set[int]:
+    """`ahead`: those of the next round, too."""
+    samples = (*work.samples, *(work.ahead_samples if ahead else ()))
+    return {g for s in samples for g in range(s.first, s.first + s.count)}

@@ -129,14 +129,17 @@ class Rounds:
         round_oracle.train(module, rounds, batches, train, method, steps=train.steps or 0)
         return method.shared
 
-    def assert_expected(self, world: World, run: str, method: str = "diloco") -> None:
+    def assert_expected(
+        self, world: World, run: str, method: str = "diloco", *, overlaps: bool = False
+    ) -> None:
         assert world.broker.ended[run].phase == DONE, world.broker.ended[run].reason.text
         events = world.events(run)
         [weights] = [e.weights for e in events if e.HasField("weights")]
         got: dict[str, Tensor] = {}
         for file in weights.files:
             got |= load(world.blobs[file.blob.hash])
-        wanted = self.expected(events, METHODS[method]())
+        plain = METHODS[method]()
+        wanted = self.expected(events, round_methods.Overlapped(plain) if overlaps else plain)
         for name, tensor in wanted.items():
             apart = ~torch.isclose(got[name], tensor, rtol=1e-3, atol=2e-5)
             assert int(apart.sum()) <= TIES.get(method, 0.0) * tensor.numel(), name

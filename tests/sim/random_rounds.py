@@ -1,5 +1,6 @@
 """Worlds of several replicas, drawn from a seed, in which peers die, leave, stand still and come,
-links part, and the broker is started again, at any moment of a round.
+links part, and the broker is started again, at any moment of a round; in most, steps go on while
+one is exchanged.
 
     drawn = draw(seed)
     violation = play(rounds, drawn)         # "": it is done, and is what a plain loop makes of it
@@ -115,6 +116,8 @@ def draw(seed: int) -> Drawn:
         up=np.array([10 ** rng.uniform(5, 8) for _ in names]),
         down=np.array([10 ** rng.uniform(5, 8) for _ in names]),
     )
+    every = tables["sync"]["every"]
+    tables["sync"]["options"] = {"overlap": rng.choice((0, "auto", *range(1, every)))}
     return Drawn(seed, tuple(peers), tuple(late), network, tables, tuple(faults))
 
 
@@ -130,7 +133,7 @@ def play(rounds: Rounds, drawn: Drawn) -> str:
         end = world.broker.ended[run]
         if end.phase != DONE:
             return f"it is not done: {end.reason.text}"
-        rounds.assert_expected(world, run, drawn.tables["sync"]["method"])
+        rounds.assert_expected(world, run, drawn.tables["sync"]["method"], overlaps=True)
     except (Violation, AssertionError, ValueError, KeyError) as error:
         return f"{type(error).__name__}: {str(error)[:2000]}"
     return ""

@@ -28,7 +28,7 @@ THREE = ((LARGE, LARGE), (320, 280), (LARGE, LARGE))
 """Kilobytes of each peer, by replica: one is cut elsewhere than the others."""
 
 
-def job(replicas: int, codec: str = "none", method: str = "diloco") -> Job:
+def job(replicas: int, codec: str = "none", method: str = "diloco", **options: int) -> Job:
     return Job.from_table(
         {
             "version": 1,
@@ -39,7 +39,7 @@ def job(replicas: int, codec: str = "none", method: str = "diloco") -> Job:
             },
             "data": {"kind": "text", "length": 16, "holdout": 0.0},
             "plan": {"replicas": replicas},
-            "sync": {"kind": "local", "every": 3, "method": method},
+            "sync": {"kind": "local", "every": 3, "method": method, "options": options},
             "codec": {"sync": codec},
             "train": {"steps": 9, "batch": 4 * replicas, "microbatch": 2, "lr": 1e-2},
         }
@@ -106,6 +106,13 @@ def test_versions_are_those_of_a_plain_loop_whatever_the_cuts(laboratory: Any) -
     events = played.finish()
     cuts = {tuple(s.start for s in r.plan.stages) for r in played.replicas}
     assert len(cuts) == 2
+    assert [len(d.members) for d in done(events)] == [3, 3, 3]
+    assert played.found(events) == played.expected(events)
+
+
+def test_steps_that_go_on_beside_the_exchange_are_those_of_a_plain_loop(laboratory: Any) -> None:
+    played = Played(laboratory(job(3, overlap=2)), THREE)
+    events = played.finish()
     assert [len(d.members) for d in done(events)] == [3, 3, 3]
     assert played.found(events) == played.expected(events)
 

@@ -1,0 +1,48 @@
+"""How a round's work is divided where local steps go on while the round before is exchanged.
+
+Behind its own steps of a round a replica makes some of the next one, *ahead* of the version that
+these belong to; that version lands behind them. So what was made ahead is the beginning of the next
+round's work, and only the rest of it is handed out when that round begins. A replica that was left
+out gives it back with all else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from .work import divide
+
+__all__ = ["steps_ahead", "steps_of"]
+
+_SPARE = 1.25
+"""Times what the exchange took last, with `overlap = "auto"`."""
+_MOST = 2
+"""Of a round, no more than this part is ahead then."""
+
+
+def steps_of(units: int, seconds: Sequence[float], carried: Sequence[int]) -> list[int]:
+    """How many of so many steps each replica makes, `carried` of them done ahead."""
+    rest = divide(max(0, units - sum(carried)), seconds)
+    return [a + b for a, b in zip(carried, rest, strict=True)]
+
+
+def steps_ahead(
+    overlap: int | str,
+    every: int,
+    steps: Mapping[int, int],
+    *,
+    left: int,
+    exchange_s: float,
+    round_s: float,
+) -> dict[int, int]:
+    """How many steps of the next round each replica may make, in proportion to its `steps` of this
+    one. `left`: steps that are there for it, over all replicas; where they are too few, nobody is
+    ahead. `exchange_s`, `round_s`: how long the last exchange took, and the steps of a round, which
+    "auto" goes by; 0: not known."""
+    if overlap == "auto":
+        share = _SPARE * exchange_s / round_s if round_s else 0.0
+        most = every // _MOST
+        overlap = min(most, math.ceil(every * share) + 1) if share else 0
+    found = {n: h * int(overlap) // every for n, h in steps.items()}
+    return found if sum(found.values()) <= left else dict.fromkeys(steps, 0)

@@ -1,0 +1,100 @@
+"""Members are lost while steps of the next round go on, and the broker too: what is committed is
+what a plain loop makes of it, samples count once, versions are equal (I2, I11)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.broker.events import Persist
+from shoal.dag.plan.action import Kind
+from shoal.peer.core.events import Compute
+from shoal.proto.broker_pb2 import DONE
+from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.world import World
+from shoal.tests.sim.played import ask
+from shoal.tests.sim.played_rounds import Rounds, outcome, sites
+
+SYNC: dict[str, Any] = {"every": 4, "options": {"overlap": 3}}
+TABLES: dict[str, Any] = {
+    "plan": {"replicas": 3, "stages": 1},
+    "train": {"steps": 14},
+    "sync": SYNC,
+}
+FOUR = sites(1e7, 1e7, 1e7, 1e7)
+
+
+@pytest.fixture(scope="module")
+def rounds(laboratory: Any, plans_once: None) -> Rounds:
+    return Rounds(laboratory)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_a_member_dies_at_any_moment(rounds: Rounds, part: int) -> None:
+    rounds.play(FOUR, **TABLES)
+    first, every = rounds.begun, max(1, (rounds.records - rounds.begun) // 12)
+    for at in range(first + every * part // 3, rounds.records, every):
+        name = f"p{at % 3}"
+        world, run = rounds.play(FOUR, {at: name}, **TABLES)
+        end = world.broker.ended[run]
+        assert end.phase == DONE, f"{name} at record {at}: {end.reason.text}"
+        rounds.assert_expected(world, run, overlaps=True)
+
+
+@pytest.mark.parametrize("kind", [Kind.CONTRIBUTE, Kind.EXCHANGE, Kind.APPLY, Kind.LAND, Kind.SHOW])
+def test_a_stage_of_a_pipeline_is_lost_between_contribution_and_landing(
+    rounds: Rounds, kind: Kind
+) -> None:
+    """A keeper takes its part, or the replica takes the version from the other one."""
+    tables = TABLES | {"plan": {"replicas": 2, "stages": 2}}
+    peers, dead = sites(*[1e7] * 6), []
+
+    def die(world: World, seen: Observed) -> None:
+        match seen.record:
+            case Compute(step=1, action=action) if action.kind is kind and not dead:
+                dead.append(seen.who)
+                world.after(0.0, lambda: world.kill(seen.who))
+
+    world, run = rounds.play(peers, also=die, **tables)
+    assert dead
+    assert world.broker.ended[run].phase == DONE, world.broker.ended[run].reason.text
+    rounds.assert_expected(world, run, overlaps=True)
+
+
+def test_the_broker_dies_behind_records_of_its_journal(rounds: Rounds) -> None:
+    calm, run = rounds.play(FOUR[:3], **TABLES)
+    hashes = [e.round_done.hash for e in calm.events(run) if e.HasField("round_done")]
+    for number in range(13, rounds.written + 1, 3):
+
+        def die(world: World, seen: Observed, number: int = number) -> None:
+            if isinstance(seen.record, Persist) and rounds.written == number:
+                world.restart_broker(1.0)
+
+        world, run = rounds.play(FOUR[:3], also=die, **TABLES)
+        assert world.broker.ended[run].phase == DONE, f"record {number}"
+        rounds.assert_expected(world, run, overlaps=True)
+        again = [e.round_done.hash for e in world.events(run) if e.HasField("round_done")]
+        assert again == hashes, f"record {number}: {outcome(world, run)}"
+
+
+def test_a_run_is_paused_while_steps_are_ahead_and_goes_on(rounds: Rounds) -> None:
+    world, run = rounds.start(FOUR, **TABLES)
+    world.until(lambda: any(e.round_planned.round == 1 for e in world.events(run)), 600)
+    ask(world, run, "pause")
+    record = world.broker.machine.runs[run].record  # type: ignore[index]
+    world.until(lambda: all(r.paused for r in record.replicas), 600)
+    ask(world, run, "resume")
+    rounds.monitor.finish(run, 3600.0)
+    rounds.assert_expected(world, run, overlaps=True)
+
+
+def test_who_comes_late_takes_the_version_and_is_ahead_from_then_on(rounds: Rounds) -> None:
+    world, run = rounds.start(FOUR[:2], **TABLES | {"train": {"steps": 40}})
+    world.until(lambda: any(e.round_done.round == 1 for e in world.events(run)), 600)
+    world.join(FOUR[2])
+    rounds.monitor.finish(run, 3600.0)
+    rounds.assert_expected(world, run, overlaps=True)
+    begun = [e.round_begun for e in world.events(run) if e.HasField("round_begun")]
+    late = [w.late for r in begun for w in r.work if w.replica == 2]
+    assert late[0] == 0 < late[1]
