@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
-from ..proto.broker_pb2 import RoundWork, RunEvent
+from ..broker.records.rounds import pairs_of
+from ..proto.broker_pb2 import RoundDone, RoundWork, RunEvent
 from .round_oracle import Member, Round
 
 __all__ = ["committed_rounds"]
 
 
 def committed_rounds(
-    events: Iterable[RunEvent], *, microbatches: int, microbatch_size: int
+    events: Iterable[RunEvent], *, microbatches: int, microbatch_size: int, gossip: bool = False
 ) -> list[Round]:
     """`microbatches`: of one step of the run, each of `microbatch_size` samples. Who was left out
     of a round and went on in the same term is in it with no weight: its optimizer has made these
@@ -50,10 +52,20 @@ def committed_rounds(
                 start, length = committed / microbatches, handed / microbatches
                 for number in work.keys() - weights.keys():
                     left_out[number] = len(found), members[number]
-                found.append(Round(start, length, tuple(members[n] for n in weights)))
+                inside = tuple(members[n] for n in weights)
+                found.append(Round(start, length, inside, **(_met(done) if gossip else {})))
                 committed, work = done.microbatches, {}
                 fresh -= members.keys()
     return found
+
+
+def _met(done: RoundDone) -> dict[str, Any]:
+    """Who met in a round of gossip, and who took whose weights."""
+    return {
+        "pairs": pairs_of(done.members),
+        "gathers": not any(m.group for m in done.members),
+        "joined": tuple((m.replica, m.source) for m in done.joined),
+    }
 
 
 def _member(work: RoundWork, weight: int, size: int, fresh: bool) -> Member:

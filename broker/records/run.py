@@ -45,7 +45,12 @@ class RunRecord:
         self.replicas = tuple(ReplicaRecord(run, number) for number in range(count))
         self.rounds = None
         if needs.has_rounds:
-            self.rounds = RoundRecord(run.spec.steps, run.spec.microbatches, needs.eval_every)
+            self.rounds = RoundRecord(
+                run.spec.steps,
+                run.spec.microbatches,
+                needs.eval_every,
+                remembers=needs.sync.remembered,
+            )
         self._spec_bytes = run.spec.ByteSize()
         self._decisions = decisions
 

@@ -1,4 +1,4 @@
 """Rounds between the replicas of a run: when they begin and end, who is in them, and who exchanges
 what with whom."""
 
-__all__ = ["coordinator", "exchange", "pairs", "segments", "version", "work"]
+__all__ = ["coordinator", "exchange", "gossip", "pairs", "segments", "version", "work"]

@@ -57,6 +57,7 @@ class GhostVector:
     def __init__(self, graph: Graph, settings: RoundSettings) -> None:
         self.vector, self.settings = RunVector.of(graph), settings
         self.coding = PartCoding(self.vector, settings.codec)
+        self.apart = STRATEGIES[settings.method].apart
         self._rows = 1 + len(STRATEGIES[settings.method].slots)
         self._parts: dict[Span, _Part] = {}
 
@@ -153,7 +154,7 @@ class GhostRounds:
             now = self._held[stage].exported()
             for entry in (self._entries[v] for v in values):
                 if entry.moved is None:
-                    entry.moved = (now[entry.entry.value] - entry.version) & MASK
+                    entry.moved = (now[entry.entry.value] - self._before(entry)) & MASK
                     entry.round = self._round
         return RoundResult()
 
@@ -197,7 +198,11 @@ class GhostRounds:
         ]
         for value, pieces in self._gathered(taken):
             moved = sum(a * q for a, q in pieces) & MASK
-            yield value, version(self._entries[value].version, moved)
+            yield value, version(self._before(self._entries[value]), moved)
+
+    def _before(self, entry: _Entry) -> int:
+        """h(v) of the rule; in gossip 0."""
+        return 0 if self.shared.apart else entry.version
 
     def _from_versions(self, attempt: RoundAttempt) -> Iterator[tuple[str, int]]:
         came = [(p, self._came.get((VERSION, p, by))) for p, by in attempt.wiring.gets]
