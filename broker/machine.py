@@ -111,10 +111,12 @@ class BrokerMachine:
         self.members.goes_on_with = self._goes_on_with
         self.members.lease_of = self._lease_of
         self.decided = decided or DurableState(self.options)
-        self.registry = RunRegistry(self.decided, self.members, f"{broker_id}/{boot}")
+        self.probing = Probing(self.options)
+        self.registry = RunRegistry(
+            self.decided, self.members, self.probing.network, f"{broker_id}/{boot}"
+        )
         self.runs, self.replica = self.registry.runs, self.registry.replica
         self._seen = -1  # The members' version, as of the last event.
-        self.probing = Probing(self.options)
         self.data = DataSets(self.members, self.options)
         self.placing = PoolScheduler(self.members, self.probing)
         self.reconsidering = Replanner(self.members, self.probing)

@@ -12,6 +12,7 @@ from .membership.membership import Membership
 from .records.space import outnumbered
 from .records.submitted import run_of
 from .rounds.coordinator import RoundCoordinator
+from .rounds.gossip import NetworkOf
 from .runs.replica import Replica
 from .runs.run import Run
 
@@ -23,13 +24,17 @@ class RunRegistry:
     replicas train apart. changed: replicas that
     the present event may have changed."""
 
-    def __init__(self, decided: DurableState, members: Membership, seed: str) -> None:
+    def __init__(
+        self, decided: DurableState, members: Membership, network: NetworkOf, seed: str
+    ) -> None:
         """`seed`: differs between brokers, and between starts of one without a journal."""
-        self.decided, self.members = decided, members
+        self.decided, self.members, self._network = decided, members, network
         self._seed = seed
         self.runs = {name: Run(kept, members) for name, kept in decided.runs.items()}
         self.rounds = {
-            run.id: RoundCoordinator(run, members) for run in self.runs.values() if run.has_rounds
+            run.id: RoundCoordinator(run, members, network)
+            for run in self.runs.values()
+            if run.has_rounds
         }
         self.changed: dict[ReplicaId, Replica] = {}
 
@@ -70,7 +75,7 @@ class RunRegistry:
         name = self._new_id()
         run = self.runs[name] = Run(self.decided.add(name, spec, owner), self.members)
         if run.has_rounds:
-            self.rounds[name] = RoundCoordinator(run, self.members)
+            self.rounds[name] = RoundCoordinator(run, self.members, self._network)
         self.all_changing(run.replicas)
         ended = [run for run in self.decided.runs.values() if run.ended]
         self.forget(outnumbered(ended, self.decided.options.kept_runs))

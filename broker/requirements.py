@@ -86,6 +86,7 @@ class RunRequirements:
     local: tuple[str, ...] = ()
     replicas: int = 1
     eval_every: int = 0
+    seed: int = 0
     sync: Sync = field(default_factory=Sync)
     origins: tuple[str, ...] = ()
     """Of weights that peers read from the web themselves: scheme, host and port of each."""
@@ -171,7 +172,8 @@ def read_spec(spec: RunSpec) -> RunRequirements:
     sizes = [b.microbatch_size for b in batchings]
     if spec.HasField("plan") and job.rounds is not None:
         raise RunSpecError(
-            'the run has a plan written by hand, and its job sync.kind = "local": expected none'
+            "the run has a plan written by hand, and its job "
+            f'sync.kind = "{job.sync.kind}": expected none'
         )
     if not batchings or (spec.HasField("plan") and spec.plan.microbatch_size not in sizes):
         raise RunSpecError(
@@ -212,6 +214,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         local=tuple(spec.local),
         replicas=job.replicas,
         eval_every=train.eval_every if train.evaluated_batches else 0,
+        seed=job.seed,
         sync=job.sync,
         origins=_origins(job.model) if job.model.where == "url" else (),
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .gossip import GOSSIP
 from .settings import Settings, SettingsError, at_least, at_most
 
 __all__ = [
@@ -94,18 +95,23 @@ LOCAL: Mapping[str, type[Settings]] = {
     "sparse-loco": SparseLocoOptions,
 }
 """Methods of kind "local", and their options."""
-KEPT: Mapping[str, int] = {"diloco": 2, "average": 1, "sparse-loco": 2}
+KEPT: Mapping[str, int] = {
+    **{"diloco": 2, "average": 1, "sparse-loco": 2},
+    **{"saps": 1, "random-pairs": 1, "ring": 1, "noloco": 2, "saps-outer": 2},
+}
 """How many times all that is exchanged is kept from round to round, in fp32: the version, and
 state."""
-OWN_CODECS = frozenset({"sparse-loco"})
-"""Methods that write what they exchange in a way of their own, and take no `codec.sync`."""
+OWN_CODECS = frozenset({"sparse-loco", *GOSSIP})
+"""Methods that write what they exchange in a way of their own, and take no `codec.sync`. What
+replicas give each other in gossip are weights, of which a codec would lose at each meeting."""
 
 
 def options_of(method: str, options: Mapping[str, Any]) -> Settings:
     """The options of a method, read strictly. Raises SettingsError."""
-    if method not in LOCAL:
-        raise SettingsError("method", f'is "{method}": expected one of {", ".join(LOCAL)}')
-    return LOCAL[method].from_table(options)
+    known = {**LOCAL, **GOSSIP}
+    if method not in known:
+        raise SettingsError("method", f'is "{method}": expected one of {", ".join(known)}')
+    return known[method].from_table(options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +126,8 @@ class RoundSettings(Settings):
     """What contributions and results are encoded with."""
     replicas: int = 1
     """Among so many a batch is divided."""
+    seed: int = 0
+    """The run's: of what is random in the method."""
 
     @property
     def kept_bytes(self) -> int:

@@ -116,10 +116,16 @@ class Job(Settings):
     def check(self) -> None:
         if self.version != 1:
             raise SettingsError("version", f"is {self.version}: expected 1")
-        if self.sync.method in OWN_CODECS and self.codec.sync != "none":
+        if self.sync.kind == "gossip" and self.replicas < 2:
+            raise SettingsError(
+                "plan.replicas",
+                f'is {self.plan.replicas!r} with sync.kind = "gossip", in which replicas meet in '
+                "pairs: expected 2 or more",
+            )
+        if self.sync.chosen in OWN_CODECS and self.codec.sync != "none":
             raise SettingsError(
                 "codec.sync",
-                f'is "{self.codec.sync}", and sync.method = "{self.sync.method}" writes what it '
+                f'is "{self.codec.sync}", and sync.method = "{self.sync.chosen}" writes what it '
                 'exchanges in a way of its own: expected "none"',
             )
         for key, problem in _not_built(self):
@@ -193,18 +199,23 @@ class Job(Settings):
             options=self.sync.options,
             codec=self.codec.sync,
             replicas=self.replicas,
+            seed=self.seed,
         )
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
     if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):
-        yield "plan.replicas", 'several are with sync.kind = "local"; here, plan.pipelines'
-    if job.sync.kind == "local":
+        kinds = 'sync.kind = "local" and "gossip"'
+        yield "plan.replicas", f"several are with {kinds}; here, plan.pipelines"
+    if job.sync.kind != "allreduce":
+        with_it = f'with sync.kind = "{job.sync.kind}"'
         if job.recovery.rebuilds:
-            yield "recovery.ladder", 'with sync.kind = "local", all rungs but "neighbour" are'
+            yield "recovery.ladder", f'{with_it}, all rungs but "neighbour" are'
+        if job.output.every and job.sync.kind == "gossip":
+            yield "output.every", f"{with_it}, only 0 is"
         if job.data.where == "peer":
-            yield "data.where", 'with sync.kind = "local", "submitter" is'
+            yield "data.where", f'{with_it}, "submitter" is'
         if job.train.microbatches % job.replicas:
             yield (
                 "plan.replicas",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .gossip import GOSSIP
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .rounds import LOCAL, options_of
@@ -35,6 +36,7 @@ CODEC_ROLES = ("activation", "activation_grad", "grad", "snapshot")
 METHODS: Mapping[str, tuple[str, ...]] = {
     "allreduce": tuple(ALLREDUCE),
     "local": tuple(LOCAL),
+    "gossip": tuple(GOSSIP),
 }
 """Of sync.method, by sync.kind; the first one is the default."""
 EVERY = 50
@@ -200,7 +202,7 @@ class PlanOptions(Settings):
     pipelines: int | Literal["auto"] = "auto"
     """Number of disjoint pipelines (data parallelism); "auto": the planner chooses."""
     replicas: int | Literal["auto"] = "auto"
-    """Number of replicas that train apart, with sync.kind = "local"; "auto": 1."""
+    """Number of replicas that train apart, with sync.kind = "local" or "gossip"; "auto": 1."""
     recompute: bool | Literal["auto"] = "auto"
     """Whether activations are computed again in the backward pass to save memory; "auto": the
     planner chooses, stage by stage."""
@@ -271,11 +273,12 @@ class Codec(Settings):
 class Sync(Settings):
     """[sync]: what holders of a stage exchange in each update, and replicas between their own."""
 
-    kind: Literal["allreduce", "local"] = "allreduce"
+    kind: Literal["allreduce", "local", "gossip"] = "allreduce"
     """"allreduce": equal weights after every step. "local": replicas train apart and meet in
-    rounds."""
+    rounds. "gossip": the same, and each meets one other in a round."""
     method: str = ""
-    """Of the kind; "": its first one. allreduce: `job/methods.py`. local: `job/rounds.py`."""
+    """Of the kind; "": its first one. allreduce: `job/methods.py`. local: `job/rounds.py`. gossip:
+    `job/gossip.py`."""
     every: int | Literal["auto"] = "auto"
     """Steps of `batch` samples in a round; "auto": 50, of an allreduce 1."""
     deadline: Duration | Literal["auto"] = "auto"
@@ -300,7 +303,7 @@ class Sync(Settings):
                 + (f', of kind "{other[0]}"' if other else meant(self.method, known))
                 + f': expected, with kind = "{self.kind}", one of {", ".join(known)}',
             )
-        if self.kind == "local":
+        if self.kind != "allreduce":
             try:
                 options_of(self.chosen, self.options)
             except SettingsError as error:
@@ -339,7 +342,14 @@ class Sync(Settings):
         """Of a round."""
         if self.every != "auto":
             return self.every
-        return EVERY if self.kind == "local" else 1
+        return 1 if self.kind == "allreduce" else EVERY
+
+    @property
+    def remembered(self) -> int | None:
+        """Rounds whose pairs decide who meets whom; None: nobody meets in pairs."""
+        if self.kind != "gossip":
+            return None
+        return int(getattr(options_of(self.chosen, self.options), "recent", 1))
 
     @property
     def overlap(self) -> int | str:

@@ -636,7 +636,7 @@ class Assign(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., round: _Optional[_Union[RoundStart, _Mapping]] = ...) -> None: ...
 
 class RoundStart(_message.Message):
-    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate", "ahead", "ahead_samples", "late")
+    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate", "ahead", "ahead_samples", "late", "gathers")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -649,6 +649,7 @@ class RoundStart(_message.Message):
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     AHEAD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    GATHERS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
@@ -661,7 +662,8 @@ class RoundStart(_message.Message):
     ahead: int
     ahead_samples: _containers.RepeatedCompositeFieldContainer[SampleRange]
     late: int
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ...) -> None: ...
+    gathers: bool
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., gathers: _Optional[bool] = ...) -> None: ...
 
 class SampleRange(_message.Message):
     __slots__ = ("first", "count")
@@ -1342,14 +1344,20 @@ class RoundPlanned(_message.Message):
     def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., joiners: _Optional[_Iterable[int]] = ..., exponent: _Optional[int] = ...) -> None: ...
 
 class RoundMember(_message.Message):
-    __slots__ = ("replica", "weight", "term")
+    __slots__ = ("replica", "weight", "term", "group", "attempt", "source")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     replica: int
     weight: int
     term: int
-    def __init__(self, replica: _Optional[int] = ..., weight: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+    group: int
+    attempt: int
+    source: int
+    def __init__(self, replica: _Optional[int] = ..., weight: _Optional[int] = ..., term: _Optional[int] = ..., group: _Optional[int] = ..., attempt: _Optional[int] = ..., source: _Optional[int] = ...) -> None: ...
 
 class RoundDone(_message.Message):
     __slots__ = ("round", "attempt", "members", "hash", "drift", "sent_bytes", "waited_s", "seconds", "microbatches", "joined")

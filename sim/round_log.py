@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ..proto.broker_pb2 import RoundWork, RunEvent
+from ..broker.records.rounds import pairs_of
+from ..proto.broker_pb2 import RoundDone, RoundWork, RunEvent
 from .round_oracle import Member, Round
 
 __all__ = ["committed_rounds"]
 
 
 def committed_rounds(
-    events: Iterable[RunEvent], *, microbatches: int, microbatch_size: int, committed: int = 0
+    events: Iterable[RunEvent],
+    *,
+    microbatches: int,
+    microbatch_size: int,
+    committed: int = 0,
+    gossip: bool = False,
 ) -> list[Round]:
     """`microbatches`: of one step of the run, each of `microbatch_size` samples; `committed`: in
     the checkpoint that the run went on from. Who was left out
@@ -56,7 +63,8 @@ def committed_rounds(
                     if out:
                         left_out[n] = len(found), members[n]
                     past[n] = now
-                found.append(Round(start, length, tuple(members[n] for n in weights)))
+                inside = tuple(members[n] for n in weights)
+                found.append(Round(start, length, inside, **(_met(done) if gossip else {})))
                 committed, work = done.microbatches, {}
                 fresh -= members.keys()
     return found
@@ -69,6 +77,15 @@ _Place = tuple[float, float, int]
 def _at(place: _Place, j: int) -> float:
     start, length, steps = place
     return start + length * j / steps
+
+
+def _met(done: RoundDone) -> dict[str, Any]:
+    """Who met in a round of gossip, and who took whose weights."""
+    return {
+        "pairs": pairs_of(done.members),
+        "gathers": not any(m.group for m in done.members),
+        "joined": tuple((m.replica, m.source) for m in done.joined),
+    }
 
 
 def _member(

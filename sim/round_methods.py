@@ -285,9 +285,19 @@ class SparseLoCo(Method):
                 replica.weights[name].copy_(was)
 
 
+def groups(r: Round) -> list[tuple[int, ...]]:
+    """Who of gossip met in a round: pairs, and everybody else alone; or all."""
+    members = tuple(sorted(m.replica for m in r.members if m.weight))
+    if r.gathers:
+        return [members]
+    paired = {k for pair in r.pairs for k in pair}
+    return [*r.pairs, *((k,) for k in members if k not in paired)]
+
+
 class NoLoCo(Method):
     """Slow weights s and momentum m of each replica; with the means over a pair,
-    m = momentum·m + lr·mean(p - s) + pull·(mean(s) - s); s += m; p = s."""
+    m = momentum·m + lr·mean(p - s) + pull·(mean(s) - s); s += m; p = s. Where all meet, each makes
+    that step alone, and the mean of what they come to is the s of all."""
 
     def __init__(self, lr: float = 0.7, momentum: float = 0.5, pull: float | None = None) -> None:
         self.lr, self.momentum, self.pull = lr, momentum, lr if pull is None else pull
@@ -301,28 +311,52 @@ class NoLoCo(Method):
         self.momenta[number] = {n: torch.zeros_like(p) for n, p in replica.weights.items()}
 
     @torch.no_grad()
+    def take(self, number: int, source: int, replicas: Mapping[int, Replica]) -> None:
+        super().take(number, source, replicas)
+        for kept in (self.slow, self.momenta):
+            kept[number] = {n: x.clone() for n, x in kept[source].items()}
+
+    @torch.no_grad()
     def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
-        alone = {m.replica for m in r.members} - {k for pair in r.pairs for k in pair}
-        for met in (*r.pairs, *((k,) for k in sorted(alone))):
+        met = groups(r)
+        for each in [(k,) for k in met[0]] if r.gathers else met:
             for name in self.shared:
-                slow = torch.stack([self.slow[k][name] for k in met])
-                local = torch.stack([replicas[k].weights[name] for k in met])
+                slow = torch.stack([self.slow[k][name] for k in each])
+                local = torch.stack([replicas[k].weights[name] for k in each])
                 moved, middle = (local - slow).mean(0), slow.mean(0)
-                for k in met:
+                for k in each:
                     s, m = self.slow[k][name], self.momenta[k][name]
                     m.mul_(self.momentum).add_(self.lr * moved + self.pull * (middle - s))
                     s.add_(m)
                     replicas[k].weights[name].copy_(s)
+        if r.gathers:
+            for name, was in self.shared.items():
+                gather(was, [self.slow[k][name] for k in met[0]])
+                for k in met[0]:
+                    self.slow[k][name].copy_(was)
+                    replicas[k].weights[name].copy_(was)
+
+
+def gather(shared: Tensor, of: Sequence[Tensor]) -> None:
+    """The plain mean, in float64."""
+    shared.copy_(torch.stack([x.double() for x in of]).mean(0))
 
 
 class Saps(Method):
-    """Pairs take the mean of the entries that `mask(round, name, shape)` has."""
+    """Pairs take the mean of the entries that `mask(round, name, shape)` has; by itself of all."""
 
-    def __init__(self, mask: Callable[[int, str, torch.Size], Tensor]) -> None:
-        self.mask = mask
+    def __init__(self, mask: Callable[[int, str, torch.Size], Tensor] | None = None) -> None:
+        self.mask = mask or (lambda count, name, shape: torch.ones(shape, dtype=torch.bool))
 
     @torch.no_grad()
     def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+        if r.gathers:
+            [met] = groups(r)
+            for name, was in self.shared.items():
+                gather(was, [replicas[k].weights[name] for k in met])
+                for k in met:
+                    replicas[k].weights[name].copy_(was)
+            return
         for name, like in self.shared.items():
             chosen = self.mask(count, name, like.shape)
             for a, b in r.pairs:

@@ -57,6 +57,10 @@ class Round:
     members: tuple[Member, ...]
     pairs: tuple[tuple[int, int], ...] = ()
     """Of gossip: who met whom; who stands in none met nobody."""
+    gathers: bool = False
+    """Of gossip: all met, and go on from one mean."""
+    joined: tuple[tuple[int, int], ...] = ()
+    """Of gossip: who took what another one came to, and whose."""
 
 
 class Replica:
@@ -100,6 +104,12 @@ class Method:
 
     def stepped(self, j: int, number: int, replica: Replica) -> None:
         """After local step j, counted from 0, of a replica."""
+
+    @torch.no_grad()
+    def take(self, number: int, source: int, replicas: Mapping[int, Replica]) -> None:
+        """Of one that goes on with what another one has come to."""
+        for name, p in replicas[number].weights.items():
+            p.copy_(replicas[source].weights[name])
 
     def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
         """The end of round `count`. `replicas`: all that ever trained, members or not."""
@@ -154,12 +164,16 @@ def train(
     result = Result()
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
     method.begin({n: p.detach().clone() for n, p in named.items()})
+
+    def begin(number: int) -> None:
+        own = copy.deepcopy(module)
+        replica = result.replicas[number] = Replica(own, t, optimizer(own, t))
+        method.join(number, replica)
+
     for count, r in enumerate(rounds):
         for m in r.members:
             if m.replica not in result.replicas:
-                own = copy.deepcopy(module)
-                replica = result.replicas[m.replica] = Replica(own, t, optimizer(own, t))
-                method.join(m.replica, replica)
+                begin(m.replica)
             elif m.fresh:
                 replica = result.replicas[m.replica]
                 replica.optimizer = optimizer(replica.module, t)
@@ -175,6 +189,10 @@ def train(
                 replica.update(learning_rate(t, at, steps))
                 method.stepped(j, m.replica, replica)
         method.commit(count, r, result.replicas)
+        for number, source in r.joined:
+            if number not in result.replicas:
+                begin(number)
+            method.take(number, source, result.replicas)
         result.losses.append(losses)
         committed(count, result)
     method.finish(result.replicas)

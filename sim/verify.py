@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..compression.sparse.masks import SharedMask
+from ..dag.rounds.vector import PIECE
 from ..job import Codec, Job
 from ..peer.data.reader import Reader
 from . import oracle, round_methods, round_oracle
@@ -19,7 +21,7 @@ from .front import Facts, Front
 from .report import Summary
 from .round_log import committed_rounds
 
-__all__ = ["METHODS", "TOLERANCE", "compare", "judge", "verify"]
+__all__ = ["METHODS", "TOLERANCE", "compare", "judge", "saps_mask", "verify"]
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
 """By `model.dtype`: how far a step's loss may be from the plain loop's, as a share of it, or alone
@@ -32,8 +34,28 @@ METHODS: Mapping[str, Callable[..., round_oracle.Method]] = {
     "sparse-loco": lambda lr=1.0, decay=0.95, **wire: round_methods.SparseLoCo(
         lr, decay, round_methods.sparse_wire(**wire)
     ),
+    "random-pairs": round_methods.Saps,
+    "ring": round_methods.Saps,
+    "noloco": round_methods.NoLoCo,
+    "saps-outer": lambda lr=0.7, momentum=0.5, **links: round_methods.NoLoCo(lr, momentum),
+    "saps": lambda seed=0, keep=0.01, **links: round_methods.Saps(saps_mask(seed, keep)),
 }
-"""What the plain loop does between replicas, by [sync] method; called with its options."""
+"""What the plain loop does between replicas, by [sync] method; called with its options, of saps
+with the seed of the job, too."""
+
+
+def saps_mask(seed: int, keep: float) -> Callable[[int, str, torch.Size], Tensor]:
+    """The positions that a run of saps draws: of a round, in a parameter."""
+
+    def mask(count: int, name: str, shape: torch.Size) -> Tensor:
+        found = torch.zeros(shape.numel(), dtype=torch.bool)
+        for start in range(0, shape.numel(), PIECE):
+            shared = SharedMask(seed, count, keep)
+            elements = min(PIECE, shape.numel() - start)
+            found[start + shared.positions(f"param:{name}:{start}", elements)] = True
+        return found.view(shape)
+
+    return mask
 
 
 def verify(
@@ -183,9 +205,15 @@ def _rounds(
         each = [reader.batch(g // count, g % count, size) for g in numbers]
         return {name: torch.cat([e[name] for e in each]) for name in each[0]}
 
-    played = committed_rounds(followed.events, microbatches=count, microbatch_size=size)
+    gossip = job.sync.kind == "gossip"
+    played = committed_rounds(
+        followed.events, microbatches=count, microbatch_size=size, gossip=gossip
+    )
     options: dict[str, Any] = dict(job.sync.options)
-    method = METHODS[job.sync.chosen](**{k: v for k, v in options.items() if k != "overlap"})
+    options.pop("overlap", None)
+    if job.sync.chosen == "saps":
+        options["seed"] = seed
+    method = METHODS[job.sync.chosen](**options)
     if job.sync.overlap:
         method = round_methods.Overlapped(method)
     with front.module(job) as module:

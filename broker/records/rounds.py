@@ -3,6 +3,7 @@ it, what its exchange is, and which samples are committed."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from ...dag.rounds.sums import EXPONENT
@@ -18,14 +19,23 @@ from ...proto.broker_pb2 import (
     RunEvent,
     SampleRange,
 )
-from ...proto.journal_pb2 import RoundsKept
+from ...proto.journal_pb2 import MetPairs, RoundsKept
 
-__all__ = ["RoundRecord", "microbatches_of"]
+__all__ = ["RoundRecord", "microbatches_of", "pairs_of"]
 
 
 def microbatches_of(work: RoundWork) -> int:
     """How many a replica was given."""
     return sum(s.count for s in work.samples)
+
+
+def pairs_of(members: Iterable[RoundMember]) -> tuple[tuple[int, int], ...]:
+    """Who met whom in gossip; none where all met, or everybody was alone."""
+    groups: dict[int, list[int]] = {}
+    for member in members:
+        groups.setdefault(member.group, []).append(member.replica)
+    found = (sorted(g) for number, g in sorted(groups.items()) if number and len(g) == 2)
+    return tuple((a, b) for a, b in found)
 
 
 class RoundRecord:
@@ -36,15 +46,26 @@ class RoundRecord:
     as it was planned last; 0: not yet. committed: microbatches of the run. exponent: as in
     RoundPlan. holders: in which term a replica made the newest version, by number; of the first
     version, which all begin from, nobody. past: of replicas that have no work in this round, their
-    last; who was in the round before may go on with what it made ahead.
+    last; who was in the round before may go on with what it made ahead. met: of gossip, the pairs
+    of the newest rounds, since all met last.
     """
 
-    def __init__(self, steps: int, microbatches: int, eval_every: int, replicas: int = 1) -> None:
+    def __init__(
+        self,
+        steps: int,
+        microbatches: int,
+        eval_every: int,
+        replicas: int = 1,
+        *,
+        remembers: int | None = None,
+    ) -> None:
         """`microbatches`: of one step of the run, in which each of `replicas` makes one of its own;
-        `eval_every`: steps between evaluations, 0: none."""
+        `eval_every`: steps between evaluations, 0: none; `remembers`: of gossip, so many rounds'
+        pairs."""
         self.total, self._whole = steps * microbatches, microbatches
         self._own = microbatches // replicas
-        self._eval_every = eval_every
+        self._eval_every, self.gossips = eval_every, remembers is not None
+        self.met: deque[tuple[tuple[int, int], ...]] = deque(maxlen=remembers)
         self._before = 0  # Microbatches that were committed a round ago.
         self.holders: dict[int, int] = {}
         self.round = self.attempt = self.committed = 0
@@ -89,6 +110,23 @@ class RoundRecord:
         """Whether every sample of the run is committed."""
         return self.committed >= self.total
 
+    @property
+    def gathers(self) -> bool:
+        """Of gossip, whether the round that is under way ends with one mean of all replicas: so it
+        does before every evaluation and at the end."""
+        after = self.committed + sum(map(microbatches_of, self.work.values()))
+        return self.gossips and (after >= self.total or self._evaluates(self.committed, after))
+
+    def _evaluates(self, before: int, after: int) -> bool:
+        """Whether an evaluation is due between so many committed microbatches and so many."""
+        whole, every = self._whole, self._eval_every
+        return every > 0 and after // whole // every > before // whole // every
+
+    def attempt_of(self, number: int) -> int:
+        """In which attempt what a member now does was planned."""
+        found = (m.attempt for m in self.members if m.replica == number)
+        return next(found, 0) or self.attempt
+
     def member(self, number: int, term: int) -> RoundWork | None:
         """What a replica works on in its present term; None: it is not in the round."""
         work = self.work.get(number)
@@ -108,8 +146,7 @@ class RoundRecord:
 
     def start_of(self, replica: str, work: RoundWork) -> RoundStart:
         """What a replica is told of its work."""
-        start, every = self.committed / self._whole, self._eval_every
-        passed = every and int(start) // every > self._before // self._whole // every
+        passed = self._evaluates(self._before, self.committed)
         return RoundStart(
             run=replica,
             term=work.term,
@@ -117,12 +154,13 @@ class RoundRecord:
             first_step=work.first_step,
             steps=work.steps,
             samples=work.samples,
-            start=start,
+            start=self.committed / self._whole,
             length=sum(map(microbatches_of, self.work.values())) / self._whole,
-            evaluate=bool(passed) and work.replica == min(self.work),
+            evaluate=passed and work.replica == min(self.work),
             ahead=work.ahead,
             ahead_samples=work.ahead_samples,
             late=work.late,
+            gathers=self.gathers,
         )
 
     def hand_out(
@@ -204,6 +242,10 @@ class RoundRecord:
         for joined in done.joined:
             self.past.pop(joined.replica, None)
         self._returned.sort(key=lambda r: r.first)
+        if self.gossips and any(m.group for m in done.members):
+            self.met.append(pairs_of(done.members))
+        else:
+            self.met.clear()
         self.round, self.attempt = self.round + 1, 0
         self.work, self.members, self.joiners = {}, (), ()
         self.holders = {m.replica: m.term for m in (*done.members, *done.joined)}
@@ -226,6 +268,7 @@ class RoundRecord:
             holders=[RoundMember(replica=n, term=term) for n, term in self.holders.items()],
             before=self._before,
             past=self.past.values(),
+            met=[MetPairs(replicas=[n for pair in pairs for n in pair]) for pairs in self.met],
         )
 
     def restore(self, kept: RoundsKept) -> None:
@@ -237,6 +280,8 @@ class RoundRecord:
         self._before = kept.before
         self.past = {w.replica: w for w in kept.past}
         self._next, self._returned = kept.next, list(kept.returned)
+        for m in kept.met:
+            self.met.append(tuple(zip(m.replicas[::2], m.replicas[1::2], strict=True)))
 
 
 def _without(ranges: Iterable[SampleRange], taken: SampleRange) -> list[SampleRange]:

@@ -45,8 +45,13 @@ class RunRecord:
         self.replicas = tuple(ReplicaRecord(run, number) for number in range(count))
         self.rounds = None
         if needs.has_rounds:
-            steps, microbatches, own = run.spec.steps, run.spec.microbatches, needs.replicas
-            self.rounds = RoundRecord(steps, microbatches, needs.eval_every, own)
+            self.rounds = RoundRecord(
+                run.spec.steps,
+                run.spec.microbatches,
+                needs.eval_every,
+                needs.replicas,
+                remembers=needs.sync.remembered,
+            )
             if run.spec.HasField("resumed"):
                 self.rounds.begin_from(run.spec.resumed)
         self._spec_bytes = run.spec.ByteSize()

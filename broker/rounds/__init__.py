@@ -1,4 +1,14 @@
 """Rounds between the replicas of a run: when they begin and end, who is in them, and who exchanges
 what with whom."""
 
-__all__ = ["ahead", "coordinator", "exchange", "pairs", "saving", "segments", "version", "work"]
+__all__ = [
+    "ahead",
+    "coordinator",
+    "exchange",
+    "gossip",
+    "pairs",
+    "saving",
+    "segments",
+    "version",
+    "work",
+]

@@ -52,6 +52,7 @@ from ..runs.replica import Replica
 from ..runs.run import Run
 from .ahead import steps_ahead, steps_of
 from .exchange import ExchangePlanner
+from .gossip import Gossip, NetworkOf
 from .saving import is_due, save_last, save_version
 from .version import done_of, hash_of
 
@@ -78,7 +79,7 @@ class RoundCoordinator:
     made: by replica, what its holders say of the version. bad: replicas whose contribution cannot
     count in this round, and why."""
 
-    def __init__(self, run: Run, members: Membership) -> None:
+    def __init__(self, run: Run, members: Membership, network: NetworkOf) -> None:
         assert run.record.rounds is not None
         self.run, self.record, self._members = run, run.record.rounds, members
         self.ready: dict[int, tuple[int, set[PeerId]]] = {}
@@ -100,6 +101,9 @@ class RoundCoordinator:
         self._looks_at = -math.inf
         self._exchange = ExchangePlanner(run, run.record.rounds, members)
         self._plans: dict[PeerId, RoundPlan] = {}
+        self._troubled = set[int]()
+        """Who cannot make the version of this attempt, or is waited for."""
+        self._gossip = Gossip(run, self.record, members, network) if self.record.gossips else None
 
     # ------------------------------------------------------------ what is known
 
@@ -199,6 +203,7 @@ class RoundCoordinator:
         ended = self.run.ended or self._frozen or self.record.over
         if self.record.attempt and not ended and now >= self._attempt_ends:
             late = self._late()
+            self._troubled.update(n for n in self._exchange.inside if not self._has_made(n))
             if {m.replica for m in self.record.members} <= set(late):
                 if self.record.attempt >= _MOST_ATTEMPTS:
                     text = f"{self.record.attempt} attempts at round {self.record.round}, in each "
@@ -265,7 +270,7 @@ class RoundCoordinator:
                     late=carried[n],
                 )
             )
-        self.ready, self.made, self.bad, self._plans = {}, {}, {}, {}
+        self.ready, self.made, self.bad, self._plans, self._troubled = {}, {}, {}, {}, set()
         self._since = now
         out: list[Instruction] = [
             self.run.record.publish(
@@ -326,6 +331,14 @@ class RoundCoordinator:
             for n in ready
         ]
         joiners = [n for n in self._present() if n not in ready and self._waits(n)]
+        kept: dict[int, dict[PeerId, RoundReport]] = {}
+        if self._gossip is not None:
+            anew = self._troubled if self._plans else None
+            members = self._gossip.grouped(members, anew=anew, now=now)
+            joiners = self._gossip.joining(
+                members, [n for n in joiners if n not in self._troubled], self.record.attempt
+            )
+            kept = {n: self.made[n] for n in self._gossip.kept if n in self.made}
         planned = RoundPlanned(
             round=record.round,
             attempt=record.attempt + 1,
@@ -333,9 +346,12 @@ class RoundCoordinator:
             joiners=joiners,
             exponent=record.exponent,
         )
-        self.made, self._since = {}, now
+        self.made, self._since, self._troubled = kept, now, set()
         out: list[Instruction] = [self.run.record.publish(RunEvent(round_planned=planned), 0, now)]
-        self._plans = self._exchange.plans()
+        if self._gossip is None:
+            self._plans = self._exchange.plans()
+        else:
+            self._plans |= self._exchange.plans(self._gossip.sources)
         for number in (*ready, *joiners):
             out += self._tell_plan(number)
         return [*out, *self._arm(self._attempt_ends)]
@@ -351,6 +367,11 @@ class RoundCoordinator:
             for m in self._replica(number).context.holders()
             if m.id in self._plans
         ]
+
+    def _attempt_of(self, number: int) -> int:
+        """In which attempt what a replica now does was planned."""
+        sources = self._gossip.sources if self._gossip else {}
+        return self.record.attempt_of(sources.get(number, number))
 
     @property
     def _attempt_ends(self) -> float:
@@ -409,7 +430,7 @@ class RoundCoordinator:
             return [replica.context.ignored("round", member, f"round {said.round}")]
         if said.attempt == 0:
             return self._contributed(number, member, said, now)
-        if said.attempt != record.attempt or number not in self._exchange.inside:
+        if number not in self._exchange.inside or said.attempt != self._attempt_of(number):
             return [replica.context.ignored("round", member, f"attempt {said.attempt}")]
         if said.HasField("problem"):
             return self._hindered(number, member, said, now)
@@ -435,6 +456,8 @@ class RoundCoordinator:
     ) -> list[Instruction]:
         """Somebody cannot make the version."""
         why = clean(said.problem.text, 500)
+        if said.problem.code == "overflow":
+            self._troubled.add(number)
         if said.problem.code == "overflow" and self.record.exponent < _MOST_EXPONENT:
             self.record.exponent += _RAISED
             return self._retry((), f"an element is too large: {why}", now)
@@ -470,6 +493,9 @@ class RoundCoordinator:
             return self.run.fail("round", "every replica has holders that made other versions", now)
         version = known.most_common(1)[0][0]
         equal = [n for n, h in hashes.items() if h == version]
+        if self._gossip is not None and not record.gathers:
+            equal = self._gossip.equal(record.members, hashes)
+            version = sum(h for n in members if (h := hashes[n]) is not None) % 2**64
         out: list[Instruction] = []
         for number in (n for n in hashes if n not in equal):
             self._strikes[number] += 1
@@ -478,7 +504,11 @@ class RoundCoordinator:
                 text += f", for the {_STRIKES}. time: it is left out from here on"
             out.append(self.run.record.publish(RunEvent(note=text), number, now))
         joined = [
-            RoundMember(replica=n, term=self._replica(n).record.term)
+            RoundMember(
+                replica=n,
+                term=self._replica(n).record.term,
+                source=self._gossip.sources[n] if self._gossip is not None else 0,
+            )
             for n in equal
             if n in record.joiners
         ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ...dag.plan.plan import PeerId
-from ...proto.broker_pb2 import DialOrder, RoundPlan
+from ...proto.broker_pb2 import DialOrder, RoundMember, RoundPlan
 from ..membership.member import dial
 from ..membership.membership import Membership
 from ..records.rounds import RoundRecord
@@ -36,20 +38,40 @@ class ExchangePlanner:
         elements = sum(s.elements for s in plan.outline.stages) if plan else 0
         return _EXCHANGE_S + 16 * elements / _SLOW_BYTES_PER_S
 
-    def plans(self) -> dict[PeerId, RoundPlan]:
-        """By peer, what it does in the present attempt."""
+    def plans(self, sources: Mapping[int, int] | None = None) -> dict[PeerId, RoundPlan]:
+        """By peer, what it does in the present attempt. `sources`: of gossip, by joiner the first
+        member of the group that it is with; then plans are those of groups that are new."""
+        record, groups = self._record, dict[int, list[RoundMember]]()
+        for m in record.members:
+            if sources is None or m.attempt == record.attempt:
+                groups.setdefault(m.group, []).append(m)
+        made: dict[PeerId, RoundPlan] = {}
+        for members in groups.values():
+            inside = [(m.replica, m.weight) for m in members]
+            joiners = record.joiners
+            if sources is not None:
+                inside = [(n, 1) for n, _ in inside]
+                joiners = tuple(j for j in joiners if sources.get(j) == inside[0][0])
+            made |= self._planned(inside, joiners, alike=not members[0].group)
+        return made
+
+    def _planned(
+        self, inside: Sequence[tuple[int, int]], joiners: Sequence[int], *, alike: bool
+    ) -> dict[PeerId, RoundPlan]:
+        """Of replicas, with their weights, who exchange with each other."""
         record = self._record
-        inside = [(m.replica, m.weight) for m in record.members]
-        plans = {n: self._run.replicas[n].record.plan for n in self.inside}
+        everybody = [*(n for n, _ in inside), *joiners]
+        plans = {n: self._run.replicas[n].record.plan for n in everybody}
         found = segments(
             [Replicated(p, w) for n, w in inside if (p := plans[n]) is not None],
-            [Replicated(p) for n in record.joiners if (p := plans[n]) is not None],
+            [Replicated(p) for n in joiners if (p := plans[n]) is not None],
+            alike=alike,
         )
         mine = sliced(found)
         patience = self.attempt_s / 2
         weight = sum(w for _, w in inside)
         made: dict[PeerId, RoundPlan] = {}
-        for number in self.inside:
+        for number in everybody:
             replica = self._run.replicas[number]
             for peer in replica.record.peers:
                 made[peer] = RoundPlan(

@@ -50,10 +50,11 @@ class Replicated:
 
 
 def segments(
-    members: Sequence[Replicated], joiners: Sequence[Replicated] = ()
+    members: Sequence[Replicated], joiners: Sequence[Replicated] = (), *, alike: bool = True
 ) -> list[VectorSegment]:
-    """Those of a round, ascending. Raises ValueError when the replicas' vectors differ in length,
-    or there is no member."""
+    """Those of a round, ascending. Where members do not come to one version (`alike`), all joiners
+    take that of the first. Raises ValueError when the replicas' vectors differ in length, or there
+    is no member."""
     everybody = (*members, *joiners)
     lengths = {replica.bounds[-1] for replica in everybody}
     if len(lengths) != 1 or not members:
@@ -66,7 +67,7 @@ def segments(
         slices = min(len(members), max(1, (stop - start) // _LEAST))
         edges = [start + (stop - start) * i // slices for i in range(slices + 1)]
         for first, last in pairwise(edges):
-            found.append(_segment(members, joiners, first, last, len(found)))
+            found.append(_segment(members, joiners, first, last, len(found), alike))
     return found
 
 
@@ -76,12 +77,13 @@ def _segment(
     start: int,
     stop: int,
     turn: int,
+    alike: bool,
 ) -> VectorSegment:
     firsts = [r.plan.stages[r.stage_at(start)].holders[0] for r in members]
     givers = tuple(Giver(p, r.weight) for p, r in zip(firsts, members, strict=True))
     takers = dict.fromkeys(p for r in members for p in r.takers(start, stop))
     versions = tuple(
-        (firsts[(turn + i) % len(firsts)], peer)
+        (firsts[(turn + i) % len(firsts) if alike else 0], peer)
         for i, r in enumerate(joiners)
         for peer in dict.fromkeys(r.takers(start, stop))
     )

@@ -24,8 +24,8 @@ class DilocoRounds(RoundStrategy):
 
     slots: ClassVar[tuple[str, ...]] = (_MOMENTUM,)
 
-    def __init__(self, options: Settings) -> None:
-        super().__init__(options)
+    def __init__(self, options: Settings, seed: int = 0) -> None:
+        super().__init__(options, seed)
         assert isinstance(options, DilocoOptions), f"options of diloco, not {options!r}"
         self.lr, self.momentum = options.lr, options.momentum
 

@@ -28,8 +28,8 @@ class SparseLocoRounds(RoundStrategy):
     own_slots: ClassVar[tuple[str, ...]] = (_RESIDUAL,)
     side_by_side: ClassVar[bool] = True
 
-    def __init__(self, options: Settings) -> None:
-        super().__init__(options)
+    def __init__(self, options: Settings, seed: int = 0) -> None:
+        super().__init__(options, seed)
         assert isinstance(options, SparseLocoOptions), f"options of sparse-loco, not {options!r}"
         self.lr, self.decay = options.lr, options.decay
         layout = f"density={options.density!r},chunk={options.chunk},bits={options.bits}"

@@ -8,6 +8,9 @@ from ...dag.rounds.vector import RunVector
 from ...job.rounds import RoundSettings, options_of
 from .coding import PartCoding
 from .diloco import DilocoRounds
+from .gossip import GossipRounds
+from .noloco import NoLocoRounds
+from .saps import SapsRounds
 from .sparse_loco import SparseLocoRounds
 from .strategy import RoundStrategy
 
@@ -17,11 +20,17 @@ STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "average": RoundStrategy,
     "diloco": DilocoRounds,
     "sparse-loco": SparseLocoRounds,
+    "saps": SapsRounds,
+    "random-pairs": GossipRounds,
+    "ring": GossipRounds,
+    "noloco": NoLocoRounds,
+    "saps-outer": NoLocoRounds,
 }
 
 
 def strategy_of(settings: RoundSettings) -> RoundStrategy:
-    return STRATEGIES[settings.method](options_of(settings.method, settings.options))
+    options = options_of(settings.method, settings.options)
+    return STRATEGIES[settings.method](options, settings.seed)
 
 
 def coding_of(strategy: RoundStrategy, settings: RoundSettings, vector: RunVector) -> PartCoding:

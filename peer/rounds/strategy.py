@@ -11,6 +11,8 @@ whatever they compute: so the formula of `apply` is made of single multiplicatio
 subtractions of float32, each of which IEEE 754 rounds in one way (no `alpha=`, no `addcmul`, no
 reduction).
 
+What replicas promise in gossip is less: each goes on from a version of its own (`gossip.py`).
+
 A new one is a file that overrides some of these, a line in `strategies.py`, and its options in
 `job/rounds.py`.
 """
@@ -22,7 +24,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ...dag.rounds.vector import RunVector
 from ...job.settings import Settings
+from .coding import PartCoding
 
 __all__ = ["RoundStrategy", "State"]
 
@@ -42,12 +46,22 @@ class RoundStrategy:
     """Text of the one that writes contributions, in place of the job's `codec.sync`."""
     side_by_side: ClassVar[bool] = False
     """Whether a result is all contributions as they came, which is smaller than their mean."""
+    apart: ClassVar[bool] = False
+    """Whether replicas go on with versions of their own."""
 
-    def __init__(self, options: Settings) -> None:
-        self.options = options
+    def __init__(self, options: Settings, seed: int = 0) -> None:
+        """`seed`: the run's."""
+        self.options, self.seed = options, seed
+
+    def begin(self, number: int, *, gathers: bool) -> None:
+        """What follows is of this round; `gathers`: of gossip, all meet in it."""
+
+    def coding(self, vector: RunVector) -> PartCoding | None:
+        """What writes contributions and results of this round alone; None: the same as ever."""
+        return None
 
     def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
-        """Of the entry `value`, which stood at `base` and is `now`."""
+        """Of the entry `value`, which stood at `base` and is `now`; `own`: all its state."""
         return base - now
 
     def left(self, value: str, given: Tensor, heard: Tensor) -> State:
@@ -57,3 +71,9 @@ class RoundStrategy:
     def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
         """The next version after `base`, by the mean of all contributions, and the next state."""
         return base - mean, {}
+
+    def meet(
+        self, value: str, base: Tensor, given: Tensor, mean: Tensor, state: State
+    ) -> tuple[Tensor, State]:
+        """As `apply`, where it makes a difference what this replica has `given` itself."""
+        return self.apply(value, base, mean, state)

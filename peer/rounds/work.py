@@ -131,7 +131,7 @@ class RoundWork:
         self.vector, self.local, self.peer = vector, local, peer
         self._settings, self._replica = settings, replica
         self._strategy = strategy_of(settings)
-        self._coding = coding_of(self._strategy, settings, vector)
+        self._usual = self._coding = coding_of(self._strategy, settings, vector)
         self._entries: dict[str, _Entry] = {}
         self._of_stages = [[v for v in owned[k] if v in tensors] for k in sorted(owned)]
         mine = {value for values in self._of_stages for value in values}
@@ -162,10 +162,11 @@ class RoundWork:
 
     def versions(self) -> dict[str, int]:
         """By value, the hash of the version that the round began with, with its shared state."""
-        return {
-            value: digest(value, torch.cat([e.version.values, *e.version.state.values()]))
-            for value, e in self._entries.items()
-        }
+        found = {}
+        for value, entry in self._entries.items():
+            state = () if self._strategy.apart else entry.version.state.values()
+            found[value] = digest(value, torch.cat([entry.version.values, *state]))
+        return found
 
     @property
     def _all(self) -> Collection[_Entry]:
@@ -176,6 +177,7 @@ class RoundWork:
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """The round may be the one that it is in: then only its local steps are others."""
         self.local.begin(start)
+        self._strategy.begin(start.round, gathers=start.gathers)
         if self._attempt and self._attempt.plan.round < start.round:
             self._attempt.end()
         for entry in self._all:
@@ -185,17 +187,18 @@ class RoundWork:
 
     def contribute(self) -> RoundResult:
         """Takes down what was moved; once in a round."""
-        drift = 0.0
-        for entry in self._all if self._ahead else self._owned():
+        drift, apart = 0.0, self._strategy.apart
+        for entry in self._all if self._ahead or apart else self._owned():
             if entry.given is None:
                 now = _flat(entry.copies[0])
-                value, own = entry.entry.value, entry.version.own
+                value, own = entry.entry.value, {**entry.version.state, **entry.version.own}
                 given = self._strategy.contribution(value, entry.began, now, own)
                 if not bool(given.isfinite().all()):
                     why = f"{entry.entry.name} has moved by what is no finite number"
                     return RoundResult(code="nonfinite", why=why)
                 entry.given, entry.round = given, self._round
-            drift += float(square_of(entry.given)) if entry.owned else 0.0
+            if entry.owned:
+                drift += float(square_of(entry.given - entry.began if apart else entry.given))
         return RoundResult(drift=drift)
 
     def join(self, plan: broker_pb2.RoundPlan) -> None:
@@ -208,9 +211,10 @@ class RoundWork:
         for entry in self._all:
             entry.applied = None
         passes_on = self._strategy.side_by_side
-        attempt = RoundAttempt(plan, self.peer, self.vector, self._coding, passes_on)
+        coding = self._strategy.coding(self.vector) or self._usual
+        attempt = RoundAttempt(plan, self.peer, self.vector, coding, passes_on)
         with self._lock:
-            self._attempt = attempt
+            self._attempt, self._coding = attempt, coding
 
     def exchange(self) -> RoundResult:
         """What it gives is encoded, and added where it adds up itself: as others will read it, so
@@ -283,7 +287,8 @@ class RoundWork:
     def _from_results(self, attempt: RoundAttempt) -> Iterator[tuple[str, _Version]]:
         for entry, (mean,) in self._gathered(attempt.results(), 1):
             before, value = entry.version, entry.entry.value
-            made = self._strategy.apply(value, before.values, mean, before.state)
+            given = mean if entry.given is None else entry.given  # of copies nothing is given
+            made = self._strategy.meet(value, before.values, given, mean, before.state)
             yield value, _Version(*made, self._left(entry, attempt.plan.round))
 
     def _from_versions(self, attempt: RoundAttempt) -> Iterator[tuple[str, _Version]]:

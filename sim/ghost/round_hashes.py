@@ -11,7 +11,8 @@ Where steps go on beside the exchange, h_r(v) <- h_r(v) + h(v) - what h_r(v) was
 
 A sum has no order. One that lacks a contribution, has one twice, by another weight or of another
 piece, changes q, and q changes the version. What a method keeps beside it (momentum) follows from
-the versions before, all of which are in h(v); so one rule stands for all methods.
+the versions before, all of which are in h(v); so one rule stands for all methods. In gossip, where
+replicas have versions of their own, h(v) in the rule is 0, and a sum is that of a pair.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class GhostVector:
         self.vector, self.settings = RunVector.of(graph), settings
         strategy = strategy_of(settings)
         self.coding = coding_of(strategy, settings, self.vector)
-        self.side_by_side = strategy.side_by_side
+        self.side_by_side, self.apart = strategy.side_by_side, strategy.apart
         self._rows = 1 + len(strategy.slots)
         self._parts: dict[Span, _Part] = {}
 
@@ -162,7 +162,7 @@ class GhostRounds:
             there = [v for v in self._entries if v in now] if self._ahead else values
             for entry in (self._entries[v] for v in there):
                 if entry.moved is None:
-                    entry.moved = (now[entry.entry.value] - entry.version) & MASK
+                    entry.moved = (now[entry.entry.value] - self._before(entry)) & MASK
                     entry.round = self._round
         return RoundResult()
 
@@ -225,7 +225,11 @@ class GhostRounds:
         ]
         for value, pieces in self._gathered(taken):
             moved = sum(a * q for a, q in pieces) & MASK
-            yield value, version(self._entries[value].version, moved)
+            yield value, version(self._before(self._entries[value]), moved)
+
+    def _before(self, entry: _Entry) -> int:
+        """h(v) of the rule; in gossip 0."""
+        return 0 if self.shared.apart else entry.version
 
     def _from_versions(self, attempt: RoundAttempt) -> Iterator[tuple[str, int]]:
         came = [(p, self._came.get((VERSION, p, by))) for p, by in attempt.wiring.gets]

@@ -30,8 +30,10 @@ class RoundCheck(Check):
         self._committed: dict[str, set[int]] = {}
         self._seen: dict[str, int] = {}
         """Events of a run that were looked at."""
-        self._versions: dict[tuple[str, int], dict[str, tuple[int, str]]] = {}
-        """By run and round: of each value, its hash, and whose."""
+        self._versions: dict[tuple[str, int, int], dict[str, tuple[int, str]]] = {}
+        """By run, round and group: of each value, its hash, and whose."""
+        self._apart: dict[str, bool] = {}
+        """Of gossip, whether replicas have versions of their own."""
 
     def observe(self, seen: Observed) -> None:
         match seen.record:
@@ -54,6 +56,7 @@ class RoundCheck(Check):
             case "round_done":
                 members = [m.replica for m in event.round_done.members]
                 work = self._work.pop(run, {})
+                self._apart[run] = any(m.group for m in event.round_done.members)
                 if len(set(members)) < len(members) or not set(members) <= work.keys():
                     raise Broken("I2", f"{run} commits work of replicas {members}: not all have it")
                 done = self._done(run)
@@ -94,8 +97,9 @@ class RoundCheck(Check):
         device = self.world.peers[who].device
         if (versions := getattr(device, "versions", None)) is None:
             return
-        run = run_of(replica)[0]
-        known = self._versions.setdefault((run, number), {})
+        run, own = run_of(replica)
+        group = own if self._apart.get(run) else -1
+        known = self._versions.setdefault((run, number, group), {})
         for value, hash_ in versions().items():
             before, whose = known.setdefault(value, (hash_, who))
             if before != hash_:

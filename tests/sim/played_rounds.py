@@ -14,11 +14,14 @@ from torch import Tensor
 
 from shoal.broker.events import Persist
 from shoal.job import Job
+from shoal.job.gossip import GOSSIP
 from shoal.peer.core.events import BeginRound
+from shoal.peer.data.reader import Reader
 from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec
 from shoal.sim import round_methods, round_oracle
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.round_log import committed_rounds
+from shoal.sim.verify import saps_mask
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 
@@ -37,13 +40,22 @@ JOB: dict[str, Any] = {
         **{"eval_every": 3, "eval_batches": 1},
     },
 }
-OPTIONS = {"sparse-loco": {"density": 0.25, "chunk": 64, "decay": 0.75, "lr": 0.7}}
+OPTIONS = {
+    "sparse-loco": {"density": 0.25, "chunk": 64, "decay": 0.75, "lr": 0.7},
+    "saps": {"keep": 0.25, "recent": 2},
+}
 """Of methods that are not played with those that they have by themselves."""
 METHODS: dict[str, Callable[[], round_oracle.Method]] = {
     "diloco": lambda: round_methods.DiLoCo(0.7, 0.9),
     "average": round_methods.Average,
     "sparse-loco": lambda: round_methods.SparseLoCo(0.7, 0.75, round_methods.sparse_wire(0.25, 64)),
+    "saps": lambda: round_methods.Saps(saps_mask(0, 0.25)),
+    "random-pairs": round_methods.Saps,
+    "ring": round_methods.Saps,
+    "noloco": round_methods.NoLoCo,
+    "saps-outer": round_methods.NoLoCo,
 }
+LOCAL = tuple(m for m in METHODS if m not in GOSSIP)
 TIES = {"sparse-loco": 0.002}
 """Of methods that choose numbers, the share of them whose turn it may be in another round: of two
 that are equal but for rounding, either is the larger."""
@@ -51,7 +63,8 @@ that are equal but for rounding, either is the larger."""
 
 def sync_of(method: str) -> dict[str, Any]:
     """For [sync]."""
-    return {"method": method, "options": OPTIONS.get(method, {})}
+    kind = "gossip" if method in GOSSIP else "local"
+    return {"kind": kind, "method": method, "options": OPTIONS.get(method, {})}
 
 
 class Rounds:
@@ -67,7 +80,8 @@ class Rounds:
         job = json.loads(spec.job)
         job = Job.from_table(job | {k: job[k] | t for k, t in tables.items()})
         spec.job, spec.steps = job.to_json(), job.train.steps or 0
-        self.train = job.train
+        spec.microbatches = job.train.microbatches
+        self.train, self.seed = job.train, job.seed
         return spec
 
     def start(
@@ -76,11 +90,12 @@ class Rounds:
         deaths: Mapping[int, str] | None = None,
         also: Callable[[World, Observed], None] = lambda world, seen: None,
         device: Any = None,
+        wan: Any = None,
         **tables: Any,
     ) -> tuple[World, str]:
         """The world in which it was submitted. deaths: by number of the record of the world, who
         dies there; `also` sees each, too."""
-        world = self.lab.world(list(peers), log=False, device=device)
+        world = self.lab.world(list(peers), log=False, device=device, wan=wan)
         self.monitor = Monitor(world)
         world.until(lambda: len(world.broker.machine.members.pool) == len(peers))
         run = world.submit(self.spec(**tables))
@@ -113,18 +128,19 @@ class Rounds:
         return world, run
 
     def expected(
-        self, events: Sequence[RunEvent], method: round_oracle.Method
+        self, events: Sequence[RunEvent], method: round_oracle.Method, *, gossip: bool = False
     ) -> dict[str, Tensor]:
         """The version that a plain loop comes to, of the rounds that were committed."""
-        train, reader = self.train, self.lab.reader()
+        train, of = self.train, self.lab.prepared
         size, count = train.microbatch_size, train.microbatches
+        reader = Reader(of.manifest, of.shards.__getitem__, seed=self.seed, microbatches=count)
 
         def batches(samples: Sequence[int]) -> dict[str, Tensor]:
             numbers = [s // size for s in samples[::size]]
             each = [reader.batch(g // count, g % count, size) for g in numbers]
             return {name: torch.cat([e[name] for e in each]) for name in each[0]}
 
-        rounds = committed_rounds(events, microbatches=count, microbatch_size=size)
+        rounds = committed_rounds(events, microbatches=count, microbatch_size=size, gossip=gossip)
         module = copy.deepcopy(self.lab.module)
         round_oracle.train(module, rounds, batches, train, method, steps=train.steps or 0)
         return method.shared
@@ -139,7 +155,11 @@ class Rounds:
         for file in weights.files:
             got |= load(world.blobs[file.blob.hash])
         plain = METHODS[method]()
-        wanted = self.expected(events, round_methods.Overlapped(plain) if overlaps else plain)
+        wanted = self.expected(
+            events,
+            round_methods.Overlapped(plain) if overlaps else plain,
+            gossip=method in GOSSIP,
+        )
         for name, tensor in wanted.items():
             apart = ~torch.isclose(got[name], tensor, rtol=1e-3, atol=2e-5)
             assert int(apart.sum()) <= TIES.get(method, 0.0) * tensor.numel(), name

@@ -81,11 +81,11 @@ class Replica:
     def devices(self):
         return self.world.devices
 
-    def begin(self, round_, first, steps, ranges=(), start=0.0, length=0.0):
+    def begin(self, round_, first, steps, ranges=(), start=0.0, length=0.0, gathers=False):
         message = pb.RoundStart(
             run=self.name, term=1, round=round_, first_step=first, steps=steps,
             samples=[pb.SampleRange(first=a, count=n) for a, n in ranges],
-            start=start, length=length,
+            start=start, length=length, gathers=gathers,
         )  # fmt: skip
         for device in self.devices.values():
             device.begin_round(message)
@@ -263,9 +263,10 @@ def hand_out(number, round_, steps, of=2, microbatches=4):
     return [(round_ * of * mine + number * mine, mine)]
 
 
-def train(replicas, round_, steps):
+def train(replicas, round_, steps, *, gathers=False):
     for i, replica in enumerate(replicas):
-        replica.begin(round_, round_ * steps, steps, hand_out(i, round_, steps, len(replicas)))
+        samples = hand_out(i, round_, steps, len(replicas))
+        replica.begin(round_, round_ * steps, steps, samples, gathers=gathers)
         replica.train(round_ * steps, (round_ + 1) * steps)
         assert not any(r.code for r in replica.contribute(round_).values())
 

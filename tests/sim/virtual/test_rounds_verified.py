@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 from shoal.job import Job
+from shoal.job.gossip import GOSSIP
 from shoal.job.rounds import LOCAL
 from shoal.proto.broker_pb2 import RunEvent
 from shoal.sim.following import Following
@@ -72,4 +73,4 @@ def test_where_a_replica_was_left_out_it_says_so(rounds: Rounds) -> None:
 
 
 def test_there_is_a_plain_loop_for_every_method() -> None:
-    assert METHODS.keys() == LOCAL.keys()
+    assert METHODS.keys() == LOCAL.keys() | GOSSIP.keys()

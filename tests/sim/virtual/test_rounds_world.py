@@ -9,7 +9,7 @@ import pytest
 
 from shoal.broker import events as b
 from shoal.sim.virtual.world import PeerSpec
-from shoal.tests.sim.played_rounds import METHODS, Rounds, sites, sync_of
+from shoal.tests.sim.played_rounds import LOCAL, Rounds, sites, sync_of
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def rounds(laboratory: Any) -> Rounds:
     return Rounds(laboratory)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", LOCAL)
 def test_the_version_is_that_of_a_plain_loop(rounds: Rounds, method: str) -> None:
     sync = sync_of(method)
     world, run = rounds.play(sites(1e9, 1e9, 1e9), sync=sync, plan={"replicas": 3})

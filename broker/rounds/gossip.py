@@ -1,0 +1,196 @@
+"""Which replicas of a run exchange with each other in a round of gossip.
+
+    attempt 1   pairs by the run's method (`pairs/selection.py`), of those whose contribution is
+                there; who has no partner is alone, and goes on with its own
+    later ones  a pair that lost a member is what is left of it; nobody else begins anew
+    gathering   all with all, before an evaluation and at the end
+
+A group is a small exchange of its own, with its own attempts. Who has no version of its own takes
+that of the first member of a group that is planned at that moment, or waits for the next round.
+Not durable: after a restart of the broker every group is planned anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...dag.cost.network import Network
+from ...dag.plan.plan import PeerId
+from ...job.gossip import MATCHINGS
+from ...job.rounds import options_of
+from ...proto.broker_pb2 import RoundMember
+from ..membership.member import dial
+from ..membership.membership import Membership
+from ..records.rounds import RoundRecord
+from ..runs.run import Run
+from .pairs.selection import PairSettings, window
+from .segments import Replicated
+
+__all__ = ["Gossip", "NetworkOf", "regrouped"]
+
+NetworkOf = Callable[[Sequence[PeerId], float], Network | None]
+"""The links among peers, as they are known at a time."""
+
+
+_ALIKE = ("random-pairs", "ring")
+"""Methods whose pairs come to one version."""
+
+
+class Gossip:
+    """Of one run. sources: by joiner of the present attempt, whose version it takes. kept: who goes
+    on in this attempt with what was planned in an earlier one."""
+
+    def __init__(
+        self, run: Run, record: RoundRecord, members: Membership, network: NetworkOf
+    ) -> None:
+        self._run, self._record, self._members, self._network = run, record, members, network
+        sync = run.submitted.requirements.sync
+        self._matching = MATCHINGS.get(sync.chosen, sync.chosen)
+        options = options_of(sync.chosen, sync.options)
+        threshold = getattr(options, "threshold", "auto")
+        self._alike = sync.chosen in _ALIKE
+        self._settings = PairSettings(
+            threshold=None if threshold == "auto" else float(threshold),
+            recent=getattr(options, "recent", PairSettings.recent),
+        )
+        self.sources: dict[int, int] = {}
+        self.kept = set[int]()
+
+    def grouped(
+        self, ready: Sequence[RoundMember], *, anew: Collection[int] | None, now: float
+    ) -> list[RoundMember]:
+        """The members of the next attempt. `anew`: members of the present one whose groups are
+        planned again though all are there; None: all."""
+        record = self._record
+        if record.gathers:
+            found = [_member(m, 0, record.attempt + 1) for m in ready]
+        elif record.attempt:
+            everybody = [m.replica for m in record.members]
+            again = everybody if anew is None else anew
+            found = regrouped(record.members, ready, again, record.attempt + 1)
+        else:
+            found = self._paired(ready, now)
+        return found
+
+    def joining(
+        self, members: Sequence[RoundMember], candidates: Sequence[int], before: int
+    ) -> list[int]:
+        """Who of these takes a version from a member; `sources` says from whom. Groups of the
+        attempts up to `before` stay as they are."""
+        first = {m.group: m.replica for m in reversed(members)}
+        stay = {m.replica for m in members if m.attempt <= before}
+        sources = {j: s for j, s in self.sources.items() if s in stay and j in candidates}
+        new = sorted(set(first.values()) - stay)
+        rest = [j for j in candidates if j not in sources] if new else []
+        self.sources = sources | {j: new[i % len(new)] for i, j in enumerate(rest)}
+        self.kept = stay | sources.keys()
+        return sorted(self.sources)
+
+    def equal(self, members: Sequence[RoundMember], hashes: Mapping[int, int | None]) -> list[int]:
+        """Who has made what it was to make, by the hashes of members and joiners: where pairs take
+        a plain mean, what the first of them did, and joiners what theirs did."""
+        first: dict[int, int | None] = {}
+        for m in members:
+            if hashes[m.replica] is not None:
+                first.setdefault(m.group, hashes[m.replica])
+        wanted = {m.replica: first.get(m.group) for m in members} if self._alike else hashes
+        wanted = {n: wanted.get(self.sources.get(n, n)) for n in hashes}
+        return [n for n, h in hashes.items() if h is not None and h == wanted[n]]
+
+    # ------------------------------------------------------------ pairs
+
+    def _paired(self, ready: Sequence[RoundMember], now: float) -> list[RoundMember]:
+        record, numbers = self._record, [m.replica for m in ready]
+        [pairs] = window(
+            self._matching,
+            self._run.submitted.requirements.seed,
+            record.round,
+            1,
+            [_name(n) for n in numbers],
+            self._rates(numbers, now),
+            [tuple((_name(a), _name(b)) for a, b in met) for met in record.met],
+            self._settings,
+        )
+        group = {name: i for i, pair in enumerate(pairs, 1) for name in pair}
+        alone = (n for n in numbers if _name(n) not in group)
+        group |= {_name(n): i for i, n in enumerate(alone, len(pairs) + 1)}
+        return [_member(m, group[_name(m.replica)], record.attempt + 1) for m in ready]
+
+    def _rates(self, numbers: Sequence[int], now: float) -> NDArray[np.float64]:
+        """(n, n) bytes/s between replicas: of the slowest link that they would exchange over."""
+        plans = [p for n in numbers if (p := self._run.replicas[n].record.plan) is not None]
+        replicas = [Replicated(plan) for plan in plans]
+        peers = list(dict.fromkeys(s.holders[0] for p in plans for s in p.stages))
+        at = {peer: i for i, peer in enumerate(peers)}
+        rate = self._peer_rates(peers, now)
+        found = np.full((len(numbers), len(numbers)), np.nan)
+        for i, a in enumerate(replicas):
+            for j, b in enumerate(replicas):
+                met = {(x, y) for x, y in _met(a, b)} if i != j else set()
+                if met:
+                    found[i, j] = min(rate[at[x], at[y]] for x, y in met)
+        return found
+
+    def _peer_rates(self, peers: Sequence[PeerId], now: float) -> NDArray[np.float64]:
+        """(p, p) bytes/s; 0 where neither can be dialled. Where the method does not ask how fast
+        links are, or nobody measures any, all others are equal."""
+        network = self._network(peers, now) if self._matching == "saps" else None
+        rate = np.ones((len(peers), len(peers)))
+        if network is not None:
+            ends = np.minimum(network.up[:, None], network.down[None, :])
+            rate = np.minimum(network.bandwidth, ends)
+        known, relays = self._members.members, self._run.submitted.options.relays
+        for i, a in enumerate(peers):
+            for j, b in enumerate(peers[:i]):
+                if a not in known or b not in known or dial(known[a], known[b], relays) is None:
+                    rate[i, j] = rate[j, i] = 0.0
+        return rate
+
+
+def regrouped(
+    before: Sequence[RoundMember],
+    ready: Sequence[RoundMember],
+    anew: Collection[int],
+    attempt: int,
+) -> list[RoundMember]:
+    """The groups of an attempt in place of `before`: one whose members are all ready, in the terms
+    of then, stays as it was planned, unless one of them is in `anew`; of any other those go on
+    who are left. Who comes late is alone. Pure."""
+    now, groups = {m.replica: m for m in ready}, dict[int, list[RoundMember]]()
+    for m in before:
+        groups.setdefault(m.group, []).append(m)
+    found: dict[int, RoundMember] = {}
+    for number, members in groups.items():
+        there = [m for m in members if m.replica in now]
+        stays = len(there) == len(members) and all(now[m.replica].term == m.term for m in members)
+        stays = stays and not any(m.replica in anew for m in members)
+        for m in there:
+            found[m.replica] = m if stays else _member(now[m.replica], number, attempt)
+    last = max(groups, default=0)
+    for i, m in enumerate((m for m in ready if m.replica not in found), last + 1):
+        found[m.replica] = _member(m, i, attempt)
+    return [found[n] for n in sorted(found)]
+
+
+def _member(of: RoundMember, group: int, attempt: int) -> RoundMember:
+    return RoundMember(
+        replica=of.replica, weight=of.weight, term=of.term, group=group, attempt=attempt
+    )
+
+
+def _name(number: int) -> str:
+    """As the selection of pairs has it: in the order of numbers."""
+    return f"{number:06}"
+
+
+def _met(a: Replicated, b: Replicated) -> Mapping[tuple[PeerId, PeerId], None]:
+    """First holders of stages that have elements in common."""
+    found: dict[tuple[PeerId, PeerId], None] = {}
+    for start in sorted({*a.bounds[:-1], *b.bounds[:-1]}):
+        if start < a.bounds[-1]:
+            one, other = (r.plan.stages[r.stage_at(start)].holders[0] for r in (a, b))
+            found[one, other] = None
+    return found

@@ -1,0 +1,82 @@
+"""Replicas that meet in pairs, in the simulated world: through broker and peers, against plain
+loops in torch that are fed with who met whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.broker import events as b
+from shoal.broker.records.rounds import pairs_of
+from shoal.dag.cost.network import Network
+from shoal.dag.plan.plan import PeerId
+from shoal.job.gossip import GOSSIP
+from shoal.proto.broker_pb2 import RoundDone
+from shoal.sim.virtual.control import BROKER
+from shoal.sim.virtual.wan import Wan
+from shoal.sim.virtual.world import PeerSpec, World
+from shoal.tests.sim.played_rounds import Rounds, sites, sync_of
+
+TRAIN = {"steps": 15, "batch": 40, "eval_every": 6}
+"""Five rounds, of which those that end behind steps 6, 12 and 15 gather."""
+
+
+@pytest.fixture(scope="module")
+def rounds(laboratory: Any) -> Rounds:
+    return Rounds(laboratory)
+
+
+def done_of(world: World, run: str) -> list[RoundDone]:
+    return [e.round_done for e in world.events(run) if e.HasField("round_done")]
+
+
+@pytest.mark.parametrize("count", [4, 5])
+@pytest.mark.parametrize("method", GOSSIP)
+def test_the_weights_are_those_of_a_plain_loop(rounds: Rounds, method: str, count: int) -> None:
+    peers = sites(*[1e9] * count)
+    world, run = rounds.play(peers, sync=sync_of(method), plan={"replicas": count}, train=TRAIN)
+    rounds.assert_expected(world, run, method)
+    pairs = [pairs_of(d.members) for d in done_of(world, run)]
+    assert [len(p) for p in pairs] == [2, 0, 2, 0, 0]
+
+
+def test_a_pipeline_of_weak_peers_meets_strong_ones(rounds: Rounds) -> None:
+    """One replica is cut into two stages: each of its holders has its part of the pair's mean."""
+    weak = [PeerSpec(name=f"p{i}", place="home", memory_bytes=200_000) for i in range(2)]
+    strong = [PeerSpec(name=f"q{i}", place=f"rack{i}", memory_bytes=1 << 30) for i in range(3)]
+    for method in ("saps", "noloco"):
+        world, run = rounds.play(
+            [*weak, *strong], sync=sync_of(method), plan={"replicas": 4}, train=TRAIN
+        )
+        replicas = world.broker.machine.runs[b.RunId(run)].record.replicas
+        assert sorted(len(r.plan.stages) for r in replicas if r.plan) == [1, 1, 1, 2]
+        rounds.assert_expected(world, run, method)
+
+
+def test_pairs_are_those_with_fast_links(rounds: Rounds) -> None:
+    """Two sites of two replicas, links as they are measured: they stay inside until they have been
+    apart for `recent` rounds."""
+    peers = [PeerSpec(name=f"p{i}", place=f"s{i % 2}", flops_per_s=1e9) for i in range(4)]
+    names = [*(p.name for p in peers), BROKER]
+    rate = np.array([[4e6 if (i - j) % 2 == 0 else 1e5 for i in range(5)] for j in range(5)])
+    rate[4, :] = rate[:, 4] = 1e7
+    network = Network(
+        peers=tuple(PeerId(name) for name in names),
+        latency_s=np.full((5, 5), 0.01) - np.diag([0.01] * 5),
+        bandwidth=rate + np.diag([np.inf] * 5),
+        up=np.full(5, 1e8),
+        down=np.full(5, 1e8),
+    )
+    sync = sync_of("saps") | {"options": {"keep": 0.25, "recent": 4, "threshold": "1MB/s"}}
+    train = TRAIN | {"steps": 24, "eval_every": 0}
+    world, run = rounds.play(
+        peers, sync=sync, plan={"replicas": 4}, train=train, wan=Wan(network, seed=0)
+    )
+    met = [pairs_of(d.members) for d in done_of(world, run)][:-1]
+    replicas = world.broker.machine.runs[b.RunId(run)].record.replicas
+    site = {r.number: int(r.peers[0][1]) % 2 for r in replicas}
+    within = [all(site[x] == site[y] for x, y in pairs) for pairs in met]
+    assert within == [True] * 4 + [False] + [True] * 2
+    rounds.assert_expected(world, run, "saps")
