@@ -34,7 +34,8 @@ ORDER = {
         < records < recovery < runs < journal placement rounds < registry < clients
         < machine planning < service validate""",
     "broker/rounds": "pairs segments version work < exchange < coordinator",
-    "broker/scheduler": "base < network < cost < baselines codecs search < planners < replicas",
+    "broker/scheduler": """
+        base < network < cost < baselines codecs search < swarm < planners < replicas""",
     "broker/service": """
         blobs door < needed secured < shell < calls page < admitting blobs_service < services
         < server""",
