@@ -3,6 +3,7 @@ on a way of its own."""
 
 __all__ = [
     "balance",
+    "measured",
     "routing",
     "swarm",
 ]

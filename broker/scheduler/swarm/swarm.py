@@ -4,8 +4,7 @@ and every microbatch routed hop by hop (`routing.py`).
 1. For a number of stages the graph is cut where the peers, on average, have done equal parts of
    their work, near there where fewest bytes cross.
 2. The peers, or the fastest of them, are put on stages so that all carry as much (`balance.py`).
-   What a microbatch takes a peer is measured as whoever waits for it would: the longer of its
-   compute and of what its own lines take for what goes in and out.
+   What a microbatch takes a peer is the longer of its compute and its lines (`measured.py`).
 3. The event calculation that judges all planners says which number of stages and of peers is best.
 
 Of a run under way the stages stay, and holders move between them with hysteresis. Newcomers join,
@@ -22,11 +21,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....dag.analysis.blocks import describe_interval
 from ....dag.plan.plan import ScheduleName
@@ -38,11 +36,10 @@ from ..cost.cost_model import CostModel
 from ..cost.shortage import recomputes, refuse_impossible, shortage
 from ..search.collectives import with_collectives
 from .balance import LEAST_GAIN, Holders, assigned, rebalanced
+from .measured import Measured
 from .routing import round_robin
 
 __all__ = ["swarm"]
-
-Floats = NDArray[np.float64]
 
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
 STAGES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -51,8 +48,6 @@ PARTS = (1.0, 0.75, 0.5, 0.33, 0.25, 0.17, 0.12)
 """Of the peers, the fastest first: so many are tried."""
 SPARES = (1, 2, 4)
 """Times the microbatches that a stage keeps if all are equally wide: for so many it has memory."""
-SLACK = 0.1
-"""How far from an even cut, in stages, one with fewer bytes across may be."""
 WINDOW = 256
 """Microbatches that are routed; further ones take the same ways again."""
 MOST_NAMED = 8
@@ -97,13 +92,7 @@ class _Planner:
         self.judge = judge = CostModel(request)
         asked = request.options.schedule
         self.schedules: tuple[ScheduleName, ...] = SCHEDULES if asked == "auto" else (asked,)
-        self.memory = np.array([o.device_memory_bytes for o in judge.offers])
-        total = judge.forward_s + judge.backward_s
-        self.done: Floats = (total / total[:, -1:]).mean(0)
-        """(operators + 1,): the share of a microbatch that is done before each position."""
-        self.crossing = np.array([judge.crossing_bytes(i) for i in range(judge.operators + 1)])
-        self.per_byte: Floats = 1 / judge.rates
-        np.fill_diagonal(self.per_byte, 0.0)
+        self.measured = Measured(judge)
 
     def plan(self) -> PlanWithReport:
         found: _Found | None = None
@@ -130,12 +119,11 @@ class _Planner:
         most = min(len(judge.offers), judge.operators)
         for again in recomputes(judge):
             for stages in (asked,) if asked else (s for s in STAGES if s <= most):
-                cuts, each = self._cuts(stages), (again,) * stages
-                speed = 1 / self._takes_all(cuts, each)
-                fastest = np.argsort(-speed.mean(0), kind="stable").tolist()
+                cuts, each = self.measured.cuts(stages), (again,) * stages
+                fastest = self.measured.fastest(cuts, each)
                 for part, spare, by in itertools.product(PARTS, SPARES, self.schedules):
                     peers = fastest[: max(stages, round(part * len(fastest)))]
-                    seconds = self._seconds(cuts, each, len(peers), spare, by)
+                    seconds = self.measured.seconds(cuts, each, len(peers), spare, by)
                     holders = assigned(seconds, peers)
                     if holders is not None:
                         yield _Swarm(cuts, holders, each, by)
@@ -157,66 +145,9 @@ class _Planner:
         others = [p for p in range(len(place)) if join and not any(p in of for of in had)]
         for spare, by in itertools.product(SPARES, self.schedules):
             peers = sum(map(len, had)) + len(others)
-            holders = rebalanced(had, self._seconds(cuts, again, peers, spare, by), others)
+            holders = rebalanced(had, self.measured.seconds(cuts, again, peers, spare, by), others)
             if holders is not None:
                 yield _Swarm(cuts, holders, again, by)
-
-    # ------------------------------------------------------------ what it is made of
-
-    def _cuts(self, stages: int) -> tuple[int, ...]:
-        n, cuts = self.judge.operators, [0]
-        for k in range(1, stages):
-            first, last = cuts[-1] + 1, n - (stages - k)
-            off = np.abs(self.done[first : last + 1] - k / stages) * stages
-            near = np.flatnonzero(off <= max(SLACK, float(off.min())))
-            across = self.crossing[first + near]
-            cuts.append(first + int(near[np.lexsort((off[near], across))[0]]))
-        return (*cuts, n)
-
-    def _seconds(
-        self,
-        cuts: Sequence[int],
-        again: Sequence[bool],
-        peers: int,
-        spare: int,
-        schedule: ScheduleName,
-    ) -> Floats:
-        """`_takes_all`, infinite where one lacks memory or data."""
-        request, stages, found = self.request, len(again), self._takes_all(cuts, again)
-        for k, (a, b) in enumerate(itertools.pairwise(cuts)):
-            live = stages - k if schedule == "1f1b" else request.microbatches * stages // peers
-            live = min(request.microbatches, max(1, live) * spare)
-            needed = self.judge.stage_bytes(a, b, live, peers > stages, again[k])
-            able = self.memory >= needed
-            if any(a <= i < b for i in request.beside):
-                able = able & self.judge.may_have
-            found[k, ~able] = np.inf
-        return found
-
-    def _takes_all(self, cuts: Sequence[int], again: Sequence[bool]) -> Floats:
-        """(stages, offers): what a microbatch takes each of them, over lines to everybody: who is
-        beside it is not known yet."""
-        everyone, spans = range(len(self.memory)), itertools.pairwise(cuts)
-        return np.array(
-            [
-                self._takes(a, b, r, everyone, everyone)
-                for (a, b), r in zip(spans, again, strict=True)
-            ]
-        )
-
-    def _takes(
-        self, a: int, b: int, again: bool, before: Sequence[int], behind: Sequence[int]
-    ) -> Floats:
-        """(offers,): seconds of a microbatch at a stage between these."""
-        forward, backward = self.judge.forward_s, self.judge.backward_s
-        compute = (forward[:, b] - forward[:, a]) * (1 + again) + backward[:, b] - backward[:, a]
-        line, ends = np.zeros((2, len(compute))), ((a, before), (b, behind))
-        for at, others in ends:
-            size, others = self.crossing[at], list(others)
-            line[0] += size * self.per_byte[others].mean(0)  # what comes
-            line[1] += size * self.per_byte[:, others].mean(1)  # what goes
-        found: Floats = np.maximum(compute, line.max(0))
-        return found
 
     def _candidate(self, option: _Swarm) -> Candidate:
         """One pipeline for each way that a microbatch takes."""
@@ -224,7 +155,7 @@ class _Planner:
         seconds = []
         for k, (a, b) in enumerate(spans):
             before, behind = holders[max(0, k - 1)], holders[min(k + 1, len(spans) - 1)]
-            takes = self._takes(a, b, option.again[k], before, behind)
+            takes = self.measured.takes(a, b, option.again[k], before, behind)
             seconds.append({p: float(takes[p]) for p in holders[k]})
         count = self.request.microbatches
         ways = round_robin(seconds, min(count, WINDOW))
@@ -241,8 +172,6 @@ class _Planner:
             option.schedule,
         )
 
-    # ------------------------------------------------------------ why
-
     def _told(self, found: _Found) -> PlanWithReport:
         judge, offers = self.judge, self.judge.offers
         candidate = with_collectives(judge, found.candidate)
@@ -255,7 +184,9 @@ class _Planner:
             f"itself under {candidate.schedule}, {step_s:.4g} s for a step"
         ]
         for k, (a, b) in enumerate(itertools.pairwise(found.swarm.cuts)):
-            visits = Counter(way[k].peer for way in candidate.pipelines)
+            visits = Counter[int]()
+            for way, count in zip(candidate.pipelines, candidate.microbatches, strict=True):
+                visits[way[k].peer] += count
             names = [f"{offers[p]} ({m})" for p, m in visits.most_common()]
             part = describe_interval(judge.request.graph, a, b)
             reasons.append(f"stage {k}: {part} on {some_of(names, MOST_NAMED)}")
