@@ -221,6 +221,13 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
                 "plan.replicas",
                 f"a divisor of the {job.train.microbatches} microbatches of a step is",
             )
+    if job.plan.scheduler == "swarm":
+        if job.plan.pipelines != "auto":
+            yield "plan.pipelines", '"auto" is, with scheduler = "swarm"'
+        if job.plan.schedule == "interleaved":
+            yield "plan.schedule", '"auto", "gpipe" and "1f1b" are, with scheduler = "swarm"'
+        if job.recovery.swaps:
+            yield "recovery.ladder", 'with scheduler = "swarm", all rungs but "neighbour+" are'
     if job.recovery.swaps and job.plan.pipelines not in (1, "auto"):
         yield "plan.pipelines", '1 is, with "neighbour+" in recovery.ladder'
     stages = job.plan.stages

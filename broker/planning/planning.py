@@ -90,7 +90,8 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     else:
         request = plan_request(spec, read_spec(spec), graph, ask.peers, ask.network)
         had = _form(ask)
-        plan, report = planner(request if had is None else _as_before(request, had))
+        request = request if had is None else _as_before(request, had)
+        plan, report = planner(replace(request, running=ask.before))
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
     if by_hand:
@@ -216,7 +217,7 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
     kept = [r for r in forms if (r.microbatch_size, r.head_parts) == had]
     if not kept:
         return PlanConsidered(ask.replica, ask.version)
-    request = replace(kept[0], others=())
+    request = replace(kept[0], running=ask.plan, others=())
     running = CodedStepCost(CostModel(request), ask.plan)
     running_s = running.seconds(running.of_plan(ask.plan.codecs))
     try:

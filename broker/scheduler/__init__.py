@@ -9,4 +9,5 @@ __all__ = [
     "planners",
     "replicas",
     "search",
+    "swarm",
 ]

@@ -470,3 +470,18 @@ def test_data_of_a_peer_has_a_name_and_only_it_can_be_kept_there(tmp_path: Path)
     assert "the name of a data set of a peer" in said
     said = problem(tmp_path, '[train]\nsteps = 3\n[data]\nkeep_local = "labels"')
     assert 'job.toml:7: `data.keep_local` is "labels" with where = "submitter"' in said
+
+
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({"plan": {"pipelines": 2}}, "plan.pipelines"),
+        ({"plan": {"schedule": "interleaved"}}, "plan.schedule"),
+        ({"recovery": {"ladder": ["neighbour+"]}}, "recovery.ladder"),
+    ],
+)
+def test_what_routed_microbatches_cannot_be_is_refused_by_its_key(tables: dict, key: str) -> None:
+    plan = tables.get("plan", {}) | {"scheduler": "swarm"}
+    with pytest.raises(SettingsError, match=f"`{key}`"):
+        Job(model="a:b", steps=1, batch=8, microbatch=1, **tables | {"plan": plan})
+    Job(model="a:b", steps=1, plan={"scheduler": "swarm", "schedule": "gpipe", "stages": 3})

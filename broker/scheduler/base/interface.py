@@ -19,7 +19,7 @@ from ....dag.cost.cost import OperatorCost, cost
 from ....dag.cost.network import Network, uniform
 from ....dag.cost.speed import Speeds
 from ....dag.ir.graph import Graph, OperatorSet
-from ....dag.plan.plan import PeerId, ScheduleName
+from ....dag.plan.plan import PeerId, Plan, ScheduleName
 from ....dag.plan.report import PlanWithReport
 
 __all__ = [
@@ -180,6 +180,9 @@ class PlanRequest:
     """Inputs of the model whose data stays with `holders`."""
     holders: frozenset[PeerId] = frozenset()
     """Offers that have that data."""
+    running: Plan | None = None
+    """What the run goes by, or went by until now; its peers may be gone. A planner may begin from
+    it."""
     others: tuple[PlanRequest, ...] = ()
     """The same request in other forms that the planner may take: with other microbatch sizes, or
     with the head split."""

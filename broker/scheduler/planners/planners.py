@@ -7,6 +7,7 @@ from functools import partial
 
 from ....dag.plan.report import PlanWithReport
 from ..base.interface import NoPlan, Planner, PlanRequest
+from ..swarm.swarm import swarm
 from .auto import BASELINES, auto
 from .coded import plan_with_codecs
 from .exact import exact
@@ -14,7 +15,7 @@ from .swapped import swapped
 
 __all__ = ["PLANNERS", "plan"]
 
-PLANNERS: dict[str, Planner] = {**BASELINES, "exact": exact, "auto": auto}
+PLANNERS: dict[str, Planner] = {**BASELINES, "exact": exact, "swarm": swarm, "auto": auto}
 """The names of `plan.scheduler`."""
 
 

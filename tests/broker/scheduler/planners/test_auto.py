@@ -257,10 +257,12 @@ def test_a_plan_and_its_candidate_are_the_same_thing() -> None:
 
 
 def test_every_planner_stands_under_its_name() -> None:
-    assert list(PLANNERS) == ["uniform", "equal-compute", "op-fence", "exact", "auto"]
+    assert list(PLANNERS) == ["uniform", "equal-compute", "op-fence", "exact", "swarm", "auto"]
     request = random_case(10, operators=6, peers=3)
     for name in PLANNERS:
-        plan(with_options(request, scheduler=name)).plan.validate(len(request.costs))
+        pipelines = None if name == "swarm" else 1
+        asked = with_options(request, scheduler=name, pipelines=pipelines)
+        plan(asked).plan.validate(len(request.costs))
     with pytest.raises(NoPlan, match="no planner is called 'best': expected one of uniform"):
         plan(with_options(request, scheduler="best"))
 
