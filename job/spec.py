@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .methods import METHODS
 from .rounds import OWN_CODECS, RoundSettings
@@ -180,13 +180,27 @@ class Job(Settings):
 
     @property
     def replicas(self) -> int:
-        """Among so many the batch is divided."""
+        """Among so many the batch is divided; 1 while that is undecided."""
         return 1 if self.plan.replicas == "auto" else self.plan.replicas
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the planner says how many replicas it has."""
+        return self.sync.kind != "allreduce" and self.plan.replicas == "auto"
+
+    def decided(self, kind: Literal["allreduce", "local"], replicas: int) -> Job:
+        """The same job with what the planner says of it."""
+        every = self.sync.every if kind != "allreduce" else "auto"
+        return replace(
+            self,
+            plan=replace(self.plan, replicas=replicas),
+            sync=replace(self.sync, kind=kind, every=every),
+        )
 
     @property
     def rounds(self) -> RoundSettings | None:
         """What replicas exchange between their steps; None: nothing."""
-        if self.sync.kind == "allreduce":
+        if self.sync.kind in ("allreduce", "auto"):
             return None
         return RoundSettings(
             method=self.sync.chosen,
@@ -200,13 +214,15 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
     if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):
         yield "plan.replicas", 'several are with sync.kind = "local"; here, plan.pipelines'
-    if job.sync.kind == "local":
+    if job.sync.kind == "auto" and job.plan.replicas != "auto":
+        yield "plan.replicas", '"auto" is, with sync.kind = "auto"'
+    if (kind := job.sync.kind) != "allreduce":
         if job.recovery.rebuilds:
-            yield "recovery.ladder", 'with sync.kind = "local", all rungs but "neighbour" are'
+            yield "recovery.ladder", f'with sync.kind = "{kind}", all rungs but "neighbour" are'
         if job.output.every:
-            yield "output.every", 'with sync.kind = "local", only 0 is'
+            yield "output.every", f'with sync.kind = "{kind}", only 0 is'
         if job.data.where == "peer":
-            yield "data.where", 'with sync.kind = "local", "submitter" is'
+            yield "data.where", f'with sync.kind = "{kind}", "submitter" is'
         if job.train.microbatches % job.replicas:
             yield (
                 "plan.replicas",

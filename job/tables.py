@@ -35,6 +35,7 @@ CODEC_ROLES = ("activation", "activation_grad", "grad", "snapshot")
 METHODS: Mapping[str, tuple[str, ...]] = {
     "allreduce": tuple(ALLREDUCE),
     "local": tuple(LOCAL),
+    "auto": ("",),
 }
 """Of sync.method, by sync.kind; the first one is the default."""
 EVERY = 50
@@ -200,7 +201,8 @@ class PlanOptions(Settings):
     pipelines: int | Literal["auto"] = "auto"
     """Number of disjoint pipelines (data parallelism); "auto": the planner chooses."""
     replicas: int | Literal["auto"] = "auto"
-    """Number of replicas that train apart, with sync.kind = "local"; "auto": 1."""
+    """Number of replicas that train apart, with sync.kind = "local"; "auto": as many as are best by
+    prediction."""
     recompute: bool | Literal["auto"] = "auto"
     """Whether activations are computed again in the backward pass to save memory; "auto": the
     planner chooses, stage by stage."""
@@ -271,9 +273,9 @@ class Codec(Settings):
 class Sync(Settings):
     """[sync]: what holders of a stage exchange in each update, and replicas between their own."""
 
-    kind: Literal["allreduce", "local"] = "allreduce"
+    kind: Literal["allreduce", "local", "auto"] = "allreduce"
     """"allreduce": equal weights after every step. "local": replicas train apart and meet in
-    rounds."""
+    rounds. "auto": that of both which `shoal plan` recommends, with its first method."""
     method: str = ""
     """Of the kind; "": its first one. allreduce: `job/methods.py`. local: `job/rounds.py`."""
     every: int | Literal["auto"] = "auto"
@@ -292,6 +294,13 @@ class Sync(Settings):
 
     def check(self) -> None:
         known = METHODS[self.kind]
+        if self.kind == "auto":
+            for key in ("method", "options"):
+                if getattr(self, key):
+                    raise SettingsError(
+                        key,
+                        'is given with kind = "auto", which chooses: leave it out, or name a kind',
+                    )
         if self.chosen not in known:
             other = [kind for kind, methods in METHODS.items() if self.method in methods]
             raise SettingsError(
@@ -300,7 +309,9 @@ class Sync(Settings):
                 + (f', of kind "{other[0]}"' if other else meant(self.method, known))
                 + f': expected, with kind = "{self.kind}", one of {", ".join(known)}',
             )
-        if self.kind == "local":
+        if self.kind == "auto":
+            pass
+        elif self.kind == "local":
             try:
                 options_of(self.chosen, self.options)
             except SettingsError as error:
@@ -334,7 +345,7 @@ class Sync(Settings):
         """Of a round."""
         if self.every != "auto":
             return self.every
-        return EVERY if self.kind == "local" else 1
+        return 1 if self.kind == "allreduce" else EVERY
 
     def needed(self, replicas: int) -> int:
         """Of how many of so many replicas the work makes a round, at least 1. Raises

@@ -31,8 +31,7 @@ class SparseLocoRounds(RoundStrategy):
         super().__init__(options)
         assert isinstance(options, SparseLocoOptions), f"options of sparse-loco, not {options!r}"
         self.lr, self.decay = options.lr, options.decay
-        layout = f"density={options.density!r},chunk={options.chunk},bits={options.bits}"
-        self.codecs = (f"chunks:{layout}", "nonzero")
+        self.codecs = (options.codec, "nonzero")
 
     def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
         return own[_RESIDUAL] * self.decay + (base - now)
