@@ -11,7 +11,7 @@ finished work into events, and carries the instructions of one `handle` out in t
                    DescribeAsked, WatchAsked,
                    PreviewAsked, DataAsked
     planner        PlanReady, PlanFailed,         Tell(assign) to the holders, or a failed run
-                   PlanConsidered
+                   ReplicasFormed, PlanConsidered
     clock          TimerFired                     (whatever was due)
     clock          WasAway                        (leases and deadlines begin anew)
     shell          Started                        Persist, SetTimer
@@ -32,6 +32,7 @@ from ..proto.broker_pb2 import (
     BrokerMessage,
     DataAnswer,
     Description,
+    Formation,
     PeerMessage,
     PeerState,
     Recalled,
@@ -51,6 +52,7 @@ __all__ = [
     "DescribeAsked",
     "DrainAsked",
     "Event",
+    "FormReplicas",
     "Instruction",
     "Log",
     "MakePlan",
@@ -65,6 +67,7 @@ __all__ = [
     "Publish",
     "Reject",
     "ReplicaId",
+    "ReplicasFormed",
     "RequestId",
     "RunAsked",
     "RunId",
@@ -219,6 +222,15 @@ class PlanReady(OfPlanning):
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicasFormed(OfPlanning):
+    """`formation`: who is in which replica, and which kind of training it is. `plans`: by replica;
+    empty where the run shall not train in replicas that meet: it is planned by itself."""
+
+    formation: Formation
+    plans: tuple[PlanReady, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PlanFailed(OfPlanning):
     """`code` "peers" or "memory" may heal when others are in the pool; others never do. PLANNER:
     planning itself had to be ended.
@@ -272,6 +284,7 @@ Event = (
     | DataAsked
     | WatchAsked
     | PlanReady
+    | ReplicasFormed
     | PlanFailed
     | PlanConsidered
     | TimerFired
@@ -372,6 +385,16 @@ class MakePlan(OfPlanning):
 
 
 @dataclass(frozen=True, slots=True)
+class FormReplicas(OfPlanning):
+    """Form the replicas of a run of which none has begun; the answer is ReplicasFormed or
+    PlanFailed with this version. `replica`: the run's first."""
+
+    spec: RunSpec
+    peers: tuple[PeerOffer, ...]
+    network: Network | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ConsiderPlan(OfPlanning):
     """Compare the running plan with the best over these peers; the answer is PlanConsidered."""
 
@@ -413,6 +436,7 @@ Instruction = (
     | Reject
     | Publish
     | MakePlan
+    | FormReplicas
     | ConsiderPlan
     | SetTimer
     | Log

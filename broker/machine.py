@@ -55,6 +55,7 @@ from .events import (
     PlanReady,
     PreviewAsked,
     ReplicaId,
+    ReplicasFormed,
     RunAsked,
     RunId,
     RunSubmitted,
@@ -198,6 +199,9 @@ class BrokerMachine:
                 return self.clients.watch(event)
             case PlanReady():
                 return self.placing.planned(self.registry.changing(event.replica), event, now)
+            case ReplicasFormed():
+                first = self.registry.changing(event.replica)
+                return self.placing.formed(first, event, self.registry.formed, now)
             case PlanFailed():
                 return self.placing.unplanned(self.registry.changing(event.replica), event, now)
             case PlanConsidered():

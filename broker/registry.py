@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from ..proto.broker_pb2 import RunSpec
-from .events import ReplicaId, RunId
+from ..proto.broker_pb2 import Formation, RunEvent, RunSpec
+from .events import Publish, ReplicaId, RunId
 from .journal.decided import DurableState
 from .membership.membership import Membership
 from .records.space import outnumbered
@@ -80,6 +80,17 @@ class RunRegistry:
         ended = [run for run in self.decided.runs.values() if run.ended]
         self.forget(outnumbered(ended, self.decided.options.kept_runs))
         return run
+
+    def formed(self, run: RunId, formation: Formation, now: float) -> tuple[Run, Publish]:
+        """Which replicas a run has is decided; none of them has begun."""
+        record = self.decided.runs[run]
+        published = record.publish(RunEvent(formed=formation), 0, now)
+        if record.replicas[0] is not self.runs[run].replicas[0].record:  # what was to be decided
+            self.runs[run] = Run(record, self.members)
+            if self.runs[run].has_rounds:
+                self.rounds[run] = RoundCoordinator(self.runs[run], self.members, self._network)
+        self.all_changing(self.runs[run].replicas)
+        return self.runs[run], published
 
     def _new_id(self) -> RunId:
         # The number never comes twice in one journal, so no id does, of forgotten runs either. The

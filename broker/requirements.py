@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..dag.ir.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
 from ..dag.plan.plan import PeerId, Plan
@@ -21,7 +21,15 @@ from ..proto.common_pb2 import BlobRef
 from .scheduler.base.interface import CodecOptions, PlannerOptions
 from .scheduler.planners.swapped import LEAST as LEAST_SWAPPED
 
-__all__ = ["HASH", "Batching", "RunRequirements", "RunSpecError", "check_size", "read_spec"]
+__all__ = [
+    "HASH",
+    "Batching",
+    "RunRequirements",
+    "RunSpecError",
+    "check_size",
+    "decided",
+    "read_spec",
+]
 
 HASH = re.compile(r"[0-9a-f]{64}")
 """SHA-256 as it is written in every BlobRef."""
@@ -64,7 +72,8 @@ class RunRequirements:
     core: whether a peer with the core operator set can take part.
     data: name of the data set of a peer that it trains on; empty: its data lies with the broker.
     local: inputs of the model that only peers with that data may read.
-    replicas: among so many a batch is divided. sync: what they exchange, and when.
+    replicas: among so many a batch is divided. undecided: whether planning says what kind of
+    training it is, or among how many; until then it has one. sync: what they exchange, and when.
     eval_every: steps between evaluations; 0: none.
     replan: whether its plan may change while it runs. recovery: what may be done after a loss.
     output: when checkpoints are made, and how many are kept.
@@ -85,6 +94,7 @@ class RunRequirements:
     data_options: str = ""
     local: tuple[str, ...] = ()
     replicas: int = 1
+    undecided: bool = False
     eval_every: int = 0
     seed: int = 0
     sync: Sync = field(default_factory=Sync)
@@ -94,7 +104,12 @@ class RunRequirements:
     @property
     def has_rounds(self) -> bool:
         """Whether its replicas step apart, and meet in rounds."""
-        return self.sync.kind != "allreduce"
+        return self.sync.kind not in ("allreduce", "auto")
+
+    @property
+    def forms(self) -> bool:
+        """Whether its replicas are planned together before it begins."""
+        return self.undecided or self.replicas > 1
 
     @property
     def least(self) -> int:
@@ -170,10 +185,10 @@ def read_spec(spec: RunSpec) -> RunRequirements:
     if job.rounds is not None:
         batchings = batchings[:1]  # the same for all replicas
     sizes = [b.microbatch_size for b in batchings]
-    if spec.HasField("plan") and job.rounds is not None:
+    if spec.HasField("plan") and job.sync.kind != "allreduce":
         raise RunSpecError(
-            "the run has a plan written by hand, and its job "
-            f'sync.kind = "{job.sync.kind}": expected none'
+            f'the run has a plan written by hand, and its job sync.kind = "{job.sync.kind}": '
+            "expected none"
         )
     if not batchings or (spec.HasField("plan") and spec.plan.microbatch_size not in sizes):
         raise RunSpecError(
@@ -213,11 +228,20 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         data_options=json.dumps(plain(job.data)) if job.data.where == "peer" else "",
         local=tuple(spec.local),
         replicas=job.replicas,
+        undecided=job.undecided,
         eval_every=train.eval_every if train.evaluated_batches else 0,
         seed=job.seed,
         sync=job.sync,
         origins=_origins(job.model) if job.model.where == "url" else (),
     )
+
+
+def decided(spec: RunSpec, kind: Literal["allreduce", "local"], replicas: int) -> RunSpec:
+    """The spec of a run of which that is decided."""
+    found = RunSpec()
+    found.CopyFrom(spec)
+    found.job = Job.from_json(spec.job).decided(kind, replicas).to_json()
+    return found
 
 
 def _origins(model: Model) -> tuple[str, ...]:

@@ -76,6 +76,11 @@ class SparseLocoOptions(Settings):
     chunk: int = 4096
     """Neighbouring numbers of which the largest are given, at most 2^20."""
 
+    @property
+    def codec(self) -> str:
+        """The text of that which writes contributions."""
+        return f"chunks:density={self.density!r},chunk={self.chunk},bits={self.bits}"
+
     def check(self) -> None:
         if not 0 < self.density <= 1:
             raise SettingsError("density", f"is {self.density}: expected a number in (0, 1]")
@@ -133,6 +138,12 @@ class RoundSettings(Settings):
     def kept_bytes(self) -> int:
         """From round to round, of each number that is exchanged."""
         return 4 * KEPT[self.method]
+
+    @property
+    def contribution_codec(self) -> str:
+        """The text of that which writes contributions: the method's own, or the job's."""
+        own: str = getattr(options_of(self.method, self.options), "codec", self.codec)
+        return own
 
     def check(self) -> None:
         options_of(self.method, self.options)

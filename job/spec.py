@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .methods import METHODS
 from .rounds import OWN_CODECS, RoundSettings
@@ -116,7 +116,7 @@ class Job(Settings):
     def check(self) -> None:
         if self.version != 1:
             raise SettingsError("version", f"is {self.version}: expected 1")
-        if self.sync.kind == "gossip" and self.replicas < 2:
+        if self.sync.kind == "gossip" and self.plan.replicas == 1:
             raise SettingsError(
                 "plan.replicas",
                 f'is {self.plan.replicas!r} with sync.kind = "gossip", in which replicas meet in '
@@ -186,13 +186,28 @@ class Job(Settings):
 
     @property
     def replicas(self) -> int:
-        """Among so many the batch is divided."""
+        """Among so many the batch is divided; 1 while that is undecided."""
         return 1 if self.plan.replicas == "auto" else self.plan.replicas
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the planner says how many replicas it has."""
+        return self.sync.kind != "allreduce" and self.plan.replicas == "auto"
+
+    def decided(self, kind: Literal["allreduce", "local"], replicas: int) -> Job:
+        """The same job with what the planner says of it; "local": replicas train apart, as the job
+        says."""
+        sync = self.sync
+        if kind == "allreduce":
+            sync = replace(sync, kind=kind, every="auto")
+        elif sync.kind != "gossip":
+            sync = replace(sync, kind=kind)
+        return replace(self, plan=replace(self.plan, replicas=replicas), sync=sync)
 
     @property
     def rounds(self) -> RoundSettings | None:
         """What replicas exchange between their steps; None: nothing."""
-        if self.sync.kind == "allreduce":
+        if self.sync.kind in ("allreduce", "auto"):
             return None
         return RoundSettings(
             method=self.sync.chosen,
@@ -208,11 +223,13 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):
         kinds = 'sync.kind = "local" and "gossip"'
         yield "plan.replicas", f"several are with {kinds}; here, plan.pipelines"
+    if job.sync.kind == "auto" and job.plan.replicas != "auto":
+        yield "plan.replicas", '"auto" is, with sync.kind = "auto"'
     if job.sync.kind != "allreduce":
         with_it = f'with sync.kind = "{job.sync.kind}"'
         if job.recovery.rebuilds:
             yield "recovery.ladder", f'{with_it}, all rungs but "neighbour" are'
-        if job.output.every and job.sync.kind == "gossip":
+        if job.output.every and job.sync.kind != "local":
             yield "output.every", f"{with_it}, only 0 is"
         if job.data.where == "peer":
             yield "data.where", f'{with_it}, "submitter" is'

@@ -37,6 +37,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "allreduce": tuple(ALLREDUCE),
     "local": tuple(LOCAL),
     "gossip": tuple(GOSSIP),
+    "auto": ("",),
 }
 """Of sync.method, by sync.kind; the first one is the default."""
 EVERY = 50
@@ -202,7 +203,8 @@ class PlanOptions(Settings):
     pipelines: int | Literal["auto"] = "auto"
     """Number of disjoint pipelines (data parallelism); "auto": the planner chooses."""
     replicas: int | Literal["auto"] = "auto"
-    """Number of replicas that train apart, with sync.kind = "local" or "gossip"; "auto": 1."""
+    """Number of replicas that train apart, with sync.kind = "local" or "gossip"; "auto": as many as
+    are best by prediction."""
     recompute: bool | Literal["auto"] = "auto"
     """Whether activations are computed again in the backward pass to save memory; "auto": the
     planner chooses, stage by stage."""
@@ -273,9 +275,10 @@ class Codec(Settings):
 class Sync(Settings):
     """[sync]: what holders of a stage exchange in each update, and replicas between their own."""
 
-    kind: Literal["allreduce", "local", "gossip"] = "allreduce"
+    kind: Literal["allreduce", "local", "gossip", "auto"] = "allreduce"
     """"allreduce": equal weights after every step. "local": replicas train apart and meet in
-    rounds. "gossip": the same, and each meets one other in a round."""
+    rounds. "gossip": the same, and each meets one other in a round. "auto": that of the first two
+    which `shoal plan` recommends, with its first method."""
     method: str = ""
     """Of the kind; "": its first one. allreduce: `job/methods.py`. local: `job/rounds.py`. gossip:
     `job/gossip.py`."""
@@ -295,6 +298,13 @@ class Sync(Settings):
 
     def check(self) -> None:
         known = METHODS[self.kind]
+        if self.kind == "auto":
+            for key in ("method", "options"):
+                if getattr(self, key):
+                    raise SettingsError(
+                        key,
+                        'is given with kind = "auto", which chooses: leave it out, or name a kind',
+                    )
         if self.chosen not in known:
             other = [kind for kind, methods in METHODS.items() if self.method in methods]
             raise SettingsError(
@@ -303,7 +313,9 @@ class Sync(Settings):
                 + (f', of kind "{other[0]}"' if other else meant(self.method, known))
                 + f': expected, with kind = "{self.kind}", one of {", ".join(known)}',
             )
-        if self.kind != "allreduce":
+        if self.kind == "auto":
+            pass
+        elif self.kind != "allreduce":
             try:
                 options_of(self.chosen, self.options)
             except SettingsError as error:

@@ -1204,20 +1204,80 @@ class DataAnswer(_message.Message):
     def __init__(self, manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PreviewAnswer(_message.Message):
-    __slots__ = ("plan", "reason", "peers", "operators", "notes", "report")
+    __slots__ = ("plan", "reason", "peers", "operators", "notes", "report", "formation")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     OPERATORS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    FORMATION_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     reason: _common_pb2.Reason
     peers: _containers.RepeatedCompositeFieldContainer[PeerState]
     operators: _containers.RepeatedCompositeFieldContainer[OperatorSpan]
     notes: _containers.RepeatedScalarFieldContainer[str]
     report: PlanReport
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[OperatorSpan, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ...) -> None: ...
+    formation: Formation
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[OperatorSpan, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ...) -> None: ...
+
+class Formation(_message.Message):
+    __slots__ = ("kind", "replicas", "every", "batch", "local_s", "exchange_s", "exposed_s", "contribution_bytes", "peers", "slowest_link", "hangs_on", "left_out", "alternatives", "reasons")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_S_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_S_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_LINK_FIELD_NUMBER: _ClassVar[int]
+    HANGS_ON_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    replicas: _containers.RepeatedCompositeFieldContainer[FormedReplica]
+    every: int
+    batch: int
+    local_s: float
+    exchange_s: float
+    exposed_s: float
+    contribution_bytes: float
+    peers: _containers.RepeatedCompositeFieldContainer[FormedPeer]
+    slowest_link: float
+    hangs_on: str
+    left_out: _containers.RepeatedCompositeFieldContainer[Spare]
+    alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[FormedReplica, _Mapping]]] = ..., every: _Optional[int] = ..., batch: _Optional[int] = ..., local_s: _Optional[float] = ..., exchange_s: _Optional[float] = ..., exposed_s: _Optional[float] = ..., contribution_bytes: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[FormedPeer, _Mapping]]] = ..., slowest_link: _Optional[float] = ..., hangs_on: _Optional[str] = ..., left_out: _Optional[_Iterable[_Union[Spare, _Mapping]]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FormedReplica(_message.Message):
+    __slots__ = ("peers", "stages", "step_s", "steps", "samples", "slowest_link")
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_LINK_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    stages: int
+    step_s: float
+    steps: int
+    samples: int
+    slowest_link: float
+    def __init__(self, peers: _Optional[_Iterable[str]] = ..., stages: _Optional[int] = ..., step_s: _Optional[float] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., slowest_link: _Optional[float] = ...) -> None: ...
+
+class FormedPeer(_message.Message):
+    __slots__ = ("peer", "bytes", "kept_bytes")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    bytes: float
+    kept_bytes: int
+    def __init__(self, peer: _Optional[str] = ..., bytes: _Optional[float] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class OperatorSpan(_message.Message):
     __slots__ = ("first", "last", "modules", "share", "parameter_bytes")
@@ -1264,7 +1324,7 @@ class Recalled(_message.Message):
     def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "term", "renamed", "replica", "report", "local")
+    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "formed", "term", "renamed", "replica", "report", "local")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1277,6 +1337,7 @@ class RunEvent(_message.Message):
     ROUND_PLANNED_FIELD_NUMBER: _ClassVar[int]
     ROUND_DONE_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    FORMED_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -1294,12 +1355,13 @@ class RunEvent(_message.Message):
     round_planned: RoundPlanned
     round_done: RoundDone
     evaluated: VersionEvaluated
+    formed: Formation
     term: int
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
     replica: int
     report: PlanReport
     local: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RoundBegun(_message.Message):
     __slots__ = ("round", "work")

@@ -26,7 +26,7 @@ from shoal.proto import broker_pb2 as shoal_dot_proto_dot_broker__pb2
 from shoal.proto import common_pb2 as shoal_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashoal/proto/planning.proto\x12\x08shoal.v1\x1a\x18shoal/proto/broker.proto\x1a\x18shoal/proto/common.proto\"\xa3\x02\n\rPlanningAsked\x12.\n\x06wanted\x18\x01 \x01(\x0e\x32\x1e.shoal.v1.PlanningAsked.Wanted\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x1f\n\x04spec\x18\x03 \x01(\x0b\x32\x11.shoal.v1.RunSpec\x12\r\n\x05graph\x18\x04 \x01(\x0c\x12!\n\x06offers\x18\x05 \x03(\x0b\x32\x11.shoal.v1.Offered\x12&\n\x05links\x18\x06 \x01(\x0b\x32\x17.shoal.v1.PlanningLinks\x12\x1c\n\x04plan\x18\x07 \x01(\x0b\x32\x0e.shoal.v1.Plan\x12\r\n\x05notes\x18\x08 \x03(\t\"-\n\x06Wanted\x12\x08\n\x04MAKE\x10\x00\x12\x0c\n\x08\x43ONSIDER\x10\x01\x12\x0b\n\x07PREVIEW\x10\x02\"\xb0\x02\n\x07Offered\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05place\x18\x03 \x01(\t\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\x04 \x01(\x04\x12\x19\n\x11host_memory_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x66lops_per_s\x18\x06 \x01(\x01\x12\x14\n\x0coperator_set\x18\x07 \x01(\t\x12\x11\n\treachable\x18\x08 \x01(\x08\x12 \n\x06speeds\x18\t \x01(\x0b\x32\x10.shoal.v1.Speeds\x12\x0f\n\x07learned\x18\n \x01(\x01\x12\x0c\n\x04host\x18\x0b \x01(\t\x12\r\n\x05\x63ores\x18\x0c \x01(\x01\x12\x0f\n\x07threads\x18\r \x01(\r\x12#\n\x04\x64\x61ta\x18\x0e \x03(\x0b\x32\x15.shoal.v1.OfferedData\"/\n\x0bOfferedData\x12\x10\n\x08manifest\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\"a\n\rPlanningLinks\x12\x11\n\tlatency_s\x18\x01 \x01(\x0c\x12\x11\n\tbandwidth\x18\x02 \x01(\x0c\x12\n\n\x02up\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64own\x18\x04 \x01(\x0c\x12\x10\n\x08measured\x18\x05 \x01(\x0c\"\xc0\x01\n\x10PlanningAnswered\x12\"\n\x04made\x18\x01 \x01(\x0b\x32\x12.shoal.v1.PlanMadeH\x00\x12(\n\x07refused\x18\x02 \x01(\x0b\x32\x15.shoal.v1.PlanRefusedH\x00\x12*\n\nconsidered\x18\x03 \x01(\x0b\x32\x14.shoal.v1.ConsideredH\x00\x12*\n\x07preview\x18\x04 \x01(\x0b\x32\x17.shoal.v1.PreviewAnswerH\x00\x42\x06\n\x04kind\"l\n\x08PlanMade\x12\x1c\n\x04plan\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Plan\x12\r\n\x05pairs\x18\x02 \x03(\r\x12\r\n\x05local\x18\x03 \x03(\t\x12$\n\x06report\x18\x04 \x01(\x0b\x32\x14.shoal.v1.PlanReport\"D\n\x0bPlanRefused\x12 \n\x06reason\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Reason\x12\x13\n\x0bshort_bytes\x18\x02 \x01(\x04\"\x9c\x01\n\nConsidered\x12\x11\n\trunning_s\x18\x01 \x01(\x01\x12\x13\n\x0b\x63\x61ndidate_s\x18\x02 \x01(\x01\x12\x13\n\x0bmigration_s\x18\x03 \x01(\x01\x12\x1c\n\x04plan\x18\x04 \x01(\x0b\x32\x0e.shoal.v1.Plan\x12\r\n\x05pairs\x18\x05 \x03(\r\x12$\n\x06report\x18\x06 \x01(\x0b\x32\x14.shoal.v1.PlanReportb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashoal/proto/planning.proto\x12\x08shoal.v1\x1a\x18shoal/proto/broker.proto\x1a\x18shoal/proto/common.proto\"\xad\x02\n\rPlanningAsked\x12.\n\x06wanted\x18\x01 \x01(\x0e\x32\x1e.shoal.v1.PlanningAsked.Wanted\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x1f\n\x04spec\x18\x03 \x01(\x0b\x32\x11.shoal.v1.RunSpec\x12\r\n\x05graph\x18\x04 \x01(\x0c\x12!\n\x06offers\x18\x05 \x03(\x0b\x32\x11.shoal.v1.Offered\x12&\n\x05links\x18\x06 \x01(\x0b\x32\x17.shoal.v1.PlanningLinks\x12\x1c\n\x04plan\x18\x07 \x01(\x0b\x32\x0e.shoal.v1.Plan\x12\r\n\x05notes\x18\x08 \x03(\t\"7\n\x06Wanted\x12\x08\n\x04MAKE\x10\x00\x12\x0c\n\x08\x43ONSIDER\x10\x01\x12\x0b\n\x07PREVIEW\x10\x02\x12\x08\n\x04\x46ORM\x10\x03\"\xb0\x02\n\x07Offered\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05place\x18\x03 \x01(\t\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\x04 \x01(\x04\x12\x19\n\x11host_memory_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x66lops_per_s\x18\x06 \x01(\x01\x12\x14\n\x0coperator_set\x18\x07 \x01(\t\x12\x11\n\treachable\x18\x08 \x01(\x08\x12 \n\x06speeds\x18\t \x01(\x0b\x32\x10.shoal.v1.Speeds\x12\x0f\n\x07learned\x18\n \x01(\x01\x12\x0c\n\x04host\x18\x0b \x01(\t\x12\r\n\x05\x63ores\x18\x0c \x01(\x01\x12\x0f\n\x07threads\x18\r \x01(\r\x12#\n\x04\x64\x61ta\x18\x0e \x03(\x0b\x32\x15.shoal.v1.OfferedData\"/\n\x0bOfferedData\x12\x10\n\x08manifest\x18\x01 \x01(\t\x12\x0e\n\x06inputs\x18\x02 \x03(\t\"a\n\rPlanningLinks\x12\x11\n\tlatency_s\x18\x01 \x01(\x0c\x12\x11\n\tbandwidth\x18\x02 \x01(\x0c\x12\n\n\x02up\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64own\x18\x04 \x01(\x0c\x12\x10\n\x08measured\x18\x05 \x01(\x0c\"\xe7\x01\n\x10PlanningAnswered\x12\"\n\x04made\x18\x01 \x01(\x0b\x32\x12.shoal.v1.PlanMadeH\x00\x12(\n\x07refused\x18\x02 \x01(\x0b\x32\x15.shoal.v1.PlanRefusedH\x00\x12*\n\nconsidered\x18\x03 \x01(\x0b\x32\x14.shoal.v1.ConsideredH\x00\x12*\n\x07preview\x18\x04 \x01(\x0b\x32\x17.shoal.v1.PreviewAnswerH\x00\x12%\n\x06\x66ormed\x18\x05 \x01(\x0b\x32\x13.shoal.v1.PlansMadeH\x00\x42\x06\n\x04kind\"l\n\x08PlanMade\x12\x1c\n\x04plan\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Plan\x12\r\n\x05pairs\x18\x02 \x03(\r\x12\r\n\x05local\x18\x03 \x03(\t\x12$\n\x06report\x18\x04 \x01(\x0b\x32\x14.shoal.v1.PlanReport\"V\n\tPlansMade\x12&\n\tformation\x18\x01 \x01(\x0b\x32\x13.shoal.v1.Formation\x12!\n\x05plans\x18\x02 \x03(\x0b\x32\x12.shoal.v1.PlanMade\"D\n\x0bPlanRefused\x12 \n\x06reason\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Reason\x12\x13\n\x0bshort_bytes\x18\x02 \x01(\x04\"\x9c\x01\n\nConsidered\x12\x11\n\trunning_s\x18\x01 \x01(\x01\x12\x13\n\x0b\x63\x61ndidate_s\x18\x02 \x01(\x01\x12\x13\n\x0bmigration_s\x18\x03 \x01(\x01\x12\x1c\n\x04plan\x18\x04 \x01(\x0b\x32\x0e.shoal.v1.Plan\x12\r\n\x05pairs\x18\x05 \x03(\r\x12$\n\x06report\x18\x06 \x01(\x0b\x32\x14.shoal.v1.PlanReportb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,21 +34,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.proto.planning_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PLANNINGASKED']._serialized_start=93
-  _globals['_PLANNINGASKED']._serialized_end=384
+  _globals['_PLANNINGASKED']._serialized_end=394
   _globals['_PLANNINGASKED_WANTED']._serialized_start=339
-  _globals['_PLANNINGASKED_WANTED']._serialized_end=384
-  _globals['_OFFERED']._serialized_start=387
-  _globals['_OFFERED']._serialized_end=691
-  _globals['_OFFEREDDATA']._serialized_start=693
-  _globals['_OFFEREDDATA']._serialized_end=740
-  _globals['_PLANNINGLINKS']._serialized_start=742
-  _globals['_PLANNINGLINKS']._serialized_end=839
-  _globals['_PLANNINGANSWERED']._serialized_start=842
-  _globals['_PLANNINGANSWERED']._serialized_end=1034
-  _globals['_PLANMADE']._serialized_start=1036
-  _globals['_PLANMADE']._serialized_end=1144
-  _globals['_PLANREFUSED']._serialized_start=1146
-  _globals['_PLANREFUSED']._serialized_end=1214
-  _globals['_CONSIDERED']._serialized_start=1217
-  _globals['_CONSIDERED']._serialized_end=1373
+  _globals['_PLANNINGASKED_WANTED']._serialized_end=394
+  _globals['_OFFERED']._serialized_start=397
+  _globals['_OFFERED']._serialized_end=701
+  _globals['_OFFEREDDATA']._serialized_start=703
+  _globals['_OFFEREDDATA']._serialized_end=750
+  _globals['_PLANNINGLINKS']._serialized_start=752
+  _globals['_PLANNINGLINKS']._serialized_end=849
+  _globals['_PLANNINGANSWERED']._serialized_start=852
+  _globals['_PLANNINGANSWERED']._serialized_end=1083
+  _globals['_PLANMADE']._serialized_start=1085
+  _globals['_PLANMADE']._serialized_end=1193
+  _globals['_PLANSMADE']._serialized_start=1195
+  _globals['_PLANSMADE']._serialized_end=1281
+  _globals['_PLANREFUSED']._serialized_start=1283
+  _globals['_PLANREFUSED']._serialized_end=1351
+  _globals['_CONSIDERED']._serialized_start=1354
+  _globals['_CONSIDERED']._serialized_end=1510
 # @@protoc_insertion_point(module_scope)

@@ -16,9 +16,11 @@ class PlanningAsked(_message.Message):
         MAKE: _ClassVar[PlanningAsked.Wanted]
         CONSIDER: _ClassVar[PlanningAsked.Wanted]
         PREVIEW: _ClassVar[PlanningAsked.Wanted]
+        FORM: _ClassVar[PlanningAsked.Wanted]
     MAKE: PlanningAsked.Wanted
     CONSIDER: PlanningAsked.Wanted
     PREVIEW: PlanningAsked.Wanted
+    FORM: PlanningAsked.Wanted
     WANTED_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -92,16 +94,18 @@ class PlanningLinks(_message.Message):
     def __init__(self, latency_s: _Optional[bytes] = ..., bandwidth: _Optional[bytes] = ..., up: _Optional[bytes] = ..., down: _Optional[bytes] = ..., measured: _Optional[bytes] = ...) -> None: ...
 
 class PlanningAnswered(_message.Message):
-    __slots__ = ("made", "refused", "considered", "preview")
+    __slots__ = ("made", "refused", "considered", "preview", "formed")
     MADE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CONSIDERED_FIELD_NUMBER: _ClassVar[int]
     PREVIEW_FIELD_NUMBER: _ClassVar[int]
+    FORMED_FIELD_NUMBER: _ClassVar[int]
     made: PlanMade
     refused: PlanRefused
     considered: Considered
     preview: _broker_pb2.PreviewAnswer
-    def __init__(self, made: _Optional[_Union[PlanMade, _Mapping]] = ..., refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., considered: _Optional[_Union[Considered, _Mapping]] = ..., preview: _Optional[_Union[_broker_pb2.PreviewAnswer, _Mapping]] = ...) -> None: ...
+    formed: PlansMade
+    def __init__(self, made: _Optional[_Union[PlanMade, _Mapping]] = ..., refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., considered: _Optional[_Union[Considered, _Mapping]] = ..., preview: _Optional[_Union[_broker_pb2.PreviewAnswer, _Mapping]] = ..., formed: _Optional[_Union[PlansMade, _Mapping]] = ...) -> None: ...
 
 class PlanMade(_message.Message):
     __slots__ = ("plan", "pairs", "local", "report")
@@ -114,6 +118,14 @@ class PlanMade(_message.Message):
     local: _containers.RepeatedScalarFieldContainer[str]
     report: _broker_pb2.PlanReport
     def __init__(self, plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., pairs: _Optional[_Iterable[int]] = ..., local: _Optional[_Iterable[str]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ...) -> None: ...
+
+class PlansMade(_message.Message):
+    __slots__ = ("formation", "plans")
+    FORMATION_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    formation: _broker_pb2.Formation
+    plans: _containers.RepeatedCompositeFieldContainer[PlanMade]
+    def __init__(self, formation: _Optional[_Union[_broker_pb2.Formation, _Mapping]] = ..., plans: _Optional[_Iterable[_Union[PlanMade, _Mapping]]] = ...) -> None: ...
 
 class PlanRefused(_message.Message):
     __slots__ = ("reason", "short_bytes")

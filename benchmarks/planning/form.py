@@ -32,7 +32,6 @@ from shoal.broker.scheduler.replicas.form import form
 from shoal.broker.scheduler.replicas.formation import Formation
 from shoal.broker.scheduler.replicas.pace import Paces
 from shoal.broker.scheduler.replicas.search import every_division, searched
-from shoal.broker.scheduler.replicas.text import formation_lines
 from shoal.dag.cost.cost import cost
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 from shoal.tests.broker.scheduler.cases import random_case
@@ -55,7 +54,7 @@ def gap(cases: int) -> list[Figure]:
         most: dict[int | None, float] = {}
         for groups in every_division(range(len(request.offers))):
             found = judge.of(groups)
-            if found is not None:
+            if found is not None and judge.allows(len(found.peers)):
                 for key in (None, len(found.peers)):
                     most[key] = max(most.get(key, 0.0), found.samples_per_s)
         for count, value in most.items():
@@ -102,7 +101,7 @@ def testbeds(cases: int) -> list[Figure]:
             found = form(request, None, EVERY, BYTES)
             took = time.process_time() - began
             print(f"\n{scenario.name} {model}, {took:.1f} CPU s", flush=True)
-            print("\n".join(formation_lines(found, {o.peer: str(o) for o in request.offers})))
+            print("\n".join([*found.reasons, *(" + ".join(r.peers) for r in found.replicas)]))
             name = f"form_testbed{size}_{model.replace('-', '_').replace('.', '_')}"
             figures.append(Figure(f"{name}_over_one", _over_one(found), "ratio", "higher"))
             figures.append(Figure(f"{name}_cpu_seconds", took, "s", "lower"))

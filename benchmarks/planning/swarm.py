@@ -198,11 +198,11 @@ def played(scheduler: str, **trace: Any) -> tuple[float, str]:
     plans = [e.plan for e in found.events if e.HasField("plan")]
     rate = (len(at) - 1) * batch / (float(scenario.limit) - at[0])
     widths = [len({h for s in p.stages for h in s.holders}) for p in plans]
-    text = (
+    told = (
         f"{rate:.2f} samples/s, {len(at)} steps, {found.churned} went or came, {len(plans)} plans "
         f"of {min(widths)} to {max(widths)} peers, {time.process_time() - began:.0f} CPU s"
     )
-    return rate, text
+    return rate, told
 
 
 def churn() -> list[Figure]:

@@ -3,6 +3,8 @@
 Rules.
 
 - Runs get peers in the order of `waiting.py`, which also says why one has to wait.
+- Of a run with several replicas, or of which planning says how many, all are planned together
+  before it begins (FormReplicas); later on, a replica that waits is planned by itself.
 - One plan is made at a time, so that no peer is promised twice. MakePlan carries a version; an
   answer with another version is dropped. An answer whose peers are not all free any more is stale:
   it is dropped too and asked for again.
@@ -23,12 +25,26 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...dag.plan.report import PlanWithReport
-from ...proto.broker_pb2 import WAITING
-from ..events import PLANNER, Instruction, Log, MakePlan, PlanFailed, PlanReady, ReplicaId, SetTimer
+from ...proto.broker_pb2 import WAITING, Formation
+from ..events import (
+    PLANNER,
+    FormReplicas,
+    Instruction,
+    Log,
+    MakePlan,
+    PlanFailed,
+    PlanReady,
+    Publish,
+    ReplicaId,
+    ReplicasFormed,
+    RunId,
+    SetTimer,
+)
 from ..links.probing import Probing
 from ..membership.member import Member, dial
 from ..membership.membership import Membership
 from ..runs.replica import Replica
+from ..runs.run import Run
 from .bad_plan import bad_plan, not_outlined
 from .datasets import lacks_data
 from .shares import shared
@@ -96,6 +112,8 @@ class PoolScheduler:
                 out += life.waits("broker", "the broker is leaving and starts nothing new", now)
             elif replica.id == self.planning:
                 ahead = ahead or replica
+            elif replica.context.forms and replica.record.number:
+                out += life.waits("queue", "waits until its run's replicas are formed", now)
             elif self._comes_free(replica):
                 why = replica.record.reason
                 text = f"{why.text.partition(' (waits')[0]} (waits for its peers to be free)"
@@ -125,7 +143,9 @@ class PoolScheduler:
                 out += [*life.waits("probing", text, now), SetTimer("plan", until)]
                 self._wake_at, ahead = until, replica
             else:
-                mine = shared(replica, replicas, verdict.members)
+                mine = verdict.members
+                if not replica.context.forms:
+                    mine = shared(replica, replicas, mine)
                 out += self._ask(replica, mine, now)
                 ahead = replica
         return out
@@ -174,13 +194,17 @@ class PoolScheduler:
         out = life.waits("planning", text, now)
         offers = tuple(m.offer_to(run.owner) for m in members)
         network = self.probing.network([m.id for m in members], now)
+        if replica.context.forms:
+            return [*out, FormReplicas(replica.id, self._versions, run.spec, offers, network)]
         named = bool(run.requirements.wanted) and isinstance(
             by_hand(replica, self.members), Offered
         )
         before = replica.record.plan if replica.record.term and not named else None
         return [*out, MakePlan(replica.id, self._versions, run.spec, offers, network, before)]
 
-    def _answered(self, replica: Replica | None, event: PlanReady | PlanFailed) -> Replica | None:
+    def _answered(
+        self, replica: Replica | None, event: PlanReady | ReplicasFormed | PlanFailed
+    ) -> Replica | None:
         """The run that this answers, no longer asked for; None for an answer nobody waits for."""
         if replica is None or replica.id != self.planning:
             return None
@@ -194,6 +218,37 @@ class PoolScheduler:
         replica = self._answered(found, event)
         if replica is None:
             return [_dropped(event, "nobody waits for it")]
+        if (instead := self._unusable(replica, event, now)) is not None:
+            return instead
+        return _begin(replica, event, now)
+
+    def formed(
+        self,
+        found: Replica | None,
+        event: ReplicasFormed,
+        decide: Callable[[RunId, Formation, float], tuple[Run, Publish]],
+        now: float,
+    ) -> list[Instruction]:
+        """All replicas of a run begin at once. `decide`: has the run remember which there are."""
+        first = self._answered(found, event)
+        if first is None:
+            return [_dropped(event, "nobody waits for it")]
+        for made in event.plans:
+            if (instead := self._unusable(first, made, now)) is not None:
+                return instead
+        if problem := _bad_formation(first, event):
+            return first.lifecycle.fail("plan", f"the formation cannot be used: {problem}", now)
+        run, published = decide(first.record.run.id, event.formation, now)
+        why = "; ".join(event.formation.reasons[:1])
+        fields = (("run", run.id), ("kind", event.formation.kind), ("why", why))
+        out: list[Instruction] = [Log("run_formed", fields), published]
+        # Others of the run wait until the last one begins, which alone finds who is left over.
+        for replica, made in zip(run.replicas, event.plans, strict=False):
+            out += _begin(replica, made, now)
+        return out
+
+    def _unusable(self, replica: Replica, event: PlanReady, now: float) -> list[Instruction] | None:
+        """What is done in place of beginning with a plan; None: it can be begun with."""
         life = replica.lifecycle
         if self.draining:
             return [_dropped(event, "the broker is leaving")]
@@ -201,9 +256,7 @@ class PoolScheduler:
         plan = event.plan
         gone = [p for p in plan.peers if not self._still_free(replica, p)]
         foreign = [p for p in gone if p not in life.offered]
-        pairs = event.pairs or tuple(
-            (a, b) for i, a in enumerate(plan.peers) for b in plan.peers[i + 1 :]
-        )
+        pairs = _pairs(event)
         problem = f"the plan names peers that were not offered: {foreign}" if foreign else ""
         problem = problem or bad_plan(planned, pairs) or not_outlined(plan)
         if problem:
@@ -225,15 +278,7 @@ class PoolScheduler:
             self._patience[replica.id] = now + self.probing.options.probe_s
             self.probing.wanted(unknown, now)
             return [_dropped(event, f"{len(unknown)} of its links are measured first")]
-        fields = (
-            ("run", replica.id),
-            ("stages", len(plan.stages)),
-            ("why", "; ".join(event.report.reasons)),
-        )
-        return [
-            Log("run_planned", fields),
-            *life.planned(planned, pairs, event.local, now),
-        ]
+        return None
 
     def _still_free(self, replica: Replica, peer: PeerId) -> bool:
         member = self.members.members.get(peer)
@@ -260,6 +305,46 @@ class PoolScheduler:
         return []  # `place` runs behind every event, and says why it waits
 
 
-def _dropped(event: PlanReady | PlanFailed, why: str) -> Log:
+def _pairs(event: PlanReady) -> tuple[tuple[PeerId, PeerId], ...]:
+    peers = event.plan.peers
+    return event.pairs or tuple((a, b) for i, a in enumerate(peers) for b in peers[i + 1 :])
+
+
+def _begin(replica: Replica, event: PlanReady, now: float) -> list[Instruction]:
+    fields = (
+        ("run", replica.id),
+        ("stages", len(event.plan.stages)),
+        ("why", "; ".join(event.report.reasons)),
+    )
+    planned = PlanWithReport(event.plan, event.report)
+    return [
+        Log("run_planned", fields),
+        *replica.lifecycle.planned(planned, _pairs(event), event.local, now),
+    ]
+
+
+def _bad_formation(first: Replica, event: ReplicasFormed) -> str:
+    """Why a run cannot begin with what a planner formed; empty: it can."""
+    needs, plans = first.run.requirements, event.plans
+    if not plans:
+        return "" if needs.undecided and event.formation.kind == "allreduce" else "it has no plan"
+    if event.formation.kind != "local" or len(event.formation.replicas) != len(plans):
+        count, kind = len(event.formation.replicas), event.formation.kind
+        return f'it has {len(plans)} plans for {count} replicas of kind "{kind}"'
+    if not needs.undecided and len(plans) != needs.replicas:
+        return f"it has {len(plans)} replicas, the run {needs.replicas}"
+    spec = first.run.spec
+    if any(
+        len(made.plan.routes) * len(plans) != spec.microbatches
+        or made.plan.microbatch_size != spec.microbatch_size
+        for made in plans
+    ):
+        return f"its plans do not share the {spec.microbatches} microbatches of a step"
+    if len({p for made in plans for p in made.plan.peers}) < sum(len(m.plan.peers) for m in plans):
+        return "a peer is in two replicas"
+    return ""
+
+
+def _dropped(event: PlanReady | ReplicasFormed | PlanFailed, why: str) -> Log:
     fields = (("message", "plan"), ("run", event.replica), ("version", event.version), ("why", why))
     return Log("message_ignored", fields)

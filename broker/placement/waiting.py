@@ -69,6 +69,8 @@ def consider(replica: Replica, members: Membership, now: float) -> Offered | Wai
     free = tuple(m for m in able if m.state == "pool")
     resting = [m for m in able if m.state == "resting"]
     need, joined = replica.run.requirements.least, len(members.members)
+    replicas = replica.run.requirements.replicas if replica.context.forms else 1
+    need *= replicas
     steady = tuple(m for m in free if replica.steady(m, now))
     if len(free) >= need:
         return Offered(steady if len(steady) >= need else free)
@@ -77,7 +79,8 @@ def consider(replica: Replica, members: Membership, now: float) -> Offered | Wai
         stages = replica.run.requirements.options.stages or 1
         words += f" ({stages} stages"
         pipelines = replica.run.requirements.options.pipelines or 1
-        words += f" × {pipelines})" if pipelines > 1 else ")"
+        words += f" × {pipelines}" if pipelines > 1 else ""
+        words += f" in each of {replicas} replicas)" if replicas > 1 else ")"
     text = f"{words}, has {len(free)} in the pool"
     busy = len(able) - len(free) - len(resting)
     if busy:

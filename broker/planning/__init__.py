@@ -3,6 +3,7 @@
 __all__ = [
     "answers",
     "children",
+    "forming",
     "leaving_out",
     "planner",
     "planning",

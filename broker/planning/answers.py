@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...proto.planning_pb2 import PlanningAsked
-from ..events import ConsiderPlan, MakePlan
+from ..events import ConsiderPlan, FormReplicas, MakePlan
+from . import forming
 from .planning import answer, consider
 from .preview import preview_bytes
 from .wire import Asked, Told, answer_to_bytes, ask_from_proto
@@ -23,6 +24,8 @@ def _answer(ask: Asked, graph: bytes) -> Told:
     match ask:
         case MakePlan():
             return answer(ask, graph)
+        case FormReplicas():
+            return forming.answer(ask, graph)
         case ConsiderPlan():
             return consider(ask, graph)
         case _:

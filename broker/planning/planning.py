@@ -7,8 +7,9 @@ The simulated worlds call `answer` and `consider` in their own process, the brok
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from torch._subclasses import FakeTensorMode
 
@@ -25,7 +26,7 @@ from ...dag.schedule.convert_plan import plan_from_proto
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.words import count_of, size_text, some_of
-from ..events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady
+from ..events import ConsiderPlan, FormReplicas, MakePlan, PlanConsidered, PlanFailed, PlanReady
 from ..placement.bad_plan import bad_plan
 from ..requirements import read_spec
 from ..scheduler.base.interface import NoPlan, PeerOffer, Planner, PlanRequest
@@ -37,9 +38,21 @@ from ..scheduler.planners.replan import migration
 from .leaving_out import LeftOut, without_culprits
 from .request import data_that_stays, plan_request
 
-__all__ = ["answer", "consider", "frame_pairs", "make_plan", "warm_up", "with_left_out"]
+__all__ = [
+    "answer",
+    "as_before",
+    "consider",
+    "frame_pairs",
+    "make_plan",
+    "or_refused",
+    "ready_of",
+    "warm_up",
+    "with_left_out",
+]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def warm_up() -> None:
@@ -49,7 +62,8 @@ def warm_up() -> None:
 
 def answer(ask: MakePlan, graph_bytes: bytes, planner: Planner = by_name) -> PlanReady | PlanFailed:
     """The event that answers a MakePlan, whatever graph and offers are. Raises MemoryError."""
-    try:
+
+    def made() -> PlanReady:
         graph = graph_from_bytes(graph_bytes)
 
         def make(peers: tuple[PeerOffer, ...], network: Network | None) -> PlanReady:
@@ -61,6 +75,14 @@ def answer(ask: MakePlan, graph_bytes: bytes, planner: Planner = by_name) -> Pla
 
         ready, left = without_culprits(make, ask.peers, ask.network)
         return replace(ready, report=with_left_out(ready.report, left)) if left else ready
+
+    return or_refused(ask, made)
+
+
+def or_refused(ask: MakePlan | FormReplicas, made: Callable[[], T]) -> T | PlanFailed:
+    """What is made, or the event that says why it is not. Raises MemoryError."""
+    try:
+        return made()
     except NoPlan as error:
         return PlanFailed(ask.replica, ask.version, error.reason, error.code, error.short_bytes)
     except PlanError as error:
@@ -90,13 +112,19 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     else:
         request = plan_request(spec, read_spec(spec), graph, ask.peers, ask.network)
         had = _form(ask)
-        request = request if had is None else _as_before(request, had)
+        request = request if had is None else as_before(request, had)
         plan, report = planner(replace(request, running=ask.before))
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
     if by_hand:
         _check_memory(ask, form, plan)
         plan, report = _with_codecs(ask, form, plan)
+    return ready_of(ask, form, PlanWithReport(plan, report))
+
+
+def ready_of(ask: MakePlan | FormReplicas, form: Graph, planned: PlanWithReport) -> PlanReady:
+    """The event that gives a run a plan. `form`: its bound `planned_graph`. Raises PlanError."""
+    plan, report = planned
     local = _kept(ask, form, plan)
     plan = outlined(form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
@@ -117,7 +145,7 @@ def _form(ask: MakePlan) -> tuple[int, int] | None:
     return (found.microbatch_size, found.head_parts) if ask.spec.HasField("resumed") else None
 
 
-def _as_before(request: PlanRequest, had: tuple[int, int]) -> PlanRequest:
+def as_before(request: PlanRequest, had: tuple[int, int]) -> PlanRequest:
     """The request for a plan that a running one can move to. Raises NoPlan."""
     kept = [r for r in (request, *request.others) if (r.microbatch_size, r.head_parts) == had]
     if not kept:
@@ -126,7 +154,7 @@ def _as_before(request: PlanRequest, had: tuple[int, int]) -> PlanRequest:
     return replace(kept[0], others=())
 
 
-def _kept(ask: MakePlan, form: Graph, plan: Plan) -> tuple[str, ...]:
+def _kept(ask: MakePlan | FormReplicas, form: Graph, plan: Plan) -> tuple[str, ...]:
     """The inputs whose data the plan keeps where it is. Raises PlanError for one that has data read
     elsewhere; a hand-written one can."""
     local, has = data_that_stays(ask.spec, form, ask.peers)

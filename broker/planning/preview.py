@@ -20,15 +20,16 @@ from ...dag.schedule.convert_plan import plan_to_proto
 from ...dag.schedule.convert_report import report_to_proto
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.words import some_of
-from ...proto.broker_pb2 import OperatorSpan, PreviewAnswer
+from ...proto.broker_pb2 import Formation, OperatorSpan, PreviewAnswer
 from ...proto.common_pb2 import Reason
-from ..events import PreviewWanted
+from ..events import FormReplicas, PreviewWanted, ReplicaId
 from ..placement.bad_plan import bad_plan
-from ..requirements import RunSpecError, read_spec
+from ..requirements import RunSpecError, decided, read_spec
 from ..scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
 from ..scheduler.cost.cost_model import CostModel
 from ..scheduler.planners.alternatives import ALONE, REPLICAS, alone, replicas
 from ..scheduler.planners.planners import plan as make
+from .forming import formed
 from .leaving_out import without_culprits
 from .planning import with_left_out
 from .request import plan_request
@@ -63,7 +64,10 @@ def preview_wanted(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
 
 def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
     """Raises NoPlan, RunSpecError, GraphError, PlanError."""
-    wish = read_spec(wanted.spec)
+    asked = read_spec(wanted.spec)
+    # Of several replicas, that of all peers with equal weights stands beside them.
+    spec = decided(wanted.spec, "allreduce", 1) if asked.forms else wanted.spec
+    wish = read_spec(spec)
     if not wanted.offers:
         raise NoPlan(
             "no peer is free, none has joined or all are in runs (`shoal peers` lists them): start "
@@ -73,15 +77,19 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
 
     def planned(
         offers: tuple[PeerOffer, ...], network: Network | None
-    ) -> tuple[PlanRequest, PlanWithReport, list[Alternative]]:
-        request = plan_request(wanted.spec, wish, graph, offers, network)
+    ) -> tuple[PlanRequest, PlanWithReport, list[Alternative], Formation | None]:
+        request = plan_request(spec, wish, graph, offers, network)
         found = make(request)
         if problem := bad_plan(found, ()):
             raise ValueError(problem)
-        return request, found, _compared(request)
+        formation = None
+        if asked.forms:
+            ask = FormReplicas(ReplicaId(""), 0, wanted.spec, offers, network)
+            formation = formed(ask, graph, found).formation
+        return request, found, _compared(request), formation
 
     found, left = without_culprits(planned, wanted.offers, wanted.network)
-    request, (plan, report), others = found
+    request, (plan, report), others, formation = found
     report = with_left_out(report, left)
     kept = [a for a in report.predicted.alternatives if a.name not in (ALONE, REPLICAS)]
     predicted = replace(report.predicted, alternatives=(*others, *kept))
@@ -92,6 +100,7 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
         report=report_to_proto(made.report),
         peers=wanted.peers,
         operators=_spans(graph, plan),
+        formation=formation,
         notes=[*_verdict(made), *risk, *wanted.notes, *_unknown(request, made)],
     )
 

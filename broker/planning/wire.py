@@ -31,15 +31,18 @@ from ...proto.planning_pb2 import (
     PlanningAsked,
     PlanningLinks,
     PlanRefused,
+    PlansMade,
 )
 from ..events import (
     ConsiderPlan,
+    FormReplicas,
     MakePlan,
     PlanConsidered,
     PlanFailed,
     PlanReady,
     PreviewWanted,
     ReplicaId,
+    ReplicasFormed,
 )
 from ..scheduler.base.interface import PeerOffer
 
@@ -52,8 +55,8 @@ __all__ = [
     "ask_to_bytes",
 ]
 
-Asked = MakePlan | ConsiderPlan | PreviewWanted
-Told = PlanReady | PlanFailed | PlanConsidered | PreviewAnswer
+Asked = MakePlan | FormReplicas | ConsiderPlan | PreviewWanted
+Told = PlanReady | ReplicasFormed | PlanFailed | PlanConsidered | PreviewAnswer
 
 Pairs = tuple[tuple[PeerId, PeerId], ...]
 
@@ -88,6 +91,8 @@ def ask_to_bytes(ask: Asked, graph: bytes) -> bytes:
             message.wanted, message.run, offers = PlanningAsked.MAKE, ask.replica, ask.peers
             if ask.before is not None:
                 message.plan.CopyFrom(plan_to_proto(ask.before))
+        case FormReplicas():
+            message.wanted, message.run, offers = PlanningAsked.FORM, ask.replica, ask.peers
         case ConsiderPlan():
             message.wanted, message.run, offers = PlanningAsked.CONSIDER, ask.replica, ask.peers
             message.plan.CopyFrom(plan_to_proto(ask.plan))
@@ -109,6 +114,8 @@ def ask_from_proto(message: PlanningAsked) -> Asked:
     run, spec = ReplicaId(message.run), message.spec
     if message.wanted == PlanningAsked.PREVIEW:
         return PreviewWanted(spec, (), offers, links, tuple(message.notes))
+    if message.wanted == PlanningAsked.FORM:
+        return FormReplicas(run, 0, spec, offers, links)
     if message.wanted == PlanningAsked.CONSIDER:
         assert plan is not None, "a plan that runs is considered"
         return ConsiderPlan(run, 0, spec, plan, offers, links)
@@ -170,10 +177,10 @@ def answer_to_bytes(told: Told) -> bytes:
     message = PlanningAnswered()
     match told:
         case PlanReady():
-            pairs = _places(told.plan, told.pairs)
-            made = PlanMade(plan=plan_to_proto(told.plan), pairs=pairs, local=told.local)
-            made.report.CopyFrom(report_to_proto(told.report))
-            message.made.CopyFrom(made)
+            message.made.CopyFrom(_made_to_proto(told))
+        case ReplicasFormed():
+            plans = map(_made_to_proto, told.plans)
+            message.formed.CopyFrom(PlansMade(formation=told.formation, plans=plans))
         case PlanFailed():
             reason = Reason(code=told.code, text=told.reason)
             short = min(max(0, told.short_bytes), 2**64 - 1)
@@ -205,11 +212,11 @@ def answer_from_bytes(ask: Asked, data: bytes) -> Told:
     try:
         match ask, kind:
             case MakePlan(), "made":
-                plan = plan_from_proto(message.made.plan)
-                pairs = _pairs(plan, message.made.pairs)
-                local, report = tuple(message.made.local), report_from_proto(message.made.report)
-                return PlanReady(ask.replica, ask.version, plan, pairs, local, report)
-            case MakePlan(), "refused":
+                return _made_from_proto(ask, message.made)
+            case FormReplicas(), "formed":
+                plans = tuple(_made_from_proto(ask, made) for made in message.formed.plans)
+                return ReplicasFormed(ask.replica, ask.version, message.formed.formation, plans)
+            case MakePlan() | FormReplicas(), "refused":
                 found = message.refused
                 why, short = found.reason, int(found.short_bytes)
                 return PlanFailed(ask.replica, ask.version, why.text, why.code, short)
@@ -221,6 +228,19 @@ def answer_from_bytes(ask: Asked, data: bytes) -> Told:
     except (PlanError, IndexError) as error:
         raise ValueError(f"an answer with a plan that is none: {error}") from None
     raise ValueError(f"an answer of kind {kind} to {type(ask).__name__}")
+
+
+def _made_to_proto(told: PlanReady) -> PlanMade:
+    pairs = _places(told.plan, told.pairs)
+    made = PlanMade(plan=plan_to_proto(told.plan), pairs=pairs, local=told.local)
+    made.report.CopyFrom(report_to_proto(told.report))
+    return made
+
+
+def _made_from_proto(ask: MakePlan | FormReplicas, made: PlanMade) -> PlanReady:
+    plan = plan_from_proto(made.plan)
+    local, report = tuple(made.local), report_from_proto(made.report)
+    return PlanReady(ask.replica, ask.version, plan, _pairs(plan, made.pairs), local, report)
 
 
 def _considered(ask: ConsiderPlan, found: Considered) -> PlanConsidered:

@@ -38,11 +38,15 @@ class RunRecord:
     replicas train apart; None: it has one, which steps by itself."""
 
     def __init__(self, run: SubmittedRun, decisions: list[Decision]) -> None:
-        self.run = run
         self.id, self.owner = run.id, run.owner
         self.history = History(run.options.kept_events)
-        needs, count = run.requirements, run.requirements.replicas
-        self.replicas = tuple(ReplicaRecord(run, number) for number in range(count))
+        self._decisions = decisions
+        self._wants(run)
+
+    def _wants(self, run: SubmittedRun) -> None:
+        """With as many replicas as its job says; none has begun."""
+        self.run, needs = run, run.requirements
+        self.replicas = tuple(ReplicaRecord(run, number) for number in range(needs.replicas))
         self.rounds = None
         if needs.has_rounds:
             self.rounds = RoundRecord(
@@ -55,10 +59,14 @@ class RunRecord:
             if run.spec.HasField("resumed"):
                 self.rounds.begin_from(run.spec.resumed)
         self._spec_bytes = run.spec.ByteSize()
-        self._decisions = decisions
 
     def __repr__(self) -> str:
         return f"<Run {self.id}: {', '.join(map(repr, self.replicas))}>"
+
+    @property
+    def forms(self) -> bool:
+        """Whether its replicas are to be planned together: none has begun."""
+        return self.run.requirements.forms and not any(r.term for r in self.replicas)
 
     @property
     def ended(self) -> bool:
@@ -137,7 +145,11 @@ class RunRecord:
             raise ValueError(f"event {event.number} of {self.id}: expected {self.history.numbered}")
         if event.replica >= len(self.replicas):
             raise ValueError(f"an event of replica {event.replica} of {self.id}: it has none")
-        if event.WhichOneof("kind") in _OF_ROUNDS:
+        if event.HasField("formed"):
+            if self.run.requirements.undecided:
+                apart = event.formed.kind == "local"
+                self._wants(self.run.decided(len(event.formed.replicas) if apart else 0))
+        elif event.WhichOneof("kind") in _OF_ROUNDS:
             if self.rounds is None:
                 raise ValueError(f"an event of a round of {self.id}: it has none")
             self.rounds.apply(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...net.web.places import why_not
 from ...proto.broker_pb2 import RunSpec
@@ -11,7 +11,7 @@ from ...proto.graph_pb2 import CORE
 from ..events import ReplicaId, RunId
 from ..membership.member import Member
 from ..options import BrokerOptions
-from ..requirements import RunRequirements
+from ..requirements import RunRequirements, decided, read_spec
 
 __all__ = ["SubmittedRun", "replica_id", "run_of"]
 
@@ -58,6 +58,11 @@ class SubmittedRun:
         """Whether it may go back to its last checkpoint, or to the weights that it began with."""
         rounds = self.requirements.has_rounds  # others have the newest version
         return rounds or "checkpoint" in self.requirements.recovery.ladder
+
+    def decided(self, replicas: int) -> SubmittedRun:
+        """With so many replicas that train apart; 0: with one whose weights are always equal."""
+        spec = decided(self.spec, "local" if replicas else "allreduce", max(1, replicas))
+        return replace(self, spec=spec, requirements=read_spec(spec))
 
     def suits(self, member: Member) -> bool:
         """Whether a peer could take part, by its operators and by where on the web it reads."""

@@ -105,6 +105,11 @@ class ReplicaContext:
         return [self.publish(RunEvent(note=text), now)]
 
     @property
+    def forms(self) -> bool:
+        """Whether it is to be planned together with the others of its run."""
+        return self._events.forms
+
+    @property
     def others_wait(self) -> bool:
         """Whether other replicas of its run need the peers of the pool first."""
         others = (r for r in self._events.replicas if r is not self.record)

@@ -28,6 +28,7 @@ from ..events import (
     CloseStream,
     ConsiderPlan,
     Event,
+    FormReplicas,
     Instruction,
     Log,
     MakePlan,
@@ -39,6 +40,7 @@ from ..events import (
     Publish,
     Reject,
     ReplicaId,
+    ReplicasFormed,
     RequestId,
     RunId,
     SetTimer,
@@ -261,7 +263,7 @@ class Shell:
                 news = self._news.pop(run, None)
                 if news is not None:
                     news.set()
-            case MakePlan():
+            case MakePlan() | FormReplicas():
                 self._tasks.create_task(self._plan(instruction))
             case ConsiderPlan():
                 self._tasks.create_task(self._consider(instruction))
@@ -302,7 +304,7 @@ class Shell:
             self._warm = True
             self._planner.warm_up()
 
-    async def _plan(self, ask: MakePlan) -> None:
+    async def _plan(self, ask: MakePlan | FormReplicas) -> None:
         began = time.monotonic()
 
         def wanted() -> bool:
@@ -320,7 +322,9 @@ class Shell:
             log.exception("plan_crashed run=%s", ask.replica)
             text = f"planning crashed: {type(error).__name__}: {error}"
             answer = PlanFailed(ask.replica, ask.version, text, "internal")
-        if isinstance(answer, PlanReady | PlanFailed):  # else nobody waits for it any more
+        if isinstance(
+            answer, PlanReady | ReplicasFormed | PlanFailed
+        ):  # else nobody waits for it any more
             log.info("plan_made run=%s seconds=%.2f", ask.replica, time.monotonic() - began)
             self.post(answer)
 

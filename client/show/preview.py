@@ -21,6 +21,7 @@ from rich.text import Text
 
 from ...job.words import count_of, some_of
 from ...proto.broker_pb2 import Alternative, Plan, PlanReport, PreviewAnswer, Schedule
+from .formation import formation_lines
 from .text import labelled, lines, new_table, number, size_text, time_text, wrapped
 from .wire import LinkRow, planned, sentence
 
@@ -55,9 +56,10 @@ SCHEDULES = {
 def as_json(answer: PreviewAnswer) -> dict[str, Any]:
     """Every field of the answer with the names of broker.proto, also those that are 0 or empty;
     numbers are numbers (null: not finite), routes are counted, not listed; what the report says
-    stands in the plan. `plan` or `reason` is there, not both."""
+    stands in the plan. `plan` or `reason` is there, not both; `formation` beside a plan, of a job
+    whose replicas train apart or may."""
     found: dict[str, Any] = _plain(answer)
-    for name in ("plan", "reason"):
+    for name in ("plan", "reason", "formation"):
         if not answer.HasField(name):
             found.pop(name, None)
     if answer.HasField("plan"):
@@ -109,6 +111,8 @@ def page(answer: PreviewAnswer, name: str, width: int | None = None) -> str:
     plan, report = answer.plan, answer.report
     called = {p.peer: p.profile.name or p.peer for p in answer.peers}
     parts: list[Iterable[str]] = [_head(answer, name, columns), _costs(answer, columns)]
+    if answer.HasField("formation"):
+        parts.insert(0, _formation(answer, name, called, columns))
     if report.predicted.alternatives:
         parts.append(lines(_compared(report), columns))
     parts.append(lines(_stages(answer, called), columns))
@@ -130,8 +134,9 @@ def _head(answer: PreviewAnswer, name: str, columns: int) -> Iterator[str]:
     plan = answer.plan
     used = len({h for s in plan.stages for h in s.holders})
     routes = len(_routes(plan))
+    beside = "one replica with equal weights, " if answer.HasField("formation") else ""
     words = [
-        f"{count_of(len(plan.stages), 'stage')} on {used} of "
+        f"{beside}{count_of(len(plan.stages), 'stage')} on {used} of "
         f"{count_of(used + len(answer.report.spares), 'peer')}",
         f"{count_of(len(plan.routes), 'microbatch')} of "
         f"{count_of(plan.microbatch_size, 'sample')} a step",
@@ -142,6 +147,15 @@ def _head(answer: PreviewAnswer, name: str, columns: int) -> Iterator[str]:
     if plan.head_parts > 1:
         words.append(f"vocabulary head in {plan.head_parts} blocks")
     return wrapped(f"{name}: {', '.join(words)}", columns)
+
+
+def _formation(
+    answer: PreviewAnswer, name: str, called: dict[str, str], columns: int
+) -> Iterator[str]:
+    """Who is in which replica; what follows it is the plan of all with equal weights."""
+    yield from wrapped(f"{name}: {count_of(len(answer.formation.replicas), 'replica')}", columns)
+    for line in formation_lines(answer.formation, called):
+        yield from wrapped(f"  {line}", columns, "    ")
 
 
 def _costs(answer: PreviewAnswer, columns: int) -> Iterator[str]:

@@ -21,6 +21,7 @@ from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from ..files.records import evaluation_numbers, finite, step_numbers
 from ..runs.run import Run
 from ..runs.weights import CheckpointWriter
+from .formation import formation_lines
 from .text import safe
 from .wire import CompressionSums, sentence
 
@@ -120,6 +121,8 @@ def note_of(event: RunEvent, round: RoundRow | None = None) -> str:
             lines = [f"plan of term {event.term}: {count_of(len(cuts), 'stage')}"]
             lines += [f"  stage {i}: operators {cut}" for i, cut in enumerate(cuts)]
             return "\n".join([*lines, *(f"  {safe(reason)}" for reason in event.report.reasons)])
+        case "formed":
+            return "\n".join(safe(line) for line in formation_lines(event.formed, {}))
         case "note":
             return safe(event.note)
         case "checkpoint":

@@ -13,6 +13,7 @@ from ...broker import events as b
 from ...broker.journal.decided import DurableState
 from ...broker.machine import BrokerMachine
 from ...broker.options import BrokerOptions
+from ...broker.planning.forming import answer as form_answer
 from ...broker.planning.planning import answer as plan_answer
 from ...broker.planning.planning import consider
 from ...proto import broker_pb2, journal_pb2
@@ -147,8 +148,13 @@ class BrokerShell:
             case b.Publish(run, event):
                 world.note(BROKER, f"{run} event {event.number}: {event.WhichOneof('kind')}")
                 self._show(run)
-            case b.MakePlan():
-                answer = plan_answer(instruction, world.blobs[instruction.spec.graph.hash])
+            case b.MakePlan() | b.FormReplicas():
+                graph = world.blobs[instruction.spec.graph.hash]
+                answer: b.Event = (
+                    plan_answer(instruction, graph)
+                    if isinstance(instruction, b.MakePlan)
+                    else form_answer(instruction, graph)
+                )
                 planned = self._of_this_life(lambda _: answer)
                 world.after(PLANNING_S, lambda: planned(""))
             case b.ConsiderPlan():

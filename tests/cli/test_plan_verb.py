@@ -103,6 +103,60 @@ def test_it_says_when_one_peer_alone_is_faster(drafted) -> None:
     assert any("a pipeline over this network is the wrong choice" in n for n in answer.notes)
 
 
+def of_kind(drafted, kind: str, cluster: str, **plan: object) -> PreviewAnswer:
+    path, (spec, graph) = drafted
+    job = json.loads(spec.job)
+    job["sync"] |= {"kind": kind, "method": "", "every": "auto"}
+    changed = type(spec)()
+    changed.CopyFrom(spec)
+    changed.job = json.dumps(job)
+    return preview((path, (changed, graph)), cluster, **plan)
+
+
+def test_replicas_are_shown_beside_one_plan(drafted) -> None:
+    answer = of_kind(drafted, "local", PEERS, replicas=2)
+    found = answer.formation
+    assert (found.kind, len(found.replicas)) == ("local", 2)
+    assert sum(r.steps for r in found.replicas) == 2 * found.every == 100
+    assert len(answer.plan.routes) == 4, "the plan beside it trains the whole batch"
+    text = page(answer, "small")
+    for words in (
+        "small: 2 replicas",
+        "recommended: 2 replicas that exchange every 50 steps",
+        "replica 1: ",
+        "between replicas: ",
+        "bytes of a round and peer: at most ",
+        "memory of rounds: ",
+        "a round: 400 samples in ",
+        "it hangs on ",
+        "beside it: one replica: ",
+        "beside it: all-reduce each step: ",
+        "beside it: best single peer: ",
+        "small: one replica with equal weights, ",
+    ):
+        assert words in text
+    json.dumps(told := as_json(answer), allow_nan=False)
+    assert [len(r["peers"]) for r in told["formation"]["replicas"]] == [1, 1]
+    assert "formation" not in as_json(preview(drafted, PEERS))
+
+
+def test_what_auto_takes_is_what_is_recommended(drafted) -> None:
+    answer = of_kind(drafted, "auto", PEERS)
+    now = answer.formation.every * answer.formation.batch
+    now /= answer.formation.local_s + answer.formation.exposed_s
+    rate = 8 / answer.report.predicted.step_s
+    assert (answer.formation.kind == "local") == (0.95 * now > rate)
+
+
+def test_a_replica_count_that_no_memory_allows_is_refused(drafted) -> None:
+    small = PEERS.replace('device = "rtx-3060"', 'device = "rtx-3060"\nmemory = "200KiB"', 1)
+    small = small.replace("near-{1..2}", "near-1")
+    answer = of_kind(drafted, "local", small, replicas=2)
+    print(answer.reason)
+    assert answer.reason.code == "memory"
+    assert "2 replicas hold the model 2 times" in answer.reason.text
+
+
 def test_every_peer_that_is_left_out_has_a_reason(drafted) -> None:
     answer = preview(drafted, PEERS)
     used = {h for s in answer.plan.stages for h in s.holders}

@@ -485,3 +485,29 @@ def test_what_routed_microbatches_cannot_be_is_refused_by_its_key(tables: dict, 
     with pytest.raises(SettingsError, match=f"`{key}`"):
         Job(model="a:b", steps=1, batch=8, microbatch=1, **tables | {"plan": plan})
     Job(model="a:b", steps=1, plan={"scheduler": "swarm", "schedule": "gpipe", "stages": 3})
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ('method = "diloco"', '`sync.method` is given with kind = "auto"'),
+        ("options = { lr = 0.5 }", '`sync.options` is given with kind = "auto"'),
+        ("[plan]\nreplicas = 2", '`plan.replicas` is not supported yet: "auto" is'),
+        ("[output]\nevery = 5", "`output.every` is not supported yet"),
+        ('[recovery]\nladder = ["neighbour"]', "`recovery.ladder` is not supported yet"),
+    ],
+)
+def test_what_is_chosen_is_not_asked_for(tmp_path: Path, tables: str, says: str) -> None:
+    assert says in problem(tmp_path, f'[train]\nsteps = 3\n[sync]\nkind = "auto"\n{tables}')
+
+
+def test_what_is_decided_is_a_job_of_that_kind() -> None:
+    job = Job(model="m.py:f", steps=3, batch=8, microbatch=2, sync={"kind": "auto", "every": 7})
+    assert job.undecided
+    assert job.rounds is None
+    apart, equal = job.decided("local", 2), job.decided("allreduce", 1)
+    assert apart.rounds is not None
+    assert (apart.rounds.method, apart.replicas, apart.sync.steps) == ("diloco", 2, 7)
+    assert (equal.sync.within, equal.replicas, equal.sync.steps) == ("exact", 1, 1)
+    assert not apart.undecided
+    assert not equal.undecided

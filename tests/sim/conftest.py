@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from shoal.broker.events import MakePlan
+from shoal.broker.events import FormReplicas, MakePlan
 from shoal.client.models import models
 from shoal.client.submission import Prepared, prepare
 from shoal.dag.ir.convert import graph_to_bytes, lowered_to_bytes
@@ -167,16 +167,20 @@ def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
 def plans_once() -> Iterator[None]:
     """A plan that was asked for in the same words before is not made again."""
     with pytest.MonkeyPatch.context() as patch:
-        known: dict[Any, Any] = {}
-        answer = broker_shell.plan_answer
 
-        def once(ask: MakePlan, graph: bytes) -> Any:
-            key = ask.replica, ask.version, ask.peers, ask.before
-            if key not in known:
-                known[key] = answer(ask, graph)
-            return known[key]
+        def once(answer: Callable[..., Any]) -> Callable[..., Any]:
+            known: dict[Any, Any] = {}
 
-        patch.setattr(broker_shell, "plan_answer", once)
+            def answered(ask: MakePlan | FormReplicas, graph: bytes) -> Any:
+                key = ask.replica, ask.version, ask.peers, getattr(ask, "before", None)
+                if key not in known:
+                    known[key] = answer(ask, graph)
+                return known[key]
+
+            return answered
+
+        for name in ("plan_answer", "form_answer"):
+            patch.setattr(broker_shell, name, once(getattr(broker_shell, name)))
         yield
 
 

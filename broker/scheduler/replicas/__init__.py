@@ -10,5 +10,4 @@ __all__ = [
     "rough",
     "rounds",
     "search",
-    "text",
 ]

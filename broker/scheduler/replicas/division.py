@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from .pace import Pace, Paces
 from .rough import RoughPaces
-from .rounds import Contribution, contributions, local_microbatches, local_steps
+from .rounds import Contribution, contributions, local_steps
 
 __all__ = ["NEAR", "Division", "Judge", "preferred"]
 
@@ -77,6 +77,10 @@ class Judge:
     def batch(self) -> int:
         return self.request.microbatches * self.request.microbatch_size
 
+    def allows(self, replicas: int) -> bool:
+        """Whether so many can be: each gets an equal part of a step's microbatches."""
+        return self.request.microbatches % replicas == 0
+
     def of(self, groups: Iterable[Collection[int]], above: float = 0.0) -> Division | None:
         """None: some group cannot hold the model, or they are too many, or it cannot train more
         than `above` samples/s."""
@@ -99,7 +103,8 @@ class Judge:
     def _paced(self, groups: list[frozenset[int]]) -> tuple[list[Pace], int]:
         if not 1 <= len(groups) <= self.most or not all(map(self.paces.may_hold, groups)):
             return [], 0
-        m = local_microbatches(self.request.microbatches, len(groups), self.every)
+        # Of a number that `allows` refuses, which a search passes through, nearly an equal part.
+        m = max(1, round(self.request.microbatches / len(groups)))
         paces = []
         for group in groups:
             pace = self._paces.of(group, m)
@@ -111,7 +116,7 @@ class Judge:
     def valued(self, paces: Iterable[Pace], microbatches: int) -> Division:
         """Of replicas with local steps of so many microbatches."""
         found = sorted(paces, key=lambda p: min(p.peers))
-        total = self.every * self.request.microbatches // microbatches
+        total = self.every * len(found)
         steps = local_steps([p.seconds for p in found], total)
         local_s = max(h * p.seconds for h, p in zip(steps, found, strict=True))
         exchange = self.exchange(found)

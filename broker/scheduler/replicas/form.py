@@ -84,9 +84,8 @@ def form(
 
     def look(one: PlanRequest) -> float:
         judge = Judge(Paces(one), every, bytes_per_parameter, overlap=overlap)
-        looked.append(
-            _Form(judge, [] if judge.most < (count or 1) else best_divisions(judge, count))
-        )
+        may = count is None or (count <= judge.most and judge.allows(count))
+        looked.append(_Form(judge, best_divisions(judge, count) if may else []))
         return looked[-1].seconds
 
     look_at_forms(request, look)
@@ -161,7 +160,6 @@ def _formation(
         judge.shown(chosen.local_s, exchange.seconds),
         judge.size_bytes,
         tuple((names[p], size) for p, size in exchange.bytes),
-        exchange.shares,
         slowest_between(paces, chosen),
         hangs_on(judge, chosen),
     )
@@ -224,10 +222,10 @@ def _no_division(looked: Sequence[_Form], count: int | None) -> NoPlan:
     request, offers = judge.request, judge.request.offers
     if wanted > len(offers):
         return NoPlan(f"{wanted} replicas need as many peers, {len(offers)} are on offer", "peers")
-    if wanted > request.microbatches:
+    if not judge.allows(wanted):
         return NoPlan(
-            f"{wanted} replicas share {request.microbatches} microbatches of a step: expected at "
-            "least one for each; lower plan.replicas or train.microbatch",
+            f"{wanted} replicas share {request.microbatches} microbatches of a step: expected as "
+            "many for each; change plan.replicas or train.microbatch",
             "model",
         )
     offered, needed = int(paces.rooms.sum()), wanted * paces.needed

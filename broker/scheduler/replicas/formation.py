@@ -53,8 +53,6 @@ class RoundPrediction:
     """Of each replica."""
     peer_bytes: tuple[tuple[PeerId, float], ...]
     """What a peer sends in a round, and as much what it receives."""
-    shares: tuple[float, ...]
-    """By replica, of which part of the parameters it is the aggregator."""
     slowest_link: float
     """bytes/s of the slowest link between replicas that is used; inf: there is none."""
     hangs_on: str

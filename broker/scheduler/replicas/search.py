@@ -38,13 +38,14 @@ Groups = tuple[Group, ...]
 
 
 def best_divisions(judge: Judge, count: int | None = None) -> list[Division]:
-    """Of each number of replicas that was looked at, the best, and the best without a slow link
-    inside where that is another; most samples/s first. `count`: so many replicas and no others."""
+    """Of each number of replicas that was looked at and may be, the best, and the best without a
+    slow link inside where that is another; most samples/s first. `count`: so many replicas and no
+    others."""
     found = _Best()
     n = len(judge.request.offers)
     if n <= EVERY:
         for division in every_division(range(n)):
-            if count in (None, len(division)):
+            if division and count in (None, len(division)) and judge.allows(len(division)):
                 found.add(judge.of(division))
         return found.ranked()
     return searched(judge, count)
@@ -59,7 +60,7 @@ def searched(judge: Judge, count: int | None = None) -> list[Division]:
             break
     ranked = found.ranked()
     if ranked:
-        improved(judge, ranked[0], count, limit, found)
+        improved(judge, ranked[0], len(ranked[0].peers), limit, found)
     return found.ranked()
 
 
@@ -70,11 +71,14 @@ def _roughly(judge: Judge, count: int | None) -> list[Division]:
     for groups in seeds(judge.paces, counts):
         found.add(judge.of(groups))
     limit = judge.spent + BUDGET
-    begun = found.ranked()[:BEGUN]
-    for k, start in enumerate(begun):
+    begun = [(start, count) for start in found.ranked()[:BEGUN]]
+    if count is None and not all(map(judge.allows, range(1, judge.most + 1))):
+        # Moves change the number by one, mostly to one that may not be: so also without.
+        begun += [(start, len(start.peers)) for start, _ in begun]
+    for k, (start, fixed) in enumerate(begun):
         share = judge.spent + (limit - judge.spent) // (len(begun) - k)
-        improved(judge, start, count, share, found)
-    return found.ranked()
+        improved(judge, start, fixed, share, found)
+    return [d for d in found.ranked() if judge.allows(len(d.peers))]
 
 
 class _Best:
@@ -122,7 +126,8 @@ def _counts(judge: Judge) -> list[int]:
     while size > 4:
         size = size * 2 // 3
         found.add(size)
-    return sorted(c for c in found if 1 <= c <= most)
+    may = [c for c in range(1, most + 1) if judge.allows(c)]
+    return sorted({max(c for c in may if c <= wanted) for wanted in found if 1 <= wanted <= most})
 
 
 def improved(

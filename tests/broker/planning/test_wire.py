@@ -7,7 +7,16 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from shoal.broker.events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady, RunId
+from shoal.broker.events import (
+    ConsiderPlan,
+    FormReplicas,
+    MakePlan,
+    PlanConsidered,
+    PlanFailed,
+    PlanReady,
+    ReplicasFormed,
+    RunId,
+)
 from shoal.broker.planning.wire import (
     answer_from_bytes,
     answer_to_bytes,
@@ -18,6 +27,7 @@ from shoal.broker.scheduler.base.interface import PeerOffer
 from shoal.dag.cost.network import uniform
 from shoal.dag.cost.speed import Speeds
 from shoal.dag.plan.plan import PeerId
+from shoal.proto.broker_pb2 import Formation, FormedReplica
 from shoal.proto.planning_pb2 import PlanningAsked
 from shoal.tests.broker.conftest import make_plan, make_spec
 
@@ -53,6 +63,16 @@ def test_answers_come_over_and_what_is_none_is_refused() -> None:
         PlanFailed(RunId("r"), 7, "why", "memory", 12),
     ):
         assert answer_from_bytes(make, answer_to_bytes(told)) == told
+    form = FormReplicas(RunId("r"), 7, make_spec(), (OFFER,))
+    got = ask_from_proto(PlanningAsked.FromString(ask_to_bytes(form, b"graph")))
+    assert got == replace(form, version=0)
+    formation = Formation(kind="local", replicas=[FormedReplica(peers=["a", "b"])], every=3)
+    ready = PlanReady(RunId("r"), 7, plan, pairs)
+    for formed in (
+        ReplicasFormed(RunId("r"), 7, formation, (ready, ready)),
+        PlanFailed(RunId("r"), 7, "why", "memory", 12),
+    ):
+        assert answer_from_bytes(form, answer_to_bytes(formed)) == formed
     look = ConsiderPlan(RunId("r"), 8, make_spec(), plan, ())
     for seen in (
         PlanConsidered(RunId("r"), 8, 1.0, 0.5, 3.0, plan, pairs),

@@ -16,7 +16,6 @@ from shoal.broker.scheduler.replicas.form import form
 from shoal.broker.scheduler.replicas.formation import Formation
 from shoal.broker.scheduler.replicas.pace import SLOWER, Paces
 from shoal.broker.scheduler.replicas.search import every_division, searched
-from shoal.broker.scheduler.replicas.text import formation_lines
 from shoal.tests.broker.scheduler.cases import random_case
 from shoal.tests.broker.scheduler.replicas.chains import request_in_places
 
@@ -85,18 +84,20 @@ def test_of_nearly_as_many_samples_the_fewest_replicas() -> None:
 
 def test_as_many_replicas_as_asked_for() -> None:
     request = request_in_places([0, 0, 1, 1], [2] * 4, [1] * 4)
-    for count in (1, 2, 3, 4):
+    for count in (1, 2, 4):
         assert len(form(request, count, 10, DENSE).replicas) == count
 
 
 def test_too_many_replicas_name_the_memory_that_is_short() -> None:
     request = request_in_places([0, 0, 1, 1], [0.6] * 4, [1] * 4)
-    with pytest.raises(NoPlan, match=r"3 replicas hold the model 3 times.* short by ") as caught:
-        form(request, 3, 100, DENSE)
+    with pytest.raises(NoPlan, match=r"4 replicas hold the model 4 times.* short by ") as caught:
+        form(request, 4, 100, DENSE)
     assert caught.value.code == "memory"
     judge = Judge(Paces(request), 100, DENSE)
     offered = sum(o.device_memory_bytes for o in request.offers)
-    assert caught.value.short_bytes == 3 * judge.paces.needed - offered
+    assert caught.value.short_bytes == 4 * judge.paces.needed - offered
+    with pytest.raises(NoPlan, match="3 replicas share 8 microbatches"):
+        form(request_in_places([0] * 4, [2] * 4, [1] * 4), 3, 100, DENSE)
     with pytest.raises(NoPlan, match="5 replicas need as many peers, 4 are on offer"):
         form(request, 5, 100, DENSE)
     one = replace(request, microbatches=1)
@@ -130,7 +131,6 @@ def holds(request: PlanRequest, found: Formation, every: int) -> None:
     assert samples == found.round.samples == every * found.round.batch
     assert found.round.local_s == max(r.local_s for r in found.replicas)
     assert found.round.exposed_s + found.round.hidden_s == found.round.exchange_s
-    assert formation_lines(found, {o.peer: str(o) for o in request.offers})
 
 
 @settings(max_examples=10)
@@ -167,12 +167,11 @@ def test_an_exchange_hides_behind_the_next_round() -> None:
 
 
 def best_of_all(judge: Judge, divisions: Iterable[list[set[int]]]) -> dict[int, float]:
-    """By number of replicas, the most samples/s."""
+    """By number of replicas that may be, the most samples/s."""
     most: dict[int, float] = {}
     for groups in divisions:
         found = judge.of(groups)
-        if found is not None:
-            count = len(found.peers)
+        if found is not None and judge.allows(count := len(found.peers)):
             most[count] = max(most.get(count, 0.0), found.samples_per_s)
     return most
 
@@ -199,6 +198,7 @@ def test_islands_of_many_peers_hold_no_slow_link(seed: int) -> None:
     places = sorted([*rng.integers(0, 3, 6).tolist(), 0, 0, 1, 1, 2, 2])
     rooms = [0.7] * len(places)
     request = request_in_places(places, rooms, rng.uniform(1, 3, len(places)).tolist())
+    request = replace(request, microbatches=60)  # up to six replicas may be
     found = form(request, None, 100, DENSE)
     place = {f"p{i}": p for i, p in enumerate(places)}
     assert all(len({place[p] for p in r.peers}) == 1 for r in found.replicas)
