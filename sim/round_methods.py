@@ -249,6 +249,8 @@ class NoLoCo(Method):
     """Slow weights s and momentum m of each replica; with the means over a pair,
     m = momentum·m + lr·mean(p - s) + pull·(mean(s) - s); s += m; p = s."""
 
+    with_buffers = False
+
     def __init__(self, lr: float = 0.7, momentum: float = 0.5, pull: float | None = None) -> None:
         self.lr, self.momentum, self.pull = lr, momentum, lr if pull is None else pull
         self.slow: dict[int, dict[str, Tensor]] = {}
@@ -277,6 +279,8 @@ class NoLoCo(Method):
 
 class Saps(Method):
     """Pairs take the mean of the entries that `mask(round, name, shape)` has."""
+
+    with_buffers = False
 
     def __init__(self, mask: Callable[[int, str, torch.Size], Tensor]) -> None:
         self.mask = mask
