@@ -190,7 +190,7 @@ def _meet(r: Round, result: Result) -> None:
             if m.weight
         ]
         if was.is_floating_point():
-            was.copy_(sum(weight * b.double() for weight, b in each) / total)
+            was.copy_(torch.stack([weight * b.double() for weight, b in each]).sum(0) / total)
         else:
             was.copy_(torch.stack([b for _, b in each]).amax(0))
     for replica in result.replicas.values():
