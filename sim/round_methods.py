@@ -299,6 +299,8 @@ class NoLoCo(Method):
     m = momentum·m + lr·mean(p - s) + pull·(mean(s) - s); s += m; p = s. Where all meet, each makes
     that step alone, and the mean of what they come to is the s of all."""
 
+    with_buffers = False
+
     def __init__(self, lr: float = 0.7, momentum: float = 0.5, pull: float | None = None) -> None:
         self.lr, self.momentum, self.pull = lr, momentum, lr if pull is None else pull
         self.slow: dict[int, dict[str, Tensor]] = {}
@@ -344,6 +346,8 @@ def gather(shared: Tensor, of: Sequence[Tensor]) -> None:
 
 class Saps(Method):
     """Pairs take the mean of the entries that `mask(round, name, shape)` has; by itself of all."""
+
+    with_buffers = False
 
     def __init__(self, mask: Callable[[int, str, torch.Size], Tensor] | None = None) -> None:
         self.mask = mask or (lambda count, name, shape: torch.ones(shape, dtype=torch.bool))

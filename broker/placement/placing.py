@@ -130,7 +130,8 @@ class PoolScheduler:
                 out += life.waits(verdict.code, verdict.reason, now)
                 out += [*self._wakes(replica, now), *self._reclaimed(replicas, now)]
                 ahead = replica if verdict.blocks else None
-            elif (lack := self._lacks.get(replica.id)) and not lack.open_to(verdict.members):
+            elif self._nothing_new(replica, shared(replica, replicas, verdict.members)):
+                lack = self._lacks[replica.id]
                 waits = lack.waits(suited(replica, self.members, now))
                 out += life.waits(waits.code, waits.reason, now)
                 out += [*self._wakes(replica, now), *self._reclaimed(replicas, now)]
@@ -161,6 +162,11 @@ class PoolScheduler:
     def _reclaimed(self, replicas: Iterable[Replica], now: float) -> list[Instruction]:
         """Peers that only keep snapshots for other runs come back to the pool."""
         return [i for r in replicas if r.record.active for i in r.give_up_warm(now)]
+
+    def _nothing_new(self, replica: Replica, members: Sequence[Member]) -> bool:
+        """Whether no plan was found with these, of all that it would be planned over."""
+        lack = self._lacks.get(replica.id)
+        return lack is not None and not lack.open_to(members)
 
     def _comes_free(self, replica: Replica) -> bool:
         """Whether peers that had a part in it are about to be back in the pool."""

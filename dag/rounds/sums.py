@@ -4,11 +4,14 @@ An element x of a contribution, below 2^exponent, counts with an integer weight 
 together W, E = exponent + the bits of W: x·w is rounded once, to a multiple of 2^(E - 62), and the
 multiples are added up as integers, which no order changes. The sum stays below 2^62, so it never
 wraps around. Of the mean, that rounds off less than 2^(exponent - 61) for each contribution.
+
+Of integers among them (`dag/rounds/vector.py`) the largest is found, which has no order either.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,31 +26,55 @@ class LargeContributionError(ValueError):
     """An element is not below 2^exponent, or no number."""
 
 
-def fits(values: Tensor, exponent: int) -> bool:
-    """Whether all elements are numbers below 2^exponent."""
+def fits(values: Tensor, exponent: int, integers: Sequence[slice] = ()) -> bool:
+    """Whether all elements are numbers below 2^exponent. `values`: (elements,), or rows of them of
+    which the first has integers."""
+    values = without(values, integers)
     return values.numel() == 0 or bool(values.abs().amax() < 2.0**exponent)
 
 
-class WeightedSum:
-    """Of vectors of one length, on the host. `weight`: of all that will be added."""
+def without(values: Tensor, integers: Sequence[slice]) -> Tensor:
+    """The same with 0 in the place of integers, whose bits may be those of no number."""
+    if integers:
+        values = values.clone()
+        for at in integers:
+            values[at] = 0.0
+    return values
 
-    def __init__(self, elements: int, weight: int, exponent: int) -> None:
+
+class WeightedSum:
+    """Of vectors of one length, on the host. `weight`: of all that will be added; `integers`: which
+    of the elements are."""
+
+    def __init__(
+        self, elements: int, weight: int, exponent: int, integers: Sequence[slice] = ()
+    ) -> None:
         self.weight, self.exponent = weight, exponent
+        self._largest: dict[int, tuple[slice, Tensor]] = {}
+        self._integers = tuple(integers)
         self._scale = 62 - exponent - weight.bit_length()
         """The grid is 2^-scale."""
         self._sum = torch.zeros(elements, dtype=torch.int64)
 
     def add(self, values: Tensor, weight: int) -> None:
         """`values`: (elements,), float32. Raises LargeContributionError, and adds nothing."""
-        if not fits(values, self.exponent):
+        numbers = without(values, self._integers)
+        if not fits(numbers, self.exponent):
             raise LargeContributionError(
-                f"an element is {float(values.abs().amax()):g}: expected a number below "
+                f"an element is {float(numbers.abs().amax()):g}: expected a number below "
                 f"2^{self.exponent}"
             )
-        exact = values.to("cpu", torch.float64) * float(weight)
+        for at in self._integers:
+            given = values[at].view(torch.int64)
+            _, most = self._largest.get(at.start, (at, given))
+            self._largest[at.start] = at, torch.maximum(most, given)
+        exact = numbers.to("cpu", torch.float64) * float(weight)
         self._sum += (exact * math.ldexp(1.0, self._scale)).round_().to(torch.int64)
 
     def mean(self) -> Tensor:
         """(elements,), float32."""
         found = self._sum.to(torch.float64) * math.ldexp(1.0, -self._scale)
-        return (found / float(self.weight)).to(torch.float32)
+        mean = (found / float(self.weight)).to(torch.float32)
+        for at, most in self._largest.values():
+            mean[at] = most.view(torch.float32)
+        return mean

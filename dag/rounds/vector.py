@@ -1,9 +1,12 @@
 """The vector of a run: all that replicas exchange, end to end in one order, however each is cut.
 
-It has every trained parameter once, and every floating buffer that steps update. They stand in the
+It has every trained parameter once, and every buffer that steps update. They stand in the
 order of the first operators that read them (of buffers, of the operator that owns the update), so
 that those of a stage, which is an interval of operators, are an interval of the vector. A tied
 parameter belongs to the stage of its first reader; the others have copies.
+
+Elements are float32. An integer of a buffer takes two of them, which have the bits of an int64: of
+integers the largest counts, and no sum.
 
 What is encoded, summed and hashed at once is a *piece*: PIECE elements of one entry at most,
 counted from its beginning. Pieces follow from the graph alone, so that neither a cut nor who adds
@@ -34,12 +37,14 @@ Span = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A tensor in the vector. `value`: its name in the graph, `param:NAME` or `buffer:NAME`.
-    `operator`: index of the one that it belongs to."""
+    `spec`: of its elements. `operator`: index of the one that it belongs to. `integer`: see the
+    module."""
 
     value: str
     spec: TensorSpec
     start: int
     operator: int
+    integer: bool = False
 
     @property
     def stop(self) -> int:
@@ -48,6 +53,10 @@ class Entry:
     @property
     def name(self) -> str:
         return self.value.partition(":")[2]
+
+    @property
+    def is_buffer(self) -> bool:
+        return self.value.startswith("buffer:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +93,15 @@ class RunVector:
                 found.append((at[value], value, parameter.spec))
         for buffer in graph.buffers:
             owner = cutter.owners.get(buffer.name)
-            if owner is not None and buffer.spec.is_floating:
+            if owner is not None:
                 found.append((owner, f"buffer:{buffer.name}", buffer.spec))
         found.sort(key=lambda x: x[0])  # in one place, as in the graph
         entries, start = [], 0
-        for operator_index, value, spec in found:
-            entries.append(Entry(value, spec, start, operator_index))
+        for operator_index, value, given in found:
+            integer, spec = not given.is_floating, given
+            if integer:
+                spec = TensorSpec((2 * given.elements,), "float32")
+            entries.append(Entry(value, spec, start, operator_index, integer))
             start += spec.elements
         return cls(entries)
 
@@ -137,6 +149,18 @@ class RunVector:
                     entry, at - entry.start, min(at + PIECE, entry.stop, stop) - entry.start
                 )
             i += 1
+
+    def integers(self, span: Span) -> list[slice]:
+        """Which elements of a part are integers, counted from its beginning."""
+        start, found = span[0], list[slice]()
+        for entry in self._integers:
+            if entry.start < span[1] and start < entry.stop:
+                found.append(slice(max(0, entry.start - start), min(entry.stop, span[1]) - start))
+        return found
+
+    @cached_property
+    def _integers(self) -> list[Entry]:
+        return [e for e in self.entries if e.integer]
 
     def of_value(self, value: str) -> Entry | None:
         """The entry of a parameter or buffer of the graph."""

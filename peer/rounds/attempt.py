@@ -130,7 +130,9 @@ class RoundAttempt:
             self.add(part, PeerId(key.source), values, written)
             return
         most = self.plan.exponent + 1 if key.hop == RESULT else 128  # what a codec rounds up
-        if not fits(values, most):
+        rows = values.view(-1, part[1] - part[0])  # of a version with shared state
+        integers = self.vector.integers(part)
+        if not fits(rows[0], most, integers) or not fits(rows[1:], most):
             raise LargeContributionError(f"{key}: an element is no number below 2^{most}")
         with self._lock:
             if self.over:
@@ -158,7 +160,8 @@ class RoundAttempt:
                 return
             adding = self._adding.get(part)
             if adding is None:
-                total = WeightedSum(part[1] - part[0], self.plan.weight, self.plan.exponent)
+                elements, integers = part[1] - part[0], self.vector.integers(part)
+                total = WeightedSum(elements, self.plan.weight, self.plan.exponent, integers)
                 weights = {g.peer: g.weight for g in self.wiring.adds[part]}
                 adding = _Adding(total, weights, {})
                 self._adding[part] = adding

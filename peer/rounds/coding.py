@@ -1,6 +1,6 @@
 """How a part of the vector is written: piece by piece, each by the codec of the job, or raw where
-that would not pay. In front of a coded piece stand the lengths of its header and of its bytes, and
-the header.
+that would not pay; buffers always are. In front of a coded piece stand the lengths of its header
+and of its bytes, and the header.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PartCoding:
                 f"{text!r} remembers what it encoded, and attempts of a round may be done again: "
                 "expected a codec of rounds without ef, efd, delta and lowrank"
             )
-        self._vector, self._least = vector, LEAST_ELEMENTS if least is None else least
+        self.vector, self._least = vector, LEAST_ELEMENTS if least is None else least
         self._codec: Codec = codec  # type: ignore[assignment]  # it has no state
 
     @property
@@ -49,7 +49,7 @@ class PartCoding:
 
     def of(self, piece: VectorPiece) -> Codec:
         """What carries a piece; both ends find the same."""
-        if piece.elements < self._least:
+        if piece.elements < self._least or piece.entry.is_buffer:
             return RAW
         return fitting(self._codec, flat_spec(piece.elements))  # type: ignore[return-value]
 
@@ -79,7 +79,7 @@ class PartCoding:
     def most_bytes(self, part: Span) -> int:
         """The most that a part can take."""
         total = 0
-        for piece in self._vector.pieces(part):
+        for piece in self.vector.pieces(part):
             codec = self.of(piece)
             total += codec.size_bytes(flat_spec(piece.elements))
             total += 0 if codec is RAW else _SIZES.size + _MOST_HEADER
@@ -88,7 +88,7 @@ class PartCoding:
     def decode(self, part: Span, data: memoryview) -> Tensor:
         """(elements of the part,), float32; `data` is flat and writable, and is given away. Raises
         CodecError."""
-        pieces = [*self._vector.pieces(part)]
+        pieces = [*self.vector.pieces(part)]
         if all(self.of(piece) is RAW for piece in pieces):
             return RAW.decode(flat_spec(part[1] - part[0]), b"", data)
         found, at, done = torch.empty(part[1] - part[0]), 0, 0

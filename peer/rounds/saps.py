@@ -32,7 +32,8 @@ def masked(mask: SharedMask, value: str, start: int, elements: int) -> Tensor:
 
 
 class MaskedCoding(PartCoding):
-    """Writes the values at the positions of a mask, and reads zeros elsewhere."""
+    """Writes buffers, and of parameters the values at the positions of a mask; reads zeros
+    elsewhere."""
 
     def __init__(self, vector: RunVector, mask: SharedMask) -> None:
         super().__init__(vector, "none")
@@ -52,7 +53,7 @@ class MaskedCoding(PartCoding):
         return tuple(buffer for _, encoded in pieces for buffer in encoded.buffers)
 
     def most_bytes(self, part: Span) -> int:
-        return sum(self._size(piece) for piece in self._vector.pieces(part))
+        return sum(self._size(piece) for piece in self.vector.pieces(part))
 
     def decode(self, part: Span, data: memoryview) -> Tensor:
         if len(data) != self.most_bytes(part):
@@ -61,7 +62,7 @@ class MaskedCoding(PartCoding):
                 "that the mask has"
             )
         found, at = torch.zeros(part[1] - part[0]), 0
-        for piece in self._vector.pieces(part):
+        for piece in self.vector.pieces(part):
             size = self._size(piece)
             values = RAW.decode(flat_spec(size // 4), b"", data[at : at + size])
             found[piece.entry.start + piece.start - part[0] + self._at(piece)] = values
@@ -69,9 +70,13 @@ class MaskedCoding(PartCoding):
         return found
 
     def _at(self, piece: VectorPiece) -> Tensor:
+        if piece.entry.is_buffer:
+            return torch.arange(piece.elements)
         return masked(self._mask, piece.entry.value, piece.start, piece.elements)
 
     def _size(self, piece: VectorPiece) -> int:
+        if piece.entry.is_buffer:
+            return 4 * piece.elements
         return self._mask.size_bytes(flat_spec(piece.elements))
 
 

@@ -41,7 +41,8 @@ def total_of(
     data: memoryview, part: Span, coding: PartCoding, plan: broker_pb2.RoundPlan
 ) -> WeightedSum:
     """Raises CodecError or LargeContributionError."""
-    found = WeightedSum(part[1] - part[0], plan.weight, plan.exponent)
+    integers = coding.vector.integers(part)
+    found = WeightedSum(part[1] - part[0], plan.weight, plan.exponent, integers)
     at = weights = 0
     while at + FRONT_BYTES <= len(data):
         weight, size = _FRONT.unpack_from(data, at)

@@ -46,6 +46,8 @@ class RoundStrategy:
     """Text of the one that writes contributions, in place of the job's `codec.sync`."""
     side_by_side: ClassVar[bool] = False
     """Whether a result is all contributions as they came, which is smaller than their mean."""
+    gives_values: ClassVar[bool] = False
+    """Whether a contribution is what is in the stages, and not what moved."""
     apart: ClassVar[bool] = False
     """Whether replicas go on with versions of their own."""
 

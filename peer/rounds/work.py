@@ -52,11 +52,12 @@ from ...proto import broker_pb2
 from ..core.events import RoundResult
 from ..sync.norm import square_of
 from .attempt import RoundAttempt
+from .buffers import elements_of, in_place, minus, plus, strategy_of_entry
 from .coding import flat_spec
 from .digest import digest
 from .local import LocalSteps
 from .strategies import coding_of, standing_bytes, strategy_of
-from .strategy import State
+from .strategy import RoundStrategy, State
 
 __all__ = ["RoundWork"]
 
@@ -83,6 +84,8 @@ class _Entry:
     owned: bool
     version: _Version
     """That the round began with."""
+    strategy: RoundStrategy
+    """The method's, or that of buffers."""
     given: Tensor | None = None
     applied: _Version | None = None
     landing: Tensor | None = None
@@ -97,19 +100,27 @@ class _Entry:
     def commit(self, *, late: bool) -> None:
         """What was applied is the version; `late`: and lands in the stages later."""
         if late and self.given is not None and self.applied is not None:
-            self.landing = self.applied.values - (self.began - self.given)
+            was = self.given if self.strategy.gives_values else self.began - self.given
+            self.landing = minus(self.applied.values, was, self.entry)
         self.version, self.applied = self.applied or self.version, None
         self.given, self.encoded = None, {}
 
     @property
     def began(self) -> Tensor:
         """What local steps of the round began with: the version in the dtype of the stages."""
+        if self.entry.integer:
+            return self.version.values
         return self.version.values.to(self.copies[0].dtype).float()
+
+    @property
+    def now(self) -> Tensor:
+        """A copy of what is in the stages: (elements,), float32, on the host."""
+        return elements_of(self.copies[0], self.entry)
 
     @torch.no_grad()
     def put(self, values: Tensor) -> None:
         for copy in self.copies:
-            copy.copy_(values.view(copy.shape))
+            copy.copy_(in_place(values, self.entry, copy))
 
 
 class RoundWork:
@@ -138,8 +149,10 @@ class RoundWork:
         for entry in vector.entries:
             copies = tensors.get(entry.value)
             if copies and entry.spec.elements:
-                values = _flat(copies[0])
-                found = _Entry(entry, tuple(copies), entry.value in mine, _Version(values, {}, {}))
+                values = elements_of(copies[0], entry)
+                strategy = strategy_of_entry(entry, self._strategy)
+                owned_here, begun = entry.value in mine, _Version(values, {}, {})
+                found = _Entry(entry, tuple(copies), owned_here, begun, strategy)
                 zeros = {slot: torch.zeros_like(values) for slot in self._strategy.slots}
                 found.version = _Version(values, zeros, self._nothing(found))
                 self._entries[entry.value] = found
@@ -190,14 +203,13 @@ class RoundWork:
         drift, apart = 0.0, self._strategy.apart
         for entry in self._all if self._ahead or apart else self._owned():
             if entry.given is None:
-                now = _flat(entry.copies[0])
                 value, own = entry.entry.value, {**entry.version.state, **entry.version.own}
-                given = self._strategy.contribution(value, entry.began, now, own)
-                if not bool(given.isfinite().all()):
+                given = entry.strategy.contribution(value, entry.began, entry.now, own)
+                if not entry.entry.integer and not bool(given.isfinite().all()):
                     why = f"{entry.entry.name} has moved by what is no finite number"
                     return RoundResult(code="nonfinite", why=why)
                 entry.given, entry.round = given, self._round
-            if entry.owned:
+            if entry.owned and not entry.entry.is_buffer:
                 drift += float(square_of(entry.given - entry.began if apart else entry.given))
         return RoundResult(drift=drift)
 
@@ -236,7 +248,7 @@ class RoundWork:
                     return _missing(f"no contribution of {piece.entry.name} was taken down here")
                 encoded = self._encoded(piece, given, attempt.plan.round)
                 heard.append(self._coding.echo(piece, given, encoded))
-                if not fits(heard[-1], attempt.plan.exponent):
+                if not piece.entry.integer and not fits(heard[-1], attempt.plan.exponent):
                     most = float(heard[-1].abs().amax())
                     why = f"{piece.entry.name} has moved by {most:g}"
                     why += f": expected less than 2^{attempt.plan.exponent}"
@@ -268,7 +280,7 @@ class RoundWork:
     def show(self) -> RoundResult:
         """The version is in the stages, until it lands."""
         for entry in self._all:
-            entry.shown = _flat(entry.copies[0])
+            entry.shown = entry.now
             entry.put(entry.version.values)
         return RoundResult()
 
@@ -277,8 +289,8 @@ class RoundWork:
         since then is lost."""
         for entry in self._all:
             if entry.landing is not None:
-                now = _flat(entry.copies[0]) if entry.shown is None else entry.shown
-                entry.put(now + entry.landing)
+                now = entry.now if entry.shown is None else entry.shown
+                entry.put(plus(now, entry.landing, entry.entry))
             elif entry.shown is not None:
                 entry.put(entry.shown)
             entry.shown = entry.landing = None
@@ -288,7 +300,7 @@ class RoundWork:
         for entry, (mean,) in self._gathered(attempt.results(), 1):
             before, value = entry.version, entry.entry.value
             given = mean if entry.given is None else entry.given  # of copies nothing is given
-            made = self._strategy.meet(value, before.values, given, mean, before.state)
+            made = entry.strategy.meet(value, before.values, given, mean, before.state)
             yield value, _Version(*made, self._left(entry, attempt.plan.round))
 
     def _from_versions(self, attempt: RoundAttempt) -> Iterator[tuple[str, _Version]]:
@@ -432,11 +444,11 @@ class RoundWork:
             given = entry.given[piece.start : piece.stop]
             encoded = self._encoded(piece, given, round_)
             heard.append(self._coding.echo(piece, given, encoded))
-        return self._strategy.left(entry.entry.value, entry.given, torch.cat(heard))
+        return entry.strategy.left(entry.entry.value, entry.given, torch.cat(heard))
 
     def _nothing(self, entry: _Entry) -> State:
         """The replica's own state at the beginning; only where an entry belongs there is one."""
-        slots = self._strategy.own_slots if entry.owned else ()
+        slots = entry.strategy.own_slots if entry.owned else ()
         return {slot: torch.zeros(entry.entry.spec.elements) for slot in slots}
 
     # ------------------------------------------------------------ snapshots
@@ -507,11 +519,6 @@ class RoundWork:
 
 def _named(version: _Version) -> dict[str, Tensor]:
     return {_BASE: version.values, **version.state, **version.own}
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """A copy: (elements,), float32, on the host."""
-    return tensor.detach().to("cpu", torch.float32, copy=True).reshape(-1)
 
 
 def _missing(why: str) -> RoundResult:

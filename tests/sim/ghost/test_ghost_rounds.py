@@ -3,6 +3,7 @@ that were committed, whatever is lost."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -128,6 +129,14 @@ def test_rounds_take_the_bytes_and_the_time_of_real_tensors(
     assert [d.sent_bytes for d in ghost] == [d.sent_bytes for d in real]
     # A snapshot's names and headers have no weight here.
     assert [d.seconds for d in ghost] == pytest.approx([d.seconds for d in real], rel=1e-3)
+
+
+def test_buffers_are_in_versions(laboratory: Any) -> None:
+    table = json.loads(job(2).to_json()) | {"name": "ghost-buffers"}
+    normed = table | {"model": {"factory": "shoal.tests.sim.virtual.normed:net"}}
+    played = Played(laboratory(Job.from_table(normed)), [(LARGE,), (LARGE,)])
+    events = played.finish()
+    assert played.found(events) == played.expected(events)
 
 
 def left_out(rounds: GhostRounds, came: dict[Any, Words]) -> None:
