@@ -56,7 +56,10 @@ def committed_rounds(
                     if out:
                         left_out[n] = len(found), members[n]
                     past[n] = now
-                found.append(Round(start, length, tuple(members[n] for n in weights)))
+                inside = tuple(members[n] for n in weights)
+                fragment = max(w.fragment for w in work.values())
+                final = any(w.final for w in work.values())
+                found.append(Round(start, length, inside, (), fragment, final))
                 committed, work = done.microbatches, {}
                 fresh -= members.keys()
     return found

@@ -57,6 +57,10 @@ class Round:
     members: tuple[Member, ...]
     pairs: tuple[tuple[int, int], ...] = ()
     """Of gossip: who met whom; who stands in none met nobody."""
+    fragment: int = 0
+    """Which one it exchanged, from 1; 0: all."""
+    final: bool = False
+    """Whether it is the last one."""
 
 
 class Replica:

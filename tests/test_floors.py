@@ -33,7 +33,7 @@ ORDER = {
         access options round_rows scheduler < events requirements < membership < links snapshots
         < records < recovery < runs < journal placement rounds < registry < clients
         < machine planning < service validate""",
-    "broker/rounds": "pairs segments version work < exchange < coordinator",
+    "broker/rounds": "pairs segments version work < ahead exchange < coordinator",
     "broker/scheduler": "base < network < cost < baselines codecs search < planners < replicas",
     "broker/service": """
         blobs door < needed secured < shell < calls page < admitting blobs_service < services

@@ -64,6 +64,16 @@ class RoundRecord:
         """Whether every sample of the run is committed."""
         return self.committed >= self.total
 
+    @property
+    def fragment(self) -> int:
+        """Of the vector, which the round under way exchanges, from 1; 0: all of it."""
+        return next((w.fragment for w in self.work.values()), 0)
+
+    @property
+    def final(self) -> bool:
+        """Whether the round under way is the last one."""
+        return any(w.final for w in self.work.values())
+
     def member(self, number: int, term: int) -> RoundWork | None:
         """What a replica works on in its present term; None: it is not in the round."""
         work = self.work.get(number)
@@ -81,8 +91,8 @@ class RoundRecord:
         there = work is not None and work.term == term
         return work.first_step + work.steps + work.ahead if work is not None and there else 0
 
-    def start_of(self, replica: str, work: RoundWork) -> RoundStart:
-        """What a replica is told of its work."""
+    def start_of(self, replica: str, work: RoundWork, *, apart: bool = False) -> RoundStart:
+        """What a replica is told of its work. apart: as there, of rounds behind the first."""
         start, every = self.committed / self._whole, self._eval_every
         passed = every and int(start) // every > self._before // self._whole // every
         return RoundStart(
@@ -98,6 +108,8 @@ class RoundRecord:
             ahead=work.ahead,
             ahead_samples=work.ahead_samples,
             late=work.late,
+            fragment=work.fragment,
+            apart=apart and self.round > 0,
         )
 
     def hand_out(

@@ -12,5 +12,6 @@ __all__ = [
     "sparse_loco",
     "strategies",
     "strategy",
+    "streaming",
     "work",
 ]

@@ -8,6 +8,7 @@ from ...job.rounds import RoundSettings, options_of
 from .diloco import DilocoRounds
 from .sparse_loco import SparseLocoRounds
 from .strategy import RoundStrategy
+from .streaming import StreamingRounds
 
 __all__ = ["STRATEGIES", "standing_bytes", "strategy_of"]
 
@@ -15,6 +16,7 @@ STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "average": RoundStrategy,
     "diloco": DilocoRounds,
     "sparse-loco": SparseLocoRounds,
+    "streaming-diloco": StreamingRounds,
 }
 
 

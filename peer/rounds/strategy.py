@@ -38,6 +38,8 @@ class RoundStrategy:
     """Names of the state of each entry that all replicas share; it begins with zeros."""
     own_slots: ClassVar[tuple[str, ...]] = ()
     """Names of the state of each entry that a replica has by itself; it begins with zeros."""
+    mix = 0.0
+    """What stays of the local weights where a version comes into the stages."""
     codecs: tuple[str, str] | None = None
     """Texts of those that write contributions and results, in place of the job's `codec.sync`."""
 

@@ -33,7 +33,7 @@ between the two are of the round that is exchanged only: what they have no landi
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -94,10 +94,10 @@ class _Entry:
     encoded: dict[int, Encoded] = field(default_factory=dict)
     """By beginning of a piece, its contribution."""
 
-    def commit(self, *, late: bool) -> None:
-        """What was applied is the version; `late`: and lands in the stages later."""
-        if late and self.given is not None and self.applied is not None:
-            self.landing = self.applied.values - (self.began - self.given)
+    def commit(self, moves: Callable[[_Entry, Tensor], Tensor] | None) -> None:
+        """What was applied is the version; where it is to land later, `moves` has by how much."""
+        if moves is not None and self.given is not None and self.applied is not None:
+            self.landing = moves(self, self.applied.values)
         self.version, self.applied = self.applied or self.version, None
         self.given, self.encoded = None, {}
 
@@ -147,8 +147,8 @@ class RoundWork:
                 zeros = {slot: torch.zeros_like(values) for slot in self._strategy.slots}
                 found.version = _Version(values, zeros, self._nothing(found))
                 self._entries[entry.value] = found
-        self._round, self._ahead = -1, False
-        """The round, and whether local steps go on while it is exchanged."""
+        self._round, self._ahead, self._fragment = -1, False, 0
+        """The round, whether local steps go on while it is exchanged, and of what it is."""
         self._attempt: RoundAttempt | None = None
         self._early: list[Arrived] = []
         """Frames of an attempt that was not joined yet."""
@@ -184,13 +184,16 @@ class RoundWork:
             self._attempt.end()
         for entry in self._all:
             if entry.round < start.round:
-                entry.commit(late=start.late > 0)
-        self._round, self._ahead = start.round, start.ahead > 0
+                entry.commit(self._moves if start.late else None)
+        self._round, self._ahead, self._fragment = start.round, start.ahead > 0, start.fragment
 
     def contribute(self) -> RoundResult:
         """Takes down what was moved; once in a round."""
         drift = 0.0
-        for entry in self._all if self._ahead else self._owned():
+        for entry in self._all:
+            mixes = self._ahead or self._strategy.mix
+            if not self.vector.is_in(entry.entry, self._fragment) or not (mixes or entry.owned):
+                continue
             if entry.given is None:
                 now = _flat(entry.copies[0])
                 value, own = entry.entry.value, entry.version.own
@@ -249,20 +252,35 @@ class RoundWork:
         attempt = self._joined
         made = dict(self._from_versions(attempt)) | dict(self._from_results(attempt))
         for value, entry in self._entries.items():
-            if value not in made:
+            wanted = self.vector.is_in(entry.entry, attempt.plan.fragment) or attempt.wiring.gets
+            if wanted and value not in made:
                 return _missing(f"{entry.entry.name} has not all come that the plan has come here")
         for value, version in made.items():
             entry = self._entries[value]
             entry.applied, entry.round = version, attempt.plan.round
-            if not self._ahead or attempt.wiring.gets:
+            if attempt.plan.final or attempt.wiring.gets or entry.given is None:
                 entry.put(version.values)
+            elif not self._ahead:
+                entry.put(self._mixed(entry, version.values))
         attempt.applied = True
+        now = {v: made.get(v, self._entries[v].version).values for v in self._entries}
         return RoundResult(
             hashes=tuple(
-                sum(digest(v, made[v].values) for v in values if v in made) % 2**64
+                sum(digest(v, now[v]) for v in values if v in now) % 2**64
                 for values in self._of_stages
             )
         )
+
+    def _mixed(self, entry: _Entry, version: Tensor) -> Tensor:
+        """What the stages come to by it, had no step been made since the contribution."""
+        if not self._strategy.mix or entry.given is None:
+            return version
+        was = entry.began - entry.given
+        return was + (version - was) * (1.0 - self._strategy.mix)
+
+    def _moves(self, entry: _Entry, version: Tensor) -> Tensor:
+        assert entry.given is not None, "nothing was taken down of what is to land"
+        return self._mixed(entry, version) - (entry.began - entry.given)
 
     def show(self) -> RoundResult:
         """The version is in the stages, until it lands."""
