@@ -26,6 +26,7 @@ from ..dag.capture.capture import Captured, capture
 from ..dag.ir.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.ir.graph import Graph, GraphError, Lowered
 from ..dag.ir.recipe import Recipe
+from ..dag.rounds.fragments import blocks
 from ..dag.transforms.lower_sizes import lower_for_sizes
 from ..dag.transforms.precision import KeptDtypes
 from ..job import Job, SettingsError
@@ -260,6 +261,13 @@ def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
             "plan.stages",
             f"is {stages}, and the model has {len(captured.graph.operators)} operators: "
             "expected at most one stage per operator",
+        )
+    of, names = job.rounds, [p.name for p in captured.graph.parameters if p.trainable]
+    if of is not None and of.fragments > max(1, blocks(names)):
+        raise SettingsError(
+            "sync.options.fragments",
+            f"is {of.fragments}, and the model has {blocks(names)} blocks: expected at most one "
+            "fragment for each, and 1 where there is none",
         )
     return captured
 

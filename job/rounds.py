@@ -18,6 +18,7 @@ __all__ = [
     "DilocoOptions",
     "RoundSettings",
     "SparseLocoOptions",
+    "StreamingOptions",
     "options_of",
 ]
 
@@ -61,6 +62,36 @@ class DilocoOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamingOptions(DilocoOptions):
+    """streaming-diloco: DiLoCo of a fragment of the model in each round, beside local steps."""
+
+    lr: float = 0.4
+    """Outer learning rate."""
+    overlap: int | Literal["auto"] = "auto"
+    """Steps of the next round that are made while this one is exchanged; "auto": as many as the
+    last exchange took."""
+    fragments: int = 2
+    """Of the model's blocks; each is exchanged once in `every` steps."""
+    mix: float = 0.5
+    """What stays of the local weights where a version lands, in [0, 1)."""
+    bits: int = 4
+    """Of each number that is given, with int8 for the result; or 32 for both as they are."""
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "fragments")
+        if not 0 <= self.mix < 1:
+            raise SettingsError("mix", f"is {self.mix}: expected a number in [0, 1)")
+        if self.bits not in (4, 32):
+            raise SettingsError("bits", f"is {self.bits}: expected 4 or 32")
+
+    @property
+    def codec(self) -> str:
+        """Of contributions."""
+        return "e3m0" if self.bits == 4 else "none"
+
+
+@dataclass(frozen=True, kw_only=True)
 class SparseLocoOptions(Settings):
     """sparse-loco: replicas give the largest numbers of each chunk of what they moved, and keep the
     rest for later rounds."""
@@ -98,15 +129,16 @@ LOCAL: Mapping[str, type[Settings]] = {
     "diloco": DilocoOptions,
     "average": AverageOptions,
     "sparse-loco": SparseLocoOptions,
+    "streaming-diloco": StreamingOptions,
 }
 """Methods of kind "local", and their options."""
 KEPT: Mapping[str, int] = {
-    **{"diloco": 2, "average": 1, "sparse-loco": 2},
+    **{"diloco": 2, "average": 1, "sparse-loco": 2, "streaming-diloco": 2},
     **{"saps": 1, "random-pairs": 1, "ring": 1, "noloco": 2, "saps-outer": 2},
 }
 """How many times all that is exchanged is kept from round to round, in fp32: the version, and
 state."""
-OWN_CODECS = frozenset({"sparse-loco", *GOSSIP})
+OWN_CODECS = frozenset({"sparse-loco", "streaming-diloco", *GOSSIP})
 """Methods that write what they exchange in a way of their own, and take no `codec.sync`. What
 replicas give each other in gossip are weights, of which a codec would lose at each meeting."""
 
@@ -133,6 +165,12 @@ class RoundSettings(Settings):
     """Among so many a batch is divided."""
     seed: int = 0
     """The run's: of what is random in the method."""
+
+    @property
+    def fragments(self) -> int:
+        """Of the vector; a round exchanges one of them."""
+        found: int = getattr(options_of(self.method, self.options), "fragments", 1)
+        return found
 
     @property
     def kept_bytes(self) -> int:

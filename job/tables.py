@@ -325,6 +325,11 @@ class Sync(Settings):
                     "options.overlap",
                     f"is {self.overlap}: expected fewer steps than a round has, {self.steps}",
                 )
+            if self.every != "auto" and self.fragments > self.every:
+                raise SettingsError(
+                    "options.fragments",
+                    f"is {self.fragments}: expected at most one for each of {self.every} steps",
+                )
         else:
             method_options(self.chosen, self.options)
         if self.every != "auto":
@@ -351,10 +356,10 @@ class Sync(Settings):
 
     @property
     def steps(self) -> int:
-        """Of a round."""
+        """Of a round: of several fragments each is exchanged once in `every` steps."""
         if self.every != "auto":
-            return self.every
-        return 1 if self.kind == "allreduce" else EVERY
+            return max(1, self.every // self.fragments)
+        return 1 if self.kind == "allreduce" else max(1, EVERY // self.fragments)
 
     @property
     def remembered(self) -> int | None:
@@ -366,8 +371,24 @@ class Sync(Settings):
     @property
     def overlap(self) -> int | str:
         """Steps of the next round that are made while one is exchanged."""
-        found: int | str = getattr(options_of(self.chosen, self.options), "overlap", 0)
+        found: int | str = self._option("overlap", 0)
         return found
+
+    @property
+    def fragments(self) -> int:
+        """Of the model; a round exchanges one of them."""
+        found: int = self._option("fragments", 1)
+        return found
+
+    @property
+    def apart(self) -> bool:
+        """Whether stages have other weights than the version behind a round."""
+        return self.fragments > 1 or bool(self._option("mix", 0.0))
+
+    def _option(self, name: str, without: Any) -> Any:
+        if self.kind != "local":
+            return without
+        return getattr(options_of(self.chosen, self.options), name, without)
 
     def needed(self, replicas: int) -> int:
         """Of how many of so many replicas the work makes a round, at least 1. Raises

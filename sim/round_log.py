@@ -64,7 +64,10 @@ def committed_rounds(
                         left_out[n] = len(found), members[n]
                     past[n] = now
                 inside = tuple(members[n] for n in weights)
-                found.append(Round(start, length, inside, **(_met(done) if gossip else {})))
+                met: dict[str, Any] = _met(done) if gossip else {}
+                met["fragment"] = max(w.fragment for w in work.values())
+                met["final"] = any(w.final for w in work.values())
+                found.append(Round(start, length, inside, **met))
                 committed, work = done.microbatches, {}
                 fresh -= members.keys()
     return found

@@ -22,6 +22,7 @@ __all__ = [
     "Residual",
     "Saps",
     "SparseLoCo",
+    "Streaming",
     "StreamingDiLoCo",
     "e3m0",
     "raw",
@@ -259,6 +260,60 @@ class Overlapped(Method):
         if j + 1 == self.late.get(number):
             for name, p in replica.weights.items():
                 p.copy_(self.shared[name] + (p - self.ended[number][name]))
+
+
+class Streaming(DiLoCo):
+    """DiLoCo of the fragment that a round says, strided as `strided` has it. It arrives `late`
+    local steps into the next round, as local += (1 - mix)·(new - what it was when the round ended);
+    the last round is one of all, and not mixed. Who was in no round takes all as it is."""
+
+    def __init__(
+        self,
+        lr: float = 0.4,
+        momentum: float = 0.9,
+        *,
+        fragments: int = 2,
+        mix: float = 0.5,
+        up: Encode = raw,
+        down: Encode = raw,
+    ) -> None:
+        super().__init__(lr, momentum, up=up, down=down)
+        self.count, self.mix = fragments, mix
+        self.ended: dict[int, dict[str, Tensor]] = {}
+        self.late: dict[int, int] = {}
+
+    def begin(self, shared: dict[str, Tensor]) -> None:
+        super().begin(shared)
+        self.parts = strided(shared, self.count)
+
+    @torch.no_grad()
+    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+        names = self.parts[r.fragment - 1] if r.fragment else [*self.shared]
+        self._outer_step(r, {k: x.weights for k, x in replicas.items()}, names)
+        inside = {m.replica for m in r.members if m.weight}
+        self.kept = 0.0 if r.final else self.mix
+        self.ended = {k: _copies({n: replicas[k].weights[n] for n in names}) for k in inside}
+        for k in replicas.keys() - inside:
+            for name, p in replicas[k].weights.items():
+                p.copy_(self.shared[name])
+
+    def begins(self, r: Round, replicas: Mapping[int, Replica]) -> None:
+        self.late = {m.replica: m.late for m in r.members}
+        for m in r.members:
+            if not m.late:
+                self._arrive(m.replica, replicas[m.replica])
+
+    def stepped(self, j: int, number: int, replica: Replica) -> None:
+        if j + 1 == self.late[number]:
+            self._arrive(number, replica)
+
+    @torch.no_grad()
+    def _arrive(self, number: int, replica: Replica) -> None:
+        for name, was in self.ended.pop(number, {}).items():
+            p, target = replica.weights[name], self.shared[name]
+            if self.kept:
+                target = was + (target - was) * (1 - self.kept)
+            p.copy_(target + (p - was))
 
 
 class SparseLoCo(Method):

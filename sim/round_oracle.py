@@ -61,6 +61,10 @@ class Round:
     """Of gossip: all met, and go on from one mean."""
     joined: tuple[tuple[int, int], ...] = ()
     """Of gossip: who took what another one came to, and whose."""
+    fragment: int = 0
+    """Which one it exchanged, from 1; 0: all."""
+    final: bool = False
+    """Whether it is the last one."""
 
 
 class Replica:

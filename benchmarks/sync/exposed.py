@@ -8,7 +8,8 @@ takes 3 s. Exposed is what a round takes longer than its local steps, as the vir
 
 diloco_exposed_share        of a round, contributions and results by int8 in blocks of 128, which
                             are exchanged beside the next local steps, by overlap = "auto"
-diloco_exposed_share_…      without overlap, by this codec (waits) and others
+diloco_exposed_share_…      streaming-diloco of four fragments in turn, also beside local steps; and
+                            without overlap, by this codec (waits) and others
 diloco_exposed_least        what 2·(n - 1)/n of the encoded vector takes over the line, of a round:
                             all that a peer sends, and receives at the same time
 """
@@ -31,13 +32,14 @@ LINE = 50 * MBIT
 FLOPS = 2.37e11
 """Of a peer."""
 INT8 = "int8:block=128"
-CASES = {
-    "": (INT8, "auto"),
-    "_waits": (INT8, 0),
-    "_e3m0": ("e3m0", 0),
-    "_none": ("none", 0),
+CASES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "": ("diloco", INT8, {"overlap": "auto"}),
+    "_streaming": ("streaming-diloco", "none", {"fragments": 4}),
+    "_waits": ("diloco", INT8, {}),
+    "_e3m0": ("diloco", "e3m0", {}),
+    "_none": ("diloco", "none", {}),
 }
-"""Codec, and overlap."""
+"""Method, codec, and options."""
 ARGS = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "dropout": 0.0}
 JOB: Mapping[str, Any] = {
     "version": 1,
@@ -72,19 +74,21 @@ def main() -> int:
     names = [f"p{i}" for i in range(REPLICAS)]
     network = lines(names, dict.fromkeys(names, LINE), 0.02)
     with Field(JOB) as field:
-        for name, (codec, overlap) in CASES.items():
+        for name, (method, codec, options) in CASES.items():
             specs = [
                 PeerSpec(name=n, place=n, flops_per_s=FLOPS, memory_bytes=64 << 30) for n in names
             ]
-            sync = {**JOB["sync"], "options": {"overlap": overlap}}
+            sync = {**JOB["sync"], "method": method, "options": options}
             ran = field.play(specs, network, device=ghosts(), codec={"sync": codec}, sync=sync)
             step_s = statistics.median(e.step.seconds for e in ran.events if e.HasField("step"))
             last = ran.rounds[-2].round_done
-            exposed, sent = last.seconds - EVERY * step_s, last.sent_bytes / REPLICAS
+            steps = EVERY // int(options.get("fragments", 1))
+            exposed, sent = last.seconds - steps * step_s, last.sent_bytes / REPLICAS
             print(
-                f"{codec}, overlap {overlap}: step {step_s:.2f} s, round {last.seconds:.1f} s, "
-                f"of it exposed {exposed:.1f} s, waited {last.waited_s:.1f} s; each sends "
-                f"{sent / 1e6:.1f} MB, {sent / LINE:.1f} s of its line",
+                f"{method}, {codec}, {dict(options)}: step {step_s:.2f} s, "
+                f"round {last.seconds:.1f} s, of it exposed {exposed:.1f} s, waited "
+                f"{last.waited_s:.1f} s; each sends {sent / 1e6:.1f} MB, "
+                f"{sent / LINE:.1f} s of its line",
                 flush=True,
             )
             figures.append(

@@ -19,7 +19,7 @@ from ...dag.ir.graph import Graph
 from ...dag.plan.report import Alternative, PlanWithReport
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.gossip import SapsOptions
-from ...job.rounds import RoundSettings, SparseLocoOptions, options_of
+from ...job.rounds import RoundSettings, SparseLocoOptions, StreamingOptions, options_of
 from ...job.training import Training
 from ...job.words import count_of
 from ...proto import broker_pb2
@@ -122,6 +122,10 @@ def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:
             return given * (1 + replicas) / 2  # what comes back are all contributions
         case SapsOptions(keep=keep):
             return given * keep
+        case StreamingOptions(fragments=fragments, bits=4):
+            return (given + 1.0) / 2 / fragments  # int8 comes back
+        case StreamingOptions(fragments=fragments):
+            return given / fragments
     return given
 
 

@@ -127,6 +127,16 @@ class RoundRecord:
         found = (m.attempt for m in self.members if m.replica == number)
         return next(found, 0) or self.attempt
 
+    @property
+    def fragment(self) -> int:
+        """Of the vector, which the round under way exchanges, from 1; 0: all of it."""
+        return next((w.fragment for w in self.work.values()), 0)
+
+    @property
+    def final(self) -> bool:
+        """Whether the round under way is the last one."""
+        return any(w.final for w in self.work.values())
+
     def member(self, number: int, term: int) -> RoundWork | None:
         """What a replica works on in its present term; None: it is not in the round."""
         work = self.work.get(number)
@@ -144,8 +154,8 @@ class RoundRecord:
         there = work is not None and work.term == term
         return work.first_step + work.steps + work.ahead if work is not None and there else 0
 
-    def start_of(self, replica: str, work: RoundWork) -> RoundStart:
-        """What a replica is told of its work."""
+    def start_of(self, replica: str, work: RoundWork, *, apart: bool = False) -> RoundStart:
+        """What a replica is told of its work. apart: as there, of rounds behind the first."""
         passed = self._evaluates(self._before, self.committed)
         return RoundStart(
             run=replica,
@@ -161,6 +171,8 @@ class RoundRecord:
             ahead_samples=work.ahead_samples,
             late=work.late,
             gathers=self.gathers,
+            fragment=work.fragment,
+            apart=apart and self.round > 0,
         )
 
     def hand_out(

@@ -37,9 +37,10 @@ def steps_ahead(
     round_s: float,
 ) -> dict[int, int]:
     """How many steps of the next round each replica may make, in proportion to its `steps` of this
-    one. `left`: steps that are there for it, over all replicas; where they are too few, nobody is
-    ahead. `exchange_s`, `round_s`: how long the last exchange took, and the steps of a round, which
-    "auto" goes by; 0: not known."""
+    one. `left`: steps that are there for it, over all replicas, but for one of each behind those:
+    what is evaluated twice, where the version lands and at the end, must not be at one step. Where
+    they are too few, nobody is ahead. `exchange_s`, `round_s`: how long the last exchange took, and
+    the steps of a round, which "auto" goes by; 0: not known."""
     if overlap == "auto":
         share = _SPARE * exchange_s / round_s if round_s else 0.0
         most = every // _MOST

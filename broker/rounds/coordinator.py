@@ -235,7 +235,8 @@ class RoundCoordinator:
         """The next round begins for these, who have its version."""
         record, spec = self.record, self.run.submitted.spec
         own = spec.microbatches // len(self.run.replicas)
-        every = self.run.submitted.requirements.sync.steps
+        sync = self.run.submitted.requirements.sync
+        every = sync.steps
         left = min(every * spec.microbatches, record.total - record.committed)
         times = [self._replica(n).record.step_s or 0.0 for n in numbers]
         past = {n: record.carried(n, self._replica(n).record.term) for n in numbers}
@@ -244,13 +245,16 @@ class RoundCoordinator:
         chosen = {n: h for n, h in zip(numbers, steps, strict=True) if h}
         saves = is_due(self.run, record.committed + left)  # a snapshot has the version alone then
         ahead = steps_ahead(
-            0 if saves else self.run.submitted.requirements.sync.overlap,
+            0 if saves else sync.overlap,
             every,
             chosen,
-            left=(record.total - record.committed - left) // own,
+            left=(record.total - record.committed - left) // own - len(self.run.replicas),
             exchange_s=self._exchange_s,
             round_s=max(h * s for h, s in zip(steps, times, strict=True)),
         )
+        final = record.committed + left >= record.total
+        parts = sync.fragments
+        fragment = 0 if final or parts == 1 else record.round % parts + 1
         counts = [h - carried[n] for n, h in chosen.items()] + [ahead[n] for n in chosen]
         kept = [r for w in past.values() if w for r in w.ahead_samples]
         ranges = record.hand_out((count * own for count in counts), kept)
@@ -268,6 +272,8 @@ class RoundCoordinator:
                     ahead=ahead[n],
                     ahead_samples=ranges[len(chosen) + i],
                     late=carried[n],
+                    fragment=fragment,
+                    final=final,
                 )
             )
         self.ready, self.made, self.bad, self._plans, self._troubled = {}, {}, {}, {}, set()
@@ -284,10 +290,12 @@ class RoundCoordinator:
 
     def _tell_start(self, number: int) -> list[Instruction]:
         replica = self._replica(number)
-        message = BrokerMessage(
-            round_start=self.record.start_of(replica.id, self.record.work[number])
-        )
+        message = BrokerMessage(round_start=self._start_of(replica, self.record.work[number]))
         return [Tell(m.stream, message) for m in replica.context.holders()]
+
+    def _start_of(self, replica: Replica, work: RoundWork) -> RoundStart:
+        apart = self.run.submitted.requirements.sync.apart
+        return self.record.start_of(replica.id, work, apart=apart)
 
     @property
     def _closes_at(self) -> float:
@@ -558,7 +566,7 @@ class RoundCoordinator:
         """What a holder may not have heard."""
         replica, out = self._replica(number), list[Instruction]()
         if replica.context.work is not None and replica.record.running:
-            start = self.record.start_of(replica.id, replica.context.work)
+            start = self._start_of(replica, replica.context.work)
             out.append(Tell(member.stream, BrokerMessage(round_start=start)))
         if (plan := self._plans.get(member.id)) is not None:
             out.append(Tell(member.stream, BrokerMessage(round_plan=plan)))

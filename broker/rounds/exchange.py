@@ -14,6 +14,8 @@ from .segments import Replicated, segments, sliced
 
 __all__ = ["ExchangePlanner"]
 
+_FINER = 8
+"""Slices of a replica's share of the vector, among which the blocks of a fragment lie."""
 _EXCHANGE_S, _SLOW_BYTES_PER_S = 60.0, 1.25e6
 """An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times."""
 
@@ -66,6 +68,7 @@ class ExchangePlanner:
             [Replicated(p, w) for n, w in inside if (p := plans[n]) is not None],
             [Replicated(p) for n in joiners if (p := plans[n]) is not None],
             alike=alike,
+            finer=_FINER if record.fragment else 1,
         )
         mine = sliced(found)
         patience = self.attempt_s / 2
@@ -84,6 +87,8 @@ class ExchangePlanner:
                     exponent=record.exponent,
                     segments=mine.get(peer, ()),
                     patience_s=patience,
+                    fragment=record.fragment,
+                    final=record.final,
                 )
         for peer, plan in made.items():
             for other in _counterparts(plan, peer):

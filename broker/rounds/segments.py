@@ -50,11 +50,16 @@ class Replicated:
 
 
 def segments(
-    members: Sequence[Replicated], joiners: Sequence[Replicated] = (), *, alike: bool = True
+    members: Sequence[Replicated],
+    joiners: Sequence[Replicated] = (),
+    *,
+    alike: bool = True,
+    finer: int = 1,
 ) -> list[VectorSegment]:
-    """Those of a round, ascending. Where members do not come to one version (`alike`), all joiners
-    take that of the first. Raises ValueError when the replicas' vectors differ in length, or there
-    is no member."""
+    """Those of a round, ascending; `finer` times as many as it takes to divide them evenly, where a
+    round exchanges strided parts of them. Where members do not come to one version (`alike`), all
+    joiners take that of the first. Raises ValueError when the replicas' vectors differ in length,
+    or there is no member."""
     everybody = (*members, *joiners)
     lengths = {replica.bounds[-1] for replica in everybody}
     if len(lengths) != 1 or not members:
@@ -64,7 +69,7 @@ def segments(
     cuts = sorted({at for replica in everybody for at in replica.bounds})
     found: list[VectorSegment] = []
     for start, stop in pairwise(cuts):
-        slices = min(len(members), max(1, (stop - start) // _LEAST))
+        slices = min(len(members) * finer, max(1, (stop - start) // _LEAST))
         edges = [start + (stop - start) * i // slices for i in range(slices + 1)]
         for first, last in pairwise(edges):
             found.append(_segment(members, joiners, first, last, len(found), alike))

@@ -97,8 +97,11 @@ def begin_term(
         mine.term = record.term
         begun = RoundBegun(round=rounds.round, work=[mine])
         out.append(context.publish(RunEvent(round_begun=begun), now))
-        base.round.CopyFrom(rounds.start_of(record.id, mine))
+        base.round.CopyFrom(
+            rounds.start_of(record.id, mine, apart=context.run.requirements.sync.apart)
+        )
         base.round.late = 0  # `found` is from behind where the version landed
+        base.round.evaluate &= step == mine.first_step
     term_.transfers = tuple(base.resume.transfers)
     dials, near = _dials(context, plan)
     for peer in record.parts:

@@ -1,4 +1,4 @@
 """What replicas exchange in a round: the vector of a run, its sums, and which peer gives which part
 of it to whom."""
 
-__all__ = ["sums", "vector", "wiring"]
+__all__ = ["fragments", "sums", "vector", "wiring"]

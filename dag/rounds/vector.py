@@ -24,6 +24,7 @@ from operator import attrgetter
 from ..ir.graph import Graph, TensorSpec
 from ..plan.cut import Cutter
 from ..plan.outline import Outline
+from .fragments import fragment_of
 
 __all__ = ["PIECE", "Entry", "RunVector", "Span", "VectorPiece", "with_elements"]
 
@@ -73,14 +74,14 @@ class VectorPiece:
 
 
 class RunVector:
-    """entries: in order. elements: of all."""
+    """entries: in order. elements: of all. fragments: into which rounds divide it."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self.entries = tuple(entries)
+    def __init__(self, entries: Sequence[Entry], fragments: int = 1) -> None:
+        self.entries, self.fragments = tuple(entries), fragments
         self.elements = self.entries[-1].stop if self.entries else 0
 
     @classmethod
-    def of(cls, graph: Graph) -> RunVector:
+    def of(cls, graph: Graph, fragments: int = 1) -> RunVector:
         """That of a graph whose sizes are bound."""
         cutter, at = Cutter(graph), dict[str, int]()
         for i, operator in enumerate(graph.operators):
@@ -103,7 +104,7 @@ class RunVector:
                 spec = TensorSpec((2 * given.elements,), "float32")
             entries.append(Entry(value, spec, start, operator_index, integer))
             start += spec.elements
-        return cls(entries)
+        return cls(entries, fragments)
 
     def span(self, start: int, stop: int) -> Span:
         """The elements that belong to the operators [start, stop)."""
@@ -125,6 +126,23 @@ class RunVector:
         """Where the piece of an element begins; of the end, the end."""
         bounds = self._bounds
         return bounds[max(0, bisect_right(bounds, position) - 1)]
+
+    def spans(self, fragment: int) -> list[Span]:
+        """The elements of a fragment, from 1; 0: of all."""
+        if not fragment:
+            return [(0, self.elements)]
+        found: list[Span] = []
+        for entry in self.entries:
+            if self.is_in(entry, fragment):
+                if found and found[-1][1] == entry.start:
+                    found[-1] = found[-1][0], entry.stop
+                else:
+                    found.append((entry.start, entry.stop))
+        return found
+
+    def is_in(self, entry: Entry, fragment: int) -> bool:
+        """0: of all."""
+        return not fragment or fragment_of(entry.name, self.fragments) == fragment
 
     def parts(self, start: int, stop: int) -> list[Span]:
         """The parts of the elements from `start` to `stop`, each rounded down to a piece's

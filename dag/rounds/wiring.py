@@ -83,12 +83,16 @@ class RoundWiring:
         return bool(self.gives)
 
 
-def wiring(vector: RunVector, segments: Iterable[VectorSegment], peer: PeerId) -> RoundWiring:
-    """What `peer` does, by the segments that name it."""
-    found = RoundWiring()
+def wiring(
+    vector: RunVector, segments: Iterable[VectorSegment], peer: PeerId, fragment: int = 0
+) -> RoundWiring:
+    """What `peer` does, by the segments that name it. Of the fragment (0: all) contributions are
+    added up; versions are given whole."""
+    found, spans = RoundWiring(), vector.spans(fragment)
     for segment in segments:
-        by = segment.aggregator
-        for part in vector.parts(*segment.span):
+        by, (start, stop) = segment.aggregator, segment.span
+        inside = ((max(start, a), min(stop, b)) for a, b in spans if a < stop and start < b)
+        for part in (p for span in inside for p in vector.parts(*span)):
             if any(giver.peer == peer for giver in segment.givers):
                 found.gives.append(Share(part, by))
             if by == peer and segment.givers:
@@ -96,6 +100,7 @@ def wiring(vector: RunVector, segments: Iterable[VectorSegment], peer: PeerId) -
                 found.results += (Share(part, t) for t in segment.takers if t != peer)
             if peer in segment.takers:
                 found.takes.append(Share(part, by))
+        for part in vector.parts(start, stop) if segment.versions else ():
             for source, destination in segment.versions:
                 if source == peer:
                     found.sends.append(Share(part, destination))

@@ -174,7 +174,8 @@ def build_work(
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
     flow = Flow.of_slice(order.slice, stages, tied_groups(graph, stages))
     mine = [stages[k] for k in plan.stages_of(order.peer)]
-    vector = RunVector.of(graph) if order.training.rounds else RunVector(())
+    settings = order.training.rounds
+    vector = RunVector.of(graph, settings.fragments) if settings else RunVector(())
     kept = _entries_of(vector, mine) if device.type == "cpu" else {}  # else beside it, on the host
     check_memory(order, graph, flow, sum(e.elements for e in kept.values()))
     _check_norm(graph, order)

@@ -137,7 +137,7 @@ class Rounds:
             return []
         self.start, self.plan = start, None
         self._taken_down = self._applied = self._begun = self._shown = False
-        self._landed = not start.late
+        self._landed = not (start.late or (start.evaluate and start.apart))
         self._lacks, self._awaited, self._wiring = {}, set(), RoundWiring()
         self._told = []
         self._sent_bytes = 0
@@ -183,7 +183,7 @@ class Rounds:
             return []
         self.plan, self._begun = plan, False
         self._applied = False
-        self._wiring = wiring(self._vector, segments_of(plan), self._peer)
+        self._wiring = wiring(self._vector, segments_of(plan), self._peer, plan.fragment)
         self._unsent.clear()
         self._told = [r for r in self._told if not r.attempt]
         if self._wiring.gets and self._waits_since is not None:

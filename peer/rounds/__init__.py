@@ -18,5 +18,6 @@ __all__ = [
     "sparse_loco",
     "strategies",
     "strategy",
+    "streaming",
     "work",
 ]

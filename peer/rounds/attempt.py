@@ -81,7 +81,7 @@ class RoundAttempt:
 
     def __post_init__(self) -> None:
         segments = (_segment(message) for message in self.plan.segments)
-        self.wiring = wiring(self.vector, segments, self.peer)
+        self.wiring = wiring(self.vector, segments, self.peer, self.plan.fragment)
         self._comes = {(GIVE, p, g.peer) for p, gs in self.wiring.adds.items() for g in gs}
         self._comes |= {(RESULT, *share) for share in self.wiring.takes}
         self._comes |= {(VERSION, *share) for share in self.wiring.gets}

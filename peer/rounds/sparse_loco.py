@@ -32,7 +32,7 @@ class SparseLocoRounds(RoundStrategy):
         super().__init__(options, seed)
         assert isinstance(options, SparseLocoOptions), f"options of sparse-loco, not {options!r}"
         self.lr, self.decay = options.lr, options.decay
-        self.codec = options.codec
+        self.codecs = (options.codec, options.codec)
 
     def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
         return own[_RESIDUAL] * self.decay + (base - now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...dag.rounds.vector import RunVector
+from ...dag.rounds.wiring import GIVE, RESULT
 from ...job.rounds import RoundSettings, options_of
 from .coding import PartCoding
 from .diloco import DilocoRounds
@@ -13,13 +14,15 @@ from .noloco import NoLocoRounds
 from .saps import SapsRounds
 from .sparse_loco import SparseLocoRounds
 from .strategy import RoundStrategy
+from .streaming import StreamingRounds
 
-__all__ = ["STRATEGIES", "coding_of", "standing_bytes", "strategy_of"]
+__all__ = ["STRATEGIES", "codings_of", "standing_bytes", "strategy_of"]
 
 STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "average": RoundStrategy,
     "diloco": DilocoRounds,
     "sparse-loco": SparseLocoRounds,
+    "streaming-diloco": StreamingRounds,
     "saps": SapsRounds,
     "random-pairs": GossipRounds,
     "ring": GossipRounds,
@@ -33,12 +36,15 @@ def strategy_of(settings: RoundSettings) -> RoundStrategy:
     return STRATEGIES[settings.method](options, settings.seed)
 
 
-def coding_of(strategy: RoundStrategy, settings: RoundSettings, vector: RunVector) -> PartCoding:
-    """How contributions are written, and means. Raises CodecError for a codec that rounds cannot
-    have."""
-    if strategy.codec is None:
-        return PartCoding(vector, settings.codec)
-    return PartCoding(vector, strategy.codec, least=0)
+def codings_of(
+    strategy: RoundStrategy, settings: RoundSettings, vector: RunVector
+) -> dict[int, PartCoding]:
+    """How contributions are written, and results, by hop. Raises CodecError for a codec that rounds
+    cannot have."""
+    if strategy.codecs is None:
+        return dict.fromkeys((GIVE, RESULT), PartCoding(vector, settings.codec))
+    given, result = (PartCoding(vector, text, least=0) for text in strategy.codecs)
+    return {GIVE: given, RESULT: result}
 
 
 def standing_bytes(settings: RoundSettings, elements: int) -> int:

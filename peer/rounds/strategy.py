@@ -42,8 +42,10 @@ class RoundStrategy:
     """Names of the state of each entry that all replicas share; it begins with zeros."""
     own_slots: ClassVar[tuple[str, ...]] = ()
     """Names of the state of each entry that a replica has by itself; it begins with zeros."""
-    codec: str | None = None
-    """Text of the one that writes contributions, in place of the job's `codec.sync`."""
+    codecs: tuple[str, str] | None = None
+    """Texts of those that write contributions and results, in place of the job's `codec.sync`."""
+    mix = 0.0
+    """What stays of the local weights where a version comes into the stages."""
     side_by_side: ClassVar[bool] = False
     """Whether a result is all contributions as they came, which is smaller than their mean."""
     gives_values: ClassVar[bool] = False

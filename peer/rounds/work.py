@@ -33,7 +33,7 @@ between the two are of the round that is exchanged only: what they have no landi
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -56,7 +56,7 @@ from .buffers import elements_of, in_place, minus, plus, strategy_of_entry
 from .coding import flat_spec
 from .digest import digest
 from .local import LocalSteps
-from .strategies import coding_of, standing_bytes, strategy_of
+from .strategies import codings_of, standing_bytes, strategy_of
 from .strategy import RoundStrategy, State
 
 __all__ = ["RoundWork"]
@@ -97,11 +97,10 @@ class _Entry:
     encoded: dict[int, Encoded] = field(default_factory=dict)
     """By beginning of a piece, its contribution."""
 
-    def commit(self, *, late: bool) -> None:
-        """What was applied is the version; `late`: and lands in the stages later."""
-        if late and self.given is not None and self.applied is not None:
-            was = self.given if self.strategy.gives_values else self.began - self.given
-            self.landing = minus(self.applied.values, was, self.entry)
+    def commit(self, moves: Callable[[_Entry, Tensor], Tensor] | None) -> None:
+        """What was applied is the version; where it is to land later, `moves` has by how much."""
+        if moves is not None and self.given is not None and self.applied is not None:
+            self.landing = moves(self, self.applied.values)
         self.version, self.applied = self.applied or self.version, None
         self.given, self.encoded = None, {}
 
@@ -111,6 +110,12 @@ class _Entry:
         if self.entry.integer:
             return self.version.values
         return self.version.values.to(self.copies[0].dtype).float()
+
+    @property
+    def taken(self) -> Tensor:
+        """What was in the stages when it was taken down."""
+        assert self.given is not None, f"nothing of {self.entry.name} was taken down"
+        return self.given if self.strategy.gives_values else self.began - self.given
 
     @property
     def now(self) -> Tensor:
@@ -142,7 +147,7 @@ class RoundWork:
         self.vector, self.local, self.peer = vector, local, peer
         self._settings, self._replica = settings, replica
         self._strategy = strategy_of(settings)
-        self._usual = self._coding = coding_of(self._strategy, settings, vector)
+        self._usual = self._codings = codings_of(self._strategy, settings, vector)
         self._entries: dict[str, _Entry] = {}
         self._of_stages = [[v for v in owned[k] if v in tensors] for k in sorted(owned)]
         mine = {value for values in self._of_stages for value in values}
@@ -156,8 +161,8 @@ class RoundWork:
                 zeros = {slot: torch.zeros_like(values) for slot in self._strategy.slots}
                 found.version = _Version(values, zeros, self._nothing(found))
                 self._entries[entry.value] = found
-        self._round, self._ahead = -1, False
-        """The round, and whether local steps go on while it is exchanged."""
+        self._round, self._ahead, self._fragment = -1, False, 0
+        """The round, whether local steps go on while it is exchanged, and of what it is."""
         self._attempt: RoundAttempt | None = None
         self._early: list[Arrived] = []
         """Frames of an attempt that was not joined yet."""
@@ -195,13 +200,16 @@ class RoundWork:
             self._attempt.end()
         for entry in self._all:
             if entry.round < start.round:
-                entry.commit(late=start.late > 0)
-        self._round, self._ahead = start.round, start.ahead > 0
+                entry.commit(self._moves if start.late else None)
+        self._round, self._ahead, self._fragment = start.round, start.ahead > 0, start.fragment
 
     def contribute(self) -> RoundResult:
         """Takes down what was moved; once in a round."""
         drift, apart = 0.0, self._strategy.apart
-        for entry in self._all if self._ahead or apart else self._owned():
+        whole = self._ahead or apart or self._strategy.mix > 0.0
+        for entry in self._all:
+            if not self.vector.is_in(entry.entry, self._fragment) or not (whole or entry.owned):
+                continue
             if entry.given is None:
                 value, own = entry.entry.value, {**entry.version.state, **entry.version.own}
                 given = entry.strategy.contribution(value, entry.began, entry.now, own)
@@ -223,10 +231,11 @@ class RoundWork:
         for entry in self._all:
             entry.applied = None
         passes_on = self._strategy.side_by_side
-        coding = self._strategy.coding(self.vector) or self._usual
-        attempt = RoundAttempt(plan, self.peer, self.vector, coding, passes_on)
+        own = self._strategy.coding(self.vector)
+        codings = {GIVE: own, RESULT: own} if own else self._usual
+        attempt = RoundAttempt(plan, self.peer, self.vector, codings[RESULT], passes_on)
         with self._lock:
-            self._attempt, self._coding = attempt, coding
+            self._attempt, self._codings = attempt, codings
 
     def exchange(self) -> RoundResult:
         """What it gives is encoded, and added where it adds up itself: as others will read it, so
@@ -247,7 +256,7 @@ class RoundWork:
                 if given is None:
                     return _missing(f"no contribution of {piece.entry.name} was taken down here")
                 encoded = self._encoded(piece, given, attempt.plan.round)
-                heard.append(self._coding.echo(piece, given, encoded))
+                heard.append(self._codings[GIVE].echo(piece, given, encoded))
                 if not piece.entry.integer and not fits(heard[-1], attempt.plan.exponent):
                     most = float(heard[-1].abs().amax())
                     why = f"{piece.entry.name} has moved by {most:g}"
@@ -262,20 +271,34 @@ class RoundWork:
         attempt = self._joined
         made = dict(self._from_versions(attempt)) | dict(self._from_results(attempt))
         for value, entry in self._entries.items():
-            if value not in made:
+            wanted = self.vector.is_in(entry.entry, attempt.plan.fragment) or attempt.wiring.gets
+            if wanted and value not in made:
                 return _missing(f"{entry.entry.name} has not all come that the plan has come here")
         for value, version in made.items():
             entry = self._entries[value]
             entry.applied, entry.round = version, attempt.plan.round
-            if not self._ahead or attempt.wiring.gets:
+            if attempt.plan.final or attempt.wiring.gets or entry.given is None:
                 entry.put(version.values)
+            elif not self._ahead:
+                entry.put(self._mixed(entry, version.values))
         attempt.applied = True
+        now = {v: made.get(v, self._entries[v].version).values for v in self._entries}
         return RoundResult(
             hashes=tuple(
-                sum(digest(v, made[v].values) for v in values if v in made) % 2**64
+                sum(digest(v, now[v]) for v in values if v in now) % 2**64
                 for values in self._of_stages
             )
         )
+
+    def _mixed(self, entry: _Entry, version: Tensor) -> Tensor:
+        """What the stages come to by it, had no step been made since the contribution."""
+        if not self._strategy.mix or entry.given is None or entry.entry.is_buffer:
+            return version
+        was = entry.taken
+        return was + (version - was) * (1.0 - self._strategy.mix)
+
+    def _moves(self, entry: _Entry, version: Tensor) -> Tensor:
+        return minus(self._mixed(entry, version), entry.taken, entry.entry)
 
     def show(self) -> RoundResult:
         """The version is in the stages, until it lands."""
@@ -361,7 +384,7 @@ class RoundWork:
         elif key.hop == RESULT:
             values = attempt.decoded(part, arrived.data)
         else:
-            values = self._coding.decode(part, arrived.data)
+            values = self._codings[GIVE].decode(part, arrived.data)
         attempt.take(key, part, values, (arrived.data,))
 
     def most_bytes(self, key: FrameKey) -> int | None:
@@ -375,7 +398,7 @@ class RoundWork:
             return 0
         if key.hop == VERSION:
             return self._spec(key, part).size_bytes
-        return (attempt if key.hop == RESULT else self._coding).most_bytes(part)
+        return (attempt if key.hop == RESULT else self._codings[GIVE]).most_bytes(part)
 
     def payload(self, key: FrameKey) -> Payload:
         """Raises KeyError for what is not there to be sent."""
@@ -395,7 +418,7 @@ class RoundWork:
         return Payload(self._codec_of(key), b"", self._spec(key, part), buffers)
 
     def _codec_of(self, key: FrameKey) -> str:
-        return RAW.name if key.hop == VERSION else self._coding.name
+        return RAW.name if key.hop == VERSION else self._codings[key.hop].name
 
     def _spec(self, key: FrameKey, part: Span) -> TensorSpec:
         rows = 1 + len(self._strategy.slots) if key.hop == VERSION else 1
@@ -408,7 +431,7 @@ class RoundWork:
             if entry is None or piece.start not in entry.encoded:
                 return None
             found.append((piece, entry.encoded[piece.start]))
-        return self._coding.written(found)
+        return self._codings[GIVE].written(found)
 
     def _whole(self, part: Span) -> tuple[memoryview, ...] | None:
         """What was made of a part, then its slots one after the other."""
@@ -432,7 +455,7 @@ class RoundWork:
     def _encoded(self, piece: VectorPiece, given: Tensor, round_: int) -> Encoded:
         encoded = self._entries[piece.entry.value].encoded
         if piece.start not in encoded:
-            encoded[piece.start] = self._coding.encode(piece, given, round_, self._replica)
+            encoded[piece.start] = self._codings[GIVE].encode(piece, given, round_, self._replica)
         return encoded[piece.start]
 
     def _left(self, entry: _Entry, round_: int) -> State:
@@ -443,7 +466,7 @@ class RoundWork:
         for piece in self.vector.pieces((first, entry.entry.stop)):
             given = entry.given[piece.start : piece.stop]
             encoded = self._encoded(piece, given, round_)
-            heard.append(self._coding.echo(piece, given, encoded))
+            heard.append(self._codings[GIVE].echo(piece, given, encoded))
         return entry.strategy.left(entry.entry.value, entry.given, torch.cat(heard))
 
     def _nothing(self, entry: _Entry) -> State:

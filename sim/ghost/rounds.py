@@ -8,7 +8,7 @@ announces the bytes that its tensors would have, and carries a hash for each pie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -18,16 +18,16 @@ from ...compression.codec import RAW, typical_bytes
 from ...dag.execute.execute import TensorSpecError
 from ...dag.ir.graph import Graph
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.vector import PIECE, Entry, RunVector, Span
+from ...dag.rounds.vector import PIECE, Entry, RunVector, Span, VectorPiece
 from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...peer.core.events import RoundResult
 from ...peer.rounds.attempt import RoundAttempt
-from ...peer.rounds.coding import flat_spec
+from ...peer.rounds.coding import PartCoding, flat_spec
 from ...peer.rounds.local import LocalSteps
 from ...peer.rounds.side_by_side import FRONT_BYTES
-from ...peer.rounds.strategies import coding_of, strategy_of
+from ...peer.rounds.strategies import codings_of, strategy_of
 from ...proto import broker_pb2
 from .hashes import MASK, Words
 from .plan import Hollow, Weighed
@@ -46,8 +46,10 @@ class _Part(NamedTuple):
     values: tuple[str, ...]
     factors: Words
     elements: tuple[int, ...]
-    coded: Weighed
-    """What a contribution or a mean announces."""
+    given: Weighed
+    """What a contribution announces."""
+    meant: Weighed
+    """What a mean does."""
     raw: Weighed
     """What a version does."""
 
@@ -56,9 +58,10 @@ class GhostVector:
     """What all ghosts of a run have in common of its vector."""
 
     def __init__(self, graph: Graph, settings: RoundSettings) -> None:
-        self.vector, self.settings = RunVector.of(graph), settings
+        self.vector, self.settings = RunVector.of(graph, settings.fragments), settings
         strategy = strategy_of(settings)
-        self.coding = coding_of(strategy, settings, self.vector)
+        codings = codings_of(strategy, settings, self.vector)
+        self._given, self.coding = codings[GIVE], codings[RESULT]
         self.side_by_side, self.apart = strategy.side_by_side, strategy.apart
         self._rows = 1 + len(strategy.slots)
         self._parts: dict[Span, _Part] = {}
@@ -73,19 +76,26 @@ class GhostVector:
         return found if found is not None else self._parts.setdefault(span, self._part(span))
 
     def _part(self, span: Span) -> _Part:
-        pieces, coded = tuple(self.vector.pieces(span)), 0
-        for piece in pieces:
-            codec = self.coding.of(piece)
-            coded += typical_bytes(codec, flat_spec(piece.elements))
-            coded += 0 if codec is RAW else _IN_FRONT
+        pieces = tuple(self.vector.pieces(span))
         spec, whole = flat_spec(span[1] - span[0]), flat_spec(self._rows * (span[1] - span[0]))
         return _Part(
             tuple(p.entry.value for p in pieces),
             np.array([factor(p.entry.value, p.start) for p in pieces], np.uint64),
             tuple(p.elements for p in pieces),
-            Weighed(self.coding.name, spec, coded),
+            Weighed(self._given.name, spec, _typical(self._given, pieces)),
+            Weighed(self.coding.name, spec, _typical(self.coding, pieces)),
             Weighed(RAW.name, whole, whole.size_bytes),
         )
+
+
+def _typical(coding: PartCoding, pieces: Iterable[VectorPiece]) -> int:
+    """Bytes of a part."""
+    total = 0
+    for piece in pieces:
+        codec = coding.of(piece)
+        total += typical_bytes(codec, flat_spec(piece.elements))
+        total += 0 if codec is RAW else _IN_FRONT
+    return total
 
 
 @dataclass(eq=False)
@@ -127,7 +137,7 @@ class GhostRounds:
             [v for v, e in self._entries.items() if s.start <= e.entry.operator < s.stop]
             for s in spans
         ]
-        self._ahead = False
+        self._ahead, self._fragment = False, 0
         self._attempt: RoundAttempt | None = None
         self._early: list[Arrived] = []
         self._came: dict[tuple[int, Span, PeerId], Words] = {}
@@ -154,14 +164,15 @@ class GhostRounds:
         for entry in self._entries.values():
             if entry.round < start.round:
                 entry.commit(late=start.late > 0)
-        self._round, self._ahead = start.round, start.ahead > 0
+        self._round, self._ahead, self._fragment = start.round, start.ahead > 0, start.fragment
 
     def contribute(self) -> RoundResult:
         for stage, values in zip(sorted(self._held), self._of_stages, strict=True):
             now = self._held[stage].exported()
             there = [v for v in self._entries if v in now] if self._ahead else values
             for entry in (self._entries[v] for v in there):
-                if entry.moved is None:
+                inside = self.vector.is_in(entry.entry, self._fragment)
+                if inside and entry.moved is None:
                     entry.moved = (now[entry.entry.value] - self._before(entry)) & MASK
                     entry.round = self._round
         return RoundResult()
@@ -189,15 +200,19 @@ class GhostRounds:
     def apply(self) -> RoundResult:
         attempt = self._joined
         made = dict(self._from_versions(attempt)) | dict(self._from_means(attempt))
-        if missing := self._entries.keys() - made.keys():
+        fragment = 0 if attempt.wiring.gets else attempt.plan.fragment
+        wanted = {v for v, e in self._entries.items() if self.vector.is_in(e.entry, fragment)}
+        if missing := wanted - made.keys():
             return RoundResult(code="missing", why=f"{min(missing)} has not all come")
-        for value, entry in self._entries.items():
-            entry.applied, entry.round = made[value], attempt.plan.round
+        for value, word in made.items():
+            entry = self._entries[value]
+            entry.applied, entry.round = word, attempt.plan.round
         if not self._ahead or attempt.wiring.gets:
             for stage in self._held.values():
                 stage.resume(made)
         attempt.applied = True
-        mine = ({v: made[v] for v in values} for values in self._of_stages)
+        now = {v: made.get(v, e.version) for v, e in self._entries.items()}
+        mine = ({v: now[v] for v in values} for values in self._of_stages)
         return RoundResult(hashes=tuple(map(digest, mine)))
 
     def show(self) -> RoundResult:
@@ -301,9 +316,9 @@ class GhostRounds:
     def _weighed(self, key: FrameKey, span: Span) -> Weighed:
         part = self.shared.part(span)
         if key.hop == RESULT and self.shared.side_by_side:
-            many, size = self._joined.plan.members, part.coded.size_bytes + FRONT_BYTES
-            return part.coded._replace(size_bytes=many * size)
-        return part.raw if key.hop == VERSION else part.coded
+            many, size = self._joined.plan.members, part.given.size_bytes + FRONT_BYTES
+            return part.given._replace(size_bytes=many * size)
+        return {GIVE: part.given, RESULT: part.meant}.get(key.hop, part.raw)
 
     def _given(self, span: Span) -> Words | None:
         part = self.shared.part(span)

@@ -138,6 +138,33 @@ def test_sparse_loco_has_options_and_a_codec_of_its_own(
 
 
 @pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        (
+            '[codec]\nsync = "int8"',
+            '`codec.sync` is "int8", and sync.method = "streaming-diloco" writes',
+        ),
+        ("[sync.options]\nmix = 1", "`sync.options.mix` is 1.0: expected a number in [0, 1)"),
+        ("[sync.options]\nbits = 2", "`sync.options.bits` is 2: expected 4 or 32"),
+        ("[sync.options]\nfragments = 7", "`sync.options.fragments` is 7: expected at most one"),
+        (
+            "[sync.options]\noverlap = 3",
+            "`sync.options.overlap` is 3: expected fewer steps than a round has, 3",
+        ),
+        (
+            "[sync.options]\noverlap = -1",
+            '`sync.options.overlap` is -1: expected 0, more, or "auto"',
+        ),
+    ],
+)
+def test_streaming_diloco_has_options_and_a_codec_of_its_own(
+    tmp_path: Path, tables: str, said: str
+) -> None:
+    sync = '[sync]\nkind = "local"\nmethod = "streaming-diloco"\nevery = 6'
+    assert said in problem(tmp_path, f"[train]\nsteps = 3\n{sync}\n{tables}")
+
+
+@pytest.mark.parametrize(
     ("table", "line", "said"),
     [
         ("plan", "stage = 2", 'did you mean "stages"?'),

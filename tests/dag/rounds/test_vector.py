@@ -112,6 +112,33 @@ def test_what_one_gives_another_adds(sizes, most, data):
         assert sent == sorted((s.part, s.peer, p) for p, w in each.items() for s in w.gets)
 
 
+blocks = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 40)), min_size=1, max_size=12)
+
+
+@given(blocks, most, st.data())
+def test_fragments_have_each_piece_once_wherever_it_is_added_up(named, most, data):
+    entries, start = [], 0
+    for i, (block, n) in enumerate(named):
+        name = f"param:h.{block}.w{i}" if block else f"param:w{i}"  # the first has none
+        entries.append(Entry(name, TensorSpec((n,), "float32"), start, i))
+        start += n
+    count = data.draw(st.integers(1, 4))
+    vector = RunVector(entries, count)
+    cuts = data.draw(st.lists(st.integers(0, vector.elements), max_size=5))
+    bounds = sorted({0, vector.elements, *cuts})
+    segments = [VectorSegment(s, "a", (Giver("a", 1),), ("a",)) for s in pairwise(bounds)]
+    with patch.object(of_rounds, "PIECE", most):
+        found = []
+        for fragment in range(1, count + 1):
+            parts = [s.part for s in wiring(vector, segments, "a", fragment).gives]
+            pieces = pieces_of(vector, parts)
+            there = {value.split(".")[1] if "h." in value else "0" for value, *_ in pieces}
+            assert {int(b) % count for b in there} <= {fragment - 1}
+            found += pieces
+        whole = pieces_of(vector, vector.parts(0, vector.elements))
+        assert sorted(found) == sorted(whole)
+
+
 @given(st.integers(0, 2**60), st.integers(0, 2**60))
 def test_a_part_is_known_by_its_name(start, stop):
     assert span_of(port_of((start, stop))) == (start, stop)
