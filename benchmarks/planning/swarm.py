@@ -160,8 +160,8 @@ def played(scheduler: str, **trace: Any) -> tuple[float, str]:
 
     with torch.device("meta"):
         module = gpt(LAYERS, WIDTH, WIDTH // 32, LENGTH, 0.0)
-    text = torch.zeros(2, LENGTH, dtype=torch.int64, device="meta")
-    graph = capture(module, {"x": text, "y": text}).graph
+    tokens = torch.zeros(2, LENGTH, dtype=torch.int64, device="meta")
+    graph = capture(module, {"x": tokens, "y": tokens}).graph
     bound = graph.bind(SIZE)
     judge = CostModel(PlanRequest(bound, (PeerOffer(PeerId("p")),), 1, SIZE))
     room = int(ROOM * judge.stage_bytes(0, judge.operators, 1))

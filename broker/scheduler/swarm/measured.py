@@ -6,18 +6,21 @@ work.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....dag.plan.plan import ScheduleName
 from ..cost.cost_model import CostModel
+from ..network.pathcut import Path, least_bottleneck, possible
 
 __all__ = ["Measured"]
 
 Floats = NDArray[np.float64]
 
+MOST_POSITIONS = 256
+"""Positions to cut at that are looked at where memory decides."""
 SLACK = 0.1
 """How far from an even cut, in stages, one with fewer bytes across may be."""
 
@@ -42,16 +45,25 @@ class Measured:
         found: list[int] = np.argsort(-speed.mean(0), kind="stable").tolist()
         return found
 
-    def cuts(self, stages: int) -> tuple[int, ...]:
-        """Where the peers, on average, have done equal parts; both ends included."""
-        n, cuts = self.judge.operators, [0]
+    def cuts(self, stages: int, again: bool) -> Iterator[tuple[int, ...]]:
+        """Where the peers, on average, have done equal parts, both ends included; and, where they
+        differ, as equal ones as fit into the memory of half of the peers with others beside."""
+        n, even = self.judge.operators, [0]
         for k in range(1, stages):
-            first, last = cuts[-1] + 1, n - (stages - k)
+            first, last = even[-1] + 1, n - (stages - k)
             off = np.abs(self.done[first : last + 1] - k / stages) * stages
             near = np.flatnonzero(off <= max(SLACK, float(off.min())))
             across = self.crossing[first + near]
-            cuts.append(first + int(near[np.lexsort((off[near], across))[0]]))
-        return (*cuts, n)
+            even.append(first + int(near[np.lexsort((off[near], across))[0]]))
+        yield (*even, n)
+        needs, room = self.judge.needs(MOST_POSITIONS), int(np.median(self.memory))
+        shared = stages < len(self.memory)
+        lows = [needs.low(room, stages - k, again, shared) for k in range(stages)]
+        at, nothing = needs.positions, np.zeros((stages, stages))
+        seconds = np.tile(self.done[at], (stages, 1))
+        path = Path(seconds, lows, self.crossing[at].astype(float), nothing, nothing, nothing)
+        if possible(path) and (found := least_bottleneck(path, 1e-3)) is not None:
+            yield tuple(int(at[c]) for c in found.cuts)
 
     def seconds(
         self,

@@ -2,7 +2,7 @@
 and every microbatch routed hop by hop (`routing.py`).
 
 1. For a number of stages the graph is cut where the peers, on average, have done equal parts of
-   their work, near there where fewest bytes cross.
+   their work, near there where fewest bytes cross; or as evenly as memory allows.
 2. The peers, or the fastest of them, are put on stages so that all carry as much (`balance.py`).
    What a microbatch takes a peer is the longer of its compute and its lines (`measured.py`).
 3. The event calculation that judges all planners says which number of stages and of peers is best.
@@ -119,14 +119,17 @@ class _Planner:
         most = min(len(judge.offers), judge.operators)
         for again in recomputes(judge):
             for stages in (asked,) if asked else (s for s in STAGES if s <= most):
-                cuts, each = self.measured.cuts(stages), (again,) * stages
-                fastest = self.measured.fastest(cuts, each)
-                for part, spare, by in itertools.product(PARTS, SPARES, self.schedules):
-                    peers = fastest[: max(stages, round(part * len(fastest)))]
-                    seconds = self.measured.seconds(cuts, each, len(peers), spare, by)
-                    holders = assigned(seconds, peers)
-                    if holders is not None:
-                        yield _Swarm(cuts, holders, each, by)
+                for cuts in dict.fromkeys(self.measured.cuts(stages, again)):
+                    yield from self._spread(cuts, (again,) * stages)
+
+    def _spread(self, cuts: tuple[int, ...], again: tuple[bool, ...]) -> Iterator[_Swarm]:
+        fastest = self.measured.fastest(cuts, again)
+        for part, spare, by in itertools.product(PARTS, SPARES, self.schedules):
+            peers = fastest[: max(len(again), round(part * len(fastest)))]
+            seconds = self.measured.seconds(cuts, again, len(peers), spare, by)
+            holders = assigned(seconds, peers)
+            if holders is not None:
+                yield _Swarm(cuts, holders, again, by)
 
     def _kept(self, join: bool = False) -> Iterator[_Swarm]:
         """The stages of the plan under way with their holders as they are now; with `join` all
