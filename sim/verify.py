@@ -59,6 +59,7 @@ def verify(
         say("training it once more as one stage")
         # Masks differ from microbatch to microbatch, so the batch must be divided as it was.
         train = replace(job.train, microbatch=followed.microbatch_size)
+        job = job.decided("allreduce", 1)
         plan = replace(job.plan, stages=1, pipelines=1)
         wanted = one_stage(replace(job, plan=plan, codec=Codec(), train=train))
         against = "one-stage run"
@@ -184,8 +185,9 @@ def _rounds(
         return {name: torch.cat([e[name] for e in each]) for name in each[0]}
 
     played = committed_rounds(followed.events, microbatches=count, microbatch_size=size)
-    options: dict[str, Any] = dict(job.sync.options)
-    method = METHODS[job.sync.chosen](**options)
+    sync = job.decided("local", followed.summary.replicas).sync
+    options: dict[str, Any] = dict(sync.options)
+    method = METHODS[sync.chosen](**options)
     with front.module(job) as module:
         steps = job.train.steps or followed.summary.steps
         return round_oracle.train(module, played, batches, job.train, method, steps=steps).losses
