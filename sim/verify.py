@@ -82,6 +82,7 @@ def verify(
         say("training it once more as one stage")
         # Masks differ from microbatch to microbatch, so the batch must be divided as it was.
         train = replace(job.train, microbatch=followed.microbatch_size)
+        job = job.decided("allreduce", 1)
         plan = replace(job.plan, stages=1, pipelines=1)
         wanted = one_stage(replace(job, plan=plan, codec=Codec(), train=train))
         against = "one-stage run"
@@ -212,12 +213,13 @@ def _rounds(
     played = committed_rounds(
         followed.events, microbatches=count, microbatch_size=size, gossip=gossip
     )
-    options: dict[str, Any] = dict(job.sync.options)
+    sync = job.decided("local", followed.summary.replicas).sync
+    options: dict[str, Any] = dict(sync.options)
     options.pop("overlap", None)
-    if job.sync.chosen == "saps":
+    if sync.chosen == "saps":
         options["seed"] = seed
-    method = METHODS[job.sync.chosen](**options)
-    if job.sync.overlap and not isinstance(method, round_methods.Streaming):
+    method = METHODS[sync.chosen](**options)
+    if sync.overlap and not isinstance(method, round_methods.Streaming):
         method = round_methods.Overlapped(method)
     with front.module(job) as module:
         steps = job.train.steps or followed.summary.steps

@@ -68,9 +68,7 @@ def consider(replica: Replica, members: Membership, now: float) -> Offered | Wai
     able = suited(replica, members, now)
     free = tuple(m for m in able if m.state == "pool")
     resting = [m for m in able if m.state == "resting"]
-    need, joined = replica.run.requirements.least, len(members.members)
-    replicas = replica.run.requirements.replicas if replica.context.forms else 1
-    need *= replicas
+    need, replicas, joined = _least(replica), _together(replica), len(members.members)
     steady = tuple(m for m in free if replica.steady(m, now))
     if len(free) >= need:
         return Offered(steady if len(steady) >= need else free)
@@ -106,13 +104,23 @@ def consider(replica: Replica, members: Membership, now: float) -> Offered | Wai
     return WaitReason("peers", text, blocks=len(free) + busy >= need)
 
 
+def _together(replica: Replica) -> int:
+    """Replicas that are planned with it, itself included."""
+    return replica.run.requirements.replicas if replica.context.forms else 1
+
+
+def _least(replica: Replica) -> int:
+    """The fewest peers that a plan can be asked for with."""
+    return _together(replica) * replica.run.requirements.least
+
+
 def _without_spares(replica: Replica, members: Membership, now: float) -> WaitReason | None:
     """Why it waits when it asks for more warm spares than there are peers beside those that it
     needs; once it has begun, it goes on with fewer."""
     spares = replica.run.requirements.recovery.warm_spares
     if replica.record.term or spares == "auto" or not spares:
         return None
-    need = max(replica.run.requirements.least, len(replica.run.requirements.wanted))
+    need = max(_least(replica), len(replica.run.requirements.wanted))
     able = suited(replica, members, now)
     if len(able) >= need + spares or len(able) < need:
         return None

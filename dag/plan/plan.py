@@ -240,7 +240,10 @@ class Plan:
             raise PlanError("the plan has no route: expected one per microbatch")
         kinds = (("microbatch", self.routes), ("held-out microbatch", self.evaluation_routes))
         for kind, routes in kinds:
+            first: dict[int, int] = {}  # By route, which many microbatches take, the first of them.
             for m, route in enumerate(routes):
+                if first.setdefault(id(route), m) < m:
+                    continue
                 order, wanted = [v.stage for v in route], list(range(len(self.stages)))
                 for a, b in swapped_pairs(route) if routes is self.routes else ():
                     if a > 0 and b < len(self.stages) - 1:

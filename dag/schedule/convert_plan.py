@@ -106,10 +106,14 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
 
 
 def _routes_to_proto(routes: Sequence[Route]) -> list[broker_pb2.Route]:
-    return [
-        broker_pb2.Route(visits=[broker_pb2.Visit(stage=v.stage, peer=v.peer) for v in route])
-        for route in routes
-    ]
+    """Thousands of microbatches take the same few ways: each is made once."""
+    made = {
+        id(route): broker_pb2.Route(
+            visits=[broker_pb2.Visit(stage=v.stage, peer=v.peer) for v in route]
+        )
+        for route in {id(route): route for route in routes}.values()
+    }
+    return [made[id(route)] for route in routes]
 
 
 def plan_from_proto(message: broker_pb2.Plan) -> Plan:
@@ -187,7 +191,15 @@ def _outline_from_proto(message: broker_pb2.Plan) -> Outline:
 
 
 def _routes_from_proto(routes: Iterable[broker_pb2.Route]) -> tuple[Route, ...]:
-    return tuple(tuple(Visit(v.stage, _peer(v.peer)) for v in route.visits) for route in routes)
+    """Equal routes are one tuple."""
+    made: dict[bytes, Route] = {}
+    found = []
+    for route in routes:
+        key = route.SerializeToString(deterministic=True)
+        if key not in made:
+            made[key] = tuple(Visit(v.stage, _peer(v.peer)) for v in route.visits)
+        found.append(made[key])
+    return tuple(found)
 
 
 def _codec_from_proto(message: broker_pb2.CodecChoice) -> CodecChoice:

@@ -67,36 +67,29 @@ def contributions(
     peers, own, low, high = _intervals(replicas, held / held[-1])
     at = np.array([p for p, _ in peers])
     member = np.array([r for _, r in peers])
-    first = np.flatnonzero(np.diff(member, prepend=-1))
-    common = np.clip(np.minimum(high[:, None], high) - np.maximum(low[:, None], low), 0, None)
-    # From intervals to peers.
-    starts = np.flatnonzero(np.diff(own, prepend=-1))
-    common = np.add.reduceat(np.add.reduceat(common, starts, axis=0), starts, axis=1)
-    part = np.add.reduceat(high - low, starts)
-    pair_s = size_bytes * common / np.minimum(rates, rates.T)[np.ix_(at, at)]
-    line_s = size_bytes * part / np.minimum(network.up, network.down)[at]
-    between = np.maximum.reduceat(np.maximum.reduceat(pair_s, first, axis=0), first, axis=1)
-    line = np.maximum.reduceat(line_s, first)
-    r = len(replicas)
-    through_pair = 2 / r * between
-    np.fill_diagonal(through_pair, 0.0)
-    through_line = (1 + (r - 2) / r) * line
-    latency = network.latency_s[np.ix_(at, at)][member[:, None] != member].max()
-    carried = np.maximum(part * (1 + (r - 2) / r) * size_bytes, 0.0)
-    sent = tuple((int(p), float(b)) for p, b in zip(at, carried, strict=True))
-    who: tuple[int, ...]
-    members: tuple[int, ...]
-    if through_line.max() >= through_pair.max():
-        i = int(through_line.argmax())
-        mine = np.flatnonzero(member == i)
-        who, members = (int(at[mine[line_s[mine].argmax()]]),), (i,)
-    else:
-        i, k = (int(x) for x in np.unravel_index(through_pair.argmax(), through_pair.shape))
-        a, b = np.flatnonzero(member == i), np.flatnonzero(member == k)
-        x, y = np.unravel_index(pair_s[np.ix_(a, b)].argmax(), (len(a), len(b)))
-        who, members = (int(at[a[x]]), int(at[b[y]])), (i, k)
-    seconds = float(max(through_line.max(), through_pair.max())) + 2 * float(latency)
-    return Contribution(seconds, sent, who, members)
+    common = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
+    np.maximum(common, 0.0, out=common)
+    if len(own) > len(at):  # from intervals to peers
+        starts = np.flatnonzero(np.diff(own, prepend=-1))
+        common = np.add.reduceat(np.add.reduceat(common, starts, axis=0), starts, axis=1)
+    part = np.bincount(own, high - low)
+    r, square = len(replicas), np.ix_(at, at)
+    apart = member[:, None] != member
+    rate = rates[square]
+    pair_s = common * apart / np.minimum(rate, rate.T) * (size_bytes * 2 / r)
+    carried = part * (size_bytes * (1 + (r - 2) / r))
+    line_s = carried / np.minimum(network.up, network.down)[at]
+    latency = float((network.latency_s[square] * apart).max())
+    slowest = int(line_s.argmax())
+    where = [slowest]
+    if pair_s.max() > line_s[slowest]:
+        where = [int(x) for x in np.unravel_index(pair_s.argmax(), pair_s.shape)]
+    return Contribution(
+        float(max(line_s[slowest], pair_s.max())) + 2 * latency,
+        tuple(zip(at.tolist(), carried.tolist(), strict=True)),
+        tuple(int(at[x]) for x in where),
+        tuple(int(member[x]) for x in where),
+    )
 
 
 def _intervals(

@@ -26,8 +26,11 @@ def rounds(laboratory: Any) -> Rounds:
     return Rounds(laboratory)
 
 
-def verified(rounds: Rounds, events: list[RunEvent]) -> tuple[Summary, list[str]]:
+def verified(
+    rounds: Rounds, events: list[RunEvent], job: Job | None = None
+) -> tuple[Summary, list[str]]:
     """The summary, and what was said."""
+    job = job or rounds.lab.job
     prepared = rounds.lab.prepared
     summary = Summary(name="x", world="w", seed=0)
     followed = Following(summary, {})
@@ -42,7 +45,7 @@ def verified(rounds: Rounds, events: list[RunEvent]) -> tuple[Summary, list[str]
     facts = SimpleNamespace(manifest=prepared.manifest, shards=prepared.shards, random=False)
     said: list[str] = []
     front: Any = SimpleNamespace(module=module)
-    verify(rounds.lab.job, followed, facts, front, lambda job: [], said.append)  # type: ignore[arg-type]
+    verify(job, followed, facts, front, lambda job: [], said.append)  # type: ignore[arg-type]
     return summary, said
 
 
@@ -60,6 +63,16 @@ def test_every_local_step_is_that_of_the_plain_loop_and_a_wrong_one_is_named(
     summary, _ = verified(rounds, events)
     assert summary.exit == 1
     assert "in round 1 the loss of replica 1 in its step 1 is" in summary.error
+
+
+def test_replicas_that_planning_decided_on_are_verified(rounds: Rounds) -> None:
+    auto: dict[str, Any] = {"sync": {"kind": "auto"}, "plan": {"replicas": "auto"}}
+    world, run = rounds.play(sites(2e6, 2e6), **auto)
+    job = Job.from_json(rounds.spec(**auto).job)
+    assert job.undecided
+    summary, _ = verified(rounds, list(world.events(run)), job)
+    assert (summary.exit, summary.replicas) == (0, 2)
+    assert summary.verified_against == "plain loop of rounds"
 
 
 def test_where_a_replica_was_left_out_it_says_so(rounds: Rounds) -> None:
