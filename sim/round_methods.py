@@ -23,6 +23,8 @@ __all__ = [
     "SparseLoCo",
     "StreamingDiLoCo",
     "e3m0",
+    "gather",
+    "groups",
     "raw",
     "sign",
     "sparse_wire",

@@ -26,7 +26,7 @@ from ...peer.core.events import RoundResult
 from ...peer.rounds.attempt import RoundAttempt
 from ...peer.rounds.coding import PartCoding, flat_spec
 from ...peer.rounds.local import LocalSteps
-from ...peer.rounds.strategies import STRATEGIES
+from ...peer.rounds.strategies import STRATEGIES, strategy_of
 from ...proto import broker_pb2
 from .hashes import MASK, Words
 from .plan import Hollow, Weighed
@@ -47,6 +47,8 @@ class _Part(NamedTuple):
     elements: tuple[int, ...]
     coded: Weighed
     """What a contribution or a mean announces."""
+    masked: Weighed
+    """The same, where pairs exchange what a mask has."""
     raw: Weighed
     """What a version does."""
 
@@ -58,6 +60,8 @@ class GhostVector:
         self.vector, self.settings = RunVector.of(graph), settings
         self.coding = PartCoding(self.vector, settings.codec)
         self.apart = STRATEGIES[settings.method].apart
+        own = strategy_of(settings).coding(self.vector)  # masks of all rounds are of one size
+        self._masked = self.coding if own is None else own
         self._rows = 1 + len(STRATEGIES[settings.method].slots)
         self._parts: dict[Span, _Part] = {}
 
@@ -77,11 +81,13 @@ class GhostVector:
             coded += typical_bytes(codec, flat_spec(piece.elements))
             coded += 0 if codec is RAW else _IN_FRONT
         spec, whole = flat_spec(span[1] - span[0]), flat_spec(self._rows * (span[1] - span[0]))
+        size = self._masked.most_bytes(span) if self.apart else coded
         return _Part(
             tuple(p.entry.value for p in pieces),
             np.array([factor(p.entry.value, p.start) for p in pieces], np.uint64),
             tuple(p.elements for p in pieces),
             Weighed(self.coding.name, spec, coded),
+            Weighed(self._masked.name, spec, size),
             Weighed(RAW.name, whole, whole.size_bytes),
         )
 
@@ -122,6 +128,7 @@ class GhostRounds:
             for s in spans
         ]
         self._attempt: RoundAttempt | None = None
+        self._gathers = False
         self._early: list[Arrived] = []
         self._came: dict[tuple[int, Span, PeerId], Words] = {}
         """Of the attempt, its own contributions too, by hop, part and source."""
@@ -147,7 +154,7 @@ class GhostRounds:
         for entry in self._entries.values():
             if entry.round < start.round:
                 entry.commit()
-        self._round = start.round
+        self._round, self._gathers = start.round, start.gathers
 
     def contribute(self) -> RoundResult:
         for stage, values in zip(sorted(self._held), self._of_stages, strict=True):
@@ -273,7 +280,9 @@ class GhostRounds:
 
     def _weighed(self, key: FrameKey, span: Span) -> Weighed:
         part = self.shared.part(span)
-        return part.raw if key.hop == VERSION else part.coded
+        if key.hop == VERSION:
+            return part.raw
+        return part.coded if self._gathers else part.masked
 
     def _given(self, span: Span) -> Words | None:
         part = self.shared.part(span)
