@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..proto.broker_pb2 import RoundDone, RoundWork, RunEvent
+from .records.rounds import pairs_of
 
 __all__ = ["Local", "RoundRow", "RoundRows", "begun", "evaluated", "planned", "sentence"]
 
@@ -46,6 +47,8 @@ class RoundRow:
     """Committed in the rounds before."""
     step: int | None
     """Steps of the run that are committed now, in whole ones; None: not known."""
+    pairs: tuple[tuple[int, int], ...] | None
+    """Of gossip: who met whom; who stands in none was alone. None: all met."""
     drift: float
     sent_bytes: int
     waited_s: float
@@ -71,6 +74,7 @@ class RoundRow:
             "members": [_of(m) for m in self.members],
             "left_out": [_of(m) for m in self.left_out],
             "joined": list(self.joined),
+            **({} if self.pairs is None else {"pairs": [list(pair) for pair in self.pairs]}),
             "step": self.step,
             "samples": self.samples,
             "samples_committed": self.samples_before + self.samples,
@@ -132,6 +136,7 @@ class RoundRows:
             members=tuple(m for m in local if m.replica in weights),
             left_out=tuple(m for m in local if m.replica not in weights),
             joined=tuple(m.replica for m in done.joined),
+            pairs=pairs_of(done.members) if any(m.group for m in done.members) else None,
             samples_before=self._samples,
             step=done.microbatches // whole if whole else None,
             drift=done.drift,
@@ -165,6 +170,8 @@ def sentence(row: RoundRow) -> str:
         parts[0] += f"; without {', '.join(str(m.replica) for m in row.left_out)}"
     if row.joined:
         parts[0] += f"; {', '.join(map(str, row.joined))} took its version"
+    if row.pairs is not None:
+        parts.append(f"pairs {', '.join(f'{a}-{b}' for a, b in row.pairs) or 'none'}")
     if row.loss is not None:
         parts.append(f"local loss {row.loss:.4f}")
     parts += [f"drift {row.drift:.3g}", f"{row.sent_bytes / 1e6:.2f} MB"]
@@ -192,6 +199,8 @@ def planned(event: RunEvent) -> str:
     found = event.round_planned
     text = f"round {found.round}, attempt {found.attempt}: replicas "
     text += f"{', '.join(str(m.replica) for m in found.members)} exchange"
+    if any(m.group for m in found.members):
+        text += f" in pairs: {', '.join(f'{a}-{b}' for a, b in pairs_of(found.members)) or 'none'}"
     if found.joiners:
         text += f"; {', '.join(map(str, found.joiners))} take their version"
     return text

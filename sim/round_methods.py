@@ -25,6 +25,8 @@ __all__ = [
     "Streaming",
     "StreamingDiLoCo",
     "e3m0",
+    "gather",
+    "groups",
     "raw",
     "sign",
     "sparse_wire",

@@ -30,8 +30,8 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access options round_rows scheduler < events requirements < membership < links snapshots
-        < records < recovery < runs < journal placement rounds < registry < clients
+        access options scheduler < events requirements < membership < links snapshots
+        < records < recovery round_rows < runs < journal placement rounds < registry < clients
         < machine planning < service validate""",
     "broker/rounds": "pairs saving segments version work < ahead exchange gossip < coordinator",
     "broker/scheduler": """

@@ -26,7 +26,7 @@ Pure: no I/O, no clock, no threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from ...dag.plan.action import Action, Kind
 from ...dag.plan.plan import PeerId
@@ -74,7 +74,10 @@ class Rounds:
     """Of one assignment. start: the round that it works in; None: it has no version to work from.
     late: frames without effect, so far."""
 
-    def __init__(self, peer: PeerId, run: str, term: int, vector: RunVector) -> None:
+    def __init__(
+        self, peer: PeerId, run: str, term: int, vector: RunVector, near: Collection[PeerId] = ()
+    ) -> None:
+        """`near`: whom its own steps need a link with."""
         self.start: broker_pb2.RoundStart | None = None
         self.plan: broker_pb2.RoundPlan | None = None
         self.late = 0
@@ -83,6 +86,7 @@ class Rounds:
         self._for = 0
         """The attempt that it is of."""
         self._peer, self._replica, self._term, self._vector = peer, run, term, vector
+        self._near = near
         self._linked: dict[PeerId, broker_pb2.DialOrder | None] = {}
         """By counterpart, how it is dialled from here; None: it dials."""
         self._waits_since: float | None = None
@@ -195,7 +199,7 @@ class Rounds:
         """Links stay from round to round, as long as they are wanted."""
         wanted = {p: dials.get(p) for p in self._wiring.counterparts if p != self._peer}
         out: list[e.Instruction] = []
-        for peer in [p for p in self._linked if p not in wanted]:
+        for peer in [p for p in self._linked if p not in wanted and p not in self._near]:
             del self._linked[peer]
             out.append(e.HangUp(peer))
         for peer, dial in wanted.items():

@@ -31,6 +31,7 @@ __all__ = [
     "Contributor",
     "ExpectedRounds",
     "digest",
+    "expected_gossip",
     "expected_rounds",
     "factor",
     "given",
@@ -122,6 +123,34 @@ def expected_rounds(
         }
         found.versions.append(digest(now))
     found.weights = start | now
+    return found
+
+
+def expected_gossip(
+    graph: Graph,
+    seed: int,
+    rounds: Iterable[Sequence[Sequence[Contributor]]],
+    microbatches: int,
+) -> ExpectedRounds:
+    """The same of gossip, where `rounds` have the groups of each; all of weight 1."""
+    hashes, vector = Hashes(graph, seed), RunVector.of(graph)
+    loops: dict[int, PlainLoop] = {}
+    start = PlainLoop(hashes).state
+    found = ExpectedRounds()
+    for groups in rounds:
+        versions: list[int] = []
+        for members in groups:
+            for member in members:
+                loop = loops.setdefault(member.replica, PlainLoop(hashes))
+                for j in range(member.steps):
+                    loop.step([divmod(g, microbatches) for g in member.part(j)])
+            moved = [(1, loops[m.replica].state) for m in members]
+            made = {e.value: _next(e, 0, moved, vector) for e in vector.entries}
+            for member in members:
+                loops[member.replica].state |= made
+                versions.append(digest(made))
+        found.versions.append(versions[0] if len(groups) == 1 else sum(versions) & MASK)
+        found.weights = start | made
     return found
 
 

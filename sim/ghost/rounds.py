@@ -50,6 +50,8 @@ class _Part(NamedTuple):
     """What a contribution announces."""
     meant: Weighed
     """What a mean does."""
+    masked: Weighed
+    """What both do, where pairs exchange what a mask has."""
     raw: Weighed
     """What a version does."""
 
@@ -63,6 +65,7 @@ class GhostVector:
         codings = codings_of(strategy, settings, self.vector)
         self._given, self.coding = codings[GIVE], codings[RESULT]
         self.side_by_side, self.apart = strategy.side_by_side, strategy.apart
+        self._masked = strategy.coding(self.vector)  # masks of all rounds are of one size
         self._rows = 1 + len(strategy.slots)
         self._parts: dict[Span, _Part] = {}
 
@@ -78,12 +81,16 @@ class GhostVector:
     def _part(self, span: Span) -> _Part:
         pieces = tuple(self.vector.pieces(span))
         spec, whole = flat_spec(span[1] - span[0]), flat_spec(self._rows * (span[1] - span[0]))
+        masked = Weighed(self._given.name, spec, _typical(self._given, pieces))
+        if self._masked is not None:
+            masked = Weighed(self._masked.name, spec, self._masked.most_bytes(span))
         return _Part(
             tuple(p.entry.value for p in pieces),
             np.array([factor(p.entry.value, p.start) for p in pieces], np.uint64),
             tuple(p.elements for p in pieces),
             Weighed(self._given.name, spec, _typical(self._given, pieces)),
             Weighed(self.coding.name, spec, _typical(self.coding, pieces)),
+            masked,
             Weighed(RAW.name, whole, whole.size_bytes),
         )
 
@@ -139,6 +146,7 @@ class GhostRounds:
         ]
         self._ahead, self._fragment = False, 0
         self._attempt: RoundAttempt | None = None
+        self._gathers = False
         self._early: list[Arrived] = []
         self._came: dict[tuple[int, Span, PeerId], Words] = {}
         """Of the attempt, its own contributions too, by hop, part and source."""
@@ -165,6 +173,7 @@ class GhostRounds:
             if entry.round < start.round:
                 entry.commit(late=start.late > 0)
         self._round, self._ahead, self._fragment = start.round, start.ahead > 0, start.fragment
+        self._gathers = start.gathers
 
     def contribute(self) -> RoundResult:
         for stage, values in zip(sorted(self._held), self._of_stages, strict=True):
@@ -315,10 +324,14 @@ class GhostRounds:
 
     def _weighed(self, key: FrameKey, span: Span) -> Weighed:
         part = self.shared.part(span)
+        if key.hop == VERSION:
+            return part.raw
+        if self.shared.apart and not self._gathers:
+            return part.masked
         if key.hop == RESULT and self.shared.side_by_side:
             many, size = self._joined.plan.members, part.given.size_bytes + FRONT_BYTES
             return part.given._replace(size_bytes=many * size)
-        return {GIVE: part.given, RESULT: part.meant}.get(key.hop, part.raw)
+        return part.given if key.hop == GIVE else part.meant
 
     def _given(self, span: Span) -> Words | None:
         part = self.shared.part(span)

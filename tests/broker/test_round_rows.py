@@ -202,3 +202,18 @@ def test_the_report_has_a_line_and_a_section_of_rounds(tmp_path: Path) -> None:
     assert "0: 4; 1 left out" in page
     assert (tmp_path / "rounds.png").exists()
     assert len(json.loads((tmp_path / "summary.json").read_text())["rounds"]) == 2
+
+
+def test_of_gossip_a_row_says_who_met() -> None:
+    members = [RoundMember(replica=i, weight=4, group=g) for i, g in enumerate((2, 1, 2))]
+    rows = RoundRows()
+    [pairs, all_of_them] = [
+        rows.see(RunEvent(round_done=RoundDone(round=n, members=m)))
+        for n, m in enumerate((members, [RoundMember(replica=i, weight=4) for i in range(3)]))
+    ]
+    assert pairs is not None
+    assert all_of_them is not None
+    assert (pairs.pairs, all_of_them.pairs) == (((0, 2),), None)
+    assert pairs.table()["pairs"] == [[0, 2]]
+    assert " · pairs 0-2 · " in sentence(pairs)
+    assert "pairs" not in sentence(all_of_them)

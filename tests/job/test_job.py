@@ -165,6 +165,32 @@ def test_streaming_diloco_has_options_and_a_codec_of_its_own(
 
 
 @pytest.mark.parametrize(
+    ("sync", "replicas", "said"),
+    [
+        ("", 1, '`plan.replicas` is 1 with sync.kind = "gossip", in which replicas meet in pairs'),
+        ('method = "diloco"', 4, '`sync.method` is "diloco", of kind "local": expected, with kind'),
+        ('method = "exact"', 4, '`sync.method` is "exact", of kind "allreduce": expected, with'),
+        ("every = 0", 4, "`sync.every` is 0: expected 1 or more"),
+        ("options = { lr = 0.7 }", 4, "`sync.options.lr` is not a known key"),
+        ("options = { keep = 0 }", 4, "`sync.options.keep` is 0.0: expected a number in (0, 1]"),
+        ("options = { threshold = 3 }", 4, "`sync.options.threshold` is not readable: 3 has no"),
+        ("options = { recent = 0 }", 4, "`sync.options.recent` is 0: expected 1 or more"),
+        ('method = "ring"\noptions = { keep = 1 }', 4, "`sync.options.keep` is not a known key"),
+        ('method = "noloco"\noptions = { momentum = 1 }', 4, "expected a number in [0, 1)"),
+        ('method = "saps-outer"\noptions = { lr = 0 }', 4, "is 0.0: expected more than 0"),
+        ('[codec]\nsync = "bf16"', 4, 'and sync.method = "saps" writes'),
+        ("[output]\nevery = 3", 4, 'not supported yet: with sync.kind = "gossip", only 0 is'),
+    ],
+)
+def test_gossip_is_between_replicas_and_has_options_by_method(
+    tmp_path: Path, sync: str, replicas: int, said: str
+) -> None:
+    train = "[train]\nsteps = 3\nbatch = 8\nmicrobatch = 1"
+    tables = f'{train}\n[plan]\nreplicas = {replicas}\n[sync]\nkind = "gossip"\n{sync}'
+    assert said in problem(tmp_path, tables)
+
+
+@pytest.mark.parametrize(
     ("table", "line", "said"),
     [
         ("plan", "stage = 2", 'did you mean "stages"?'),

@@ -36,7 +36,7 @@ from shoal.sim.scenario.sentences import (
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.spec import PeerSpec
 from shoal.sim.virtual.wan import Wan
-from shoal.tests.sim.played_rounds import Rounds
+from shoal.tests.sim.played_rounds import Rounds, sync_of
 
 __all__ = ["FAULTS", "Drawn", "draw", "play"]
 
@@ -72,6 +72,7 @@ FAULTS: dict[str, Make] = {
     "comes": lambda rng, who, other, late, at: join(late, at_s=at),
     "broker restarts": lambda rng, who, other, late, at: broker_restart(at_s=at),
 }
+METHODS = ("diloco", "average", "saps", "noloco", "random-pairs")
 _LOSING = ("dies", "leaves", "stands still", "loses its stream")
 
 
@@ -101,7 +102,7 @@ def draw(seed: int) -> Drawn:
             "every": rng.randint(2, 8),
             "deadline": "auto" if losing else rng.choice(("auto", "2s", "5s")),
             "quorum": "100%" if losing else rng.choice(("100%", "50%")),
-            "method": rng.choice(("diloco", "average")),
+            **sync_of(rng.choice(METHODS)),
         },
     }
     names = [*(p.name for p in peers), *(p.name for p in late), BROKER]

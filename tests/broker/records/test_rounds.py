@@ -99,3 +99,30 @@ def test_who_goes_on_from_a_version_trains_what_is_left_of_the_samples(
     wanted = set(range(9, 60))
     assert numbers(RoundWork(samples=rest)) == set(sorted(wanted)[: len(wanted) - left])
     assert then.position == saved.rounds
+
+
+def test_who_met_is_kept_for_so_many_rounds_and_until_all_do() -> None:
+    record = RoundRecord(10, 2, 4, remembers=2)
+
+    def play(groups: tuple[int, ...]) -> bool:
+        """A round of two replicas; whether it gathers."""
+        ranges = record.hand_out([1, 1])
+        work = [RoundWork(replica=i, term=1, samples=r) for i, r in enumerate(ranges)]
+        record.apply(RunEvent(round_begun=RoundBegun(round=record.round, work=work)))
+        gathers = record.gathers
+        members = [RoundMember(replica=i, term=1, group=g) for i, g in enumerate(groups)]
+        record.apply(RunEvent(round_done=RoundDone(round=record.round, members=members)))
+        return gathers
+
+    assert [play(g) for g in ((1, 1), (1, 2), (1, 1))] == [False] * 3
+    assert list(record.met) == [(), ((0, 1),)]
+    copy = RoundRecord(10, 2, 4, remembers=2)
+    copy.restore(record.kept())
+    assert copy.met == record.met
+    assert play((0, 0))  # four steps are done behind it: an evaluation is due
+    assert not record.met
+    assert [play((1, 1)) for _ in range(3)] == [False] * 3
+    assert play((0, 0))
+    assert not play((1, 1))
+    assert play((0, 0))  # the last one
+    assert record.over

@@ -16,10 +16,11 @@ from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE, RoundDone, RunEvent
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import Words
-from shoal.sim.ghost.round_hashes import ExpectedRounds, expected_rounds
+from shoal.sim.ghost.round_hashes import ExpectedRounds, expected_gossip, expected_rounds
 from shoal.sim.ghost.rounds import GhostRounds
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.round_log import committed_rounds
+from shoal.sim.round_methods import groups as groups_of
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import read_export
@@ -29,18 +30,21 @@ THREE = ((LARGE, LARGE), (320, 280), (LARGE, LARGE))
 """Kilobytes of each peer, by replica: one is cut elsewhere than the others."""
 
 
-def job(replicas: int, codec: str = "none", method: str = "diloco", **options: int) -> Job:
+def job(
+    replicas: int, codec: str = "none", method: str = "diloco", *, gossip: str = "", **options: int
+) -> Job:
+    sync = {"kind": "gossip", "method": gossip} if gossip else {"kind": "local", "method": method}
     return Job.from_table(
         {
             "version": 1,
-            "name": f"ghost-rounds-{replicas}-{codec}-{method}",
+            "name": f"ghost-rounds-{replicas}-{codec}-{gossip or method}",
             "model": {
                 "factory": "shoal.examples.gpt:gpt",
                 "args": {"layers": 2, "width": 16, "heads": 2, "length": 16, "dropout": 0.0},
             },
             "data": {"kind": "text", "length": 16, "holdout": 0.0},
-            "plan": {"replicas": replicas},
-            "sync": {"kind": "local", "every": 3, "method": method, "options": options},
+            "plan": {"replicas": replicas, "replan": not gossip},
+            "sync": sync | {"every": 3, "options": options},
             "codec": {"sync": codec},
             "train": {"steps": 9, "batch": 4 * replicas, "microbatch": 2, "lr": 1e-2},
         }
@@ -137,6 +141,23 @@ def test_buffers_are_in_versions(laboratory: Any) -> None:
     played = Played(laboratory(Job.from_table(normed)), [(LARGE,), (LARGE,)])
     events = played.finish()
     assert played.found(events) == played.expected(events)
+
+
+@pytest.mark.parametrize("method", ["saps", "ring"])
+def test_pairs_come_to_what_a_plain_loop_does(laboratory: Any, method: str) -> None:
+    """With the bytes of real tensors: of saps those of a mask."""
+    lab = laboratory(job(3, gossip=method))
+    played = Played(lab, THREE)
+    events = played.finish()
+    train, graph = lab.job.train, lab.graph.bind(lab.job.train.microbatch_size)
+    rounds = committed_rounds(
+        events, microbatches=train.microbatches, microbatch_size=1, gossip=True
+    )
+    groups = [[[m for m in r.members if m.replica in g] for g in groups_of(r)] for r in rounds]
+    assert [len(g) for g in groups] == [2, 2, 1]
+    assert played.found(events) == expected_gossip(graph, lab.job.seed, groups, train.microbatches)
+    real = done(Played(lab, THREE, ghosts=False).finish())
+    assert [d.sent_bytes for d in done(events)] == [d.sent_bytes for d in real]
 
 
 def left_out(rounds: GhostRounds, came: dict[Any, Words]) -> None:
