@@ -22,7 +22,6 @@ from ...dag.plan.plan import PeerId
 from ...job.gossip import MATCHINGS
 from ...job.rounds import options_of
 from ...proto.broker_pb2 import RoundMember
-from ..membership.member import dial
 from ..membership.membership import Membership
 from ..records.rounds import RoundRecord
 from ..runs.run import Run
@@ -122,32 +121,34 @@ class Gossip:
     def _rates(self, numbers: Sequence[int], now: float) -> NDArray[np.float64]:
         """(n, n) bytes/s between replicas: of the slowest link that they would exchange over."""
         plans = [p for n in numbers if (p := self._run.replicas[n].record.plan) is not None]
-        replicas = [Replicated(plan) for plan in plans]
         peers = list(dict.fromkeys(s.holders[0] for p in plans for s in p.stages))
-        at = {peer: i for i, peer in enumerate(peers)}
-        rate = self._peer_rates(peers, now)
-        found = np.full((len(numbers), len(numbers)), np.nan)
-        for i, a in enumerate(replicas):
-            for j, b in enumerate(replicas):
-                met = {(x, y) for x, y in _met(a, b)} if i != j else set()
-                if met:
-                    found[i, j] = min(rate[at[x], at[y]] for x, y in met)
-        return found
-
-    def _peer_rates(self, peers: Sequence[PeerId], now: float) -> NDArray[np.float64]:
-        """(p, p) bytes/s; 0 where neither can be dialled. Where the method does not ask how fast
-        links are, or nobody measures any, all others are equal."""
         network = self._network(peers, now) if self._matching == "saps" else None
+        unreachable = self._unreachable(peers)
+        found = np.ones((len(numbers), len(numbers)))
+        if network is None and not unreachable.any():
+            return found
         rate = np.ones((len(peers), len(peers)))
         if network is not None:
             ends = np.minimum(network.up[:, None], network.down[None, :])
             rate = np.minimum(network.bandwidth, ends)
-        known, relays = self._members.members, self._run.submitted.options.relays
-        for i, a in enumerate(peers):
-            for j, b in enumerate(peers[:i]):
-                if a not in known or b not in known or dial(known[a], known[b], relays) is None:
-                    rate[i, j] = rate[j, i] = 0.0
-        return rate
+        rate[unreachable] = 0.0
+        at = {peer: i for i, peer in enumerate(peers)}
+        replicas = [Replicated(plan) for plan in plans]
+        for i, a in enumerate(replicas):
+            for j, b in enumerate(replicas):
+                if i != j:
+                    found[i, j] = min(rate[at[x], at[y]] for x, y in _met(a, b))
+        return found
+
+    def _unreachable(self, peers: Sequence[PeerId]) -> NDArray[np.bool_]:
+        """(p, p): between whom there can be no link."""
+        members = self._members.members
+        known = np.array([p in members for p in peers])
+        open_ = np.array([p in members and bool(members[p].address) for p in peers])
+        if self._run.submitted.options.relays:
+            open_[:] = True
+        found: NDArray[np.bool_] = known & known[:, None] & (open_ | open_[:, None])
+        return ~found
 
 
 def regrouped(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.events import Persist
+from shoal.broker.events import Persist, Publish
+from shoal.broker.records.rounds import pairs_of
 from shoal.job.gossip import GOSSIP
 from shoal.proto.broker_pb2 import DONE
 from shoal.sim.virtual.clock import Observed
@@ -57,6 +58,28 @@ def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
         end = world.broker.ended[run]
         assert end.phase == DONE, f"{deaths}: {end.reason.text}"
         rounds.assert_expected(world, run, method)
+
+
+def test_other_pairs_stay_as_they_were_planned(rounds: Rounds) -> None:
+    """Somebody dies as the pairs of the first round are told: its partner goes on alone."""
+    gone: list[int] = []
+
+    def die(world: World, seen: Observed) -> None:
+        match seen.record:
+            case Publish(run, event) if event.HasField("round_planned") and not gone:
+                [first, *_] = event.round_planned.members
+                gone.append(first.replica)
+                record = world.broker.machine.runs[run].record
+                world.kill(record.replicas[first.replica].peers[0])
+
+    tables = TABLES | {"plan": {"replicas": 4, "stages": 1}, "train": LARGE["train"]}
+    world, run = rounds.play(sites(*[1e7] * 4), also=die, **tables | {"sync": sync_of("ring")})
+    done = next(e.round_done for e in world.events(run) if e.HasField("round_done"))
+    attempts = {m.replica: m.attempt for m in done.members}
+    assert attempts.keys() == {0, 1, 2, 3} - {*gone}
+    assert sorted(attempts.values()) == [1, 1, 2]
+    assert [len(pair) for pair in pairs_of(done.members)] == [2]
+    rounds.assert_expected(world, run, "ring")
 
 
 def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
