@@ -212,7 +212,7 @@ class Assignment:
         self.phase = Phase.READY
         out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
         if event.vector is not None:
-            self.rounds = Rounds(self._peer, self.run, self.term, event.vector)
+            self.rounds = Rounds(self._peer, self.run, self.term, event.vector, self.peers)
             if self._assign.HasField("round"):
                 out += self._begin_round(self._assign.round)
         elif not self.steps.over:
