@@ -75,9 +75,14 @@ class Rounds:
     late: frames without effect, so far."""
 
     def __init__(
-        self, peer: PeerId, run: str, term: int, vector: RunVector, near: Collection[PeerId] = ()
+        self,
+        peer: PeerId,
+        run: str,
+        term: int,
+        vector: RunVector,
+        near: Collection[PeerId] = (),
     ) -> None:
-        """`near`: whom its own steps need a link with."""
+        """`near`: peers of its own replica, whose links are there whatever rounds want."""
         self.start: broker_pb2.RoundStart | None = None
         self.plan: broker_pb2.RoundPlan | None = None
         self.late = 0
@@ -86,9 +91,9 @@ class Rounds:
         self._for = 0
         """The attempt that it is of."""
         self._peer, self._replica, self._term, self._vector = peer, run, term, vector
-        self._near = near
+        self._near = frozenset(near)
         self._linked: dict[PeerId, broker_pb2.DialOrder | None] = {}
-        """By counterpart, how it is dialled from here; None: it dials."""
+        """By counterpart, how it is dialled from here; None: it dials, or is near."""
         self._waits_since: float | None = None
         """When the gate closed; None: steps may be done."""
         self._busy_s = 0.0
@@ -115,7 +120,7 @@ class Rounds:
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """Other replicas' peers that it has links with."""
-        return tuple(self._linked)
+        return tuple(p for p in self._linked if p not in self._near)
 
     @property
     def settled(self) -> bool:
@@ -197,15 +202,18 @@ class Rounds:
 
     def _link(self, dials: dict[PeerId, broker_pb2.DialOrder]) -> list[e.Instruction]:
         """Links stay from round to round, as long as they are wanted."""
-        wanted = {p: dials.get(p) for p in self._wiring.counterparts if p != self._peer}
+        there = (p for p in self._wiring.counterparts if p != self._peer)
+        wanted = {p: dials.get(p) if p not in self._near else None for p in there}
         out: list[e.Instruction] = []
-        for peer in [p for p in self._linked if p not in wanted and p not in self._near]:
+        for peer in [p for p in self._linked if p not in wanted]:
             del self._linked[peer]
-            out.append(e.HangUp(peer))
+            out += [] if peer in self._near else [e.HangUp(peer)]
         for peer, dial in wanted.items():
             known = peer in self._linked and self._linked[peer] == dial
             self._linked[peer] = dial
-            if not known:
+            if not known and peer in self._near:
+                out.append(e.Allow(peer, Role.ROUND, _SLOTS))
+            elif not known:
                 where = e.Dial(peer, dial.address, dial.generation) if dial else e.ExpectPeer(peer)
                 out += [where, e.Allow(peer, Role.ROUND, _SLOTS)]
         return out
@@ -395,6 +403,6 @@ class Rounds:
 
     def end(self) -> list[e.Instruction]:
         """The assignment ends."""
-        gone = [e.HangUp(p) for p in self._linked]
+        gone = [e.HangUp(p) for p in self.peers]
         self._linked = {}
         return [*gone]

@@ -1,0 +1,31 @@
+"""Which links the rounds of one holder make and end."""
+
+from __future__ import annotations
+
+from shoal.dag.ir.graph import TensorSpec
+from shoal.dag.plan.plan import PeerId
+from shoal.dag.rounds.vector import Entry, RunVector
+from shoal.peer.core import events as e
+from shoal.peer.core.rounds import Rounds
+from shoal.proto.broker_pb2 import DialOrder, RoundGiver, RoundPlan, RoundSegment
+
+
+def plan(number: int, *takers: str) -> RoundPlan:
+    """One in which p adds up all and gives it to these, whom it dials."""
+    segment = RoundSegment(
+        start=0, stop=8, aggregator="p", givers=[RoundGiver(peer="p", weight=1)], takers=takers
+    )
+    dials = [DialOrder(peer=taker, address="x", generation=number) for taker in takers]
+    return RoundPlan(run="r.1", term=1, round=number, attempt=1, segments=[segment], dials=dials)
+
+
+def test_links_inside_a_replica_stay_whoever_else_takes_part() -> None:
+    """The other stage's holder, which has a copy of a tied parameter, is linked with anyway."""
+    vector = RunVector([Entry("param:w", TensorSpec((8,), "float32"), 0, 0)])
+    rounds = Rounds(PeerId("p"), "r.1", 1, vector, near=[PeerId("mate")])
+    out = [i for n, to in enumerate((["mate", "far"], ["far"], []), 1) for i in
+           rounds.planned(plan(n, *to), 0.0)]  # fmt: skip
+    made = [i.peer for i in out if isinstance(i, e.Dial | e.ExpectPeer)]
+    assert set(made) == {"far"}
+    assert {i.peer for i in out if isinstance(i, e.Allow)} == {"far", "mate"}
+    assert [i.peer for i in out if isinstance(i, e.HangUp)] == ["far"]
