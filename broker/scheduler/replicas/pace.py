@@ -77,6 +77,9 @@ class Paces:
         self._fences: dict[int, Fence] = {}
         self._known: dict[tuple[frozenset[int], int], Pace | None] = {}
         self._tail = tied_tail(self.judge)
+        options = request.options  # an interleaved peer holds several stages
+        stages = 1 if options.schedule == "interleaved" else options.stages or 1
+        self._least = stages * (options.pipelines or 1)
 
     def of(self, peers: Collection[int], microbatches: int) -> Pace | None:
         """None: they cannot hold the model."""
@@ -91,8 +94,8 @@ class Paces:
         return Pace(seconds, candidate, sum(self.is_slow(a, b) for a, b in links(candidate)))
 
     def may_hold(self, peers: Collection[int]) -> bool:
-        """Whether all their memory is enough; cheap, and not yet a cut that fits."""
-        return bool(self.rooms[list(peers)].sum() >= self.needed)
+        """Whether they are enough, and all their memory is; cheap, and not yet a cut that fits."""
+        return len(peers) >= self._least and bool(self.rooms[list(peers)].sum() >= self.needed)
 
     def is_slow(self, a: int, b: int) -> bool:
         return bool(self.rate[a, b] * SLOWER < min(self.best_rate[a], self.best_rate[b]))

@@ -25,9 +25,10 @@ from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import read_export
 
-LARGE = 1 << 20
-THREE = ((LARGE, LARGE), (320, 280), (LARGE, LARGE))
-"""Kilobytes of each peer, by replica: one is cut elsewhere than the others."""
+HALF = 400
+"""Kilobytes of a peer: too few for the whole model, enough for half of it."""
+THREE = ((HALF, HALF), (320, 280), (HALF, HALF))
+"""Of each peer, by place: two of them are a replica, and one is cut elsewhere than the others."""
 
 
 def job(
@@ -43,7 +44,7 @@ def job(
                 "args": {"layers": 2, "width": 16, "heads": 2, "length": 16, "dropout": 0.0},
             },
             "data": {"kind": "text", "length": 16, "holdout": 0.0},
-            "plan": {"replicas": replicas, "replan": not gossip},
+            "plan": {"replicas": replicas, "stages": 2, "pipelines": 1, "replan": not gossip},
             "sync": sync | {"every": 3, "options": options},
             "codec": {"sync": codec},
             "train": {"steps": 9, "batch": 4 * replicas, "microbatch": 2, "lr": 1e-2},
@@ -138,7 +139,7 @@ def test_rounds_take_the_bytes_and_the_time_of_real_tensors(
 def test_buffers_are_in_versions(laboratory: Any) -> None:
     table = json.loads(job(2).to_json()) | {"name": "ghost-buffers"}
     normed = table | {"model": {"factory": "shoal.tests.sim.virtual.normed:net"}}
-    played = Played(laboratory(Job.from_table(normed)), [(LARGE,), (LARGE,)])
+    played = Played(laboratory(Job.from_table(normed)), THREE[::2])
     events = played.finish()
     assert played.found(events) == played.expected(events)
 
@@ -202,7 +203,7 @@ def test_a_mistake_in_a_sum_changes_the_version(
 @pytest.mark.usefixtures("plans_once")
 def test_a_version_counts_what_was_committed_whoever_dies(laboratory: Any) -> None:
     """At moments all over the run, with somebody in the pool who may take the part."""
-    lab, memory = laboratory(job(3)), [THREE[0], THREE[1], (*THREE[2], LARGE)]
+    lab, memory = laboratory(job(3)), [THREE[0], THREE[1], (*THREE[2], HALF)]
     quiet = Played(lab, memory)
     quiet.finish()
     held, moments = [p for r in quiet.replicas for p in r.plan.peers if p[1] != "1"], 8
@@ -216,7 +217,7 @@ def test_a_version_counts_what_was_committed_whoever_dies(laboratory: Any) -> No
 @pytest.mark.slow
 def test_forty_peers_in_five_replicas(laboratory: Any) -> None:
     lab = laboratory(job(5))
-    played = Played(lab, [[LARGE] * 8] * 5)
+    played = Played(lab, [[HALF] * 8] * 5)
     played.kill("p30", 4000)
     events = played.finish()
     assert played.found(events) == played.expected(events)

@@ -88,6 +88,16 @@ def test_as_many_replicas_as_asked_for() -> None:
         assert len(form(request, count, 10, DENSE).replicas) == count
 
 
+@pytest.mark.parametrize("peers", [6, 18])
+def test_as_many_stages_as_asked_for_in_each(peers: int) -> None:
+    """Nobody is left over, and each could hold the model alone; few peers and many."""
+    request = request_in_places([0] * peers, [2] * peers, [1] * peers)
+    options = replace(request.options, stages=3, pipelines=1)
+    request = replace(request, options=options, microbatches=12)
+    found = form(request, peers // 3, 10, DENSE)
+    assert [len(r.peers) for r in found.replicas] == [3] * (peers // 3)
+
+
 def test_too_many_replicas_name_the_memory_that_is_short() -> None:
     request = request_in_places([0, 0, 1, 1], [0.6] * 4, [1] * 4)
     with pytest.raises(NoPlan, match=r"4 replicas hold the model 4 times.* short by ") as caught:
