@@ -8,7 +8,7 @@
    teaches less the more replicas go their own way: that is not predicted here, so `every` is the
    job's to choose, and what other ways would give stands beside.
 3. The planner of the job plans each replica for itself, where that is not too much work; its plan
-   is taken where it is the faster one.
+   is taken where it is the faster one, or the planner is one that the job names.
 """
 
 from __future__ import annotations
@@ -181,12 +181,13 @@ def _planned(
     """The same replicas with the plans that they get, and these."""
     own = judge.paces.judge.with_microbatches(chosen.microbatches)
     made: dict[Pace, PlanWithReport] = {}
-    few = len(chosen.paces) <= MOST_PLANNED
+    named = own.request.options.scheduler != "auto"  # who plans is the job's to say
+    few = len(chosen.paces) <= MOST_PLANNED or named
     for pace in chosen.paces:
         found, taken = None, pace
         if few and len(pace.peers) <= MOST_PEERS:
             found = _by_planner(own.request, pace, planner)
-        if found is not None and found.report.predicted.step_s < pace.seconds:
+        if found is not None and (named or found.report.predicted.step_s < pace.seconds):
             taken = _pace(judge.paces, found, chosen.microbatches)
         else:
             found = own.plan(pace.candidate)
