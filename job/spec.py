@@ -202,6 +202,8 @@ class Job(Settings):
             sync = replace(sync, kind=kind, every="auto")
         elif sync.kind != "gossip":
             sync = replace(sync, kind=kind)
+        elif replicas == 1:  # what one of many is planned as
+            sync = replace(sync, kind=kind, method="average", options={})
         return replace(self, plan=replace(self.plan, replicas=replicas), sync=sync)
 
     @property

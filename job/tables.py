@@ -313,6 +313,8 @@ class Sync(Settings):
                 + (f', of kind "{other[0]}"' if other else meant(self.method, known))
                 + f': expected, with kind = "{self.kind}", one of {", ".join(known)}',
             )
+        if self.every != "auto":
+            at_least(self, 1, "every")
         if self.kind == "auto":
             pass
         elif self.kind != "allreduce":
@@ -332,9 +334,7 @@ class Sync(Settings):
                 )
         else:
             method_options(self.chosen, self.options)
-        if self.every != "auto":
-            at_least(self, 1, "every")
-            if self.kind == "allreduce" and self.every != 1:
+            if self.every not in (1, "auto"):
                 raise SettingsError(
                     "every",
                     f'is {self.every} with kind = "allreduce", whose weights are equal '

@@ -80,7 +80,7 @@ def formed(
     asked = read_spec(ask.spec)
     spec = decided(ask.spec, "local", 1)
     wish = read_spec(spec)
-    rounds = _rounds(wish)
+    rounds = Training.from_json(asked.training).rounds or _rounds(wish)
     count = None if asked.undecided else asked.replicas
     request = plan_request(spec, wish, graph, ask.peers, ask.network)
     if spec.HasField("resumed"):

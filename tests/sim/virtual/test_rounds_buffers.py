@@ -44,7 +44,7 @@ def by_microbatch(
     return losses
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["diloco", "average", "sparse-loco"])
 def test_they_are_those_of_a_plain_loop(laboratory: Any, method: str) -> None:
     """One replica is faster, so its counter is the larger one, and its statistics weigh more."""
     sync = {"kind": "local", "every": 3, **sync_of(method)}
