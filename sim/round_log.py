@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ..broker.records.rounds import handed_out
 from ..proto.broker_pb2 import RoundWork, RunEvent
 from .round_oracle import Member, Round
 
@@ -46,7 +47,7 @@ def committed_rounds(
                     n: _member(w, weights.get(n, 0), microbatch_size, n in fresh)
                     for n, w in work.items()
                 }
-                handed = sum(s.count for w in work.values() for s in w.samples)
+                handed = sum(map(handed_out, work.values()))
                 start, length = committed / microbatches, handed / microbatches
                 for number in work.keys() - weights.keys():
                     left_out[number] = len(found), members[number]
@@ -63,4 +64,4 @@ def _member(work: RoundWork, weight: int, size: int, fresh: bool) -> Member:
         for g in range(s.first, s.first + s.count)
         for i in range(size)
     ]
-    return Member(work.replica, work.steps, samples, weight, fresh)
+    return Member(work.replica, work.steps, samples, weight, fresh, work.planned)

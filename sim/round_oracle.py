@@ -37,6 +37,8 @@ class Member:
     weight: int
     fresh: bool = False
     """Whether its optimizer begins anew: it was lost, and took the version from others."""
+    planned: int = 0
+    """Steps by which its learning rate moves, of which it made fewer; 0: `steps`."""
 
     def part(self, j: int) -> Sequence[int]:
         size = len(self.samples) // self.steps
@@ -163,7 +165,9 @@ def train(
             found = gradients([x.module for x in moving], [batches(m.part(j)) for m in now])
             for m, replica, loss in zip(now, moving, found, strict=True):
                 losses[m.replica].append(loss)
-                replica.update(learning_rate(t, r.start + r.every * j / m.steps, steps))
+                replica.update(
+                    learning_rate(t, r.start + r.every * j / (m.planned or m.steps), steps)
+                )
                 method.stepped(j, m.replica, replica)
         method.commit(count, r, result.replicas)
         result.losses.append(losses)

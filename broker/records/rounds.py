@@ -18,12 +18,19 @@ from ...proto.broker_pb2 import (
 )
 from ...proto.journal_pb2 import RoundsKept
 
-__all__ = ["RoundRecord", "microbatches_of"]
+__all__ = ["RoundRecord", "handed_out", "microbatches_of"]
 
 
 def microbatches_of(work: RoundWork) -> int:
     """How many a replica was given."""
     return sum(s.count for s in work.samples)
+
+
+def handed_out(work: RoundWork) -> int:
+    """How many it had when the round began: the learning rate's schedule goes on as by these,
+    though it may make fewer steps."""
+    mine = microbatches_of(work)
+    return mine // work.steps * work.planned if work.planned else mine
 
 
 class RoundRecord:
@@ -70,6 +77,7 @@ class RoundRecord:
     def start_of(self, replica: str, work: RoundWork) -> RoundStart:
         """What a replica is told of its work."""
         start, every = self.committed / self._whole, self._eval_every
+        length = sum(map(handed_out, self.work.values())) / self._whole
         passed = every and int(start) // every > self._before // self._whole // every
         return RoundStart(
             run=replica,
@@ -79,7 +87,7 @@ class RoundRecord:
             steps=work.steps,
             samples=work.samples,
             start=start,
-            length=sum(map(microbatches_of, self.work.values())) / self._whole,
+            length=length * work.steps / work.planned if work.planned else length,
             evaluate=bool(passed) and work.replica == min(self.work),
         )
 
@@ -124,6 +132,8 @@ class RoundRecord:
         if not self.round and not self.done_at_s:
             self.done_at_s = at_s
         for work in begun.work:
+            if (before := self.work.get(work.replica)) is not None:
+                self._give_back(_behind(before.samples, microbatches_of(work)))
             self.work[work.replica] = work
             for samples in work.samples:
                 self._take(samples)
@@ -144,6 +154,11 @@ class RoundRecord:
                     left.append(SampleRange(first=first, count=end - first))
         self._returned = left
 
+    def _give_back(self, samples: Iterable[SampleRange]) -> None:
+        """They are not committed with this round."""
+        self._returned.extend(samples)
+        self._returned.sort(key=lambda r: r.first)
+
     def _planned(self, planned: RoundPlanned) -> None:
         self._check(planned.round)
         if planned.attempt <= self.attempt:
@@ -158,8 +173,7 @@ class RoundRecord:
             if number in inside:
                 self.committed += microbatches_of(work)
             else:
-                self._returned.extend(work.samples)
-        self._returned.sort(key=lambda r: r.first)
+                self._give_back(work.samples)
         self.round, self.attempt = self.round + 1, 0
         self.work, self.members, self.joiners = {}, (), ()
         self.holders = {m.replica: m.term for m in (*done.members, *done.joined)}
@@ -191,3 +205,12 @@ class RoundRecord:
         self.holders = {m.replica: m.term for m in kept.holders}
         self._before = kept.before
         self._next, self._returned = kept.next, list(kept.returned)
+
+
+def _behind(samples: Iterable[SampleRange], count: int) -> Iterable[SampleRange]:
+    """All but the first so many of them."""
+    for r in samples:
+        taken = min(count, r.count)
+        count -= taken
+        if taken < r.count:
+            yield SampleRange(first=r.first + taken, count=r.count - taken)

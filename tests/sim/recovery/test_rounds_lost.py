@@ -52,6 +52,18 @@ def test_a_replica_goes_on_within_its_round_from_a_snapshot_of_it(rounds: Rounds
     rounds.assert_expected(world, run)
 
 
+def test_who_lost_time_makes_fewer_steps_and_its_rate_moves_on_as_before(rounds: Rounds) -> None:
+    train = {"steps": 24, "schedule": "cosine", "eval_every": 0}
+    tables = SHORT | {"sync": {"every": 12}, "train": train}
+    peers = sites(*[1e7] * 6)
+    world, run = rounds.play(peers, **tables)
+    holder = next(e.plan for e in world.events(run) if e.HasField("plan")).stages[0].holders[0]
+    world, run = rounds.play(peers, {rounds.moment(0.3): holder}, **tables)
+    begun = [e.round_begun for e in world.events(run) if e.HasField("round_begun")]
+    assert any(w.steps < w.planned for b in begun for w in b.work), "it has as much time as before"
+    rounds.assert_expected(world, run)
+
+
 @pytest.mark.parametrize("method", ["diloco", "sparse-loco"])
 @pytest.mark.parametrize("part", range(3))
 def test_a_member_dies_at_any_moment_of_a_round(rounds: Rounds, part: int, method: str) -> None:
