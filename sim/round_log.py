@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..broker.records.rounds import pairs_of
+from ..broker.records.rounds import handed_out, pairs_of
 from ..proto.broker_pb2 import RoundDone, RoundWork, RunEvent
 from .round_oracle import Member, Round
 
@@ -51,11 +51,11 @@ def committed_rounds(
                 weights = {m.replica: m.weight for m in done.members}
                 if missing := weights.keys() - work.keys():
                     raise ValueError(f"round {done.round} has members {missing} without work")
-                handed = sum(s.count for w in work.values() for s in w.samples)
+                handed = sum(map(handed_out, work.values()))
                 start, length = committed / microbatches, handed / microbatches
                 members = dict[int, Member]()
                 for n, w in work.items():
-                    now, last = (start, length, w.steps), past.get(n, (0.0, 0.0, 1))
+                    now, last = (start, length, w.planned or w.steps), past.get(n, (0.0, 0.0, 1))
                     places = [_at(last, last[2] + j) for j in range(w.late)]
                     places += [_at(now, j) for j in range(w.late, w.steps + w.ahead)]
                     out, weight = n not in weights, weights.get(n, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median
 
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import NO_REPORT, PlanWithReport
@@ -136,6 +137,12 @@ class ReplicaRecord:
         measured = self.ledger.median_s if self.ledger else None
         return measured or self.report.predicted.step_s or None
 
+    @property
+    def round_step_s(self) -> float:
+        """Seconds of a step by which work is divided and waited for; 0: not known."""
+        newest = self.ledger.newest if self.ledger else ()
+        return median(newest) if newest else self.step_s or 0.0
+
     def ends_at(self, now: float) -> float:
         """When its last step is done, as far as that can be told."""
         steps = self.run.spec.steps  # of one with rounds, whose batches are smaller, about as many
@@ -208,7 +215,8 @@ class ReplicaRecord:
     def _ledger(self, committed: int, at_s: float) -> StepLedger:
         run = self.run
         steps = ENDLESS if run.requirements.has_rounds else run.spec.steps
-        return StepLedger(self.peers, steps, run.options.most_lead, at_s, committed)
+        earlier = self.ledger.newest if self.ledger else ()
+        return StepLedger(self.peers, steps, run.options.most_lead, at_s, committed, earlier)
 
     # ------------------------------------------------------------ the journal's snapshots
 

@@ -21,7 +21,7 @@ from ...proto.broker_pb2 import (
 )
 from ...proto.journal_pb2 import MetPairs, RoundsKept
 
-__all__ = ["RoundRecord", "microbatches_of", "pairs_of"]
+__all__ = ["RoundRecord", "handed_out", "microbatches_of", "pairs_of"]
 
 
 def microbatches_of(work: RoundWork) -> int:
@@ -36,6 +36,13 @@ def pairs_of(members: Iterable[RoundMember]) -> tuple[tuple[int, int], ...]:
         groups.setdefault(member.group, []).append(member.replica)
     found = (sorted(g) for number, g in sorted(groups.items()) if number and len(g) == 2)
     return tuple((a, b) for a, b in found)
+
+
+def handed_out(work: RoundWork) -> int:
+    """How many it had when the round began: the learning rate's schedule goes on as by these,
+    though it may make fewer steps."""
+    mine = microbatches_of(work)
+    return mine // work.steps * work.planned if work.planned else mine
 
 
 class RoundRecord:
@@ -114,7 +121,7 @@ class RoundRecord:
     def gathers(self) -> bool:
         """Of gossip, whether the round that is under way ends with one mean of all replicas: so it
         does before every evaluation and at the end."""
-        after = self.committed + sum(map(microbatches_of, self.work.values()))
+        after = self.committed + sum(map(handed_out, self.work.values()))
         return self.gossips and (after >= self.total or self._evaluates(self.committed, after))
 
     def _evaluates(self, before: int, after: int) -> bool:
@@ -157,6 +164,7 @@ class RoundRecord:
     def start_of(self, replica: str, work: RoundWork, *, apart: bool = False) -> RoundStart:
         """What a replica is told of its work. apart: as there, of rounds behind the first."""
         passed = self._evaluates(self._before, self.committed)
+        length = sum(map(handed_out, self.work.values())) / self._whole
         return RoundStart(
             run=replica,
             term=work.term,
@@ -165,7 +173,7 @@ class RoundRecord:
             steps=work.steps,
             samples=work.samples,
             start=self.committed / self._whole,
-            length=sum(map(microbatches_of, self.work.values())) / self._whole,
+            length=length * work.steps / work.planned if work.planned else length,
             evaluate=passed and work.replica == min(self.work),
             ahead=work.ahead,
             ahead_samples=work.ahead_samples,
@@ -221,6 +229,8 @@ class RoundRecord:
         if not self.round and not self.done_at_s:
             self.done_at_s = at_s
         for work in begun.work:
+            if (before := self.work.get(work.replica)) is not None:
+                self._give_back(_behind(before.samples, microbatches_of(work)))
             self.work[work.replica] = work
             self.past.pop(work.replica, None)
             for samples in (*work.samples, *work.ahead_samples):
@@ -232,6 +242,11 @@ class RoundRecord:
             self._next = taken.first + taken.count
             return
         self._returned = _without(self._returned, taken)
+
+    def _give_back(self, samples: Iterable[SampleRange]) -> None:
+        """They are not committed with this round."""
+        self._returned.extend(samples)
+        self._returned.sort(key=lambda r: r.first)
 
     def _planned(self, planned: RoundPlanned) -> None:
         self._check(planned.round)
@@ -249,11 +264,10 @@ class RoundRecord:
             if number in inside:
                 self.committed += microbatches_of(work)
             else:
-                self._returned.extend(work.samples)
+                self._give_back(work.samples)
                 self.past[number] = _closed(work)
         for joined in done.joined:
             self.past.pop(joined.replica, None)
-        self._returned.sort(key=lambda r: r.first)
         if self.gossips and any(m.group for m in done.members):
             self.met.append(pairs_of(done.members))
         else:
@@ -294,6 +308,15 @@ class RoundRecord:
         self._next, self._returned = kept.next, list(kept.returned)
         for m in kept.met:
             self.met.append(tuple(zip(m.replicas[::2], m.replicas[1::2], strict=True)))
+
+
+def _behind(samples: Iterable[SampleRange], count: int) -> Iterable[SampleRange]:
+    """All but the first so many of them."""
+    for r in samples:
+        taken = min(count, r.count)
+        count -= taken
+        if taken < r.count:
+            yield SampleRange(first=r.first + taken, count=r.count - taken)
 
 
 def _without(ranges: Iterable[SampleRange], taken: SampleRange) -> list[SampleRange]:

@@ -19,6 +19,7 @@ __all__ = ["LATELY", "StepLedger", "WrongStepError"]
 LATELY = 3
 """Steps of which `lately_s` is the least."""
 
+_NEWEST = 16
 MOST_USES = 4096
 """Links, roles and codecs that one report may tell of; the rest is not read."""
 MOST_LINKS = 512
@@ -39,15 +40,19 @@ class StepLedger:
         most_lead: int,
         now: float,
         committed: int = 0,
+        earlier: Iterable[float] = (),
     ) -> None:
+        """`earlier`: seconds of steps of the term before."""
         self.peers = peers
         self.steps = steps
         self.committed = committed
         self._most_lead = most_lead
         self._next = dict.fromkeys(peers, committed)  # The step that each peer reports next.
         self._reports: dict[int, dict[PeerId, StepReport]] = {}  # Of uncommitted steps.
+        self.committed_at = now
+        """When the newest step was committed, or before the first one when the term began."""
         self._seconds: deque[float] = deque(maxlen=64)  # Of the newest committed steps.
-        self._committed_at = now
+        self._earlier = tuple(earlier)
         self._peaks = dict.fromkeys(peers, 0)  # The most bytes that each has reported.
 
     def next_of(self, peer: PeerId) -> int:
@@ -63,6 +68,12 @@ class StepLedger:
     def median_s(self) -> float | None:
         """Median seconds of the newest steps, evaluations included; None before the first."""
         return median(self._seconds) if self._seconds else None
+
+    @property
+    def newest(self) -> tuple[float, ...]:
+        """Seconds of the newest steps, with those of the term before while there are few: the first
+        ones have the loss in them that the term began with."""
+        return (*self._earlier, *self._seconds)[-_NEWEST:]
 
     @property
     def lately_s(self) -> float | None:
@@ -95,7 +106,7 @@ class StepLedger:
         reports = self._reports.get(self.committed, {})
         if len(reports) < len(self.peers):
             return None
-        done = StepDone(step=self.committed, seconds=now - self._committed_at)
+        done = StepDone(step=self.committed, seconds=now - self.committed_at)
         uses: dict[tuple[str, str, str, str], LinkUse] = {}
         for peer in self.peers:  # in the plan's order, so that the sums are determined
             report = reports[peer]
@@ -131,7 +142,7 @@ class StepLedger:
     def seen(self, seconds: float, at_s: float) -> None:
         """A step took so long, and was committed at a time."""
         self._seconds.append(seconds)
-        self._committed_at = at_s
+        self.committed_at = at_s
 
     @property
     def peaks(self) -> list[PeerPeak]:

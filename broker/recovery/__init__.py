@@ -2,6 +2,7 @@
 goes on. Pure functions of a view; whoever carries them out is in `runs/`."""
 
 __all__ = [
+    "lost_time",
     "recover",
     "replacements",
     "resume",

@@ -8,7 +8,8 @@
 - A round begins when the version before it is committed; the first one when all replicas run, or
   some have waited for the others long enough. Each gets steps by its speed.
 - It closes when so many contributions are ready as the job's quorum says, or when its deadline has
-  passed and at least one is ready. Who is not ready then is left out: its samples are handed out
+  passed and at least one is ready. For who lost somebody nobody waits longer than its contribution
+  is worth. Who is not ready then is left out: its samples are handed out
   again, and it takes the version from others when it is at the gate.
 - A replica that begins another term in the middle of its local work goes on with it, from a
   snapshot of this round (`ReplicaSnapshots.found`); in the exchange it is left out of the next
@@ -87,6 +88,10 @@ class RoundCoordinator:
         self.bad: dict[int, str] = {}
         self._blamed = Counter[int]()
         self._strikes = Counter[int]()
+        self._handed: dict[int, int] = {}
+        """By replica, the term in which it got its work."""
+        self._alone_since: float | None = None
+        """When only replicas that lost somebody were missing first; None: others are, so far."""
         self._since: float | None = None
         """When local work began, or the attempt; None: before this start of the broker."""
         self._first: float | None = None
@@ -201,7 +206,8 @@ class RoundCoordinator:
     def timer(self, now: float) -> list[Instruction]:
         self._armed = math.inf
         ended = self.run.ended or self._frozen or self.record.over
-        if self.record.attempt and not ended and now >= self._attempt_ends:
+        under_way = self.record.attempt and not ended and not self._void()
+        if under_way and now >= self._attempt_ends:
             late = self._late()
             self._troubled.update(n for n in self._exchange.inside if not self._has_made(n))
             if {m.replica for m in self.record.members} <= set(late):
@@ -238,7 +244,7 @@ class RoundCoordinator:
         sync = self.run.submitted.requirements.sync
         every = sync.steps
         left = min(every * spec.microbatches, record.total - record.committed)
-        times = [self._replica(n).record.step_s or 0.0 for n in numbers]
+        times = [self._step_s(n) for n in numbers]
         past = {n: record.carried(n, self._replica(n).record.term) for n in numbers}
         carried = {n: w.ahead if (w := past[n]) else 0 for n in numbers}
         steps = steps_of(left // own, times, [*carried.values()])
@@ -277,6 +283,7 @@ class RoundCoordinator:
                 )
             )
         self.ready, self.made, self.bad, self._plans, self._troubled = {}, {}, {}, {}, set()
+        self._handed, self._alone_since = {w.replica: w.term for w in work}, None
         self._since = now
         out: list[Instruction] = [
             self.run.record.publish(
@@ -303,9 +310,7 @@ class RoundCoordinator:
         asked = self.run.submitted.requirements.sync.deadline
         if asked != "auto":
             return self._since + float(asked)
-        times = [
-            w.steps * (self._replica(n).record.step_s or 0.0) for n, w in self.record.work.items()
-        ]
+        times = [w.steps * self._step_s(n) for n, w in self.record.work.items()]
         if not all(times):  # nothing is known of some
             return self._since + self.run.submitted.options.first_step_s
         return self._since + 2 * max(times) + _SPARE_S
@@ -317,13 +322,38 @@ class RoundCoordinator:
         paused = {n for n in work if ready and self._replica(n).record.paused}
         still = [n for n in work if n not in {*ready, *paused} and not self._is_short(n)]
         needed = self.run.submitted.requirements.sync.needed(len(self.record.work))
-        late = now >= self._closes_at or bool(self._plans)
+        late, closes_at = self._is_late(ready, still, now)
         if not ready and not still:
             why = "; ".join(self.bad.values()) or "all were lost, with what they had of the round"
             return self.run.fail("round", f"no replica has a contribution: {why}", now)
         if not ready or not (late or not still or len(ready) >= needed):
-            return [] if late else self._arm(self._closes_at)
+            return [] if late else self._arm(closes_at)
         return self._plan(ready, now)
+
+    def _is_late(
+        self, ready: Sequence[int], still: Sequence[int], now: float
+    ) -> tuple[bool, float]:
+        """Whether nobody waits for the others any more, and until when they do. For a replica that
+        lost somebody those that are ready wait, all together, at most for as long as its own work
+        took: waiting longer costs more than its contribution is worth."""
+        if not ready or not still or not all(map(self._has_lost, still)):
+            return now >= self._closes_at or bool(self._plans), self._closes_at
+        if self._alone_since is None:
+            self._alone_since = now
+        took = max(self.record.work[n].steps * self._step_s(n) for n in still)
+        until = self._alone_since + took / len(ready)
+        if self.run.submitted.requirements.sync.deadline != "auto":
+            until = min(until, self._closes_at)
+        return now >= until, until
+
+    def _has_lost(self, number: int) -> bool:
+        """Whether it has begun another term since it got its work, or waits for somebody."""
+        replica = self._replica(number)
+        away = not replica.record.running or bool(replica.context.away)
+        return away or self._handed.get(number, replica.record.term) != replica.record.term
+
+    def _step_s(self, number: int) -> float:
+        return self._replica(number).record.round_step_s
 
     # ------------------------------------------------------------ the exchange
 

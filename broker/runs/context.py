@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +26,9 @@ from ..events import Instruction, Log, Publish, Tell
 from ..membership.member import Member
 from ..membership.membership import Membership
 from ..records.replica import ReplicaRecord
+from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
+from ..recovery.lost_time import shortened
 from ..recovery.returning import ReattachWindow
 from ..recovery.suspects import SuspectTracker
 from ..recovery.view import Pair
@@ -92,6 +95,8 @@ class ReplicaContext:
         self.rounds = run.rounds
         self.waits_until = 0.0
         """It may wait for other replicas until then."""
+        self.built_s = 0.0
+        """The least that building a term after a loss has taken; 0: it was not measured."""
 
     def publish(
         self, event: RunEvent, now: float, planned: PlanWithReport | None = None
@@ -109,11 +114,13 @@ class ReplicaContext:
         """Whether it is to be planned together with the others of its run."""
         return self._events.forms
 
-    @property
-    def others_wait(self) -> bool:
-        """Whether other replicas of its run need the peers of the pool first."""
+    def spares(self, holders: int) -> list[Member]:
+        """Peers of the pool that may keep copies for it: none where it leaves fewer than as many
+        `holders` as it has to each of its run's replicas that wait."""
         others = (r for r in self._events.replicas if r is not self.record)
-        return any(r.phase == WAITING and not r.paused for r in others)
+        waiting = sum(r.phase == WAITING and not r.paused for r in others)
+        free = [m for m in self.members.pool if self.run.suits(m)]
+        return free if len(free) > waiting * holders else []
 
     @property
     def work(self) -> RoundWork | None:
@@ -126,6 +133,22 @@ class ReplicaContext:
         """The step in front of which it waits for the other replicas; None: it is in no round."""
         work = self.work
         return None if work is None else work.first_step + work.steps
+
+    def work_from(self, step: int, now: float) -> RoundWork | None:
+        """Of the round that it is in, when it goes on with it at a step of its own."""
+        rounds, record, work = self.rounds, self.record, self.work
+        if rounds is None or work is None:
+            return None
+        others = [
+            r
+            for r in self._events.replicas
+            if r is not record and r.running and r.number in rounds.work
+        ]
+        end = max((_ends_at(r, rounds, now) for r in others), default=math.inf)
+        step_s = record.round_step_s
+        mine = now + self.built_s + (work.first_step + work.steps - step) * step_s
+        done = record.committed - work.first_step
+        return shortened(work, done, mine - end, step_s, len(others))
 
     def mine(self, peer: PeerId) -> Member | None:
         """A peer that has a part in it now; None for any other."""
@@ -183,3 +206,11 @@ class ReplicaContext:
         pairs = PlanSlices(plan).pairs if plan else ()
         self.term = Term(plan, self.record.report, pairs)
         self.away = ReattachWindow(self.record.peers, now + self.run.lease_s)
+
+
+def _ends_at(replica: ReplicaRecord, rounds: RoundRecord, now: float) -> float:
+    """When a replica has made its steps of the round, as far as that can be told."""
+    work, ledger = rounds.work[replica.number], replica.ledger
+    since = max(rounds.done_at_s, ledger.committed_at if ledger else 0.0)
+    left = work.first_step + work.steps - replica.committed
+    return max(now, since + left * replica.round_step_s) if left > 0 else now

@@ -169,6 +169,9 @@ class Lifecycle:
         if len(term.ready) < len(record.peers):
             return []
         out: list[Instruction] = [Tell(m.stream, self.start()) for m in self.context.holders()]
+        if record.term > 1:
+            took, context = now - self.deadline.since, self.context
+            context.built_s = min(took, context.built_s or took)
         if record.committed > (term.begun_from.step if term.begun_from else 0):
             out += self._say_committed()  # of a replay nobody keeps reports
         out += self._enter(RUNNING, now)

@@ -227,7 +227,8 @@ class ReplicaSnapshots:
             return saves, True
         if not (record.run.takes_snapshots and record.running) or record.checkpoints.untaken:
             return None, False
-        return self.cadence.due(record.committed, steps, now), False
+        step_s = record.step_s or 0.0
+        return self.cadence.due(record.committed, steps, now, step_s / 2), False
 
     def _keepers_differ(self, keepers: dict[PeerId, PeerId]) -> bool:
         """From those that peers were told of."""

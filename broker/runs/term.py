@@ -24,7 +24,6 @@ from ...proto.broker_pb2 import (
     DialOrder,
     Renamed,
     RoundBegun,
-    RoundWork,
     RunEvent,
 )
 from ...proto.common_pb2 import Reason
@@ -66,6 +65,7 @@ def begin_term(
     within = work is not None and rounds is not None and (found is not None or first)
     fresh = 0 if rounds is None or within else record.committed
     step = found.step if found else fresh
+    mine = context.work_from(step, now) if within else None
     plan, report = _with_keepers(context, snapshots, wanted.planned, found, now)
     before, others = record.parts, _others_swapped(context, plan, step)
     renamed = [Renamed(old=a, to=b) for a, b in wanted.taken_by.items()]
@@ -91,9 +91,7 @@ def begin_term(
         speed_of={p: members.members[p].offer.flops_per_s for p in plan.peers},
     )
     base = _assign(context, step, found)
-    if within and work is not None and rounds is not None:
-        mine = RoundWork()  # it goes on with it
-        mine.CopyFrom(work)
+    if mine is not None and rounds is not None:  # it goes on with it
         mine.term = record.term
         begun = RoundBegun(round=rounds.round, work=[mine])
         out.append(context.publish(RunEvent(round_begun=begun), now))
@@ -193,11 +191,10 @@ def _with_keepers(
     if not run.takes_snapshots:
         return planned
     warm = [m for p in record.parts if (m := context.mine(p)) and m.closed is None]
-    free = [m for m in members.pool if run.suits(m)] if not context.others_wait else []
     wanted = run.requirements.recovery.warm_spares
     keepers = choose_keepers(
         planned,
-        (*warm, *free),
+        (*warm, *context.spares(len(planned.plan.peers))),
         members,
         1 if wanted == "auto" else wanted,
         run.options.relays,

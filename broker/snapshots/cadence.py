@@ -44,9 +44,10 @@ class SnapshotSchedule:
         """Seconds that the copies of the last whole set were on their way; None: there was none."""
         self._not_before = -math.inf
 
-    def due(self, committed: int, steps: int, now: float) -> int | None:
-        """The step of the set to order now, if one is due."""
-        if self.pending is not None or now < self._not_before:
+    def due(self, committed: int, steps: int, now: float, step_s: float = 0.0) -> int | None:
+        """The step of the set to order now, if one is due. `step_s`: seconds of a step, so that a
+        set which is taken behind the next one is ordered before a pause is over."""
+        if self.pending is not None or now + step_s < self._not_before:
             return None
         if self.whole is None and committed == self._first and committed > 0:
             step = committed  # what was restored has no copies under this plan yet

@@ -44,10 +44,12 @@ def test_every_sample_is_committed_once_and_a_journal_gives_the_same(data: st.Da
         assert sum(map(len, handed)) == sum(counts) == len(set().union(*handed))
         assert not committed & set().union(*handed)
         happens(RunEvent(round_begun=RoundBegun(round=record.round, work=work)))
-        if data.draw(st.booleans()):  # a term later, with the same work
+        if data.draw(st.booleans()):  # a term later, with the same work or the first part of it
             again = RoundWork()
             again.CopyFrom(work[-1])
             again.term = 2
+            again.samples[-1].count = data.draw(st.integers(1, again.samples[-1].count))
+            work[-1] = again
             happens(RunEvent(round_begun=RoundBegun(round=record.round, work=[again])))
         inside = [w for w in work if data.draw(st.booleans())] or work[:1]
         members = [RoundMember(replica=w.replica, weight=1, term=1) for w in inside]
