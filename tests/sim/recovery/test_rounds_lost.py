@@ -37,8 +37,10 @@ def test_who_is_lost_comes_back_by_the_version_of_the_others(
 ) -> None:
     """Its samples are handed out again; its optimizer begins anew, and so does state of its own."""
     tables = LONG | {"sync": LONG["sync"] | sync_of(method)}
-    rounds.play(FOUR, **tables)
-    world, run = rounds.play(FOUR, {rounds.moment(share): "p1"}, **tables)
+    quiet, run = rounds.play(FOUR, **tables)
+    first = next(e.plan for e in quiet.events(run) if e.HasField("plan") and not e.replica)
+    [who] = first.stages[0].holders  # the peer that is left over keeps snapshots of the last one
+    world, run = rounds.play(FOUR, {rounds.moment(share): who}, **tables)
     rounds.assert_expected(world, run, method)
     joined = [e.round_done for e in world.events(run) if e.round_done.joined]
     assert len(joined) == 1, outcome(world, run)
