@@ -248,9 +248,11 @@ class PoolScheduler:
         why = "; ".join(event.formation.reasons[:1])
         fields = (("run", run.id), ("kind", event.formation.kind), ("why", why))
         out: list[Instruction] = [Log("run_formed", fields), published]
-        # Others of the run wait until the last one begins, which alone finds who is left over.
+        everybody = frozenset(PeerId(p) for made in event.plans for p in made.plan.peers)
         for replica, made in zip(run.replicas, event.plans, strict=False):
+            replica.context.promised = everybody
             out += _begin(replica, made, now)
+            replica.context.promised = frozenset()
         return out
 
     def _unusable(self, replica: Replica, event: PlanReady, now: float) -> list[Instruction] | None:

@@ -95,6 +95,8 @@ class ReplicaContext:
         self.rounds = run.rounds
         self.waits_until = 0.0
         """It may wait for other replicas until then."""
+        self.promised: frozenset[PeerId] = frozenset()
+        """Peers of the replicas that begin together with it, while they do."""
         self.built_s = 0.0
         """The least that building a term after a loss has taken; 0: it was not measured."""
 
@@ -116,7 +118,10 @@ class ReplicaContext:
 
     def spares(self, holders: int) -> list[Member]:
         """Peers of the pool that may keep copies for it: none where it leaves fewer than as many
-        `holders` as it has to each of its run's replicas that wait."""
+        `holders` as it has to each of its run's replicas that wait; where these begin with it, all
+        but their peers."""
+        if self.promised:
+            return [m for m in self.members.pool if self.run.suits(m) and m.id not in self.promised]
         others = (r for r in self._events.replicas if r is not self.record)
         waiting = sum(r.phase == WAITING and not r.paused for r in others)
         free = [m for m in self.members.pool if self.run.suits(m)]
