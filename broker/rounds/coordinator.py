@@ -183,7 +183,7 @@ class RoundCoordinator:
         if record.over:
             return self._finish(now)
         if self._frozen:
-            self._since = None  # waits begin anew when it goes on
+            self._since, self._handed = None, {}  # waits begin anew when it goes on
             return []
         if not record.begun:
             out = self._begin(now)

@@ -36,7 +36,7 @@ from shoal.sim.scenario.sentences import (
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.spec import PeerSpec
 from shoal.sim.virtual.wan import Wan
-from shoal.tests.sim.played_rounds import Rounds, sync_of
+from shoal.tests.sim.played_rounds import LOCAL, Rounds, sync_of
 
 __all__ = ["FAULTS", "Drawn", "draw", "play"]
 
@@ -118,10 +118,11 @@ def draw(seed: int) -> Drawn:
         down=np.array([10 ** rng.uniform(5, 8) for _ in names]),
     )
     sync, of_round = tables["sync"], tables["sync"]["every"]
-    if rng.random() < 1 / 3:
-        sync["method"], of_round = "streaming-diloco", of_round // 2
-    more = {"bits": 32} if sync["method"] == "streaming-diloco" else {}
-    sync["options"] = {"overlap": rng.choice((0, "auto", *range(1, of_round))), **more}
+    if sync["method"] in LOCAL:
+        if rng.random() < 1 / 3:
+            sync["method"], of_round = "streaming-diloco", of_round // 2
+        more = {"bits": 32} if sync["method"] == "streaming-diloco" else {}
+        sync["options"] = {"overlap": rng.choice((0, "auto", *range(1, of_round))), **more}
     return Drawn(seed, tuple(peers), tuple(late), network, tables, tuple(faults))
 
 

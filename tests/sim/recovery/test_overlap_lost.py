@@ -90,11 +90,14 @@ def test_a_run_is_paused_while_steps_are_ahead_and_goes_on(rounds: Rounds) -> No
 
 
 def test_who_comes_late_takes_the_version_and_is_ahead_from_then_on(rounds: Rounds) -> None:
-    world, run = rounds.start(FOUR[:2], **TABLES | {"train": {"steps": 40}})
+    """In place of one that is gone."""
+    world, run = rounds.start(FOUR[:3], **TABLES | {"train": {"steps": 60}})
     world.until(lambda: any(e.round_done.round == 1 for e in world.events(run)), 600)
-    world.join(FOUR[2])
+    world.kill(world.broker.machine.runs[run].record.replicas[2].peers[0])
+    world.until(lambda: any(e.round_done.round == 3 for e in world.events(run)), 600)
+    world.join(FOUR[3])
     rounds.monitor.finish(run, 3600.0)
     rounds.assert_expected(world, run, overlaps=True)
     begun = [e.round_begun for e in world.events(run) if e.HasField("round_begun")]
-    late = [w.late for r in begun for w in r.work if w.replica == 2]
+    late = [w.late for r in begun for w in r.work if w.replica == 2 and w.term > 1]
     assert late[0] == 0 < late[1]

@@ -44,7 +44,7 @@ def test_the_weights_are_those_of_a_plain_loop(rounds: Rounds, method: str, coun
 
 def test_a_pipeline_of_weak_peers_meets_strong_ones(rounds: Rounds) -> None:
     """One replica is cut into two stages: each of its holders has its part of the pair's mean."""
-    weak = [PeerSpec(name=f"p{i}", place="home", memory_bytes=200_000) for i in range(2)]
+    weak = [PeerSpec(name=f"p{i}", place="home", memory_bytes=110_000) for i in range(2)]
     strong = [PeerSpec(name=f"q{i}", place=f"rack{i}", memory_bytes=1 << 30) for i in range(3)]
     for method in ("saps", "noloco"):
         world, run = rounds.play(
