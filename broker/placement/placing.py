@@ -130,7 +130,7 @@ class PoolScheduler:
                 out += life.waits(verdict.code, verdict.reason, now)
                 out += [*self._wakes(replica, now), *self._reclaimed(replicas, now)]
                 ahead = replica if verdict.blocks else None
-            elif self._nothing_new(replica, shared(replica, replicas, verdict.members)):
+            elif self._nothing_new(replica, _over(replica, replicas, verdict)):
                 lack = self._lacks[replica.id]
                 waits = lack.waits(suited(replica, self.members, now))
                 out += life.waits(waits.code, waits.reason, now)
@@ -144,9 +144,7 @@ class PoolScheduler:
                 out += [*life.waits("probing", text, now), SetTimer("plan", until)]
                 self._wake_at, ahead = until, replica
             else:
-                mine = verdict.members
-                if not replica.context.forms:
-                    mine = shared(replica, replicas, mine)
+                mine = _over(replica, replicas, verdict)
                 out += self._ask(replica, mine, now)
                 ahead = replica
         return out
@@ -329,6 +327,14 @@ def _begin(replica: Replica, event: PlanReady, now: float) -> list[Instruction]:
         Log("run_planned", fields),
         *replica.lifecycle.planned(planned, _pairs(event), event.local, now),
     ]
+
+
+def _over(replica: Replica, replicas: Sequence[Replica], verdict: Offered) -> Sequence[Member]:
+    """Peers that it is planned over: all, where its run's replicas are formed together, or else its
+    share of them."""
+    if replica.context.forms:
+        return verdict.members
+    return shared(replica, replicas, verdict.members)
 
 
 def _bad_formation(first: Replica, event: ReplicasFormed) -> str:

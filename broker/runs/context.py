@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -116,16 +116,15 @@ class ReplicaContext:
         """Whether it is to be planned together with the others of its run."""
         return self._events.forms
 
-    def spares(self, holders: int) -> list[Member]:
-        """Peers of the pool that may keep copies for it: none where it leaves fewer than as many
-        `holders` as it has to each of its run's replicas that wait; where these begin with it, all
-        but their peers."""
-        if self.promised:
-            return [m for m in self.members.pool if self.run.suits(m) and m.id not in self.promised]
+    def spares(self, own: Collection[PeerId]) -> list[Member]:
+        """Peers of the pool that may keep copies for its `own` ones: none where these leave fewer
+        than as many to each of its run's replicas that wait; where the replicas begin together,
+        all that none of them has."""
+        taken = {*own, *self.promised}
+        free = [m for m in self.members.pool if self.run.suits(m) and m.id not in taken]
         others = (r for r in self._events.replicas if r is not self.record)
         waiting = sum(r.phase == WAITING and not r.paused for r in others)
-        free = [m for m in self.members.pool if self.run.suits(m)]
-        return free if len(free) > waiting * holders else []
+        return free if self.promised or len(free) > waiting * len(own) else []
 
     @property
     def work(self) -> RoundWork | None:

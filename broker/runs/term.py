@@ -194,7 +194,7 @@ def _with_keepers(
     wanted = run.requirements.recovery.warm_spares
     keepers = choose_keepers(
         planned,
-        (*warm, *context.spares(len(planned.plan.peers))),
+        (*warm, *context.spares(planned.plan.peers)),
         members,
         1 if wanted == "auto" else wanted,
         run.options.relays,

@@ -176,7 +176,7 @@ def test_the_newest_are_kept_whoever_brought_them(rounds: Rounds) -> None:
 
 def test_one_that_was_lost_on_its_way_is_made_up_for_at_the_next_version(rounds: Rounds) -> None:
     """Its writer dies as soon as it has begun the round."""
-    peers = sites(1e9, 1e9, 1e9)
+    peers = sites(1e6, 1e6, 1e6)  # a round takes longer than it takes to notice a death
     killed = False
 
     def kill(world: World, seen: Observed) -> None:

@@ -35,8 +35,10 @@ def rounds(laboratory: Any, plans_once: None) -> Rounds:
 def test_who_is_lost_comes_back_by_the_version_of_the_others(
     rounds: Rounds, share: float, method: str
 ) -> None:
-    """Its samples are handed out again; its optimizer begins anew, and so does state of its own."""
-    tables = LONG | {"sync": LONG["sync"] | sync_of(method)}
+    """Its samples are handed out again; its optimizer begins anew, and so does state of its own.
+    Nobody keeps copies of its stages."""
+    alone = {"recovery": {"warm_spares": 0}}
+    tables = LONG | alone | {"sync": LONG["sync"] | sync_of(method)}
     quiet, run = rounds.play(FOUR, **tables)
     first = next(e.plan for e in quiet.events(run) if e.HasField("plan") and not e.replica)
     [who] = first.stages[0].holders  # the peer that is left over keeps snapshots of the last one
