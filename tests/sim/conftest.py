@@ -172,7 +172,8 @@ def plans_once() -> Iterator[None]:
             known: dict[Any, Any] = {}
 
             def answered(ask: MakePlan | FormReplicas, graph: bytes) -> Any:
-                key = ask.replica, ask.version, ask.peers, getattr(ask, "before", None)
+                words = ask.spec.SerializeToString(deterministic=True)
+                key = ask.replica, ask.version, words, ask.peers, getattr(ask, "before", None)
                 if key not in known:
                     known[key] = answer(ask, graph)
                 return known[key]

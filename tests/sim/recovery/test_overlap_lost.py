@@ -91,7 +91,7 @@ def test_a_run_is_paused_while_steps_are_ahead_and_goes_on(rounds: Rounds) -> No
 
 def test_who_comes_late_takes_the_version_and_is_ahead_from_then_on(rounds: Rounds) -> None:
     """In place of one that is gone."""
-    world, run = rounds.start(FOUR[:3], **TABLES | {"train": {"steps": 60}})
+    world, run = rounds.start(FOUR[:3], **TABLES | {"train": {"steps": 120}})
     world.until(lambda: any(e.round_done.round == 1 for e in world.events(run)), 600)
     world.kill(world.broker.machine.runs[run].record.replicas[2].peers[0])
     world.until(lambda: any(e.round_done.round == 3 for e in world.events(run)), 600)

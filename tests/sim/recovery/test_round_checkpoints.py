@@ -188,7 +188,7 @@ def test_one_that_was_lost_on_its_way_is_made_up_for_at_the_next_version(rounds:
 
     world, run = rounds.play(peers, also=kill, output={"every": 4}, train={"steps": 12})
     assert killed
-    first, last = (c.step for c in checkpoints(world.events(run)))
+    first, *_, last = (c.step for c in checkpoints(world.events(run)))
     assert 6 < first < last == 12
     rounds.assert_expected(world, run)
 
@@ -211,8 +211,9 @@ def test_a_run_of_one_replica_goes_on_with_two_but_not_the_other_way_round(round
 
 
 @pytest.mark.parametrize("at", [1, 2, 4, 6])
-def test_a_pause_costs_nothing_be_it_while_all_wait_for_one(rounds: Rounds, at: int) -> None:
-    """The second replica is slower, and stands in a step of the round when the first waits."""
+def test_a_pause_loses_nothing_be_it_while_all_wait_for_one(rounds: Rounds, at: int) -> None:
+    """The second replica is slower, and stands in a step of the round when the first waits. Who is
+    in the middle of a round when it stops, while another stops behind it, is left out of that."""
     world, run = rounds.start(sites(1e9, 4e8), train={"steps": 12})
     machine = world.broker.machine
 
@@ -226,5 +227,5 @@ def test_a_pause_costs_nothing_be_it_while_all_wait_for_one(rounds: Rounds, at: 
     ask(world, run, "resume")
     rounds.monitor.finish(run, 3600.0)
     done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
-    assert [len(d.members) for d in done] == [2] * 4
+    assert len(done[-1].members) == 2
     rounds.assert_expected(world, run)
