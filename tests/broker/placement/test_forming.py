@@ -67,6 +67,21 @@ def test_one_that_is_lost_later_is_planned_by_itself(world: Any) -> None:
     assert (ask.replica, [o.peer for o in ask.peers]) == (f"{run}.1", ["c"])
 
 
+def test_each_that_lacks_memory_later_is_asked_for_once(world: Any) -> None:
+    """Over its own share of the pool: those of the others are nothing new to it."""
+    run, out = submitted(world, "abcd", recovery={"ladder": ["checkpoint"]}, **LOCAL)
+    world.handle(answer(world.only(out, FormReplicas), "a", "b"))
+    world.break_stream("a")
+    out, asked = world.break_stream("b"), []
+    while asks := [i for i in out if isinstance(i, MakePlan)]:
+        assert len(asked) < 4, "asked again over the same peers"
+        asked.append(asks[0].replica)
+        out = world.handle(
+            PlanFailed(asks[0].replica, asks[0].version, "too little", "memory", 1 << 30)
+        )
+    assert asked == [f"{run}.1"]
+
+
 def test_how_many_there_are_is_known_from_the_formation_on(world: Any) -> None:
     run, out = submitted(world, "abc", microbatches=4, sync={"kind": "local"})
     assert len(world.state(run).replicas) == 1

@@ -152,22 +152,6 @@ def test_a_run_that_lacks_more_memory_than_there_is_is_overtaken(world) -> None:
     assert world.state(run).reason.text.startswith(NEEDS)
 
 
-def test_each_replica_that_lacks_memory_is_asked_for_once(world) -> None:
-    """Over its own share: those of the others are nothing new to it."""
-    for peer in "abcd":
-        world.join(peer, place="ab" if peer in "ab" else "cd")
-    apart = {"sync": {"kind": "local"}, "plan": {"replicas": 2}}
-    _, out = world.submit(world.spec(**apart))
-    asked = []
-    while asks := [i for i in out if isinstance(i, MakePlan)]:
-        assert len(asked) < 3, "asked again over the same peers"
-        asked.append([o.peer for o in asks[0].peers])
-        out = lacking(world, asks[0].replica, asks)
-    assert asked == [["a", "b"], ["c", "d"]]
-    ask = world.only(world.join("e", place="cd"), MakePlan)
-    assert [o.peer for o in ask.peers] == ["c", "d", "e"]
-
-
 def test_core_peers_are_not_offered_to_a_run_without_a_core_graph(world) -> None:
     world.join("a", operator_set=CORE)
     run, out = world.submit()

@@ -96,8 +96,12 @@ def test_a_pipeline_exchanges_fragments_with_a_single_peer(rounds: Rounds) -> No
     rounds.assert_expected(world, run, Streaming())
 
 
-ALONE = {"plan": {"replicas": 3, "stages": 1}, "recovery": {"warm_spares": 0}}
-"""Nobody keeps copies of a replica's stages."""
+ALONE: dict[str, Any] = {
+    "plan": {"replicas": 3, "stages": 1},
+    "recovery": {"warm_spares": 0},
+    "train": {"steps": 60},
+}
+"""Nobody keeps copies of a replica's stages, and it is noticed before the run is over."""
 
 
 @pytest.mark.parametrize("kind", [Kind.CONTRIBUTE, Kind.APPLY, Kind.LAND])
@@ -110,7 +114,7 @@ def test_who_is_lost_takes_all_fragments_from_the_others(rounds: Rounds, kind: K
                 dead.append(seen.who)
                 world.after(0.0, lambda: world.kill(seen.who))
 
-    world, run = rounds.play(sites(*[1e7] * 4), also=die, **ALONE, **tables(overlap=2))
+    world, run = rounds.play(sites(*[1e7] * 4), also=die, **tables(overlap=2) | ALONE)
     assert dead
     assert world.broker.ended[run].phase == DONE, world.broker.ended[run].reason.text
     rounds.assert_expected(world, run, Streaming())
