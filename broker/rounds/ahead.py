@@ -8,7 +8,9 @@ out gives it back with all else.
 
 from __future__ import annotations
 
+import heapq
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from .work import divide
@@ -22,9 +24,20 @@ _MOST = 2
 
 
 def steps_of(units: int, seconds: Sequence[float], carried: Sequence[int]) -> list[int]:
-    """How many of so many steps each replica makes, `carried` of them done ahead."""
-    rest = divide(max(0, units - sum(carried)), seconds)
-    return [a + b for a, b in zip(carried, rest, strict=True)]
+    """How many of so many steps each replica makes, `carried` of them done ahead: one after the
+    other goes to who would end first with it, so that who was ahead by more has fewer to come."""
+    if not any(carried):
+        return divide(units, seconds)
+    found, known = [*carried], [s for s in seconds if s > 0]
+    typical = statistics.median(known) if known else 1.0
+    each = [s if s > 0 else typical for s in seconds]
+    ends = [((n + 1) * s, i) for i, (n, s) in enumerate(zip(found, each, strict=True))]
+    heapq.heapify(ends)
+    for _ in range(units - sum(carried)):
+        _, i = ends[0]
+        found[i] += 1
+        heapq.heapreplace(ends, ((found[i] + 1) * each[i], i))
+    return found
 
 
 def steps_ahead(

@@ -71,15 +71,14 @@ def test_each_that_lacks_memory_later_is_asked_for_once(world: Any) -> None:
     """Over its own share of the pool: those of the others are nothing new to it."""
     run, out = submitted(world, "abcd", recovery={"ladder": ["checkpoint"]}, **LOCAL)
     world.handle(answer(world.only(out, FormReplicas), "a", "b"))
-    world.break_stream("a")
-    out, asked = world.break_stream("b"), []
+    out, asked = [*world.break_stream("a"), *world.break_stream("b")], []
     while asks := [i for i in out if isinstance(i, MakePlan)]:
         assert len(asked) < 4, "asked again over the same peers"
         asked.append(asks[0].replica)
         out = world.handle(
             PlanFailed(asks[0].replica, asks[0].version, "too little", "memory", 1 << 30)
         )
-    assert asked == [f"{run}.1"]
+    assert len(asked) == len({*asked}) == 2
 
 
 def test_how_many_there_are_is_known_from_the_formation_on(world: Any) -> None:

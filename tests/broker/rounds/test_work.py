@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from shoal.broker.rounds.ahead import steps_of
 from shoal.broker.rounds.work import divide
 
 SECONDS = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=40)
@@ -34,3 +35,20 @@ def test_who_was_not_measured_gets_as_much_as_the_others_on_the_mean() -> None:
     assert divide(7, [0.0, 0.0]) in ([4, 3], [3, 4])
     assert divide(0, []) == []
     assert math.isclose(sum(divide(10, [1.0, 3.0])), 10)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 6)), min_size=1, max_size=6))
+def test_who_was_ahead_by_more_has_fewer_steps_to_come(replicas: list[tuple[float, int]]) -> None:
+    seconds, carried = [s for s, _ in replicas], [n for _, n in replicas]
+    assume(any(carried))
+    units = sum(carried) + 2 * len(replicas)
+    found = steps_of(units, seconds, carried)
+    assert sum(found) == units
+    assert all(a >= b for a, b in zip(found, carried, strict=True))
+    last = max(n * s for n, s, c in zip(found, seconds, carried, strict=True) if n > c)
+    # Nobody who got a step would have ended sooner had another one got it.
+    assert all((n + 1) * s >= last - 1e-9 for n, s in zip(found, seconds, strict=True))
+
+
+def test_equal_ones_are_equal_again_whoever_was_ahead() -> None:
+    assert steps_of(12, (1.0, 1.0, 1.0), (4, 3, 1)) == [4, 4, 4]
