@@ -174,6 +174,11 @@ class Rounds:
             assert int(apart.sum()) <= ties * tensor.numel(), name
 
 
+def divided(events: Sequence[RunEvent]) -> list[list[int]]:
+    """Steps of each replica, by round."""
+    return [[w.steps for w in e.round_begun.work] for e in events if e.HasField("round_begun")]
+
+
 def sites(*flops: float) -> list[PeerSpec]:
     """A peer in each of so many places."""
     return [PeerSpec(name=f"p{i}", place=f"s{i}", flops_per_s=f) for i, f in enumerate(flops)]

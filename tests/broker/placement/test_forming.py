@@ -67,18 +67,22 @@ def test_one_that_is_lost_later_is_planned_by_itself(world: Any) -> None:
     assert (ask.replica, [o.peer for o in ask.peers]) == (f"{run}.1", ["c"])
 
 
-def test_each_that_lacks_memory_later_is_asked_for_once(world: Any) -> None:
-    """Over its own share of the pool: those of the others are nothing new to it."""
-    run, out = submitted(world, "abcd", recovery={"ladder": ["checkpoint"]}, **LOCAL)
+def test_who_lacks_memory_later_is_asked_for_once_over_its_own_share(world: Any) -> None:
+    """Peers of another replica's share are nothing new to it."""
+    _, out = submitted(world, "ab", recovery={"ladder": ["checkpoint"]}, **LOCAL)
     world.handle(answer(world.only(out, FormReplicas), "a", "b"))
-    out, asked = [*world.break_stream("a"), *world.break_stream("b")], []
-    while asks := [i for i in out if isinstance(i, MakePlan)]:
-        assert len(asked) < 4, "asked again over the same peers"
-        asked.append(asks[0].replica)
-        out = world.handle(
-            PlanFailed(asks[0].replica, asks[0].version, "too little", "memory", 1 << 30)
-        )
-    assert len(asked) == len({*asked}) == 2
+    world.break_stream("a")
+    world.break_stream("b")
+    asked: list[tuple[str, tuple[str, ...]]] = []
+    for peer in "cd":
+        out = world.join(peer)
+        while asks := [i for i in out if isinstance(i, MakePlan)]:
+            asked.append((asks[0].replica, tuple(o.peer for o in asks[0].peers)))
+            assert len({*asked}) == len(asked), "asked again over the same peers"
+            out = world.handle(
+                PlanFailed(asks[0].replica, asks[0].version, "too little", "memory", 1 << 30)
+            )
+    assert len({replica for replica, _ in asked}) == 2
 
 
 def test_how_many_there_are_is_known_from_the_formation_on(world: Any) -> None:

@@ -3,17 +3,16 @@ it, samples count once, versions are equal (I2, I11)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from shoal.broker.events import Persist
-from shoal.proto.broker_pb2 import DONE, WAITING, RunEvent
+from shoal.proto.broker_pb2 import DONE, WAITING
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask
-from shoal.tests.sim.played_rounds import Rounds, outcome, sites, sync_of
+from shoal.tests.sim.played_rounds import Rounds, divided, outcome, sites, sync_of
 from shoal.tests.sim.random_rounds import draw, play
 
 LONG: dict[str, Any] = {
@@ -94,11 +93,6 @@ def test_two_members_die_at_any_two_moments(rounds: Rounds) -> None:
         end = world.broker.ended[run]
         assert end.phase == DONE, f"{deaths}: {end.reason.text}"
         rounds.assert_expected(world, run)
-
-
-def divided(events: Sequence[RunEvent]) -> list[list[int]]:
-    """Steps of each replica, by round."""
-    return [[w.steps for w in e.round_begun.work] for e in events if e.HasField("round_begun")]
 
 
 def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
