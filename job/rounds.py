@@ -87,7 +87,7 @@ class StreamingOptions(DilocoOptions):
 
     @property
     def codec(self) -> str:
-        """Of contributions."""
+        """What contributions are encoded with."""
         return "e3m0" if self.bits == 4 else "none"
 
 
@@ -168,7 +168,7 @@ class RoundSettings(Settings):
 
     @property
     def fragments(self) -> int:
-        """Of the vector; a round exchanges one of them."""
+        """How many the vector has; a round exchanges one of them."""
         found: int = getattr(options_of(self.method, self.options), "fragments", 1)
         return found
 

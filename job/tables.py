@@ -356,7 +356,7 @@ class Sync(Settings):
 
     @property
     def steps(self) -> int:
-        """Of a round: of several fragments each is exchanged once in `every` steps."""
+        """Steps of a round: of several fragments each is exchanged once in `every` steps."""
         if self.every != "auto":
             return max(1, self.every // self.fragments)
         return 1 if self.kind == "allreduce" else max(1, EVERY // self.fragments)
@@ -376,7 +376,7 @@ class Sync(Settings):
 
     @property
     def fragments(self) -> int:
-        """Of the model; a round exchanges one of them."""
+        """How many the model has; a round exchanges one of them."""
         found: int = self._option("fragments", 1)
         return found
 
@@ -391,7 +391,7 @@ class Sync(Settings):
         return getattr(options_of(self.chosen, self.options), name, without)
 
     def needed(self, replicas: int) -> int:
-        """Of how many of so many replicas the work makes a round, at least 1. Raises
+        """How many of so many replicas make a round with their work, at least 1. Raises
         SettingsError."""
         if isinstance(self.quorum, int):
             at_least(self, 1, "quorum")

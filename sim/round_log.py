@@ -8,7 +8,7 @@ from typing import Any
 
 from ..broker.records.rounds import handed_out, pairs_of
 from ..proto.broker_pb2 import RoundDone, RoundWork, RunEvent
-from .round_oracle import Member, Round
+from .round_oracle import PlainMember, Round
 
 __all__ = ["committed_rounds"]
 
@@ -30,7 +30,7 @@ def committed_rounds(
     terms: dict[int, int] = {}
     """By replica, its newest: another one at the beginning of a round is one without a past."""
     fresh: set[int] = set()
-    left_out: dict[int, tuple[int, Member]] = {}
+    left_out: dict[int, tuple[int, PlainMember]] = {}
     """By replica, the round that it was left out of, with what it did there."""
     past: dict[int, _Place] = {}
     """By replica, its last round."""
@@ -53,7 +53,7 @@ def committed_rounds(
                     raise ValueError(f"round {done.round} has members {missing} without work")
                 handed = sum(map(handed_out, work.values()))
                 start, length = committed / microbatches, handed / microbatches
-                members = dict[int, Member]()
+                members = dict[int, PlainMember]()
                 for n, w in work.items():
                     now, last = (start, length, w.planned or w.steps), past.get(n, (0.0, 0.0, 1))
                     places = [_at(last, last[2] + j) for j in range(w.late)]
@@ -93,7 +93,7 @@ def _met(done: RoundDone) -> dict[str, Any]:
 
 def _member(
     work: RoundWork, weight: int, size: int, fresh: bool, at: Sequence[float], out: bool
-) -> Member:
+) -> PlainMember:
     """`at`: where each step stands, those ahead of the next round too; who was left `out` has made
     these in this one."""
     ranges = (*work.samples, *(work.ahead_samples if out else ()))
@@ -101,4 +101,4 @@ def _member(
         g * size + i for s in ranges for g in range(s.first, s.first + s.count) for i in range(size)
     ]
     steps = work.steps + (work.ahead if out else 0)
-    return Member(work.replica, steps, samples, weight, fresh, work.late, tuple(at[:steps]))
+    return PlainMember(work.replica, steps, samples, weight, fresh, work.late, tuple(at[:steps]))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .round_oracle import Method, Replica, Round
+from .round_oracle import PlainMethod, PlainReplica, Round
 
 __all__ = [
     "Average",
@@ -131,18 +131,18 @@ def _copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in weights.items()}
 
 
-class Average(Method):
+class Average(PlainMethod):
     """All take the mean of the weights."""
 
     @torch.no_grad()
-    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         for name, was in self.shared.items():
             was.copy_(mean(r, {k: x.weights[name] for k, x in replicas.items()}))
             for replica in replicas.values():
                 replica.weights[name].copy_(was)
 
 
-class DiLoCo(Method):
+class DiLoCo(PlainMethod):
     """The mean of D = shared - local is the gradient of an outer SGD with Nesterov's momentum.
 
     `up` encodes what a member sends and `down` what all get of the mean, both with a residual:
@@ -162,7 +162,7 @@ class DiLoCo(Method):
         )
 
     @torch.no_grad()
-    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         self._outer_step(r, {k: x.weights for k, x in replicas.items()}, self.shared)
         for replica in replicas.values():
             for name, p in replica.weights.items():
@@ -171,7 +171,7 @@ class DiLoCo(Method):
     def _outer_step(
         self, r: Round, local: Mapping[int, Mapping[str, Tensor]], names: Collection[str]
     ) -> None:
-        """Of these parameters; the others have no gradient, so that the optimizer passes over."""
+        """Steps these parameters; the others have no gradient: the optimizer passes them over."""
         for name in names:
             was = self.shared[name]
             came = {
@@ -204,7 +204,7 @@ class StreamingDiLoCo(DiLoCo):
         """By replica: what its local weights were."""
 
     @torch.no_grad()
-    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         self.finish(replicas)  # of a round that was shorter than what is late
         names = self.fragments[count % len(self.fragments)]
         self.on_its_way = {
@@ -214,26 +214,26 @@ class StreamingDiLoCo(DiLoCo):
         if not self.late:
             self.finish(replicas)
 
-    def stepped(self, j: int, number: int, replica: Replica) -> None:
+    def stepped(self, j: int, number: int, replica: PlainReplica) -> None:
         if j + 1 == self.late:
             self._arrive(number, replica)
 
-    def finish(self, replicas: Mapping[int, Replica]) -> None:
+    def finish(self, replicas: Mapping[int, PlainReplica]) -> None:
         for k, replica in replicas.items():
             self._arrive(k, replica)
 
     @torch.no_grad()
-    def _arrive(self, number: int, replica: Replica) -> None:
+    def _arrive(self, number: int, replica: PlainReplica) -> None:
         for name, snapshot in self.on_its_way.pop(number, {}).items():
             local = replica.weights[name]
             local.copy_(self.shared[name] + (local - snapshot))
 
 
-class Overlapped(Method):
+class Overlapped(PlainMethod):
     """Another method whose version comes `late` local steps into the next round of a member, as
     local += new - what it was when the round ended. Who was in no round takes it as it is."""
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: PlainMethod) -> None:
         self.method = method
         self.ended: dict[int, dict[str, Tensor]] = {}
         """By replica to which it is on its way, its local weights when the round ended."""
@@ -244,21 +244,21 @@ class Overlapped(Method):
         self.method.begin(shared)
 
     @torch.no_grad()
-    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         inside = {m.replica for m in r.members if m.weight}
         ended = {k: _copies(x.weights) for k, x in replicas.items()}
         self.method.commit(count, r, replicas)
         self.ended = {k: was for k, was in ended.items() if k in inside}
 
     @torch.no_grad()
-    def begins(self, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def begins(self, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         self.late = {m.replica: m.late for m in r.members if m.late}
         for number in self.late:
             for name, p in replicas[number].weights.items():
                 p.copy_(self.ended[number][name])
 
     @torch.no_grad()
-    def stepped(self, j: int, number: int, replica: Replica) -> None:
+    def stepped(self, j: int, number: int, replica: PlainReplica) -> None:
         if j + 1 == self.late.get(number):
             for name, p in replica.weights.items():
                 p.copy_(self.shared[name] + (p - self.ended[number][name]))
@@ -289,7 +289,7 @@ class Streaming(DiLoCo):
         self.parts = strided(shared, self.count)
 
     @torch.no_grad()
-    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         names = self.parts[r.fragment - 1] if r.fragment else [*self.shared]
         self._outer_step(r, {k: x.weights for k, x in replicas.items()}, names)
         inside = {m.replica for m in r.members if m.weight}
@@ -299,18 +299,18 @@ class Streaming(DiLoCo):
             for name, p in replicas[k].weights.items():
                 p.copy_(self.shared[name])
 
-    def begins(self, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def begins(self, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         self.late = {m.replica: m.late for m in r.members}
         for m in r.members:
             if not m.late:
                 self._arrive(m.replica, replicas[m.replica])
 
-    def stepped(self, j: int, number: int, replica: Replica) -> None:
+    def stepped(self, j: int, number: int, replica: PlainReplica) -> None:
         if j + 1 == self.late[number]:
             self._arrive(number, replica)
 
     @torch.no_grad()
-    def _arrive(self, number: int, replica: Replica) -> None:
+    def _arrive(self, number: int, replica: PlainReplica) -> None:
         for name, was in self.ended.pop(number, {}).items():
             p, target = replica.weights[name], self.shared[name]
             if self.kept:
@@ -318,7 +318,7 @@ class Streaming(DiLoCo):
             p.copy_(target + (p - was))
 
 
-class SparseLoCo(Method):
+class SparseLoCo(PlainMethod):
     """e = b·e + D; q = the top of each chunk of e in two bits; e -= q; shared -= lr · mean q: what
     stays behind is the outer momentum."""
 
@@ -327,7 +327,7 @@ class SparseLoCo(Method):
         self.sent = Residual(encode or top_of_chunks(64 / 4096, values=two_bits), decay)
 
     @torch.no_grad()
-    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         for m in r.members:
             if m.fresh:
                 self.sent.forget(m.replica)
@@ -351,7 +351,7 @@ def groups(r: Round) -> list[tuple[int, ...]]:
     return [*r.pairs, *((k,) for k in members if k not in paired)]
 
 
-class NoLoCo(Method):
+class NoLoCo(PlainMethod):
     """Slow weights s and momentum m of each replica; with the means over a pair,
     m = momentum·m + lr·mean(p - s) + pull·(mean(s) - s); s += m; p = s. Where all meet, each makes
     that step alone, and the mean of what they come to is the s of all."""
@@ -364,19 +364,19 @@ class NoLoCo(Method):
         self.momenta: dict[int, dict[str, Tensor]] = {}
 
     @torch.no_grad()
-    def join(self, number: int, replica: Replica) -> None:
+    def join(self, number: int, replica: PlainReplica) -> None:
         super().join(number, replica)
         self.slow[number] = {n: p.detach().clone() for n, p in replica.weights.items()}
         self.momenta[number] = {n: torch.zeros_like(p) for n, p in replica.weights.items()}
 
     @torch.no_grad()
-    def take(self, number: int, source: int, replicas: Mapping[int, Replica]) -> None:
+    def take(self, number: int, source: int, replicas: Mapping[int, PlainReplica]) -> None:
         super().take(number, source, replicas)
         for kept in (self.slow, self.momenta):
             kept[number] = {n: x.clone() for n, x in kept[source].items()}
 
     @torch.no_grad()
-    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         met = groups(r)
         for each in [(k,) for k in met[0]] if r.gathers else met:
             for name in self.shared:
@@ -401,7 +401,7 @@ def gather(shared: Tensor, of: Sequence[Tensor]) -> None:
     shared.copy_(torch.stack([x.double() for x in of]).mean(0))
 
 
-class Saps(Method):
+class Saps(PlainMethod):
     """Pairs take the mean of the entries that `mask(round, name, shape)` has; by itself of all."""
 
     with_buffers = False
@@ -410,7 +410,7 @@ class Saps(Method):
         self.mask = mask or (lambda count, name, shape: torch.ones(shape, dtype=torch.bool))
 
     @torch.no_grad()
-    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         if r.gathers:
             [met] = groups(r)
             for name, was in self.shared.items():

@@ -18,7 +18,17 @@ from torch import Tensor, nn
 from ..job import Train
 from .oracle import learning_rate, optimizer_of
 
-__all__ = ["Gradients", "Member", "Method", "Replica", "Result", "Round", "even", "plain", "train"]
+__all__ = [
+    "Gradients",
+    "PlainMember",
+    "PlainMethod",
+    "PlainReplica",
+    "PlainResult",
+    "Round",
+    "even",
+    "plain",
+    "train",
+]
 
 Batches = Callable[[Sequence[int]], Mapping[str, Tensor]]
 """Numbers of samples in the run's sequence -> their inputs by argument name."""
@@ -27,7 +37,7 @@ Gradients = Callable[[Sequence[nn.Module], Sequence[Mapping[str, Tensor]]], list
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PlainMember:
     """What one replica did in a round. Local step j has the j-th of `steps` equal parts of the
     samples; the last has what is over."""
 
@@ -54,7 +64,7 @@ class Round:
 
     start: float
     every: float
-    members: tuple[Member, ...]
+    members: tuple[PlainMember, ...]
     pairs: tuple[tuple[int, int], ...] = ()
     """Of gossip: who met whom; who stands in none met nobody."""
     gathers: bool = False
@@ -67,7 +77,7 @@ class Round:
     """Whether it is the last one."""
 
 
-class Replica:
+class PlainReplica:
     """A copy of the module with an optimizer of its own. `weights` has trained parameters once."""
 
     def __init__(self, module: nn.Module, t: Train, optimizer: torch.optim.Optimizer) -> None:
@@ -87,7 +97,7 @@ class Replica:
         self.optimizer.zero_grad()
 
 
-class Method:
+class PlainMethod:
     """What happens between replicas. `shared` is the version that all have agreed on; methods
     without a center leave it as it began."""
 
@@ -101,36 +111,36 @@ class Method:
         self.shared = shared
 
     @torch.no_grad()
-    def join(self, number: int, replica: Replica) -> None:
-        """Of one that trains for the first time."""
+    def join(self, number: int, replica: PlainReplica) -> None:
+        """A replica trains for the first time."""
         for name, p in replica.weights.items():
             p.copy_(self.shared[name])
 
-    def begins(self, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def begins(self, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         """Before the local steps of a round."""
 
-    def stepped(self, j: int, number: int, replica: Replica) -> None:
+    def stepped(self, j: int, number: int, replica: PlainReplica) -> None:
         """After local step j, counted from 0, of a replica."""
 
     @torch.no_grad()
-    def take(self, number: int, source: int, replicas: Mapping[int, Replica]) -> None:
-        """Of one that goes on with what another one has come to."""
+    def take(self, number: int, source: int, replicas: Mapping[int, PlainReplica]) -> None:
+        """A replica goes on with what another one has come to."""
         for name, p in replicas[number].weights.items():
             p.copy_(replicas[source].weights[name])
 
-    def commit(self, count: int, r: Round, replicas: Mapping[int, Replica]) -> None:
+    def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         """The end of round `count`. `replicas`: all that ever trained, members or not."""
         raise NotImplementedError
 
-    def finish(self, replicas: Mapping[int, Replica]) -> None:
+    def finish(self, replicas: Mapping[int, PlainReplica]) -> None:
         """After the last round: applies what is still on its way."""
 
 
 @dataclass
-class Result:
+class PlainResult:
     """`losses`: by round, of each member's local steps. `buffers`: those of the version."""
 
-    replicas: dict[int, Replica] = field(default_factory=dict)
+    replicas: dict[int, PlainReplica] = field(default_factory=dict)
     losses: list[dict[int, list[float]]] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
@@ -159,23 +169,23 @@ def train(
     rounds: Sequence[Round],
     batches: Batches,
     t: Train,
-    method: Method,
+    method: PlainMethod,
     *,
     steps: int,
     optimizer: Callable[[nn.Module, Train], torch.optim.Optimizer] = optimizer_of,
     gradients: Gradients = plain,
-    committed: Callable[[int, Result], None] = lambda count, result: None,
-) -> Result:
+    committed: Callable[[int, PlainResult], None] = lambda count, result: None,
+) -> PlainResult:
     """Every replica starts as `module`. Members step side by side: local step j of all of them
     before j + 1 of any. `steps`: of the whole run, for learning rates; `committed` sees each
     round's number and all that there is after it."""
-    result = Result(buffers={n: b.clone() for n, b in module.named_buffers()})
+    result = PlainResult(buffers={n: b.clone() for n, b in module.named_buffers()})
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
     method.begin({n: p.detach().clone() for n, p in named.items()})
 
     def begin(number: int) -> None:
         own = copy.deepcopy(module)
-        replica = result.replicas[number] = Replica(own, t, optimizer(own, t))
+        replica = result.replicas[number] = PlainReplica(own, t, optimizer(own, t))
         method.join(number, replica)
         own.load_state_dict(result.buffers, strict=False)
 
@@ -211,7 +221,7 @@ def train(
 
 
 @torch.no_grad()
-def _meet(r: Round, result: Result) -> None:
+def _meet(r: Round, result: PlainResult) -> None:
     """Buffers of all replicas are those of the version from here on."""
     total = sum(m.weight for m in r.members)
     for name, was in result.buffers.items():
@@ -242,6 +252,6 @@ def even(
     for count, start in enumerate(range(0, steps, every)):
         h = min(every, steps - start)
         first = [start * batch + k * h * size for k in range(replicas)]
-        members = tuple(Member(k, h, range(f, f + h * size), 1) for k, f in enumerate(first))
+        members = tuple(PlainMember(k, h, range(f, f + h * size), 1) for k, f in enumerate(first))
         rounds.append(Round(start, h, members, pairs(count)))
     return rounds

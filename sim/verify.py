@@ -28,7 +28,7 @@ TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
 where the loss is below 1. A single step agrees to 1e-5 in fp32, and what rounding leaves grows over
 the steps; the plain loop knows no bf16."""
 
-METHODS: Mapping[str, Callable[..., round_oracle.Method]] = {
+METHODS: Mapping[str, Callable[..., round_oracle.PlainMethod]] = {
     "diloco": round_methods.DiLoCo,
     "average": round_methods.Average,
     "sparse-loco": lambda lr=1.0, decay=0.95, **wire: round_methods.SparseLoCo(

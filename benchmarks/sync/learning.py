@@ -41,7 +41,7 @@ from shoal.benchmarks.learning.runs import finished
 from shoal.benchmarks.sync.rows import GRID, ROWS, Row, pairs_of
 from shoal.benchmarks.sync.together import Together
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.sim.round_oracle import Result, even
+from shoal.sim.round_oracle import PlainResult, even
 
 ROOT = Path(__file__).parents[2]
 METHODS = ROOT / "sim" / "round_methods.py"
@@ -121,7 +121,7 @@ class Trainer:
         marks = iter(range(setting.eval_every, setting.steps, setting.eval_every))
         mark = next(marks, math.inf)
 
-        def committed(number: int, result: Result) -> None:
+        def committed(number: int, result: PlainResult) -> None:
             nonlocal mark
             done = (number + 1) * row.round_steps
             if done >= mark:

@@ -40,7 +40,7 @@ from shoal.sim.round_methods import (
     top_of_chunks,
     two_bits,
 )
-from shoal.sim.round_oracle import Method
+from shoal.sim.round_oracle import PlainMethod
 
 __all__ = ["GRID", "ROWS", "Row", "pairs_of"]
 
@@ -100,7 +100,7 @@ class Row:
         """A fragment's turn comes every `every` steps."""
         return self.every // self.fragments
 
-    def build(self, names: Sequence[str], seed: int) -> Method:
+    def build(self, names: Sequence[str], seed: int) -> PlainMethod:
         """Fresh, for parameters of these names."""
         encode = CODES[self.code][0]
         match self.method:

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoal.job import Train
 from shoal.sim.oracle import learning_rate, optimizer_of
-from shoal.sim.round_oracle import Batches, Method, Replica, Result, Round
+from shoal.sim.round_oracle import Batches, PlainMethod, PlainReplica, PlainResult, Round
 
 __all__ = ["Together"]
 
@@ -33,11 +33,11 @@ class Together:
         rounds: Sequence[Round],
         batches: Batches,
         t: Train,
-        method: Method,
+        method: PlainMethod,
         *,
         steps: int,
-        committed: Callable[[int, Result], None] = lambda count, result: None,
-    ) -> Result:
+        committed: Callable[[int, PlainResult], None] = lambda count, result: None,
+    ) -> PlainResult:
         """As `round_oracle.train` does, where every replica is a member of every round."""
         self.module.load_state_dict(start)
         stacked = _Stacked(self.module, self.count)
@@ -45,10 +45,10 @@ class Together:
         for group in optimizer.param_groups:
             group["fused"] = True
         weights = dict(stacked.of)
-        result, modules = Result(), [copy.deepcopy(self.module) for _ in range(self.count)]
+        result, modules = PlainResult(), [copy.deepcopy(self.module) for _ in range(self.count)]
         method.begin({n: p.detach()[0].clone() for n, p in weights.items()})
         for k, module in enumerate(modules):
-            replica = result.replicas[k] = Replica(module, t, optimizer)
+            replica = result.replicas[k] = PlainReplica(module, t, optimizer)
             replica.weights = {n: p.detach()[k] for n, p in weights.items()}  # type: ignore[misc]
             method.join(k, replica)
         for count, r in enumerate(rounds):

@@ -113,7 +113,7 @@ def _rounds(wish: RunRequirements) -> RoundSettings:
 
 
 def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:
-    """Of each trained number, the mean of what is given and of what comes back."""
+    """For each trained number, the mean of what is given and of what comes back."""
     spec = TensorShape((1 << 20,), "float32", 4 << 20)
     text = rounds.contribution_codec
     given = 4.0 if text == "none" else typical_bytes(parse(text), spec) / (1 << 20)

@@ -119,7 +119,7 @@ class RoundRecord:
 
     @property
     def gathers(self) -> bool:
-        """Of gossip, whether the round that is under way ends with one mean of all replicas: so it
+        """Whether the round of gossip that is under way ends with one mean of all replicas: so it
         does before every evaluation and at the end."""
         after = self.committed + sum(map(handed_out, self.work.values()))
         return self.gossips and (after >= self.total or self._evaluates(self.committed, after))
@@ -136,7 +136,7 @@ class RoundRecord:
 
     @property
     def fragment(self) -> int:
-        """Of the vector, which the round under way exchanges, from 1; 0: all of it."""
+        """Which one of the vector the round under way exchanges, from 1; 0: all of it."""
         return next((w.fragment for w in self.work.values()), 0)
 
     @property
@@ -333,7 +333,7 @@ def _without(ranges: Iterable[SampleRange], taken: SampleRange) -> list[SampleRa
 
 
 def _closed(work: RoundWork) -> RoundWork:
-    """Of a replica that was left out: nothing of what it makes ahead counts."""
+    """The work of a replica that was left out: nothing of what it makes ahead counts."""
     found = RoundWork()
     found.CopyFrom(work)
     found.steps, found.ahead = work.steps + work.ahead, 0

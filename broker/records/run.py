@@ -162,7 +162,7 @@ class RunRecord:
             self.history.rest()
 
     def _keep_newest(self) -> None:
-        """Of all checkpoints, whichever replica brought them."""
+        """The newest of all checkpoints stay, whichever replica brought them."""
         each = [r.checkpoints for r in self.replicas]
         steps = sorted(c.step for found in each for c in found.kept)
         least = steps[-self.run.requirements.output.keep :][0]

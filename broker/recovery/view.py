@@ -46,7 +46,7 @@ class View:
 
     @property
     def plan(self) -> Plan:
-        """Of the present term; only asked where there is one."""
+        """The plan of the present term; only asked where there is one."""
         assert self.replica.plan is not None, self.replica
         return self.replica.plan
 

@@ -450,7 +450,7 @@ class RoundCoordinator:
     def reported(
         self, member: Member, number: int, said: RoundReport, now: float
     ) -> list[Instruction]:
-        """Of a holder of a replica, in its present term."""
+        """A holder of a replica has reported, in its present term."""
         record, replica = self.record, self._replica(number)
         there = replica.record.phase in (RUNNING, EXPORTING)
         stale = said.term != replica.record.term or not there

@@ -21,8 +21,8 @@ _EXCHANGE_S, _SLOW_BYTES_PER_S = 60.0, 1.25e6
 
 
 class ExchangePlanner:
-    """Of one run. Links stay from round to round: the same pair dials the same way, unless one of
-    the two has begun a term since."""
+    """Plans the exchanges of one run. Links stay from round to round: the same pair dials the same
+    way, unless one of the two has begun a term since."""
 
     def __init__(self, run: Run, record: RoundRecord, members: Membership) -> None:
         self._run, self._record, self._members = run, record, members
@@ -60,7 +60,7 @@ class ExchangePlanner:
     def _planned(
         self, inside: Sequence[tuple[int, int]], joiners: Sequence[int], *, alike: bool
     ) -> dict[PeerId, RoundPlan]:
-        """Of replicas, with their weights, who exchange with each other."""
+        """Plans for replicas, with their weights, who exchange with each other."""
         record = self._record
         everybody = [*(n for n, _ in inside), *joiners]
         plans = {n: self._run.replicas[n].record.plan for n in everybody}

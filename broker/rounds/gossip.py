@@ -39,8 +39,8 @@ _ALIKE = ("random-pairs", "ring")
 
 
 class Gossip:
-    """Of one run. sources: by joiner of the present attempt, whose version it takes. kept: who goes
-    on in this attempt with what was planned in an earlier one."""
+    """The pairs of one run. sources: by joiner of the present attempt, whose version it takes.
+    kept: who goes on in this attempt with what was planned in an earlier one."""
 
     def __init__(
         self, run: Run, record: RoundRecord, members: Membership, network: NetworkOf

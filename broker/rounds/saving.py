@@ -26,8 +26,8 @@ def is_due(run: Run, committed: int) -> bool:
 
 
 def save_version(run: Run, chosen: Sequence[int], at: RoundPosition) -> list[Instruction]:
-    """Of a version that these begin a round with, who hear of that behind this. `at`: before work
-    of the round was handed out."""
+    """Saves a version that these begin a round with, who hear of that behind this. `at`: before
+    work of the round was handed out."""
     have = [n for n in chosen if run.replicas[n].record.committed]
     if not have or _under_way(run) or not is_due(run, at.committed):
         return []
@@ -35,8 +35,8 @@ def save_version(run: Run, chosen: Sequence[int], at: RoundPosition) -> list[Ins
 
 
 def save_last(run: Run, number: int, at: RoundPosition) -> list[Instruction]:
-    """Of the last version, from the replica that exports it; one that is still on its way is given
-    up for that."""
+    """Saves the last version, from the replica that exports it; one that is still on its way is
+    given up for that."""
     every, spec = run.submitted.requirements.output.every, run.submitted.spec
     replica = run.replicas[number]
     if not every or at.committed // spec.microbatches <= _saved(run):

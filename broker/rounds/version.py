@@ -13,7 +13,7 @@ __all__ = ["done_of", "hash_of"]
 
 
 def hash_of(plan: Plan, said: Mapping[PeerId, RoundReport]) -> int | None:
-    """Of all that a replica with this plan has made; None where its own holders differ."""
+    """One hash of all that a replica with this plan has made; None where its own holders differ."""
     total = 0
     for k, slot in enumerate(plan.stages):
         hashes = {

@@ -76,7 +76,7 @@ class Term:
 
     @cached_property
     def most_compute_s(self) -> float:
-        """Of the busiest holder, as predicted."""
+        """The busiest holder computes so long, as predicted."""
         return max((p.compute_s for p in self.expected.values()), default=0.0)
 
 
@@ -128,7 +128,7 @@ class ReplicaContext:
 
     @property
     def work(self) -> RoundWork | None:
-        """Of a round that it is in; None: it is in none."""
+        """Its work in a round; None: it is in none."""
         rounds, record = self.rounds, self.record
         return rounds.member(record.number, record.term) if rounds is not None else None
 
@@ -139,7 +139,7 @@ class ReplicaContext:
         return None if work is None else work.first_step + work.steps
 
     def work_from(self, step: int, now: float) -> RoundWork | None:
-        """Of the round that it is in, when it goes on with it at a step of its own."""
+        """Its work in the round that it is in, when it goes on with it at a step of its own."""
         rounds, record, work = self.rounds, self.record, self.work
         if rounds is None or work is None:
             return None

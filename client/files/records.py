@@ -104,7 +104,7 @@ def step_numbers(done: StepDone, tokens_per_step: int = 0) -> dict[str, float | 
 
 
 def evaluation_numbers(found: VersionEvaluated) -> dict[str, float | int]:
-    """Of a version between two rounds; `round` begins from it, `step` is the run's."""
+    """Numbers of a version between two rounds; `round` begins from it, `step` is the run's."""
     row: dict[str, float | int] = {"round": found.round, "step": found.step}
     row["eval_loss"] = found.evaluation.loss
     return row | {f"eval_{m.name}": m.value for m in found.evaluation.metrics}

@@ -48,7 +48,7 @@ class SharedMask:
             raise CodecError(f"{_WHAT}: keep is {self.keep}: expected more than 0, at most 1")
 
     def size_bytes(self, spec: Spec) -> int:
-        """Of the payload, exactly."""
+        """The payload takes so many bytes, exactly."""
         return self._kept(count(_WHAT, spec)) * dtype_of(_WHAT, spec).itemsize
 
     def positions(self, name: str, n: int, device: str | torch.device = "cpu") -> Tensor:

@@ -38,7 +38,7 @@ class Nonzero:
         return count(_WORD, spec) * (spec.size_bytes // max(1, count(_WORD, spec)))
 
     def typical_bytes(self, spec: Spec) -> int:
-        """Of a tensor of which an eighth is not 0."""
+        """A tensor of which an eighth is not 0 takes so many bytes."""
         n = count(_WORD, spec)
         return min(spec.size_bytes, _sparse_bytes(n, n // 8, dtype_of(_WORD, spec)))
 

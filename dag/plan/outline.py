@@ -53,7 +53,7 @@ class TiedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Of all stages of a plan, and its tied groups."""
+    """The stages of a plan, and its tied groups."""
 
     stages: tuple[StageOutline, ...] = ()
     tied: tuple[TiedGroup, ...] = ()

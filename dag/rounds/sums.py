@@ -43,8 +43,8 @@ def without(values: Tensor, integers: Sequence[slice]) -> Tensor:
 
 
 class WeightedSum:
-    """Of vectors of one length, on the host. `weight`: of all that will be added; `integers`: which
-    of the elements are."""
+    """A sum of vectors of one length, on the host. `weight`: of all that will be added; `integers`:
+    which of the elements are."""
 
     def __init__(
         self, elements: int, weight: int, exponent: int, integers: Sequence[slice] = ()

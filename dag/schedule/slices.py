@@ -143,8 +143,8 @@ class PlanSlices:
         )
 
     def _codecs_of(self, peer: PeerId, together: set[PeerId]) -> tuple[CodecChoice, ...]:
-        """Of its own links; and of those between holders of its stages, since what one gives to
-        several has one codec for all of them."""
+        """The codecs of its own links; and of those between holders of its stages, since what one
+        gives to several has one codec for all of them."""
         found = dict.fromkeys(self._codecs.get(peer, ()))
         for other in together - {peer}:
             for c in self._codecs.get(other, ()):

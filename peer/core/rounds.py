@@ -71,8 +71,8 @@ def segments_of(plan: broker_pb2.RoundPlan) -> Iterator[VectorSegment]:
 
 
 class Rounds:
-    """Of one assignment. start: the round that it works in; None: it has no version to work from.
-    late: frames without effect, so far."""
+    """The rounds of one assignment. start: the round that it works in; None: it has no version to
+    work from. late: frames without effect, so far."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class _Adding:
 
 @dataclass(eq=False)
 class RoundAttempt:
-    """Of the plan `plan`, for the peer `peer`."""
+    """One attempt by the plan `plan`, for the peer `peer`."""
 
     plan: broker_pb2.RoundPlan
     peer: PeerId
@@ -198,7 +198,7 @@ class RoundAttempt:
         return PartMean(self.coding.written(pieces), torch.cat(heard))
 
     def results(self) -> Iterator[tuple[Span, Tensor | None]]:
-        """Of each part that this peer takes, what there is of it."""
+        """What there is of each part that this peer takes."""
         for part, source in self.wiring.takes:
             if source == self.peer:
                 found = self.result(part)

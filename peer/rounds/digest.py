@@ -17,7 +17,7 @@ __all__ = ["digest"]
 
 
 def digest(value: str, version: Tensor) -> int:
-    """Of one entry; `version`: (elements,), float32, on the host."""
+    """The digest of one entry; `version`: (elements,), float32, on the host."""
     total, data = 0, version.contiguous().numpy()
     for start in range(0, len(data), PIECE):
         piece = xxh3_64(f"{value}\0{start}\0".encode())

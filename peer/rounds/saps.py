@@ -90,7 +90,7 @@ class SapsRounds(GossipRounds):
 
     @property
     def mask(self) -> SharedMask:
-        """Of the round."""
+        """The coordinates of the round."""
         return SharedMask(self.seed, self.round, self.keep)
 
     def coding(self, vector: RunVector) -> PartCoding | None:

@@ -65,7 +65,8 @@ class RoundStrategy:
         return None
 
     def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
-        """Of the entry `value`, which stood at `base` and is `now`; `own`: all its state."""
+        """What is given of the entry `value`, which stood at `base` and is `now`; `own`: all its
+        state."""
         return base - now
 
     def left(self, value: str, given: Tensor, heard: Tensor) -> State:

@@ -96,7 +96,7 @@ class DeMo(ErrorFeedback):
 
 
 class _Sums(TensorSpace):
-    """Of each number the mean over those who sent it, transformed back."""
+    """For each number the mean over those who sent it, transformed back."""
 
     def __init__(self, bounds: Sequence[int], strategy: DeMo) -> None:
         super().__init__(bounds, strategy.holder.device)

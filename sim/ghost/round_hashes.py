@@ -132,7 +132,7 @@ def expected_gossip(
     rounds: Iterable[Sequence[Sequence[Contributor]]],
     microbatches: int,
 ) -> ExpectedRounds:
-    """The same of gossip, where `rounds` have the groups of each; all of weight 1."""
+    """The versions of gossip, where `rounds` have the groups of each; all of weight 1."""
     hashes, vector = Hashes(graph, seed), RunVector.of(graph)
     loops: dict[int, PlainLoop] = {}
     start = PlainLoop(hashes).state

@@ -71,7 +71,7 @@ class GhostVector:
 
     @property
     def state_bytes(self) -> int:
-        """Of an element of a version, with shared state."""
+        """Bytes of an element of a version, with shared state."""
         return 4 * self._rows
 
     def part(self, span: Span) -> _Part:
@@ -126,8 +126,8 @@ class _Entry:
 
 
 class GhostRounds:
-    """Of one assignment; the methods are those of RoundWork. `held`: by stage, with the hashes that
-    the assignment begins from."""
+    """The rounds of one assignment; the methods are those of RoundWork. `held`: by stage, with the
+    hashes that the assignment begins from."""
 
     def __init__(
         self, shared: GhostVector, local: LocalSteps, peer: PeerId, held: Mapping[int, HeldHash]
@@ -264,7 +264,7 @@ class GhostRounds:
     def _gathered(
         self, parts: list[tuple[Span, Words | None]]
     ) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-        """Of entries here whose pieces have all come: their factors, and what came."""
+        """Entries here whose pieces have all come: their factors, and what came."""
         found: dict[str, list[tuple[int, int]]] = {}
         for span, words in parts:
             if words is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.sim.round_methods import DiLoCo, NoLoCo, StreamingDiLoCo, e3m0, strided
-from shoal.sim.round_oracle import Method, even, train
+from shoal.sim.round_oracle import PlainMethod, even, train
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def batches(numbers: range) -> dict[str, Tensor]:
     return {"x": found[:, :-1].contiguous(), "y": found[:, 1:].contiguous()}
 
 
-def methods(kind: str, names: list[str]) -> Method:
+def methods(kind: str, names: list[str]) -> PlainMethod:
     if kind == "diloco":
         return DiLoCo(0.7, 0.9)
     if kind == "streaming":

@@ -46,7 +46,7 @@ OPTIONS = {
     "streaming-diloco": {"bits": 32},
 }
 """Of methods that are not played with those that they have by themselves."""
-METHODS: dict[str, Callable[[], round_oracle.Method]] = {
+METHODS: dict[str, Callable[[], round_oracle.PlainMethod]] = {
     "diloco": lambda: round_methods.DiLoCo(0.7, 0.9),
     "average": round_methods.Average,
     "streaming-diloco": lambda: round_methods.Streaming(0.4, 0.9),
@@ -130,7 +130,7 @@ class Rounds:
         return world, run
 
     def expected(
-        self, events: Sequence[RunEvent], method: round_oracle.Method, *, gossip: bool = False
+        self, events: Sequence[RunEvent], method: round_oracle.PlainMethod, *, gossip: bool = False
     ) -> dict[str, Tensor]:
         """The version that a plain loop comes to, of the rounds that were committed."""
         train, of = self.train, self.lab.prepared
@@ -151,7 +151,7 @@ class Rounds:
         self,
         world: World,
         run: str,
-        method: str | round_oracle.Method = "diloco",
+        method: str | round_oracle.PlainMethod = "diloco",
         *,
         overlaps: bool = False,
     ) -> None:

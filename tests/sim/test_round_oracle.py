@@ -28,7 +28,7 @@ from shoal.sim.round_methods import (
     top_of_chunks,
     two_bits,
 )
-from shoal.sim.round_oracle import Member, Method, Result, Round, even, train
+from shoal.sim.round_oracle import PlainMember, PlainMethod, PlainResult, Round, even, train
 
 STEPS, BATCH = 12, 8
 SGD = Train(steps=STEPS, batch=BATCH, optimizer="sgd", lr=0.05, momentum=0.0, clip=0.0)
@@ -64,11 +64,11 @@ def batches(numbers: range) -> dict[str, Tensor]:
     return {"x": found[:, :6], "y": found[:, 6]}
 
 
-def run(method: Method, rounds: Sequence[Round], t: Train = ADAM) -> Result:
+def run(method: PlainMethod, rounds: Sequence[Round], t: Train = ADAM) -> PlainResult:
     return train(net(), rounds, batches, t, method, steps=STEPS)
 
 
-def weights(result: Result, replica: int = 0) -> dict[str, Tensor]:
+def weights(result: PlainResult, replica: int = 0) -> dict[str, Tensor]:
     return {n: p.detach() for n, p in result.replicas[replica].weights.items()}
 
 
@@ -123,7 +123,7 @@ ROUNDS = even(4, steps=STEPS, every=5, batch=BATCH)
     ],
     ids=["diloco", "sparse-loco", "streaming-diloco"],
 )
-def test_at_the_plainest_options_it_is_averaging(method: Method) -> None:
+def test_at_the_plainest_options_it_is_averaging(method: PlainMethod) -> None:
     close(weights(run(method, ROUNDS)), weights(run(Average(), ROUNDS)))
 
 
@@ -137,11 +137,13 @@ def test_diloco_is_its_formula() -> None:
     found = DiLoCo(lr=0.7, momentum=0.9)
     versions = [dict(net().named_parameters())]
 
-    def committed(count: int, result: Result) -> None:
+    def committed(count: int, result: PlainResult) -> None:
         versions.append({n: p.clone() for n, p in found.shared.items()})
 
     unequal = [
-        Round(r.start, r.every, tuple(Member(m.replica, m.steps, m.samples, w) for m, w in pairs))
+        Round(
+            r.start, r.every, tuple(PlainMember(m.replica, m.steps, m.samples, w) for m, w in pairs)
+        )
         for r in ROUNDS
         for pairs in [list(zip(r.members, (1, 2, 3, 4), strict=True))]
     ]
@@ -158,7 +160,7 @@ def test_diloco_is_its_formula() -> None:
 
 
 def _alone(
-    start: Mapping[str, Tensor], r: Round, m: Member, count: int, rounds: Sequence[Round]
+    start: Mapping[str, Tensor], r: Round, m: PlainMember, count: int, rounds: Sequence[Round]
 ) -> dict[str, Tensor]:
     """What one member makes of a version, from a loop that knows no rounds but its own."""
     module, t = net(), ADAM
@@ -221,7 +223,7 @@ def test_saps_exchanges_what_the_mask_has_and_keeps_every_mean() -> None:
     def mask(count: int, name: str, shape: torch.Size) -> Tensor:
         return torch.rand(shape, generator=torch.Generator().manual_seed(count)) < 0.3
 
-    def at_rest(pairs: bool) -> Result:
+    def at_rest(pairs: bool) -> PlainResult:
         idle = Train(steps=STEPS, optimizer="sgd", lr=0.05, clip=0.0, weight_decay=0.0)
         rounds = even(4, steps=3, every=3, batch=BATCH, pairs=_paired if pairs else lambda c: ())
         return train(net(), rounds, batches, idle, Saps(mask), steps=STEPS)
@@ -240,12 +242,12 @@ def test_saps_exchanges_what_the_mask_has_and_keeps_every_mean() -> None:
 def test_unequal_hardware_and_who_comes_and_goes() -> None:
     """Ranges, steps and members as a broker may give them; a late joiner starts at the version."""
     rounds = [
-        Round(0, 3, (Member(0, 3, range(0, 12), 12), Member(1, 2, range(12, 24), 12))),
-        Round(3, 3, (Member(1, 4, range(24, 40), 16), Member(2, 2, range(40, 48), 8))),
+        Round(0, 3, (PlainMember(0, 3, range(0, 12), 12), PlainMember(1, 2, range(12, 24), 12))),
+        Round(3, 3, (PlainMember(1, 4, range(24, 40), 16), PlainMember(2, 2, range(40, 48), 8))),
     ]
     seen: list[dict[str, Tensor]] = []
 
-    def committed(count: int, result: Result) -> None:
+    def committed(count: int, result: PlainResult) -> None:
         seen.extend(weights(result, k) for k in result.replicas)
 
     found = train(net(), rounds, batches, ADAM, DiLoCo(), steps=STEPS, committed=committed)

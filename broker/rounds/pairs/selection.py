@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from .matching import ALONE, Bools, Mates, maximal, maximum, weights
 from .threshold import fastest_threshold
 
-__all__ = ["METHODS", "Links", "PairSettings", "Pairs", "window"]
+__all__ = ["METHODS", "PairLinks", "PairSettings", "Pairs", "window"]
 
 Floats = NDArray[np.float64]
 Pairs = tuple[tuple[str, str], ...]
@@ -59,7 +59,7 @@ class PairSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Links:
+class PairLinks:
     """What a method knows of n replicas in the order of their names."""
 
     rate: Floats
@@ -75,7 +75,7 @@ class Links:
         return (self.rate > 0) & (self.rate >= threshold)
 
 
-Method = Callable[[Links, int, int, Sequence[Mates]], Mates]
+Method = Callable[[PairLinks, int, int, Sequence[Mates]], Mates]
 """(links, key, round, past): `key` is 64 random bits of this round, `past` the rounds before."""
 
 
@@ -106,7 +106,7 @@ def window(
     both = np.minimum(bandwidth, bandwidth.T)  # NaN where one is
     rate = np.where(both > 0, both, 0.0)[np.ix_(order, order)]
     np.fill_diagonal(rate, 0.0)
-    links = Links(rate, settings)
+    links = PairLinks(rate, settings)
     past = [_mates(names, pairs) for pairs in history]
     for number in range(first, first + rounds):
         past.append(METHODS[method](links, _key(seed, number), number, past))
@@ -116,7 +116,7 @@ def window(
     )
 
 
-def saps(links: Links, key: int, round: int, past: Sequence[Mates]) -> Mates:
+def saps(links: PairLinks, key: int, round: int, past: Sequence[Mates]) -> Mates:
     """The rule at the top of this file."""
     rate, high, recent = links.rate, links.high, links.settings.recent
     order, mates = weights(key, len(rate)), _alone(len(rate))
@@ -131,15 +131,15 @@ def saps(links: Links, key: int, round: int, past: Sequence[Mates]) -> Mates:
     return maximal(rate > 0, order, mates)
 
 
-def random_pairs(links: Links, key: int, round: int, past: Sequence[Mates]) -> Mates:
+def random_pairs(links: PairLinks, key: int, round: int, past: Sequence[Mates]) -> Mates:
     """A random matching of all."""
     linked = links.rate > 0
     order = weights(key, len(linked))
     return maximum(linked, order, maximal(linked, order, _alone(len(linked))))
 
 
-def ring(links: Links, key: int, round: int, past: Sequence[Mates]) -> Mates:
-    """Of an even number everybody meets the two neighbours in turn; of an odd one somebody else is
+def ring(links: PairLinks, key: int, round: int, past: Sequence[Mates]) -> Mates:
+    """In an even number everybody meets the two neighbours in turn; of an odd one somebody else is
     alone in each round. Where neighbours have no link, both are alone."""
     n = len(links.rate)
     mates = _alone(n)

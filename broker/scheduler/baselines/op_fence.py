@@ -233,7 +233,7 @@ class Fence:
             yield from found
 
     def within(self, pool: Pool) -> Iterator[Guess]:
-        """Of the peers of one pool."""
+        """The order within the peers of one pool."""
         wanted, path = self.options.pipelines, self._path(pool)
         if wanted in (None, 1):
             yield from self._one(path)

@@ -114,7 +114,7 @@ class Judge:
         return paces, m
 
     def valued(self, paces: Iterable[Pace], microbatches: int) -> Division:
-        """Of replicas with local steps of so many microbatches."""
+        """The value of replicas with local steps of so many microbatches."""
         found = sorted(paces, key=lambda p: min(p.peers))
         total = self.every * len(found)
         steps = local_steps([p.seconds for p in found], total)
@@ -132,7 +132,7 @@ class Judge:
         )
 
     def exchange(self, paces: Iterable[Pace]) -> Contribution:
-        """Of their contributions, by what each peer holds."""
+        """The exchange of their contributions, by what each peer holds."""
         judge = self.paces.judge
         slots = [[(a, b, h) for a, b, h, _ in p.candidate.slots()] for p in paces]
         held = self.paces.fence.rows.trainable_bytes
@@ -144,7 +144,7 @@ class Judge:
 
 
 def preferred(divisions: Iterable[Division]) -> Division:
-    """Of those with nearly the most samples/s, first those without a slow link inside a replica,
+    """Among those with nearly the most samples/s, first those without a slow link inside a replica,
     for a cut between replicas avoids it; then the one with fewest replicas, for it is nearest to
     plain training with the whole batch."""
     found = list(divisions)

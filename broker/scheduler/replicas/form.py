@@ -111,7 +111,7 @@ def _keeping(request: PlanRequest, size: int) -> PlanRequest:
 def _one(
     request: PlanRequest, count: int | None, every: int, size: float, planner: Planner
 ) -> Formation:
-    """Of data that stays with its peers: one replica, planned as ever."""
+    """Data stays with its peers: one replica, planned as ever."""
     if count not in (None, 1):
         raise NoPlan(
             f"{count} replicas, and the data of {', '.join(request.local)} stays with the peers "

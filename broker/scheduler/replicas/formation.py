@@ -28,7 +28,7 @@ class FormedReplica:
 
     @property
     def local_s(self) -> float:
-        """Of its local work in a round."""
+        """Seconds of its local work in a round."""
         return self.steps * self.step_s
 
     @property
@@ -68,7 +68,7 @@ class RoundPrediction:
 
     @property
     def hidden_s(self) -> float:
-        """Of the exchange, behind the next round's local work."""
+        """Seconds of the exchange that hide behind the next round's local work."""
         return self.exchange_s - self.exposed_s
 
     @property

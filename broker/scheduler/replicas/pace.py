@@ -55,7 +55,7 @@ class Pace:
 
 
 class Paces:
-    """Of one request, whose other forms are not looked at."""
+    """The paces of one request, whose other forms are not looked at."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.judge = CostModel(replace(request, others=(), known_costs=request.costs))
@@ -90,7 +90,7 @@ class Paces:
         return self._known[key]
 
     def pace(self, seconds: float, candidate: Candidate) -> Pace:
-        """Of a plan that somebody made for some of the peers."""
+        """The pace of a plan that somebody made for some of the peers."""
         return Pace(seconds, candidate, sum(self.is_slow(a, b) for a, b in links(candidate)))
 
     def may_hold(self, peers: Collection[int]) -> bool:

@@ -38,7 +38,7 @@ Groups = tuple[Group, ...]
 
 
 def best_divisions(judge: Judge, count: int | None = None) -> list[Division]:
-    """Of each number of replicas that was looked at and may be, the best, and the best without a
+    """For each number of replicas that was looked at and may be, the best, and the best without a
     slow link inside where that is another; most samples/s first. `count`: so many replicas and no
     others."""
     found = _Best()

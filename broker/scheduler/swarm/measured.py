@@ -15,7 +15,7 @@ from ....dag.plan.plan import ScheduleName
 from ..cost.cost_model import CostModel
 from ..network.pathcut import Path, least_bottleneck, possible
 
-__all__ = ["Measured"]
+__all__ = ["MeasuredPeers"]
 
 Floats = NDArray[np.float64]
 
@@ -25,8 +25,8 @@ SLACK = 0.1
 """How far from an even cut, in stages, one with fewer bytes across may be."""
 
 
-class Measured:
-    """Of the offers of a judge's request, which are numbered. `cuts`: stage k has the operators
+class MeasuredPeers:
+    """The offers of a judge's request, which are numbered. `cuts`: stage k has the operators
     from cuts[k] to cuts[k + 1]; `again`: by stage, whether it computes its forward again."""
 
     def __init__(self, judge: CostModel) -> None:

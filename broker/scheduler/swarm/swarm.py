@@ -36,7 +36,7 @@ from ..cost.cost_model import CostModel
 from ..cost.shortage import recomputes, refuse_impossible, shortage
 from ..search.collectives import with_collectives
 from .balance import LEAST_GAIN, Holders, assigned, rebalanced
-from .measured import Measured
+from .measured import MeasuredPeers
 from .routing import round_robin
 
 __all__ = ["swarm"]
@@ -92,7 +92,7 @@ class _Planner:
         self.judge = judge = CostModel(request)
         asked = request.options.schedule
         self.schedules: tuple[ScheduleName, ...] = SCHEDULES if asked == "auto" else (asked,)
-        self.measured = Measured(judge)
+        self.measured = MeasuredPeers(judge)
 
     def plan(self) -> PlanWithReport:
         found: _Found | None = None

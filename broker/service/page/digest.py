@@ -154,7 +154,7 @@ class Digest:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all replicas: each has its part of a batch in one of its steps."""
+        """All replicas together: each has its part of a batch in one of its steps."""
         return self._tokens_per_step / self.step_s if self.step_s > 0 else 0.0
 
     def row(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def expected(
     first: list[RunEvent],
     saved: Checkpoint,
     then: list[RunEvent],
-    method: round_oracle.Method,
+    method: round_oracle.PlainMethod,
 ) -> dict[str, Tensor]:
     """Of the rounds that are in the checkpoint, and of those behind it."""
     train, reader = rounds.train, rounds.lab.reader()
@@ -86,7 +86,7 @@ def expected(
             made.load_state_dict(copy.deepcopy(known))
         return made
 
-    def committed(number: int, result: round_oracle.Result) -> None:
+    def committed(number: int, result: round_oracle.PlainResult) -> None:
         if number + 1 == saved.rounds.round:
             known.update(result.replicas[writer].optimizer.state_dict())
 
