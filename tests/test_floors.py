@@ -33,7 +33,8 @@ ORDER = {
         access options scheduler < events requirements < membership < links snapshots
         < records < recovery round_rows < runs < journal placement rounds < registry < clients
         < machine planning < service validate""",
-    "broker/rounds": "pairs saving segments version work < ahead exchange gossip < coordinator",
+    "broker/rounds": """
+        pairs saving segments version work < ahead exchange gossip < handing < coordinator""",
     "broker/scheduler": """
         base < network < cost < baselines codecs search < swarm < planners < replicas""",
     "broker/service": """

@@ -6,6 +6,7 @@ __all__ = [
     "coordinator",
     "exchange",
     "gossip",
+    "handing",
     "pairs",
     "saving",
     "segments",

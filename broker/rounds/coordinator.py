@@ -51,10 +51,10 @@ from ..membership.membership import Membership
 from ..records.rounds import microbatches_of
 from ..runs.replica import Replica
 from ..runs.run import Run
-from .ahead import steps_ahead, steps_of
 from .exchange import ExchangePlanner
 from .gossip import Gossip, NetworkOf
-from .saving import is_due, save_last, save_version
+from .handing import local_work
+from .saving import save_last, save_version
 from .version import done_of, hash_of
 
 __all__ = ["RoundCoordinator"]
@@ -239,49 +239,8 @@ class RoundCoordinator:
 
     def _hand_out(self, numbers: Sequence[int], now: float) -> list[Instruction]:
         """The next round begins for these, who have its version."""
-        record, spec = self.record, self.run.submitted.spec
-        own = spec.microbatches // len(self.run.replicas)
-        sync = self.run.submitted.requirements.sync
-        every = sync.steps
-        left = min(every * spec.microbatches, record.total - record.committed)
-        times = [self._step_s(n) for n in numbers]
-        past = {n: record.carried(n, self._replica(n).record.term) for n in numbers}
-        carried = {n: w.ahead if (w := past[n]) else 0 for n in numbers}
-        steps = steps_of(left // own, times, [*carried.values()])
-        chosen = {n: h for n, h in zip(numbers, steps, strict=True) if h}
-        saves = is_due(self.run, record.committed + left)  # a snapshot has the version alone then
-        ahead = steps_ahead(
-            0 if saves else sync.overlap,
-            every,
-            chosen,
-            left=(record.total - record.committed - left) // own - len(self.run.replicas),
-            exchange_s=self._exchange_s,
-            round_s=max(h * s for h, s in zip(steps, times, strict=True)),
-        )
-        final = record.committed + left >= record.total
-        parts = sync.fragments
-        fragment = 0 if final or parts == 1 else record.round % parts + 1
-        counts = [h - carried[n] for n, h in chosen.items()] + [ahead[n] for n in chosen]
-        kept = [r for w in past.values() if w for r in w.ahead_samples]
-        ranges = record.hand_out((count * own for count in counts), kept)
-        at = record.position
-        work = []
-        for i, (n, h) in enumerate(chosen.items()):
-            mine, before = self._replica(n).record, past[n]
-            work.append(
-                RoundWork(
-                    replica=n,
-                    term=mine.term,
-                    first_step=before.first_step + before.steps if before else mine.committed,
-                    steps=h,
-                    samples=[*(before.ahead_samples if before else ()), *ranges[i]],
-                    ahead=ahead[n],
-                    ahead_samples=ranges[len(chosen) + i],
-                    late=carried[n],
-                    fragment=fragment,
-                    final=final,
-                )
-            )
+        record, at = self.record, self.record.position
+        work = local_work(self.run, numbers, self._exchange_s)
         self.ready, self.made, self.bad, self._plans, self._troubled = {}, {}, {}, {}, set()
         self._handed, self._alone_since = {w.replica: w.term for w in work}, None
         self._since = now
@@ -290,9 +249,9 @@ class RoundCoordinator:
                 RunEvent(round_begun=RoundBegun(round=record.round, work=work)), 0, now
             )
         ]
-        out += save_version(self.run, [n for n in chosen if not carried[n]], at)
-        for number in chosen:
-            out += self._tell_start(number)
+        out += save_version(self.run, [w.replica for w in work if not w.late], at)
+        for w in work:
+            out += self._tell_start(w.replica)
         return [*out, *self._arm(self._closes_at)]
 
     def _tell_start(self, number: int) -> list[Instruction]:
