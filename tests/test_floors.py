@@ -81,6 +81,7 @@ ACROSS = {
     "tests/proto",
     "tests/sim/processes",
     "tests/sim/recovery",
+    "tests/sim/rounds",
 }
 """Folders of tests that are of no one room."""
 

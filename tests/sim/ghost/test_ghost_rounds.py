@@ -138,7 +138,7 @@ def test_rounds_take_the_bytes_and_the_time_of_real_tensors(
 
 def test_buffers_are_in_versions(laboratory: Any) -> None:
     table = json.loads(job(2).to_json()) | {"name": "ghost-buffers"}
-    normed = table | {"model": {"factory": "shoal.tests.sim.virtual.normed:net"}}
+    normed = table | {"model": {"factory": "shoal.tests.sim.rounds.normed:net"}}
     played = Played(laboratory(Job.from_table(normed)), THREE[::2])
     events = played.finish()
     assert played.found(events) == played.expected(events)

@@ -22,7 +22,7 @@ from shoal.tests.sim.played_rounds import METHODS, TIES, sync_of
 
 JOB: dict[str, Any] = {
     "version": 1,
-    "model": {"factory": "shoal.tests.sim.virtual.normed:net"},
+    "model": {"factory": "shoal.tests.sim.rounds.normed:net"},
     "data": {"kind": "text", "length": 8, "holdout": 0.0},
     "plan": {"replicas": 2},
     "train": {"steps": 7, "batch": 12, "microbatch": 2, "lr": 0.05, "optimizer": "sgd"},
