@@ -188,7 +188,7 @@ class RoundCoordinator:
         if not record.begun:
             out = self._begin(now)
         elif record.attempt and not self._void():
-            out = self._commit(now)
+            out = self._commit(now) or self._arm(self._attempt_ends)
         else:
             out = self._close(now)
         self._let_wait(now)

@@ -117,6 +117,8 @@ class Assignment:
         self.peers = tuple(p for p in holders if p != peer) if self._holds else ()
         """Whom it has links with: the holders that its slice names, in order of their first stage,
         and from `begin` on who gives it snapshots, or gets some."""
+        self._near = self.peers
+        """Holders alone: who only keeps snapshots may be in another replica later."""
         self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
         self._told_down: set[PeerId] = set()
         """The peers of whose links the broker knows that they broke."""
@@ -212,7 +214,7 @@ class Assignment:
         self.phase = Phase.READY
         out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
         if event.vector is not None:
-            self.rounds = Rounds(self._peer, self.run, self.term, event.vector, self.peers)
+            self.rounds = Rounds(self._peer, self.run, self.term, event.vector, self._near)
             if self._assign.HasField("round"):
                 out += self._begin_round(self._assign.round)
         elif not self.steps.over:
