@@ -25,13 +25,16 @@ _MOST = 2
 
 def steps_of(units: int, seconds: Sequence[float], carried: Sequence[int]) -> list[int]:
     """How many of so many steps each replica makes, `carried` of them done ahead: one after the
-    other goes to who would end first with it, so that who was ahead by more has fewer to come."""
+    other goes to who would end first with it, so that who was ahead by more has fewer to come. Who
+    has none comes first: a round in which only one works is lost with that one."""
     if not any(carried):
         return divide(units, seconds)
     found, known = [*carried], [s for s in seconds if s > 0]
     typical = statistics.median(known) if known else 1.0
     each = [s if s > 0 else typical for s in seconds]
-    ends = [((n + 1) * s, i) for i, (n, s) in enumerate(zip(found, each, strict=True))]
+    ends = [
+        ((n + 1) * s if n else 0.0, i) for i, (n, s) in enumerate(zip(found, each, strict=True))
+    ]
     heapq.heapify(ends)
     for _ in range(units - sum(carried)):
         _, i = ends[0]

@@ -54,7 +54,7 @@ class ExchangePlanner:
             if sources is not None:
                 inside = [(n, 1) for n, _ in inside]
                 joiners = tuple(j for j in joiners if sources.get(j) == inside[0][0])
-            made |= self._planned(inside, joiners, alike=not members[0].group)
+            made |= self._planned(inside, joiners, alike=sources is None)
         return made
 
     def _planned(

@@ -45,7 +45,10 @@ def test_who_was_ahead_by_more_has_fewer_steps_to_come(replicas: list[tuple[floa
     found = steps_of(units, seconds, carried)
     assert sum(found) == units
     assert all(a >= b for a, b in zip(found, carried, strict=True))
-    last = max(n * s for n, s, c in zip(found, seconds, carried, strict=True) if n > c)
+    assert min(found) >= 1
+    # But for the one step that everybody has.
+    later = [n * s for n, s, c in zip(found, seconds, carried, strict=True) if n > max(c, 1)]
+    last = max(later, default=0.0)
     # Nobody who got a step would have ended sooner had another one got it.
     assert all((n + 1) * s >= last - 1e-9 for n, s in zip(found, seconds, strict=True))
 
