@@ -82,6 +82,9 @@ def top_of_chunks(keep: float, chunk: int = 4096, values: Encode = raw) -> Encod
         found = []
         for row in rows:
             k = max(1, round(keep * row.shape[-1]))
+            if k == row.shape[-1]:
+                found.append(values(row).flatten())
+                continue
             at = row.abs().topk(k, dim=-1).indices
             kept = values(row.gather(-1, at))
             found.append(torch.zeros_like(row).scatter(-1, at, kept).flatten())

@@ -52,7 +52,7 @@ from ..plan.cut import Stage, TiedGroup
 from ..plan.plan import PeerId, Plan, PlanError, Route, Visit
 from ..plan.plan_slice import PlanSlice
 from ..plan.swaps import Crossing, crossings
-from .schedule import evaluation_actions, exchange_actions, step_actions
+from .schedule import evaluation_actions, exchange_actions, step_actions, training_actions
 
 __all__ = ["Flow", "Role", "Transfer"]
 
@@ -174,8 +174,7 @@ class Flow:
     def _training(self) -> Mapping[PeerId, tuple[Action, ...]]:
         if mine := self._mine:
             trained = [e for k, e in self.exchanges.items() if k[0] is not ExchangeContent.SCORES]
-            actions = (*mine.visits, *exchange_actions(mine.peer, trained), Action(Kind.UPDATE))
-            return {mine.peer: actions}
+            return {mine.peer: training_actions(mine.peer, mine.visits, trained)}
         return step_actions(self.plan, self.stages, self.exchanges.values())
 
     @cached_property

@@ -1,8 +1,12 @@
 """Schedules as data: what each peer does in a step, in which order.
 
 The visits (forwards and backwards) come from `visits.py`, which holds the schedules; behind them
-stand the exchanges and the update U, the same under every schedule. `dag/plan/action.py` says how
-an action prints, `flow.py` what each takes and gives.
+stand the exchanges and the update U, the same under every schedule. What a peer gives to the sum of
+a stage's gradients it gives as soon as the stage's last backward is done: where it holds several
+stages, that is on its way while the backwards of the others go on, and where to cut for that is the
+planner's to find (wait-free backpropagation, merged: MG-WFBP, arXiv 1811.11141). Nothing is taken
+that early, since then a slow link would hold up the backwards. `dag/plan/action.py` says how an
+action prints, `flow.py` what each takes and gives.
 """
 
 from __future__ import annotations
@@ -23,19 +27,35 @@ __all__ = [
     "ScheduleError",
     "evaluation_actions",
     "step_actions",
+    "training_actions",
 ]
 
 
 def step_actions(
     plan: Plan, stages: Sequence[Stage], exchanges: Iterable[Exchange]
 ) -> dict[PeerId, tuple[Action, ...]]:
-    """The list of every peer for one training step: visits, then exchanges, then the update."""
+    """The list of every peer for one training step."""
     lists = visit_lists(plan, stages, plan.routes, training=True)
     trained = [e for e in exchanges if e.content is not ExchangeContent.SCORES]
-    for peer in plan.peers:
-        lists[peer] += exchange_actions(peer, trained)
-        lists[peer].append(Action(Kind.UPDATE))
-    return {peer: tuple(found) for peer, found in lists.items()}
+    return {peer: training_actions(peer, lists[peer], trained) for peer in plan.peers}
+
+
+def training_actions(
+    peer: PeerId, visits: Sequence[Action], exchanges: Sequence[Exchange]
+) -> tuple[Action, ...]:
+    """A peer's list: its visits, its part in the exchanges, of which it gives gradients between
+    visits, and the update."""
+    ends = {a.stage: a for a in visits if a.kind is Kind.BACKWARD}
+    given: dict[Action, Action] = {}
+    """By last backward of a stage."""
+    behind = exchange_actions(peer, exchanges)
+    for action in list(behind):
+        if action.content is ExchangeContent.GRADIENT and action.kind is Kind.GIVE:
+            if (end := ends.get(action.stage)) is not None:
+                given[end] = action
+                behind.remove(action)
+    found = [a for visit in visits for a in (visit, given.get(visit)) if a is not None]
+    return (*found, *behind, Action(Kind.UPDATE))
 
 
 def evaluation_actions(

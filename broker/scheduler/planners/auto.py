@@ -30,7 +30,7 @@ from ..cost.shortage import fitting, refuse_impossible
 from ..search.beside import no_plan_beside, seeds_beside
 from ..search.collectives import with_collectives
 from ..search.enough import no_plan
-from ..search.moves import all_moves, guess
+from ..search.moves import all_moves, exchange_moves, guess, joined
 from ..search.parallel import candidates_in
 from ..search.reasons import spare_reasons, stage_reasons, with_peer
 from ..search.search import Search, SearchResult, SearchSpace, weight
@@ -64,6 +64,8 @@ NEAR = 1.3
 """Forms of the request whose best by `op-fence` is at most so many times the least are searched."""
 GROUPED = 8
 """Candidates from broker/scheduler/search/parallel.py, its best guesses."""
+WORTH = 0.99
+"""Of a step's time, what it must come to where shares are cut for the sake of an exchange."""
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "interleaved")
 
 
@@ -131,8 +133,19 @@ def auto(request: PlanRequest) -> PlanWithReport:
         )
         if again.best is not None and again.best.seconds < chosen.best.seconds:
             chosen = again
-    chosen = _with_collectives(chosen)
+    chosen = _with_collectives(_overlapped(chosen))
     return _plan(chosen, seconds, [x[0] for x in fitting[1:]])
+
+
+def _overlapped(chosen: FormResult) -> FormResult:
+    """What peers hold is cut where gradients are given earlier for it, if that gains anything to
+    speak of."""
+    best, judge = chosen.best, chosen.judge
+    assert best is not None
+    search = Search(judge, space_of(judge.request), BUDGET)
+    search.tell(best.candidate, best.seconds)
+    found = search.improve(best.candidate, exchange_moves)
+    return replace(chosen, best=found) if found.seconds < WORTH * best.seconds else chosen
 
 
 def _with_collectives(chosen: FormResult) -> FormResult:
@@ -417,6 +430,12 @@ def _reasons(
                 if without == float("inf")
                 else f"without it the step takes {without:.4g} s"
             )
+        )
+    whole = replace(candidate, pipelines=tuple(joined(p) for p in candidate.pipelines))
+    if whole != candidate:
+        found.append(
+            "what a peer holds is cut so that it gives gradients of its end while its beginning "
+            f"does its backward: whole the step takes {judge.seconds(whole):.4g} s"
         )
     for form in forms:
         other_best = form.best

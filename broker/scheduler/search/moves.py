@@ -4,6 +4,8 @@ In one pipeline: a cut shifts; a share goes to its neighbours; a new peer takes 
 the first peer takes the last operators too, where a weight is tied; a share recomputes or does not.
 Between pipelines: microbatches move; a pipeline ends and its peers go free; two become one; one is
 split; a free peer becomes a pipeline. And: another schedule.
+
+By themselves (`exchange_moves`): where peers cut what they hold for the sake of an exchange.
 """
 
 from __future__ import annotations
@@ -16,12 +18,22 @@ from ..cost.candidate import Candidate, Pipeline, StageShare
 from ..cost.cost_model import CostModel
 from .search import SearchSpace
 
-__all__ = ["all_moves", "chain_moves", "even_pipeline", "guess", "with_pipeline"]
+__all__ = [
+    "all_moves",
+    "chain_moves",
+    "even_pipeline",
+    "exchange_moves",
+    "guess",
+    "joined",
+    "with_pipeline",
+]
 
 MOST_CUTS = 24
 """Positions at which a new share is tried."""
 MOST_LOANS = 3
 """Shares of a pipeline in which a middle is lent."""
+MOST_EXCHANGED = 8
+"""Shares of a pipeline that are cut for the sake of an exchange."""
 MOST_SHARES = 64
 """Beyond, only the shares of the busiest peers are moved."""
 
@@ -92,6 +104,35 @@ def chain_moves(judge: CostModel, candidate: Candidate, space: SearchSpace) -> I
                 yield with_pipeline(candidate, p, other)
 
 
+def exchange_moves(
+    judge: CostModel, candidate: Candidate, space: SearchSpace
+) -> Iterator[Candidate]:
+    """A share is cut in two on its peer, so that the gradients of its end are given while its
+    beginning does its backward; such a cut moves, or goes. A cut of one pipeline is one of all, so
+    the first stands for them."""
+    first = candidate.pipelines[0]
+    if len(candidate.pipelines) < 2 or space.stages is not None or not space.repeats:
+        return
+    known = {s.stop for pipeline in candidate.pipelines for s in pipeline}
+    for i, s in enumerate(first[:MOST_EXCHANGED]):
+        done = judge.backward_s[s.peer, s.start : s.stop + 1] - judge.backward_s[s.peer, s.start]
+        for part in (0.25, 0.5, 0.75):
+            at = s.start + int(done.searchsorted(part * done[-1]))
+            if s.start < at < s.stop and at not in known:
+                cut = replace(s, stop=at), replace(s, start=at)
+                yield with_pipeline(candidate, 0, (*first[:i], *cut, *first[i + 1 :]))
+    for i in range(len(first) - 1):
+        left, right = first[i], first[i + 1]
+        if left.peer == right.peer:
+            yield with_pipeline(
+                candidate, 0, (*first[:i], replace(left, stop=right.stop), *first[i + 2 :])
+            )
+            for at in ((left.start + left.stop) // 2, (right.start + right.stop) // 2):
+                if left.start < at < right.stop and at != left.stop:
+                    moved = replace(left, stop=at), replace(right, start=at)
+                    yield with_pipeline(candidate, 0, (*first[:i], *moved, *first[i + 2 :]))
+
+
 def _shifts(judge: CostModel, pipeline: Pipeline) -> Iterator[Pipeline]:
     """A cut moves by 1, 2, 4, … operators; a run of cuts moves by one (a share passes on)."""
     for i in range(len(pipeline) - 1):
@@ -124,15 +165,15 @@ def _shifts(judge: CostModel, pipeline: Pipeline) -> Iterator[Pipeline]:
 def _removals(pipeline: Pipeline) -> Iterator[Pipeline]:
     for i, share in enumerate(pipeline):
         if i > 0:
-            yield _joined(
+            yield joined(
                 (*pipeline[: i - 1], replace(pipeline[i - 1], stop=share.stop), *pipeline[i + 1 :])
             )
         if i + 1 < len(pipeline):
             after = replace(pipeline[i + 1], start=share.start)
-            yield _joined((*pipeline[:i], after, *pipeline[i + 2 :]))
+            yield joined((*pipeline[:i], after, *pipeline[i + 2 :]))
         if 0 < i < len(pipeline) - 1 and share.stop - share.start > 1:
             middle = (share.start + share.stop) // 2
-            yield _joined(
+            yield joined(
                 (
                     *pipeline[: i - 1],
                     replace(pipeline[i - 1], stop=middle),
@@ -142,7 +183,7 @@ def _removals(pipeline: Pipeline) -> Iterator[Pipeline]:
             )
 
 
-def _joined(shares: Sequence[StageShare]) -> Pipeline:
+def joined(shares: Sequence[StageShare]) -> Pipeline:
     """Neighbours of one peer become one share."""
     found: list[StageShare] = []
     for s in shares:
@@ -205,7 +246,7 @@ def _loans(judge: CostModel, pipeline: Pipeline, free: int | None) -> Iterator[P
                 if peer != s.peer:
                     middle = StageShare(peer, a, b, s.recompute)
                     ends = replace(s, stop=a), replace(s, start=b)
-                    yield _joined((*pipeline[:i], ends[0], middle, ends[1], *pipeline[i + 1 :]))
+                    yield joined((*pipeline[:i], ends[0], middle, ends[1], *pipeline[i + 1 :]))
 
 
 def recompute_moves(candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:

@@ -217,6 +217,11 @@ def test_the_lists_of_any_plan_check(worlds, data, schedule):
             for kind in VISITS:
                 done = [a.microbatch for a in both[peer] if (a.kind, a.stage) == (kind, stage)]
                 assert done == sorted(done)
+            behind = {a: b for a, b in itertools.pairwise(training[peer])}
+            last = [a for a in training[peer] if (a.kind, a.stage) == (Kind.BACKWARD, stage)][-1:]
+            given = Action(Kind.GIVE, 0, stage, ExchangeContent.GRADIENT)
+            if last and given in training[peer]:
+                assert behind[last[0]] == given
         if plan.schedule == "gpipe":
             assert "F" not in visits(training[peer]).partition("B")[2]
     if plan.schedule == "1f1b":

@@ -9,7 +9,13 @@ import re
 import numpy as np
 import pytest
 
-from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import (
+    NoPlan,
+    PeerOffer,
+    PlannerOptions,
+    PlanRequest,
+    PlanWithReport,
+)
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
 from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.broker.scheduler.planners.auto import BASELINES, auto, choose
@@ -186,6 +192,30 @@ def test_weak_peers_become_one_pipeline_beside_a_strong_one() -> None:
     assert len(ways) == 2
     one = auto(with_options(request, pipelines=1))
     assert found.report.predicted.step_s < one.report.predicted.step_s
+
+
+def test_what_equal_peers_hold_is_cut_where_that_hides_the_giving_of_gradients() -> None:
+    """An exchange that takes about as long as the backward: half of it, the giving, is hidden but
+    for the gradients of the last cut; no cut at all is best beside a free line."""
+    graph, costs = random_graph(random.Random(11), 10)
+    names = tuple(PeerId(f"p{i}") for i in range(4))
+    size = sum(p.spec.size_bytes for p in graph.parameters)
+    work = sum(c.forward.product + c.backward.product for c in costs)
+    offers = tuple(PeerOffer(p, device_memory_bytes=2**34, flops_per_s=work) for p in names)
+
+    def planned(rate: float, **options: object) -> PlanWithReport:
+        net = uniform(names, 1e-4, rate)
+        request = PlanRequest(graph, offers, 4, 1, links=net, known_costs=costs)
+        return auto(with_options(request, pipelines=4, **options))
+
+    whole, free = planned(1.5 * size, stages=1), planned(1.5 * size)
+    assert len(free.plan.stages) > 1
+    assert all(set(s.holders) == set(names) for s in free.plan.stages)
+    took, least = (x.report.predicted.step_s for x in (whole, free))
+    exchange = took - 1.0
+    assert 1.0 + exchange / 2 < least < 0.95 * took
+    assert any("does its backward" in r for r in free.report.reasons)
+    assert len(planned(1e6 * size).plan.stages) == 1
 
 
 def test_the_number_of_microbatches_is_chosen_among_the_forms_of_the_request() -> None:
