@@ -13,6 +13,7 @@ merged_over_predicted_…    the same, as the plans' reports say
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ JOB: Mapping[str, Any] = {
 def step_s(played: Played) -> float:
     """Median, without the first two."""
     times = [e.at_s for e in played.events if e.HasField("step")]
-    return statistics.median(b - a for a, b in zip(times[2:], times[3:], strict=False))
+    return statistics.median(b - a for a, b in itertools.pairwise(times[2:]))
 
 
 def main() -> int:

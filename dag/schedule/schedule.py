@@ -50,10 +50,10 @@ def training_actions(
     """By last backward of a stage."""
     behind = exchange_actions(peer, exchanges)
     for action in list(behind):
-        if action.content is ExchangeContent.GRADIENT and action.kind is Kind.GIVE:
-            if (end := ends.get(action.stage)) is not None:
-                given[end] = action
-                behind.remove(action)
+        gives = action.content is ExchangeContent.GRADIENT and action.kind is Kind.GIVE
+        if gives and (end := ends.get(action.stage)) is not None:
+            given[end] = action
+            behind.remove(action)
     found = [a for visit in visits for a in (visit, given.get(visit)) if a is not None]
     return (*found, *behind, Action(Kind.UPDATE))
 
