@@ -23,7 +23,6 @@ __all__ = [
     "Saps",
     "SparseLoCo",
     "Streaming",
-    "StreamingDiLoCo",
     "e3m0",
     "gather",
     "groups",
@@ -187,51 +186,6 @@ class DiLoCo(PlainMethod):
         self.outer.zero_grad()
 
 
-class StreamingDiLoCo(DiLoCo):
-    """DiLoCo of one fragment a round, the next in turn. What a round commits arrives `late` local
-    steps into the next one, as local += new - snapshot, so nothing done meanwhile is lost."""
-
-    def __init__(
-        self,
-        fragments: Sequence[Collection[str]],
-        lr: float = 0.4,
-        momentum: float = 0.9,
-        *,
-        late: int = 0,
-        up: Encode = e3m0,
-        down: Encode = raw,
-    ) -> None:
-        super().__init__(lr, momentum, up=up, down=down)
-        self.fragments, self.late = fragments, late
-        self.on_its_way: dict[int, dict[str, Tensor]] = {}
-        """By replica: what its local weights were."""
-
-    @torch.no_grad()
-    def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
-        self.finish(replicas)  # of a round that was shorter than what is late
-        names = self.fragments[count % len(self.fragments)]
-        self.on_its_way = {
-            k: {n: x.weights[n].detach().clone() for n in names} for k, x in replicas.items()
-        }
-        self._outer_step(r, self.on_its_way, names)
-        if not self.late:
-            self.finish(replicas)
-
-    def stepped(self, j: int, number: int, replica: PlainReplica) -> None:
-        if j + 1 == self.late:
-            self._arrive(number, replica)
-
-    def finish(self, replicas: Mapping[int, PlainReplica]) -> None:
-        for k, replica in replicas.items():
-            self._arrive(k, replica)
-
-    @torch.no_grad()
-    def _arrive(self, number: int, replica: PlainReplica) -> None:
-        for name, snapshot in self.on_its_way.pop(number, {}).items():
-            local = replica.weights[name]
-            local.copy_(self.shared[name] + (local - snapshot))
-
-
 class Overlapped(PlainMethod):
     """Another method whose version comes `late` local steps into the next round of a member, as
     local += new - what it was when the round ended. Who was in no round takes it as it is."""
@@ -311,6 +265,10 @@ class Streaming(DiLoCo):
     def stepped(self, j: int, number: int, replica: PlainReplica) -> None:
         if j + 1 == self.late[number]:
             self._arrive(number, replica)
+
+    def finish(self, replicas: Mapping[int, PlainReplica]) -> None:
+        for k, replica in replicas.items():
+            self._arrive(k, replica)
 
     @torch.no_grad()
     def _arrive(self, number: int, replica: PlainReplica) -> None:

@@ -245,13 +245,20 @@ def even(
     every: int,
     batch: int,
     pairs: Callable[[int], tuple[tuple[int, int], ...]] = lambda count: (),
+    fragments: int = 0,
+    late: int = 0,
 ) -> list[Round]:
     """Rounds of equal replicas that are always there; `batch` is over all of them. The last round
-    is as long as the steps allow."""
+    is as long as the steps allow. fragments: so many are exchanged in turn, but for the last round;
+    late: steps behind which what a round came to arrives in the next."""
     size, rounds = batch // replicas, []
     for count, start in enumerate(range(0, steps, every)):
-        h = min(every, steps - start)
+        h, last = min(every, steps - start), start + every >= steps
+        behind = min(late, h) if count else 0
         first = [start * batch + k * h * size for k in range(replicas)]
-        members = tuple(PlainMember(k, h, range(f, f + h * size), 1) for k, f in enumerate(first))
-        rounds.append(Round(start, h, members, pairs(count)))
+        members = tuple(
+            PlainMember(k, h, range(f, f + h * size), 1, late=behind) for k, f in enumerate(first)
+        )
+        fragment = 0 if last or not fragments else count % fragments + 1
+        rounds.append(Round(start, h, members, pairs(count), fragment=fragment, final=last))
     return rounds

@@ -139,6 +139,8 @@ class Trainer:
                 every=row.round_steps,
                 batch=setting.batch,
                 pairs=pairs_of(seed, count),
+                fragments=row.fragments if row.method == "streaming" else 0,
+                late=row.late,
             ),
             _batches(self.source, seed),
             setting.train,

@@ -5,7 +5,8 @@ S steps and a round every H steps:
 
 dense        ring of fp32 gradients, each step                     S · 4 · (P-1)/P · 4·N
 aggregated   each peer sums a P-th of the model: encoded changes
-             to it, the encoded mean back                          S/H · 2 · (P-1)/P · (up + down)
+             to it, the encoded mean back (of fragments in turn,
+             and at the end of all)                                S/H · 2 · (P-1)/P · (up + down)
 gathered     sparse changes, to everybody                          S/H · 2 · (P-1) · up
 pairs        two fp32 models of NoLoCo, or the c-th part of one    S/H · 2 · (8·N or 4·N/c)
 
@@ -32,11 +33,10 @@ from shoal.sim.round_methods import (
     NoLoCo,
     Saps,
     SparseLoCo,
-    StreamingDiLoCo,
+    Streaming,
     e3m0,
     raw,
     sign,
-    strided,
     top_of_chunks,
     two_bits,
 )
@@ -89,6 +89,7 @@ class Row:
     momentum: float = 0.0
     fragments: int = 1
     late: int = 0
+    mix: float = 0.5
     lr: float = 8e-3
     beta2: float = 0.99
 
@@ -109,9 +110,13 @@ class Row:
             case "diloco":
                 return DiLoCo(self.outer, self.momentum, up=encode, down=encode)
             case "streaming":
-                parts = strided(names, self.fragments)
-                return StreamingDiLoCo(
-                    parts, self.outer, self.momentum, late=self.late, up=encode, down=encode
+                return Streaming(
+                    self.outer,
+                    self.momentum,
+                    fragments=self.fragments,
+                    mix=self.mix,
+                    up=encode,
+                    down=encode,
                 )
             case "sparse":
                 return SparseLoCo(self.outer, encode=encode)
@@ -143,7 +148,8 @@ class Row:
             case "average" | "diloco":
                 return rounds * 2 * share * 2 * encoded
             case "streaming":
-                return rounds * 2 * share * 2 * encoded + ring
+                turns = math.ceil(steps / self.round_steps) - 1
+                return (turns / self.fragments + 1) * 2 * share * 2 * encoded
             case "sparse":
                 return rounds * 2 * (replicas - 1) * encoded
             case "noloco":

@@ -54,6 +54,7 @@ class Together:
         for count, r in enumerate(rounds):
             each: list[list[float]] = []
             h = r.members[0].steps
+            method.begins(r, result.replicas)
             for j in range(h):
                 got = [batches(m.part(j)) for m in r.members]
                 inputs = {k: torch.stack([b[k] for b in got]) for k in got[0]}

@@ -20,9 +20,8 @@ from shoal.sim.round_methods import (
     Residual,
     Saps,
     SparseLoCo,
-    StreamingDiLoCo,
+    Streaming,
     e3m0,
-    raw,
     sign,
     strided,
     top_of_chunks,
@@ -119,7 +118,7 @@ ROUNDS = even(4, steps=STEPS, every=5, batch=BATCH)
     [
         DiLoCo(lr=1.0, momentum=0.0),
         SparseLoCo(decay=0.0, encode=top_of_chunks(1.0)),
-        StreamingDiLoCo([[n for n, _ in net().named_parameters()]], 1.0, 0.0, up=raw),
+        Streaming(1.0, 0.0, fragments=1, mix=0.0),
     ],
     ids=["diloco", "sparse-loco", "streaming-diloco"],
 )
@@ -128,8 +127,7 @@ def test_at_the_plainest_options_it_is_averaging(method: PlainMethod) -> None:
 
 
 def test_streaming_in_one_fragment_and_in_time_is_diloco() -> None:
-    names = [n for n, _ in net().named_parameters()]
-    streamed = run(StreamingDiLoCo([names], 0.4, 0.9, up=raw), ROUNDS)
+    streamed = run(Streaming(0.4, 0.9, fragments=1, mix=0.0), ROUNDS)
     same(weights(streamed), weights(run(DiLoCo(0.4, 0.9), ROUNDS)))
 
 
@@ -188,9 +186,8 @@ _STARTS: dict[int, dict[int, Mapping[str, Tensor]]] = {}
 @pytest.mark.parametrize("late", [1, 2])
 def test_what_arrives_late_loses_nothing(late: int) -> None:
     """With a mean of one there is nothing to learn from others: the local steps alone remain."""
-    rounds = even(1, steps=STEPS, every=3, batch=BATCH)
-    fragments = strided([n for n, _ in net().named_parameters()], 2)
-    streamed = run(StreamingDiLoCo(fragments, 1.0, 0.0, late=late, up=raw), rounds)
+    rounds = even(1, steps=STEPS, every=3, batch=BATCH, fragments=2, late=late)
+    streamed = run(Streaming(1.0, 0.0, mix=0.0), rounds)
     close(weights(streamed), weights(run(Average(), rounds)))
 
 
