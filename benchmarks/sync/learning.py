@@ -4,6 +4,7 @@ meet, over dense all-reduce of every step's gradient with as many samples.
     python benchmarks/sync/learning.py [--rows NAME,…] [--seeds 5] [--replicas 4,8] [--json FILE]
     python benchmarks/sync/learning.py --grid --rows NAME,…   # seed 0 at all rates and betas
     python benchmarks/sync/learning.py --cached               # what has been trained, no training
+    python benchmarks/sync/learning.py --cached --picture docs/strategies-learning.png
 
 The model is that of benchmarks/learning/learning.py: 12 blocks of width 32 over windows of 32
 bytes of the standard library's sources; a step has 8 windows over all replicas. A seed decides the
@@ -11,6 +12,9 @@ model's start and the order of the data, and is the same for all rows. Every rep
 AdamW. Rows, codes and the formulas of bytes stand in rows.py; learning rate and β₂ of every row,
 and of dense, are from GRID. Ratios to dense are of means over the seeds that both
 have, for the worse of 4 and 8 replicas.
+
+Behind the figures stands a table of them, with modelled times to a loss (modelled.py). A table that
+was interrupted has fewer seeds, and says how many.
 
 Finished runs are kept in .cache/sync-learning by what decides their numbers, the code of the loops
 with it, and are not repeated; an interrupted table goes on where it was. One process, one thread.
@@ -38,6 +42,7 @@ from torch.func import functional_call
 
 from shoal.benchmarks.learning.chain import Data, Setting
 from shoal.benchmarks.learning.runs import finished
+from shoal.benchmarks.sync.modelled import NETWORKS, curve, plot, seconds_to
 from shoal.benchmarks.sync.rows import GRID, ROWS, Row, pairs_of
 from shoal.benchmarks.sync.together import Together
 from shoal.benchmarks.table import Figure, arguments, report
@@ -49,6 +54,8 @@ CODE = [ROOT / "sim" / "oracle.py", ROOT / "sim" / "round_oracle.py", METHODS]
 CODE += [Path(__file__).with_name("together.py")]
 SETTING = Setting(steps=4000, batch=8, eval_every=400)
 """Of the first search; eight replicas have one window of a step each."""
+TARGET = 1.15
+"""Times the final loss of dense: the loss to which time is reckoned."""
 BARS = {"sync_bytes_ratio_1pct": 0.01, "sync_bytes_ratio_3pct": 0.03}
 Run = dict[str, Any]
 
@@ -233,6 +240,40 @@ def figures(
     return [*(Figure(bar, value, "ratio", "higher") for bar, value in best.items()), *found]
 
 
+Curves = dict[tuple[str, int], list[tuple[int, float]]]
+
+
+def curves_of(runs: Sequence[Run], steps: int) -> Curves:
+    """By row and replicas, over all of its seeds."""
+    keys = dict.fromkeys((r["row"], r["replicas"]) for r in runs)
+    return {
+        key: curve([r for r in runs if (r["row"], r["replicas"]) == key], steps) for key in keys
+    }
+
+
+def table(runs: Sequence[Run], rows: Sequence[Row], steps: int) -> str:
+    """Of each row and number of replicas: seeds, loss over dense, bytes, and hours to TARGET."""
+    sizes = [p.numel() for p in SETTING.model().parameters()]
+    curves = curves_of(runs, steps)
+    dense = next(row for row in rows if row.method == "dense")
+    [(_, found)] = [x for x in curves.items() if x[0][0] == dense.name]
+    goal = TARGET * found[-1][1]
+    lines = [f"row, replicas, seeds, loss over dense, bytes ratio, hours to {goal:.3f} on"]
+    lines[0] += f" {', '.join(NETWORKS)}"
+    for row in rows:
+        for name, count in [key for key in curves if key[0] == row.name]:
+            seeds = sum((r["row"], r["replicas"]) == (name, count) for r in runs)
+            among = max(count, 2)  # dense is trained as one, and reckoned among two
+            hours = [
+                seconds_to(goal, curves[name, count], row, among, sizes, line) / 3600
+                for line in NETWORKS.values()
+            ]
+            ratio, over = row.ratio(sizes, among, steps), over_dense(runs, row, count)
+            times = " ".join(f"{h:9.2f}" for h in hours)
+            lines.append(f"{name:24} {count} {seeds} {over:7.4f} {ratio:7.0f} {times}")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--rows", default="", help="names, comma between; empty: all")
@@ -242,6 +283,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=SETTING.batch, help="windows of a step")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "sync-learning")
     parser.add_argument("--cached", action="store_true", help="only what the cache has")
+    parser.add_argument("--picture", type=Path, help="draw the curves into this file")
     parser.add_argument("--grid", action="store_true", help="seed 0 at every rate and beta")
     options = parser.parse_args()
     names = [name for name in options.rows.split(",") if name] or [row.name for row in ROWS]
@@ -267,6 +309,10 @@ def main() -> int:
             print(*(run[k] for k in ("row", "replicas", "lr", "beta2")), f"{run['loss']:.4f}")
     else:
         report("sync learning", figures(runs, rows, counts, setting.steps), options.json)
+        print(table(runs, rows, setting.steps))
+        if options.picture:
+            sizes = [p.numel() for p in setting.model().parameters()]
+            plot(options.picture, curves_of(runs, setting.steps), rows, sizes)
     return 0
 
 

@@ -93,8 +93,12 @@ def test_dense_bytes_are_those_of_a_ring(rows: ModuleType) -> None:
         ({"method": "diloco", "every": 50, "code": "int8"}, 200),
         ({"method": "diloco", "every": 50, "code": "e3m0"}, 400),
         ({"method": "diloco", "every": 10, "code": "sign"}, 320),
-        # 64 of 4096 kept at 14 bits; 7 times to others, where dense has 2·7/8 of 32 bits
-        ({"method": "sparse", "every": 30, "code": "top"}, 30 * (2 / 8 * 32) / (64 * 14 / 4096)),
+        # 64 of 4096 kept, at 10 bits and two levels of 16; to who adds up, and 7 times to others,
+        # where dense has 2·7/8 of 32 bits
+        (
+            {"method": "sparse", "every": 30, "code": "top"},
+            30 * (2 / 9 * 32) / (64 * 10 / 4096 + 32 / 4096),
+        ),
         ({"method": "noloco", "every": 64}, 64 * (2 * 7 / 8 * 4) / 8),
         ({"method": "saps"}, 2 * 7 / 8 * 100),
     ],
