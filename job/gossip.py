@@ -12,20 +12,34 @@ from .units import Rate
 __all__ = [
     "GOSSIP",
     "MATCHINGS",
+    "WINDOW",
     "NoLocoOptions",
     "PairOptions",
     "SapsOptions",
     "SapsOuterOptions",
 ]
 
+WINDOW = 8
+"""Rounds that `window = "auto"` tells at once, at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions(Settings):
     """random-pairs, ring: two replicas go on from their mean."""
 
+    window: int | Literal["auto"] = "auto"
+    """Rounds of pairs that replicas are told at once, and go through without the broker, where each
+    is one peer and a round waits for all; "auto": up to the next round of all, at most 8; 1: each
+    begins when the broker has committed the one before."""
+
+    def check(self) -> None:
+        if self.window != "auto":
+            at_least(self, 1, "window")
+            at_most(self, 64, "window")
+
 
 @dataclass(frozen=True, kw_only=True)
-class FastPairOptions(Settings):
+class FastPairOptions(PairOptions):
     """How fast links are preferred to slow ones."""
 
     threshold: Rate | Literal["auto"] = "auto"
@@ -35,6 +49,7 @@ class FastPairOptions(Settings):
     """Rounds after which replicas that did not meet, not even over others, are made to."""
 
     def check(self) -> None:
+        PairOptions.check(self)
         at_least(self, 1, "recent")
         at_most(self, 1000, "recent")
 
@@ -54,7 +69,7 @@ class SapsOptions(FastPairOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoLocoOptions(Settings):
+class NoLocoOptions(PairOptions):
     """noloco: what a random pair moved on the mean, and how far each is from the middle of both, is
     the gradient of an outer SGD with momentum."""
 
@@ -64,6 +79,7 @@ class NoLocoOptions(Settings):
     """Outer momentum, in [0, 1)."""
 
     def check(self) -> None:
+        PairOptions.check(self)
         if not self.lr > 0:
             raise SettingsError("lr", f"is {self.lr}: expected more than 0")
         if not 0 <= self.momentum < 1:

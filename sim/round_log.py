@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..broker.records.rounds import handed_out, pairs_of
-from ..proto.broker_pb2 import RoundDone, RoundWork, RunEvent
+from ..proto.broker_pb2 import RoundBegun, RoundDone, RoundWork, RunEvent
 from .round_oracle import PlainMember, Round
 
 __all__ = ["committed_rounds"]
@@ -34,12 +34,17 @@ def committed_rounds(
     """By replica, the round that it was left out of, with what it did there."""
     past: dict[int, _Place] = {}
     """By replica, its last round."""
+    told: RoundBegun | None = None
+    """The round, where replicas knew of it when the one before was not over for all."""
     for event in events:
         match event.WhichOneof("kind"):
             case "round_begun":
+                if event.round_begun.members:
+                    told = event.round_begun
                 for w in event.round_begun.work:
                     if w.replica not in work:
-                        same = w.term == terms.get(w.replica, w.term)
+                        # Of an older term: what it did in a later round before it was lost.
+                        same = w.term <= terms.get(w.replica, w.term)
                         if not same:
                             fresh.add(w.replica)
                         if (before := left_out.pop(w.replica, None)) and same:
@@ -51,8 +56,9 @@ def committed_rounds(
                 weights = {m.replica: m.weight for m in done.members}
                 if missing := weights.keys() - work.keys():
                     raise ValueError(f"round {done.round} has members {missing} without work")
-                handed = sum(map(handed_out, work.values()))
-                start, length = committed / microbatches, handed / microbatches
+                handed = told.handed if told else sum(map(handed_out, work.values()))
+                at = told.committed if told else committed
+                start, length = at / microbatches, handed / microbatches
                 members = dict[int, PlainMember]()
                 for n, w in work.items():
                     now, last = (start, length, w.planned or w.steps), past.get(n, (0.0, 0.0, 1))
@@ -68,7 +74,7 @@ def committed_rounds(
                 met["fragment"] = max(w.fragment for w in work.values())
                 met["final"] = any(w.final for w in work.values())
                 found.append(Round(start, length, inside, **met))
-                committed, work = done.microbatches, {}
+                committed, work, told = done.microbatches, {}, None
                 fresh -= members.keys()
     return found
 

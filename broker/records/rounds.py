@@ -52,9 +52,10 @@ class RoundRecord:
     that are in it, by number; none: it has not begun. attempt, members, joiners: of its exchange,
     as it was planned last; 0: not yet. committed: microbatches of the run. exponent: as in
     RoundPlan. holders: in which term a replica made the newest version, by number; of the first
-    version, which all begin from, nobody. past: of replicas that have no work in this round, their
-    last; who was in the round before may go on with what it made ahead. met: of gossip, the pairs
-    of the newest rounds, since all met last.
+    version, which all begin from, nobody. ahead: of gossip, the next rounds as peers know
+    them; told: the round under way, if its pairs were told as it began or before. past: of replicas
+    that have no work in this round, their last; who was in the round before may go on with what
+    it made ahead. met: of gossip, the pairs of the newest rounds, since all met last.
     """
 
     def __init__(
@@ -73,7 +74,10 @@ class RoundRecord:
         self._own = microbatches // replicas
         self._eval_every, self.gossips = eval_every, remembers is not None
         self.met: deque[tuple[tuple[int, int], ...]] = deque(maxlen=remembers)
-        self._before = 0  # Microbatches that were committed a round ago.
+        self.ahead: deque[RoundBegun] = deque()
+        self.told: RoundBegun | None = None
+        self._gathered = 0  # Microbatches that were committed when all met last, of gossip.
+        self._before = 0  # Those of a round ago; of gossip, as all met before that.
         self.holders: dict[int, int] = {}
         self.round = self.attempt = self.committed = 0
         self.work: dict[int, RoundWork] = {}
@@ -94,7 +98,7 @@ class RoundRecord:
         done = saved.step * self._whole
         at = saved.rounds if saved.HasField("rounds") else RoundPosition(committed=done, next=done)
         self.first = self.round = at.round
-        self.committed = self._before = at.committed
+        self.committed = self._before = self._gathered = at.committed
         self._next, self._returned = at.next, list(at.returned)
         self.total -= (self.total - self.committed) % self._own
 
@@ -121,8 +125,15 @@ class RoundRecord:
     def gathers(self) -> bool:
         """Whether the round of gossip that is under way ends with one mean of all replicas: so it
         does before every evaluation and at the end."""
-        after = self.committed + sum(map(handed_out, self.work.values()))
-        return self.gossips and (after >= self.total or self._evaluates(self.committed, after))
+        if not self.gossips or self.told is not None:
+            return False
+        after = self.committed + self.handed
+        return after >= self.total or self._evaluates(self._gathered, after)
+
+    @property
+    def handed(self) -> int:
+        """Microbatches that were handed out for the round under way, as it began."""
+        return self.told.handed if self.told else sum(map(handed_out, self.work.values()))
 
     def _evaluates(self, before: int, after: int) -> bool:
         """Whether an evaluation is due between so many committed microbatches and so many."""
@@ -164,7 +175,7 @@ class RoundRecord:
     def start_of(self, replica: str, work: RoundWork, *, apart: bool = False) -> RoundStart:
         """What a replica is told of its work. apart: as there, of rounds behind the first."""
         passed = self._evaluates(self._before, self.committed)
-        length = sum(map(handed_out, self.work.values())) / self._whole
+        length = self.handed / self._whole
         return RoundStart(
             run=replica,
             term=work.term,
@@ -172,7 +183,7 @@ class RoundRecord:
             first_step=work.first_step,
             steps=work.steps,
             samples=work.samples,
-            start=self.committed / self._whole,
+            start=(self.told.committed if self.told else self.committed) / self._whole,
             length=length * work.steps / work.planned if work.planned else length,
             evaluate=passed and work.replica == min(self.work),
             ahead=work.ahead,
@@ -217,6 +228,8 @@ class RoundRecord:
                 self._begun(event.round_begun, event.at_s)
             case "round_planned":
                 self._planned(event.round_planned)
+            case "recalled":
+                self._recalled(event.recalled.last)
             case "round_done":
                 self._done(event.round_done, event.at_s)
 
@@ -228,13 +241,44 @@ class RoundRecord:
         self._check(begun.round)
         if not self.round and not self.done_at_s:
             self.done_at_s = at_s
+        if not self.work:
+            self._take_up(begun)
         for work in begun.work:
             if (before := self.work.get(work.replica)) is not None:
                 self._give_back(_behind(before.samples, microbatches_of(work)))
             self.work[work.replica] = work
-            self.past.pop(work.replica, None)
+            if self._is_newest(work):
+                self.past.pop(work.replica, None)
             for samples in (*work.samples, *work.ahead_samples):
                 self._take(samples)
+        for later in begun.ahead:
+            self.ahead.append(later)
+            for samples in (s for w in later.work for s in w.samples):
+                self._take(samples)
+
+    def _take_up(self, begun: RoundBegun) -> None:
+        """A round begins, maybe one that was told ahead: who has no work of it any more gives it
+        back."""
+        if self.ahead:
+            promised, mine = self.ahead.popleft(), {w.replica for w in begun.work}
+            if promised.round != begun.round:
+                raise ValueError(f"round {begun.round} begins: expected {promised.round}, as told")
+            for work in (w for w in promised.work if w.replica not in mine):
+                self._give_back(work.samples)
+        self.told = None
+        if begun.members:
+            self.attempt, self.members = 1, tuple(begun.members)
+            self.told = RoundBegun(committed=begun.committed, handed=begun.handed)
+
+    def _recalled(self, last: int) -> None:
+        while self.ahead and self.ahead[-1].round > last:
+            for work in self.ahead.pop().work:
+                self._give_back(work.samples)
+
+    def _is_newest(self, work: RoundWork) -> bool:
+        """Whether the replica has begun no term with other work since this was handed out."""
+        past = self.past.get(work.replica)
+        return past is None or past.term <= work.term
 
     def _take(self, taken: SampleRange) -> None:
         """They are handed out now."""
@@ -258,21 +302,25 @@ class RoundRecord:
     def _done(self, done: RoundDone, at_s: float) -> None:
         self._check(done.round)
         inside, self._before = {m.replica for m in done.members}, self.committed
+        in_groups = any(m.group for m in done.members)
         for number, work in self.work.items():
             self._returned.extend(work.ahead_samples)
-            self.past[number] = work
             if number in inside:
                 self.committed += microbatches_of(work)
             else:
                 self._give_back(work.samples)
-                self.past[number] = _closed(work)
+            if self._is_newest(work):
+                self.past[number] = work if number in inside else _closed(work)
         for joined in done.joined:
             self.past.pop(joined.replica, None)
-        if self.gossips and any(m.group for m in done.members):
+        if self.gossips and in_groups:
             self.met.append(pairs_of(done.members))
+            self._before = self.committed  # what is evaluated is a version of all
         else:
             self.met.clear()
-        self.round, self.attempt = self.round + 1, 0
+            if self.gossips:
+                self._before, self._gathered = self._gathered, self.committed
+        self.round, self.attempt, self.told = self.round + 1, 0, None
         self.work, self.members, self.joiners = {}, (), ()
         self.holders = {m.replica: m.term for m in (*done.members, *done.joined)}
         self.done_at_s = at_s
@@ -295,6 +343,9 @@ class RoundRecord:
             before=self._before,
             past=self.past.values(),
             met=[MetPairs(replicas=[n for pair in pairs for n in pair]) for pairs in self.met],
+            ahead=self.ahead,
+            told=self.told,
+            gathered=self._gathered,
         )
 
     def restore(self, kept: RoundsKept) -> None:
@@ -306,6 +357,8 @@ class RoundRecord:
         self._before = kept.before
         self.past = {w.replica: w for w in kept.past}
         self._next, self._returned = kept.next, list(kept.returned)
+        self.ahead, self._gathered = deque(kept.ahead), kept.gathered
+        self.told = kept.told if kept.HasField("told") else None
         for m in kept.met:
             self.met.append(tuple(zip(m.replicas[::2], m.replicas[1::2], strict=True)))
 

@@ -11,5 +11,6 @@ __all__ = [
     "saving",
     "segments",
     "version",
+    "windows",
     "work",
 ]

@@ -17,6 +17,8 @@
 - Members keep contribution and old version until `RoundStart` of the next round says that the
   version is committed, which it is when all have made it with one hash. Who has made another one
   takes the version of the others.
+- Of gossip some rounds may be told ahead (`windows.py`): replicas go through them by themselves,
+  and the record follows. At any trouble all are held, and from there on it is as said above.
 - The broker carries no tensor, and every decision is an event of the journal. After a restart it
   tells peers that come back what holds, and they tell it what they have done.
 """
@@ -36,10 +38,12 @@ from ...proto.broker_pb2 import (
     WAITING,
     BrokerMessage,
     RoundBegun,
+    RoundHold,
     RoundMember,
     RoundPlan,
     RoundPlanned,
     RoundReport,
+    RoundsRecalled,
     RoundStart,
     RoundWork,
     RunEvent,
@@ -56,6 +60,7 @@ from .gossip import Gossip, NetworkOf
 from .handing import local_work
 from .saving import save_last, save_version
 from .version import done_of, hash_of
+from .windows import RoundWindow
 
 __all__ = ["RoundCoordinator"]
 
@@ -108,7 +113,15 @@ class RoundCoordinator:
         self._plans: dict[PeerId, RoundPlan] = {}
         self._troubled = set[int]()
         """Who cannot make the version of this attempt, or is waited for."""
-        self._gossip = Gossip(run, self.record, members, network) if self.record.gossips else None
+        self._gossip: Gossip | None = None
+        self._window: RoundWindow | None = None
+        if self.record.gossips:
+            self._gossip = Gossip(run, self.record, members, network)
+            self._window = RoundWindow(run, self.record, self._gossip, self._exchange)
+        self._odd = set[int]()
+        """Who made another version while rounds are told ahead."""
+        self._hindrance = ""
+        """Why rounds that were told ahead cannot go on."""
 
     # ------------------------------------------------------------ what is known
 
@@ -165,7 +178,7 @@ class RoundCoordinator:
         record, number = replica.record, replica.record.number
         about = record.phase, record.term, record.pausing, record.paused
         knows_pace = bool(record.step_s)  # `_closes_at`
-        away = bool(replica.context.away)
+        away = bool(replica.context.away), bool(replica.lifecycle.handover)
         return about, away, self._is_short(number), self._waits(number), knows_pace
 
     def follow(self, now: float) -> list[Instruction]:
@@ -187,8 +200,13 @@ class RoundCoordinator:
             return []
         if not record.begun:
             out = self._begin(now)
-        elif record.attempt and not self._void():
-            out = self._commit(now) or self._arm(self._attempt_ends)
+        elif self._window is not None and self._free:
+            out = self._follow_told(self._window, now)
+        elif record.attempt and not self._void() and not self._overdue(now):
+            ends = self._attempt_ends
+            if record.told is not None and record.attempt == 1 and now < self._closes_at:
+                ends = self._closes_at
+            out = self._commit(now) or self._arm(ends)
         else:
             out = self._close(now)
         self._let_wait(now)
@@ -203,8 +221,133 @@ class RoundCoordinator:
             if replica.record.running and self._waits(replica.record.number):
                 replica.context.waits_until = max(replica.context.waits_until, until)
 
+    # ------------------------------------------------------------ rounds that were told ahead
+
+    @property
+    def _free(self) -> bool:
+        """Whether replicas may be in another round than the record."""
+        return self.record.told is not None and not (self._window and self._window.level)
+
+    def _follow_told(self, window: RoundWindow, now: float) -> list[Instruction]:
+        """Commits what replicas have come to, or has them held."""
+        out: list[Instruction] = []
+        if not window.asked:
+            alone, until = self._is_alone(now)
+            why = self._trouble(now) or ("others wait for a replica that is away" if alone else "")
+            if not why:
+                ends = self._closes_at if now < self._closes_at else self._attempt_ends
+                return self._commit(now) or self._arm(min(ends, until))
+            window.asked, window.order = True, self.record.round + 1
+            window.away_until = now if alone else now + self._worth_s
+            fields = (("run", self.run.id), ("round", self.record.round), ("why", why))
+            out.append(Log("rounds_held", fields))
+            for number in window.lacks:
+                out += self._tell_hold(number)
+            window.asked_until = now + self._exchange.attempt_s
+        away = {r.record.number for r in self.run.replicas if r.context.away.broken}
+        if now >= window.away_until and away >= set(window.lacks):
+            for number in window.lacks:
+                out += [*self._replica(number).losses.give_up(now), *self._arm(now)]
+        if window.lacks and now < window.asked_until:
+            until = window.away_until if now < window.away_until else window.asked_until
+            return [*out, *self._arm(until)]
+        for number in window.lacks:
+            window.stands[number] = self.record.round
+            self.bad[number] = f"replica {number} does not say where it stands"
+        window.level = True
+        self._hindrance = ""
+        last = max(self.record.round, *window.stands.values(), 0)
+        if any(b.round > last for b in self.record.ahead):
+            recalled = RoundsRecalled(last=last)
+            out.append(self.run.record.publish(RunEvent(recalled=recalled), 0, now))
+        for number in (n for n, at in window.stands.items() if at < self.record.round):
+            out += self._tell_start(number) if number in self.record.work else []
+            out += self._tell_plan(number)
+        for number, member, said in window.said():
+            out += self.reported(member, number, said, now)
+        return [*out, *self.follow(now)]
+
+    def _trouble(self, now: float) -> str:
+        """Why rounds do not go on as they were told; empty: they do."""
+        record = self.record
+        lost = [m.replica for m in record.members if self._is_gone(m)]
+        if not self._plans:
+            return "the broker was started again"
+        if lost:
+            return f"replica {lost[0]} was lost"
+        if self.bad or self._hindrance:
+            return self._hindrance or next(iter(self.bad.values()))
+        if now >= self._attempt_ends or self._overdue(now):
+            return "the version was not made in time"
+        if any(n not in record.work for n in self._present()):
+            return "a replica waits for a version"
+        if record.ahead and (self._odd or any(r.lifecycle.handover for r in self.run.replicas)):
+            return "a replica is to stop"
+        return ""
+
+    def _is_alone(self, now: float) -> tuple[bool, float]:
+        """Whether nobody waits for those any more whose stream broke in their local work, and until
+        when others do."""
+        inside = self._exchange.inside
+        given = [n for n in inside if self.ready.get(n, (0, set()))[1]]
+        still = [n for n in inside if n not in given]
+        if not given or not still or not all(self._replica(n).context.away.broken for n in still):
+            return False, math.inf
+        return self._is_late(given, still, now)
+
+    @property
+    def _worth_s(self) -> float:
+        """For so long others wait for one that is away."""
+        most = max(w.steps * self._step_s(n) for n, w in self.record.work.items())
+        return most / len(self.record.work)
+
+    def _tell_ahead(self, window: RoundWindow, number: int) -> list[Instruction]:
+        holders = self._replica(number).context.holders()
+        return [Tell(m.stream, ahead) for m in holders for ahead in window.told(m.id)]
+
+    def _tell_hold(self, number: int) -> list[Instruction]:
+        replica = self._replica(number)
+        assert self._window is not None, "only gossip has rounds that were told ahead"
+        message = BrokerMessage(
+            round_hold=RoundHold(
+                run=replica.id, term=replica.record.term, number=self._window.order
+            )
+        )
+        return [Tell(m.stream, message) for m in replica.context.holders()]
+
+    def _is_gone(self, member: RoundMember) -> bool:
+        """Whether a member of the attempt is not there any more, as it was."""
+        record, work = self._replica(member.replica).record, self.record.work
+        return not record.running or record.term != member.term or member.replica not in work
+
+    @property
+    def _gone(self) -> set[int]:
+        """Members that nobody waits for, and whose part counts."""
+        return self._window.gone(self.bad) if self._window is not None else set()
+
+    def _overdue(self, now: float) -> bool:
+        """Whether somebody's contribution to a round that was told ahead is late."""
+        if self.record.told is None or self.record.attempt > 1 or now < self._closes_at:
+            return False
+        gone = self._gone
+        return any(not self._is_ready(n) for n in self._exchange.inside if n not in gone)
+
+    def _next_told(self, equal: Sequence[int], now: float) -> list[Instruction]:
+        """The next round, of which peers know."""
+        assert self._window is not None, "rounds were told ahead, and not of gossip"
+        begun = self._window.goes_on(equal)
+        out = self._begun(begun, self._window.plans.get(begun.round, {}), now)
+        if self._window.level:
+            for w in begun.work:
+                out += [*self._tell_start(w.replica), *self._tell_plan(w.replica)]
+        for number, member, said in self._window.said():
+            out += self.reported(member, number, said, now)
+        return [*out, *self.follow(now)]
+
     def timer(self, now: float) -> list[Instruction]:
         self._armed = math.inf
+        if self._free:
+            return self.follow(now)
         ended = self.run.ended or self._frozen or self.record.over
         under_way = self.record.attempt and not ended and not self._void()
         if under_way and now >= self._attempt_ends:
@@ -239,20 +382,30 @@ class RoundCoordinator:
 
     def _hand_out(self, numbers: Sequence[int], now: float) -> list[Instruction]:
         """The next round begins for these, who have its version."""
-        record, at = self.record, self.record.position
+        at, window = self.record.position, self._window
+        numbers, self._odd = [n for n in numbers if n not in self._odd] or numbers, set()
         work = local_work(self.run, numbers, self._exchange_s)
-        self.ready, self.made, self.bad, self._plans, self._troubled = {}, {}, {}, {}, set()
-        self._handed, self._alone_since = {w.replica: w.term for w in work}, None
-        self._since = now
-        out: list[Instruction] = [
-            self.run.record.publish(
-                RunEvent(round_begun=RoundBegun(round=record.round, work=work)), 0, now
-            )
-        ]
+        begun = RoundBegun(round=self.record.round, work=work)
+        if window is not None:
+            window.opens(begun, self._exchange_s, self._present(), now)
+        out = self._begun(begun, window.plans.get(begun.round, {}) if window else {}, now)
         out += save_version(self.run, [w.replica for w in work if not w.late], at)
         for w in work:
-            out += self._tell_start(w.replica)
+            out += [*self._tell_start(w.replica), *self._tell_plan(w.replica)]
+            if window is not None:
+                out += self._tell_ahead(window, w.replica)
         return [*out, *self._arm(self._closes_at)]
+
+    def _begun(
+        self, begun: RoundBegun, plans: dict[PeerId, RoundPlan], now: float
+    ) -> list[Instruction]:
+        """`plans`: of its first attempt, if peers are told."""
+        self.ready, self.made, self.bad, self._troubled = {}, {}, {}, set()
+        self._handed, self._alone_since = {w.replica: w.term for w in begun.work}, None
+        self._since, self._plans = now, {**plans}
+        if self._gossip is not None:
+            self._gossip.sources, self._gossip.kept = {}, set()
+        return [self.run.record.publish(RunEvent(round_begun=begun), 0, now)]
 
     def _tell_start(self, number: int) -> list[Instruction]:
         replica = self._replica(number)
@@ -296,7 +449,8 @@ class RoundCoordinator:
         lost somebody those that are ready wait, all together, at most for as long as its own work
         took: waiting longer costs more than its contribution is worth."""
         if not ready or not still or not all(map(self._has_lost, still)):
-            return now >= self._closes_at or bool(self._plans), self._closes_at
+            again = bool(self._plans) and (self.record.told is None or self.record.attempt > 1)
+            return now >= self._closes_at or again, self._closes_at
         if self._alone_since is None:
             self._alone_since = now
         took = max(self.record.work[n].steps * self._step_s(n) for n in still)
@@ -317,7 +471,8 @@ class RoundCoordinator:
     # ------------------------------------------------------------ the exchange
 
     def _plan(self, ready: Sequence[int], now: float) -> list[Instruction]:
-        record = self.record
+        record, gone = self.record, self._gone
+        ready = [n for n in ready if n not in gone]
         size = self._microbatch_size(ready)
         members = [
             RoundMember(
@@ -327,10 +482,14 @@ class RoundCoordinator:
             )
             for n in ready
         ]
-        joiners = [n for n in self._present() if n not in ready and self._waits(n)]
+        members += [m for m in record.members if m.replica in gone]
+        members.sort(key=lambda m: m.replica)
+        joiners = [n for n in self._present() if n not in (*ready, *gone) and self._waits(n)]
         kept: dict[int, dict[PeerId, RoundReport]] = {}
         if self._gossip is not None:
             anew = self._troubled if self._plans else None
+            if anew is None and self._window is not None and record.told is not None:
+                anew = self._window.unsettled(self.bad)
             members = self._gossip.grouped(members, anew=anew, now=now)
             joiners = self._gossip.joining(
                 members, [n for n in joiners if n not in self._troubled], self.record.attempt
@@ -373,22 +532,22 @@ class RoundCoordinator:
     @property
     def _attempt_ends(self) -> float:
         assert self._since is not None
-        return self._since + self._exchange.attempt_s
+        told = self.record.told is not None and self.record.attempt == 1
+        return (self._closes_at if told else self._since) + self._exchange.attempt_s
 
     def _void(self) -> bool:
         """Whether a member of the attempt is not there any more, as it was; or an earlier start of
         the broker planned it, and who has heard of it nobody knows."""
-        if not self._plans:
+        window = self._window if self.record.told is not None else None
+        if not self._plans and (window is None or window.unsettled(self.bad)):
             return True
-        for member in self.record.members:
-            record = self._replica(member.replica).record
-            if not record.running or record.term != member.term:
-                return True
-        return False
+        members, gone = self.record.members, self._gone
+        return any(self._is_gone(m) for m in members if m.replica not in gone)
 
     def _late(self) -> list[int]:
         """Whom most wait for; else those that have not made the version."""
-        missing = [n for n in self._exchange.inside if not self._has_made(n)]
+        gone = self._gone
+        missing = [n for n in self._exchange.inside if not self._has_made(n) and n not in gone]
         if self._blamed:
             most = max(self._blamed.values())
             return [n for n in self._exchange.inside if self._blamed[n] == most]
@@ -423,6 +582,16 @@ class RoundCoordinator:
             step = record.committed // self.run.submitted.spec.microbatches
             told = VersionEvaluated(round=said.round, step=step, evaluation=said.evaluation)
             return [self.run.record.publish(RunEvent(evaluated=told), number, now)]
+        window = self._window
+        if said.held and window is not None:
+            if window.asked and said.held == window.order:
+                window.stands[number] = said.round
+            return self.follow(now)
+        early = said.round > record.round or (self._free and said.HasField("problem"))
+        if early and window is not None and window.keeps(number, member, said):
+            if said.HasField("problem") and said.round == record.round:
+                self._hindrance = clean(said.problem.text, 500)
+            return self.follow(now) if self._hindrance else []
         if said.round != record.round or not record.begun:
             return [replica.context.ignored("round", member, f"round {said.round}")]
         if said.attempt == 0:
@@ -481,7 +650,8 @@ class RoundCoordinator:
         record = self.record
         present = set(self._present()) if record.joiners else set[int]()
         joiners = [n for n in record.joiners if n in present]
-        members = [m.replica for m in record.members]
+        gone = self._gone
+        members = [m.replica for m in record.members if m.replica not in gone]
         if not all(self._has_made(n) for n in (*members, *joiners)):
             return []
         hashes = {n: self._hash_of(n) for n in (*members, *joiners)}
@@ -494,7 +664,7 @@ class RoundCoordinator:
             equal = self._gossip.equal(record.members, hashes)
             version = sum(h for n in members if (h := hashes[n]) is not None) % 2**64
         out: list[Instruction] = []
-        for number in (n for n in hashes if n not in equal):
+        for number in (n for n in hashes if n not in equal and n not in self._odd):
             self._strikes[number] += 1
             text = f"round {record.round}: replica {number} made another version"
             if self._strikes[number] >= _STRIKES:
@@ -514,6 +684,9 @@ class RoundCoordinator:
         out.append(self.run.record.publish(RunEvent(round_done=done), 0, now))
         if record.over:
             return [*out, *self._finish(now)]
+        if record.ahead:
+            self._odd |= {n for n in hashes if n not in equal}
+            return [*out, *self._next_told([*hashes], now)]
         return [*out, *self._hand_out(equal, now)]
 
     def _finish(self, now: float) -> list[Instruction]:
@@ -559,4 +732,8 @@ class RoundCoordinator:
             out.append(Tell(member.stream, BrokerMessage(round_start=start)))
         if (plan := self._plans.get(member.id)) is not None:
             out.append(Tell(member.stream, BrokerMessage(round_plan=plan)))
+        if self._window is not None and self._free:
+            out += self._tell_ahead(self._window, number)
+            if self._window.asked and number in self._window.lacks:
+                out += self._tell_hold(number)
         return out

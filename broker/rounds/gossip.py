@@ -93,7 +93,7 @@ class Gossip:
         a plain mean, what the first of them did, and joiners what theirs did."""
         first: dict[int, int | None] = {}
         for m in members:
-            if hashes[m.replica] is not None:
+            if hashes.get(m.replica) is not None:
                 first.setdefault(m.group, hashes[m.replica])
         wanted = {m.replica: first.get(m.group) for m in members} if self._alike else hashes
         wanted = {n: wanted.get(self.sources.get(n, n)) for n in hashes}
@@ -102,21 +102,32 @@ class Gossip:
     # ------------------------------------------------------------ pairs
 
     def _paired(self, ready: Sequence[RoundMember], now: float) -> list[RoundMember]:
+        [members] = self.paired(ready, 1, now)
+        return [_member(m, m.group, self._record.attempt + 1) for m in members]
+
+    def paired(
+        self, ready: Sequence[RoundMember], rounds: int, now: float
+    ) -> list[list[RoundMember]]:
+        """The groups of the round under way and of those that follow, `rounds` of them, in which
+        all of these meet."""
         record, numbers = self._record, [m.replica for m in ready]
-        [pairs] = window(
+        found = window(
             self._matching,
             self._run.submitted.requirements.seed,
             record.round,
-            1,
+            rounds,
             [_name(n) for n in numbers],
             self._rates(numbers, now),
             [tuple((_name(a), _name(b)) for a, b in met) for met in record.met],
             self._settings,
         )
-        group = {name: i for i, pair in enumerate(pairs, 1) for name in pair}
-        alone = (n for n in numbers if _name(n) not in group)
-        group |= {_name(n): i for i, n in enumerate(alone, len(pairs) + 1)}
-        return [_member(m, group[_name(m.replica)], record.attempt + 1) for m in ready]
+        each = []
+        for pairs in found:
+            group = {name: i for i, pair in enumerate(pairs, 1) for name in pair}
+            alone = [n for n in numbers if _name(n) not in group]
+            group |= {_name(n): i for i, n in enumerate(alone, len(pairs) + 1)}
+            each.append([_member(m, group[_name(m.replica)], 1) for m in ready])
+        return each
 
     def _rates(self, numbers: Sequence[int], now: float) -> NDArray[np.float64]:
         """(n, n) bytes/s between replicas: of the slowest link that they would exchange over."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...proto.broker_pb2 import RoundWork
+from ..records.rounds import RoundRecord
 from ..runs.run import Run
 from .ahead import steps_ahead, steps_of
 from .saving import is_due
@@ -13,11 +14,14 @@ from .saving import is_due
 __all__ = ["local_work"]
 
 
-def local_work(run: Run, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
+def local_work(
+    run: Run, numbers: Sequence[int], exchange_s: float, record: RoundRecord | None = None
+) -> list[RoundWork]:
     """That of the next round, for these replicas; those that would get no step are not in it.
-    `exchange_s`: how long the last exchange took, 0: not known. Nothing changes before the event
-    that says so."""
-    record, spec, sync = run.record.rounds, run.submitted.spec, run.submitted.requirements.sync
+    `exchange_s`: how long the last exchange took, 0: not known. `record`: as it will
+    be, of a round that is told ahead. Nothing changes before the event that says so."""
+    spec, sync = run.submitted.spec, run.submitted.requirements.sync
+    record = record or run.record.rounds
     assert record is not None, f"run {run.id} has no rounds"
     mine = {n: run.replicas[n].record for n in numbers}
     own = spec.microbatches // len(run.replicas)
@@ -41,6 +45,7 @@ def local_work(run: Run, numbers: Sequence[int], exchange_s: float) -> list[Roun
     counts = [h - carried[n] for n, h in chosen.items()] + [ahead[n] for n in chosen]
     kept = [r for w in past.values() if w for r in w.ahead_samples]
     ranges = record.hand_out((count * own for count in counts), kept)
+    firsts = {n: max(r.committed, record.gate(n, r.term)) for n, r in mine.items()}
     found = []
     for i, (n, h) in enumerate(chosen.items()):
         before = past[n]
@@ -48,7 +53,7 @@ def local_work(run: Run, numbers: Sequence[int], exchange_s: float) -> list[Roun
             RoundWork(
                 replica=n,
                 term=mine[n].term,
-                first_step=before.first_step + before.steps if before else mine[n].committed,
+                first_step=before.first_step + before.steps if before else firsts[n],
                 steps=h,
                 samples=[*(before.ahead_samples if before else ()), *ranges[i]],
                 ahead=ahead[n],

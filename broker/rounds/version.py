@@ -38,7 +38,9 @@ def done_of(
     `joined`: who took it from others; `seconds`: since the round before was committed."""
     said = [report for reports in made.values() for report in reports.values()]
     drifts = [
-        math.sqrt(sum(_sound(r.drift) for r in made[m.replica].values())) for m in record.members
+        math.sqrt(sum(_sound(r.drift) for r in made[m.replica].values()))
+        for m in record.members
+        if m.replica in made
     ]
     inside = sum(microbatches_of(record.work[m.replica]) for m in record.members)
     return RoundDone(
@@ -46,7 +48,7 @@ def done_of(
         attempt=record.attempt,
         members=record.members,
         hash=version,
-        drift=sum(drifts) / len(drifts),
+        drift=sum(drifts) / max(1, len(drifts)),
         sent_bytes=min(sum(r.sent_bytes for r in said), 2**64 - 1),
         waited_s=max((_sound(r.waited_s) for r in said), default=0.0),
         seconds=seconds,

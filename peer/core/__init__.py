@@ -1,6 +1,7 @@
 """The peer's decisions: facts in, instructions out. No I/O, no clock, no threads, no torch."""
 
 __all__ = [
+    "ahead",
     "assignment",
     "attachment",
     "drain",

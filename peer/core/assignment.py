@@ -239,11 +239,13 @@ class Assignment:
         out = self._begin_round(start)
         return [*out, *self._take_snapshot(), *self._advance(now)]
 
-    def _begin_round(self, start: broker_pb2.RoundStart) -> list[e.Instruction]:
+    def _begin_round(
+        self, start: broker_pb2.RoundStart, *, by_itself: bool = False
+    ) -> list[e.Instruction]:
         steps, rounds = self.steps, self.rounds
         if steps is None or rounds is None:
             return []
-        out = rounds.begins(start)
+        out = rounds.begins(start, by_itself=by_itself)
         if out and rounds.landed:
             anew = steps.step == start.first_step
             self._open(start, evaluates=start.evaluate and anew)
@@ -272,12 +274,24 @@ class Assignment:
             return []
         return [*self.rounds.planned(plan, now), *self._advance(now)]
 
+    def round_ahead(self, ahead: broker_pb2.RoundAhead, now: float) -> list[e.Instruction]:
+        """A round that begins without another word."""
+        if self.rounds is None:
+            return []
+        return [*self.rounds.told_ahead(ahead), *self._advance(now)]
+
+    def round_held(self, order: int) -> list[e.Instruction]:
+        """No round does any more."""
+        return [] if self.rounds is None else self.rounds.held(order)
+
     def round_timer(self, now: float) -> list[e.Instruction]:
         return [] if self.rounds is None else self.rounds.timer(now)
 
-    def round_acknowledged(self, key: FrameKey) -> None:
-        if self.rounds is not None:
-            self.rounds.acknowledged(key)
+    def round_acknowledged(self, key: FrameKey, now: float) -> list[e.Instruction]:
+        if self.rounds is None:
+            return []
+        self.rounds.acknowledged(key)
+        return self._advance(now) if self.rounds.next_ahead() is not None else []
 
     # ------------------------------------------------------------ links and patience
 
@@ -467,6 +481,10 @@ class Assignment:
 
     def _of_rounds(self, steps: Steps, rounds: Rounds, now: float) -> list[e.Instruction]:
         """What rounds have to do in front of the next action."""
+        if steps.waits and (ahead := rounds.next_ahead()) is not None:
+            out = self._begin_round(ahead.start, by_itself=True)
+            out += rounds.goes_on(ahead, now)
+            return [*out, *self._take_snapshot(), *self._advance(now)]
         if steps.waits:
             rounds.waits(now)
         if not steps.begun and not steps.evaluating and (out := rounds.between(steps.step)):

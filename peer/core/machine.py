@@ -206,7 +206,7 @@ class PeerMachine:
         if isinstance(event, e.FrameAcknowledged):
             out = self._traffic.acknowledged(key, event.began_s, now)
             if role is Role.ROUND and self.assignment:
-                self.assignment.round_acknowledged(key)
+                out += self.assignment.round_acknowledged(key, now)
             return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
         part = self.assignment
         if part is not None and not part.takes(key):
@@ -335,7 +335,15 @@ class PeerMachine:
                 return self._snapshot_ordered(message.snapshot, now)
             case "handover":
                 return self._handover_told(message.handover, now)
-            case "start" | "export" | "committed" | "round_start" | "round_plan":
+            case (
+                "start"
+                | "export"
+                | "committed"
+                | "round_start"
+                | "round_plan"
+                | "round_ahead"
+                | "round_hold"
+            ):
                 body = getattr(message, kind)
                 part = self.assignment
                 if part is None or not part.matches(body.run, body.term):
@@ -348,6 +356,10 @@ class PeerMachine:
                     return part.round_begins(body, now)
                 if kind == "round_plan":
                     return part.round_planned(body, now)
+                if kind == "round_ahead":
+                    return part.round_ahead(body, now)
+                if kind == "round_hold":
+                    return part.round_held(body.number)
                 part.export_asked()
         return []
 

@@ -16,6 +16,8 @@
 - With overlap, steps of the next round go on behind CONTRIBUTE (`RoundStart.ahead`), and what is
   made meanwhile stays beside the stages. Once it is committed it lands between two steps (`LAND`),
   the same two at every holder of the replica; there it is evaluated, too (`SHOW`).
+- Of gossip some rounds may be told ahead (`ahead.py`). One of them begins here as soon as the
+  version of the one before is made and nothing that it sent is on its way any more.
 - Who has no version of its own to begin from (it came late, or was lost for too long) waits at the
   gate too, contributes nothing, and gets weights and shared state from those that have applied.
 - A frame of an attempt that has not begun here keeps its place until it has.
@@ -47,6 +49,7 @@ from ...dag.schedule.flow import Role
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
+from .ahead import RoundsAhead
 
 __all__ = ["Rounds", "run_of", "segments_of"]
 
@@ -116,6 +119,11 @@ class Rounds:
         """Frames that came of an attempt that has not begun here; each keeps its slot."""
         self._told: list[broker_pb2.RoundReport] = []
         """Reports that the broker may lack, should it be started again."""
+        self._made = False
+        """Whether the version of the attempt is, with all that it takes."""
+        self._ahead = RoundsAhead(peer)
+        self._lingers = frozenset[PeerId]()
+        """With whom it exchanged the round before that: acknowledgements may be on their way."""
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -139,16 +147,21 @@ class Rounds:
 
     # ------------------------------------------------------------ rounds
 
-    def begins(self, start: broker_pb2.RoundStart) -> list[e.Instruction]:
-        """The broker has committed what was applied, or hands out the first work. Nothing when it
-        says so again."""
+    def begins(
+        self, start: broker_pb2.RoundStart, *, by_itself: bool = False
+    ) -> list[e.Instruction]:
+        """The broker has committed what was applied, or hands out the first work; or the round was
+        told ahead. Nothing when it says so again."""
         if self.start is not None and start.round <= self.start.round:
             return []
         self.start, self.plan = start, None
-        self._taken_down = self._applied = self._begun = self._shown = False
+        self._taken_down = self._applied = self._begun = self._shown = self._made = False
         self._landed = not (start.late or (start.evaluate and start.apart))
+        self._lingers = frozenset(self._wiring.counterparts if by_itself else ())
+        if not by_itself:  # all that was before is on the broker's disk
+            self._ahead.clear()
+            self._told = []
         self._lacks, self._awaited, self._wiring = {}, set(), RoundWiring()
-        self._told = []
         self._sent_bytes = 0
         self._waits_since, self._busy_s = None, 0.0
         return [e.BeginRound(self._replica, self._term, start)]
@@ -191,10 +204,10 @@ class Rounds:
         if behind or (plan.round, plan.attempt) <= known:
             return []
         self.plan, self._begun = plan, False
-        self._applied = False
+        self._applied = self._made = False
         self._wiring = wiring(self._vector, segments_of(plan), self._peer, plan.fragment)
         self._unsent.clear()
-        self._told = [r for r in self._told if not r.attempt]
+        self._told = [r for r in self._told if not r.attempt or r.round < plan.round]
         if self._wiring.gets and self._waits_since is not None:
             self._waits_since = now
         timer = e.SetTimer("round", now + plan.patience_s)
@@ -202,8 +215,11 @@ class Rounds:
 
     def _link(self, dials: dict[PeerId, broker_pb2.DialOrder]) -> list[e.Instruction]:
         """Links stay from round to round, as long as they are wanted."""
-        there = (p for p in self._wiring.counterparts if p != self._peer)
-        wanted = {p: dials.get(p) if p not in self._near else None for p in there}
+        there = [p for p in self._wiring.counterparts if p != self._peer]
+        later = self._ahead.dials
+        later |= {p: self._linked[p] for p in self._lingers if p in self._linked}
+        wanted = {p: dials.get(p, later.get(p)) for p in (*there, *later)}
+        wanted |= {p: None for p in wanted if p in self._near}
         out: list[e.Instruction] = []
         for peer in [p for p in self._linked if p not in wanted]:
             del self._linked[peer]
@@ -251,11 +267,40 @@ class Rounds:
             case Kind.EXCHANGE:
                 if found.code:
                     return [self._report(self._attempt, now, found)]
-                return self._exchange()
+                patience = self.plan.patience_s if self.plan is not None else 0.0
+                return [*self._exchange(), e.SetTimer("round", now + patience)]
             case Kind.APPLY:
+                self._made = not found.code
                 versions = [] if found.code else [self._key(VERSION, s) for s in self._wiring.sends]
                 return [self._report(self._attempt, now, found), *self._send(versions)]
         raise AssertionError(f"{action} is none of a round")
+
+    # ------------------------------------------------------------ rounds that were told ahead
+
+    def told_ahead(self, ahead: broker_pb2.RoundAhead) -> list[e.Instruction]:
+        """A later round, and whom it takes links with."""
+        if not self._ahead.add(ahead, self.start):
+            return []
+        dials = self.plan.dials if self.plan is not None else ()
+        return self._link({PeerId(d.peer): d for d in dials})
+
+    def next_ahead(self) -> broker_pb2.RoundAhead | None:
+        """The round that begins now, without a word from the broker."""
+        return self._ahead.next if self._made and not self._unsent else None
+
+    def goes_on(self, ahead: broker_pb2.RoundAhead, now: float) -> list[e.Instruction]:
+        """A round that was told ahead has begun."""
+        self._ahead.begun()
+        return self.planned(ahead.plan, now)
+
+    def held(self, order: int) -> list[e.Instruction]:
+        """None begins by itself any more."""
+        self._ahead.clear()
+        number = self.start.round if self.start is not None else 0
+        report = broker_pb2.RoundReport(
+            run=self._replica, term=self._term, round=number, held=order
+        )
+        return [*self.again(), e.Tell(broker_pb2.PeerMessage(round=report))]
 
     def _exchange(self) -> list[e.Instruction]:
         """Frames of the attempt may come and go."""

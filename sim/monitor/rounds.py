@@ -30,10 +30,10 @@ class RoundCheck(Check):
         self._committed: dict[str, set[int]] = {}
         self._seen: dict[str, int] = {}
         """Events of a run that were looked at."""
-        self._versions: dict[tuple[str, int, int], dict[str, tuple[int, str]]] = {}
+        self._versions: dict[tuple[str, int, tuple[int, int]], dict[str, tuple[int, str]]] = {}
         """By run, round and group: of each value, its hash, and whose."""
-        self._apart: dict[str, bool] = {}
-        """Of gossip, whether replicas have versions of their own."""
+        self._apart: dict[tuple[str, int], bool] = {}
+        """By run and round, of gossip, whether replicas begin it with versions of their own."""
 
     def observe(self, seen: Observed) -> None:
         match seen.record:
@@ -43,8 +43,8 @@ class RoundCheck(Check):
                 for run, known in self.world.broker.machine.runs.items():
                     for event in known.record.history.events:
                         self._happened(run, event)
-            case p.RoundReady(run=run, round=number):
-                self._begins(seen.who, run, number)
+            case p.RoundReady(run=run, term=term, round=number):
+                self._begins(seen.who, run, term, number)
 
     def _happened(self, run: str, event: RunEvent) -> None:
         if event.number < self._seen.get(run, 0):
@@ -52,11 +52,15 @@ class RoundCheck(Check):
         self._seen[run] = event.number + 1
         match event.WhichOneof("kind"):
             case "round_begun":
-                self._handed_out(run, list(event.round_begun.work))
+                begun = event.round_begun
+                self._handed_out(run, list(begun.work))
+                for told in (begun, *begun.ahead) if begun.members else ():
+                    self._apart[run, told.round + 1] = True
             case "round_done":
                 members = [m.replica for m in event.round_done.members]
                 work = self._work.pop(run, {})
-                self._apart[run] = any(m.group for m in event.round_done.members)
+                done_in_groups = any(m.group for m in event.round_done.members)
+                self._apart[run, event.round_done.round + 1] = done_in_groups
                 if len(set(members)) < len(members) or not set(members) <= work.keys():
                     raise Broken("I2", f"{run} commits work of replicas {members}: not all have it")
                 done = self._done(run)
@@ -93,12 +97,13 @@ class RoundCheck(Check):
                 raise Broken("I2", f"replica {mine.replica} of {run} gets samples that others have")
             work[mine.replica] = mine
 
-    def _begins(self, who: str, replica: str, number: int) -> None:
+    def _begins(self, who: str, replica: str, term: int, number: int) -> None:
         device = self.world.peers[who].device
         if (versions := getattr(device, "versions", None)) is None:
             return
         run, own = run_of(replica)
-        group = own if self._apart.get(run) else -1
+        # What one did by itself before it was lost, nobody need have.
+        group = (own, term) if self._apart.get((run, number)) else (-1, 0)
         known = self._versions.setdefault((run, number, group), {})
         for value, hash_ in versions().items():
             before, whose = known.setdefault(value, (hash_, who))

@@ -1,0 +1,129 @@
+"""Rounds of gossip that were told ahead, and members are lost in them, or the broker is: what is
+committed is what a plain loop makes of it, and samples count once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.broker.events import Persist
+from shoal.peer.core.events import BeginRound
+from shoal.proto.broker_pb2 import DONE, RunEvent
+from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.world import World
+from shoal.tests.sim.played import ask
+from shoal.tests.sim.played_rounds import Rounds, outcome, sites, sync_of
+
+THREE, FOUR = sites(1e7, 1e7, 1e7), sites(1e7, 1e7, 1e7, 1e7)
+
+
+@pytest.fixture(scope="module")
+def rounds(laboratory: Any, plans_once: None) -> Rounds:
+    return Rounds(laboratory)
+
+
+def tables(method: str, replicas: int = 3, steps: int = 8) -> dict[str, Any]:
+    """Rounds of two steps: but for the last one all are of pairs, and told at once."""
+    return {
+        "plan": {"replicas": replicas, "stages": 1},
+        "train": {"steps": steps, "batch": 4 * replicas, "eval_every": 0},
+        "sync": sync_of(method) | {"every": 2},
+    }
+
+
+def told(events: list[RunEvent]) -> list[int]:
+    """Rounds that were told with others before them."""
+    begun = (e.round_begun for e in events if e.HasField("round_begun"))
+    return [ahead.round for b in begun for ahead in b.ahead]
+
+
+def check(rounds: Rounds, world: World, run: str, method: str, what: str) -> None:
+    end = world.broker.ended[run]
+    assert end.phase == DONE, f"{what}: {end.reason.text}"
+    rounds.assert_expected(world, run, method)
+
+
+@pytest.mark.parametrize("method", ["saps", "noloco"])
+@pytest.mark.parametrize("part", range(4))
+def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
+    world, run = rounds.play(FOUR, **tables(method))
+    assert told(world.events(run)) == [1, 2]
+    first, every = rounds.begun, max(1, (rounds.records - rounds.begun) // 3)
+    for at in range(first + every * part // 4, rounds.records, every):
+        name = f"p{at % 3}"
+        world, run = rounds.play(FOUR, {at: name}, **tables(method))
+        check(rounds, world, run, method, f"{name} at record {at}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["saps", "ring", "saps-outer"])
+def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
+    asked, peers = tables(method, replicas=4, steps=10), sites(*[1e7] * 6)
+    rounds.play(peers, **asked)
+    first, count = rounds.begun, rounds.records - rounds.begun
+    for i in range(40):
+        at, then = first + count * i // 40, first + count * (i * 7 % 40) // 40
+        deaths = {at: f"p{i % 4}", then + 1: f"p{(i + 1) % 4}"}
+        world, run = rounds.play(peers, deaths, **asked)
+        check(rounds, world, run, method, f"{deaths}")
+
+
+def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
+    rounds.play(THREE, **tables("saps"))
+    for number in range(1, rounds.written + 1, 4):
+
+        def die(world: World, seen: Observed, number: int = number) -> None:
+            if isinstance(seen.record, Persist) and rounds.written == number:
+                world.restart_broker(1.0)
+
+        world, run = rounds.play(THREE, also=die, **tables("saps"))
+        check(rounds, world, run, "saps", f"record {number}")
+
+
+def test_rounds_go_on_while_the_broker_is_away(rounds: Rounds) -> None:
+    """It dies in the first round of five that were told, and is away for longer than these take."""
+    begun = dict[int, int]()
+    back = list[bool]()
+
+    def away(world: World, seen: Observed) -> None:
+        match seen.record:
+            case BeginRound(start=start) if not back:
+                begun[start.round] = begun.get(start.round, 0) + 1
+                if begun == {0: 4}:
+                    world.restart_broker(8.0)
+                    world.after(8.0, lambda: back.append(True))
+
+    asked = tables("noloco", replicas=4, steps=12)
+    world, run = rounds.play(FOUR, also=away, **asked)
+    check(rounds, world, run, "noloco", "away")
+    assert begun == dict.fromkeys(range(5), 4), "they did not go through all that they were told"
+    assert outcome(world, run).count("[0, 1, 2, 3] + 0") == 6
+
+
+@pytest.mark.parametrize("share", [0.2, 0.45])
+def test_a_run_is_paused_and_goes_on(rounds: Rounds, share: float) -> None:
+    asked = tables("saps", steps=16)
+    rounds.play(FOUR, **asked)
+    at = rounds.moment(share)
+    world, run = rounds.start(FOUR, **asked)
+    world.until(lambda: rounds.records >= at, 600)
+    ask(world, run, "pause")
+    record = world.broker.machine.runs[run].record
+    world.until(lambda: all(r.paused for r in record.replicas), 600)
+    ask(world, run, "resume")
+    rounds.monitor.finish(run, 3600.0)
+    check(rounds, world, run, "saps", "paused")
+
+
+def test_a_round_is_as_long_as_its_work_and_its_exchange(rounds: Rounds) -> None:
+    """No message from the broker or to it stands between two rounds."""
+    took = {}
+    for window in (1, "auto"):
+        asked = tables("random-pairs", replicas=4, steps=12)
+        asked["sync"]["options"] = {"window": window}
+        world, run = rounds.play(FOUR, **asked)
+        check(rounds, world, run, "random-pairs", f"window {window}")
+        done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
+        took[window] = sum(d.seconds for d in done[1:5])
+    assert took["auto"] < took[1]
