@@ -146,7 +146,7 @@ class ReplicaContext:
         others = [
             r
             for r in self._events.replicas
-            if r is not record and r.running and r.number in rounds.work
+            if r is not record and r.running and rounds.member(r.number, r.term)
         ]
         end = max((_ends_at(r, rounds, now) for r in others), default=math.inf)
         step_s = record.round_step_s
