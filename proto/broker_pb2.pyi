@@ -190,18 +190,20 @@ class Holding(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("run", "term", "step", "holder", "spans")
+    __slots__ = ("run", "term", "step", "holder", "spans", "round")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
     holder: str
     spans: _containers.RepeatedCompositeFieldContainer[Span]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+    round: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("start", "stop")
@@ -766,7 +768,7 @@ class RoundVersion(_message.Message):
     def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("term", "holders", "transfers", "renamed", "files", "live", "rebuilt")
+    __slots__ = ("term", "holders", "transfers", "renamed", "files", "live", "rebuilt", "round")
     TERM_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
@@ -774,6 +776,7 @@ class Resume(_message.Message):
     FILES_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     REBUILT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     term: int
     holders: _containers.RepeatedScalarFieldContainer[str]
     transfers: _containers.RepeatedCompositeFieldContainer[SnapshotTransfer]
@@ -781,7 +784,8 @@ class Resume(_message.Message):
     files: _containers.RepeatedCompositeFieldContainer[CheckpointFile]
     live: bool
     rebuilt: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, term: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., transfers: _Optional[_Iterable[_Union[SnapshotTransfer, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., live: _Optional[bool] = ..., rebuilt: _Optional[_Iterable[str]] = ...) -> None: ...
+    round: int
+    def __init__(self, term: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., transfers: _Optional[_Iterable[_Union[SnapshotTransfer, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., live: _Optional[bool] = ..., rebuilt: _Optional[_Iterable[str]] = ..., round: _Optional[int] = ...) -> None: ...
 
 class SnapshotTransfer(_message.Message):
     __slots__ = ("holder", "source", "destination", "spans")
@@ -804,7 +808,7 @@ class Renamed(_message.Message):
     def __init__(self, old: _Optional[str] = ..., to: _Optional[str] = ...) -> None: ...
 
 class SnapshotOrder(_message.Message):
-    __slots__ = ("run", "term", "step", "needed", "keeper", "upload", "hold")
+    __slots__ = ("run", "term", "step", "needed", "keeper", "upload", "hold", "round")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -812,6 +816,7 @@ class SnapshotOrder(_message.Message):
     KEEPER_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
@@ -819,7 +824,8 @@ class SnapshotOrder(_message.Message):
     keeper: str
     upload: bool
     hold: int
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., needed: _Optional[int] = ..., keeper: _Optional[str] = ..., upload: _Optional[bool] = ..., hold: _Optional[int] = ...) -> None: ...
+    round: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., needed: _Optional[int] = ..., keeper: _Optional[str] = ..., upload: _Optional[bool] = ..., hold: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class WeightFile(_message.Message):
     __slots__ = ("blob", "sharded")

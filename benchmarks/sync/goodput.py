@@ -1,6 +1,7 @@
 """Goodput of local steps under losses: eight replicas with warm spares, in the virtual world.
 
-    python benchmarks/sync/goodput.py        # five minutes
+    python benchmarks/sync/goodput.py --ghosts                # two minutes
+    python benchmarks/sync/goodput.py --minutes 2             # with tensors, fifteen
 
 Each replica is a pipeline of two peers, and there are two spares for each, which may be warm for
 another one too; a round is 15 steps of a second and a half. Holders are killed, and are back as
@@ -21,6 +22,7 @@ from shoal.benchmarks.sync.worlds import MBIT, Field, Played, lines
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.benchmarks.worlds.recovery_world import card
 from shoal.broker.events import RunId
+from shoal.sim.ghost.device import Ghosts
 from shoal.sim.virtual.spec import PeerSpec
 from shoal.sim.virtual.world import World
 
@@ -81,14 +83,17 @@ def peers(each: int, flops: float) -> list[PeerSpec]:
     ]
 
 
-def played(field: Field, minutes: float, stages: int, losses: str) -> tuple[Played, int]:
+def played(
+    field: Field, minutes: float, stages: int, losses: str, ghosts: bool = False, seed: int = 7
+) -> tuple[Played, int]:
     specs = peers(stages + SPARES, FLOPS / stages)
     network = lines([s.name for s in specs], {s.name: 100 * MBIT for s in specs}, 0.02)
-    lost = Losses(specs, losses == "each")
+    lost = Losses(specs, losses == "each", seed)
     ran = field.play(
         specs,
         network,
         limit_s=60 * minutes,
+        device=Ghosts() if ghosts else None,
         begun=lost if losses else lambda world, run: None,
         plan={"stages": stages},
     )
@@ -102,13 +107,15 @@ FLOPS = 3e5
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="virtual, of each run")
+    parser.add_argument("--ghosts", action="store_true", help="in place of tensors")
+    parser.add_argument("--seed", type=int, default=7, help="of who is lost")
     args = parser.parse_args()
     figures = []
     with Field(JOB) as field:
         for stages, cases in ((2, ("", "one", "each")), (1, ("", "one"))):
             for case in cases:
                 began = time.monotonic()
-                ran, lost = played(field, args.minutes, stages, case)
+                ran, lost = played(field, args.minutes, stages, case, args.ghosts, args.seed)
                 rate = ran.samples_per_s if ran.rounds else 0.0
                 if not case:
                     calm = rate

@@ -112,6 +112,7 @@ def resume(found: SnapshotSet, plan: Plan, names: Mapping[PeerId, PeerId]) -> Re
     it was taken."""
     return Resume(
         term=found.term,
+        round=found.round,
         holders=found.where,
         transfers=block_transfers(plan, found.rebuilt) if found.rebuilt else transfers(found, plan),
         renamed=[Renamed(old=old, to=new) for old, new in names.items()],

@@ -11,9 +11,9 @@
   passed and at least one is ready. For who lost somebody nobody waits longer than its contribution
   is worth. Who is not ready then is left out: its samples are handed out
   again, and it takes the version from others when it is at the gate.
-- A replica that begins another term in the middle of its local work goes on with it, from a
-  snapshot of this round (`ReplicaSnapshots.found`); in the exchange it is left out of the next
-  attempt.
+- A replica that begins another term in the round goes on with it, from a snapshot of this round
+  (`ReplicaSnapshots.found`): with its local work or, behind the last step, with its contribution,
+  for which there is another attempt.
 - Members keep contribution and old version until `RoundStart` of the next round says that the
   version is committed, which it is when all have made it with one hash. Who has made another one
   takes the version of the others.
@@ -394,6 +394,7 @@ class RoundCoordinator:
             out += [*self._tell_start(w.replica), *self._tell_plan(w.replica)]
             if window is not None:
                 out += self._tell_ahead(window, w.replica)
+            out += self._replica(w.replica).snapshots.begin_round(now)
         return [*out, *self._arm(self._closes_at)]
 
     def _begun(
@@ -435,7 +436,7 @@ class RoundCoordinator:
         still = [n for n in work if n not in {*ready, *paused} and not self._is_short(n)]
         needed = self.run.submitted.requirements.sync.needed(len(self.record.work))
         late, closes_at = self._is_late(ready, still, now)
-        if not ready and not still:
+        if not work:  # else who is short of peers has its own, in snapshots
             why = "; ".join(self.bad.values()) or "all were lost, with what they had of the round"
             return self.run.fail("round", f"no replica has a contribution: {why}", now)
         if not ready or not (late or not still or len(ready) >= needed):

@@ -146,7 +146,7 @@ class ReplicaContext:
         others = [
             r
             for r in self._events.replicas
-            if r is not record and r.running and r.number in rounds.work
+            if r is not record and r.running and rounds.member(r.number, r.term)
         ]
         if rounds.told is not None:  # all of it may be in what another one goes on with
             others = []

@@ -254,7 +254,7 @@ class Handover:
         if ready and found is not None and found.without(under.leavers):
             text = f"{self._who(under.leavers)} hands over at step {held}"
             return [], HandoverResult(under.leavers, f"{text}: {self._why(under.leavers)}")
-        if cadence.pending is not None or cadence.whole == held:
+        if cadence.pending is not None or cadence.whole == held >= self._record.committed:
             return [], None
         # Somebody was past that step already, or a copy was lost.
         if self._next_step < self._record.steps:

@@ -44,6 +44,8 @@ class ReplicaSnapshots:
         self.sets = SnapshotCatalog()
         self.cadence = SnapshotSchedule(0, 0)
         self.on_hold = 0
+        self._of_round = 0
+        """Whose version is in the set that was ordered last, of a run with rounds."""
         self._needed = 0
         """Snapshots of fewer steps may go, as peers were told."""
         self._keepers: dict[PeerId, PeerId] = {}
@@ -109,7 +111,8 @@ class ReplicaSnapshots:
             member = context.members.members.get(peer)
             return (member is not None and member.state == "pool") or bool(context.mine(peer))
 
-        found = self.sets.newest(self._operators, record.committed, gives)
+        round_ = context.rounds.round if context.rounds is not None else 0
+        found = self.sets.newest(self._operators, record.committed, gives, round_)
         leaving = context.term.leaving
         return (found.without(leaving) or found) if found and leaving else found
 
@@ -126,6 +129,26 @@ class ReplicaSnapshots:
         self.cadence = SnapshotSchedule(0 if every == "auto" else every, first, self.cadence.took)
         self._keepers, self.on_hold = {}, 0
 
+    def begin_round(self, now: float) -> list[Instruction]:
+        """It begins a round with a new version, which is in no set so far: one is ordered, unless
+        somebody waits for another one, or the version lands later."""
+        work, record = self._context.work, self._record
+        if work is None or work.late or self.on_hold or record.checkpoints.untaken:
+            return []
+        self.cadence.begin_round(work.first_step)
+        return self.order(now)
+
+    def _round_at(self, step: int, *, held: bool = False) -> int:
+        """Whose version is in the stages when a step is in front of them; `held`: and nobody begins
+        it, so that the round ends there."""
+        rounds, work = self._context.rounds, self._context.work
+        if rounds is None or work is None:
+            return rounds.round if rounds is not None else 0
+        if step < work.first_step + work.late:
+            return rounds.round - 1
+        end = work.first_step + work.steps + work.ahead
+        return rounds.round + (step >= end if held else step > end)
+
     def lost(self, peer: PeerId) -> None:
         """It may come back, and take copies then."""
         self._refuse.pop(peer, None)
@@ -135,7 +158,8 @@ class ReplicaSnapshots:
         snapshot, record = report.snapshot, self._record
         if problem := self._odd(snapshot):
             return [self._context.ignored("snapshot", member, problem)]
-        own = (snapshot.term, snapshot.holder) == (record.term, member.id)
+        asked = (snapshot.term, snapshot.round) == (record.term, self._of_round)
+        own = asked and snapshot.holder == member.id
         if report.held:
             self.sets.held(member.id, snapshot)
             if own:
@@ -146,7 +170,7 @@ class ReplicaSnapshots:
         why = clean(report.reason.text) or "it does not say why"
         fields = (("run", record.id), ("peer", member.id), ("step", snapshot.step))
         out: list[Instruction] = [Log("snapshot_missed", (*fields, ("why", why)))]
-        if snapshot.term != record.term:
+        if not asked:
             return out
         refused = not own and snapshot.step == self.cadence.pending
         self.cadence.missed(snapshot.step)
@@ -199,7 +223,8 @@ class ReplicaSnapshots:
             return []
         keepers = self._keepers_now(record.plan)
         if cadence.pending is not None:
-            if self.sets.copied(cadence.pending, record.term, record.peers, keepers):
+            asked = cadence.pending, record.term, record.peers, keepers, self._of_round
+            if self.sets.copied(*asked):
                 # Copies to holders share links with the training: more of them would cost more.
                 suspects = self._context.suspects
                 cadence.copied(now, suspects.between_s(now) if record.plan.warm else math.inf)
@@ -216,6 +241,7 @@ class ReplicaSnapshots:
         self._needed, self._keepers = needed, keepers
         if due is not None:
             cadence.ordered(due)
+            self._of_round = self._round_at(due)
         return self._tell_order(told, due or 0, upload=saves)
 
     def _due(self, plan: Plan, now: float) -> tuple[int | None, bool]:
@@ -253,6 +279,7 @@ class ReplicaSnapshots:
         record = self._record
         assert record.plan is not None, record
         self.cadence.ordered(step)
+        self._of_round = self._round_at(step, held=True)
         if record.checkpoints.untaken:
             record.checkpoints.given_up(late=True)
         self.on_hold = step
@@ -267,6 +294,7 @@ class ReplicaSnapshots:
         step, spec = record.committed, record.run.spec
         record.checkpoints.begin(record.run.id, record.term, step, spec, record.plan, rounds=rounds)
         self.cadence.ordered(step)
+        self._of_round = self._round_at(step)
         self._keepers = self._keepers_now(record.plan)
         return self._tell_order(record.parts, step, upload=True)
 
@@ -291,6 +319,7 @@ class ReplicaSnapshots:
             needed=self._needed,
             upload=upload,
             hold=self.on_hold,
+            round=self._of_round,
         )
         return self._tell(peers, order, self._keepers)
 

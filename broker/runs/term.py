@@ -198,7 +198,7 @@ def _with_keepers(
         members,
         1 if wanted == "auto" else wanted,
         run.options.relays,
-        lambda m: record.lacks_s(m, now),
+        lambda m: (context.suspects.shaky(m.id, now), record.lacks_s(m, now)),
         snapshots.unreliable,
     )
     plan = replace(planned.plan, keepers=keepers)

@@ -44,6 +44,11 @@ class SnapshotSchedule:
         """Seconds that the copies of the last whole set were on their way; None: there was none."""
         self._not_before = -math.inf
 
+    def begin_round(self, first: int) -> None:
+        """From `first` updates on there is another version in the stages, which no set has."""
+        self._first, self._not_before = first, -math.inf
+        self.pending = self.whole = None
+
     def due(self, committed: int, steps: int, now: float, step_s: float = 0.0) -> int | None:
         """The step of the set to order now, if one is due. `step_s`: seconds of a step, so that a
         set which is taken behind the next one is ordered before a pause is over."""

@@ -33,24 +33,25 @@ def choose_keepers(
     members: Membership,
     spares: int,
     relays: bool,
-    lacks_s: Callable[[Member], float] = lambda member: 0.0,
+    rank: Callable[[Member], tuple[bool, float]] = lambda member: (False, 0.0),
     unreliable: Container[PeerId] = (),
 ) -> tuple[SnapshotKeeper, ...]:
-    """`free`: pool peers that may be warmed, at most `spares` of them. `lacks_s`: how long before
-    the end of the run one means to leave; the least comes first. `unreliable`: those that leave, or
-    refuse copies, which are asked when there is nobody else."""
+    """`free`: pool peers that may be warmed, at most `spares` of them. `rank`: whether one is lost
+    again and again, so that others would take a part before it, and how long before the end of the
+    run it means to leave; the least comes first. `unreliable`: those that leave, or refuse copies,
+    which are asked when there is nobody else."""
     plan, report = planned
     holders = [members.members[p] for p in plan.peers]
     heaviest = max(holders, key=lambda m: m.profile.device_memory_bytes)
     able = [m for m in free if m.id not in plan.peers and m.id not in unreliable]
-    able.sort(key=lambda m: (not fits(plan, report, heaviest.id, m), lacks_s(m), m.joined))
+    able.sort(key=lambda m: (not fits(plan, report, heaviest.id, m), rank(m), m.joined))
     warm = able[:spares]
-    rank = {m.id: (m.id in unreliable, lacks_s(m)) for m in holders}  # asked for once each
+    ranks = {m.id: (m.id in unreliable, rank(m)) for m in holders}  # asked for once each
     found: list[SnapshotKeeper] = []
     for i, holder in enumerate(holders):
         turn = warm[i % len(warm) :] + warm[: i % len(warm)] if warm else []
         ring = holders[i + 1 :] + holders[:i]
-        ring.sort(key=lambda m: (rank[m.id][0], _alike(m, holder), rank[m.id][1]))
+        ring.sort(key=lambda m: (ranks[m.id][0], _alike(m, holder), ranks[m.id][1]))
         for keeper in (*turn, *ring):
             if dial(holder, keeper, relays) is not None:
                 found.append(SnapshotKeeper(holder.id, keeper.id))

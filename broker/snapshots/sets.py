@@ -1,8 +1,8 @@
 """Which snapshots of a run lie where, and which of them make a set that it can go on from.
 
-A set is all snapshots of one step under one term that together cover the whole graph. What is known
-here is what peers have said, and nothing else: it is as good after a restart of the broker, when
-peers say it again with their Hello.
+A set is all snapshots of one step, and of one round where a run has rounds, under one term that
+together cover the whole graph. What is known here is what peers have said, and nothing else: it is
+as good after a restart of the broker, when peers say it again with their Hello.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ MOST_SNAPSHOTS = 4096
 """Of one peer and run; what it says of more is not remembered."""
 
 Span = tuple[int, int]
+_Key = tuple[int, int, int]
+"""Of a set: step, term and round."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class SnapshotSet:
     """Or it is what the holders have in their stages."""
     rebuilt: tuple[PeerId, ...] = ()
     """With `live`: holders that have nothing in theirs, and make them anew from the others'."""
+    round: int = 0
+    """Of a run with rounds: whose version is in it."""
 
     def without(self, peers: Container[PeerId]) -> SnapshotSet | None:
         """What is left of it without these; None: it is not whole then."""
@@ -64,11 +68,11 @@ class SnapshotCatalog:
     """The snapshots of one run: which peer holds which, and which of them make a complete set."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], dict[PeerId, _Copies]] = {}
-        self._at: dict[PeerId, dict[tuple[int, int, PeerId], None]] = {}
-        """The same by peer: (step, term, holder)."""
+        self._known: dict[_Key, dict[PeerId, _Copies]] = {}
+        self._at: dict[PeerId, dict[tuple[_Key, PeerId], None]] = {}
+        """The same by peer, with the holder."""
         self._changes = 0
-        self._copied: tuple[tuple[int, int, int], object, object, bool] | None = None
+        self._copied: tuple[tuple[_Key, int], object, object, bool] | None = None
         """What was last asked of `copied`, and the answer."""
 
     def held(self, peer: PeerId, snapshot: Snapshot) -> None:
@@ -78,70 +82,72 @@ class SnapshotCatalog:
             return
         holder = PeerId(snapshot.holder)
         spans = tuple((s.start, s.stop) for s in snapshot.spans)
-        of_set = self._known.setdefault((snapshot.step, snapshot.term), {})
+        of_set = self._known.setdefault(_key_of(snapshot), {})
         of_set.setdefault(holder, _Copies(spans)).peers[peer] = None
-        there[snapshot.step, snapshot.term, holder] = None
+        there[_key_of(snapshot), holder] = None
         self._changes += 1
 
     def not_held(self, peer: PeerId, snapshot: Snapshot) -> None:
-        self._forget(peer, (snapshot.step, snapshot.term, PeerId(snapshot.holder)))
+        self._forget(peer, _key_of(snapshot), PeerId(snapshot.holder))
 
     def gone(self, peer: PeerId) -> None:
         """Nothing lies there any more, as far as anybody can tell."""
-        for name in self.lying_at(peer):
-            self._forget(peer, name)
+        for key, holder in tuple(self._at.get(peer, ())):
+            self._forget(peer, key, holder)
 
     def spoilt(self, found: SnapshotSet | None) -> None:
         """It cannot be gone on from."""
         if found is not None:
-            self._drop(found.step, found.term)
+            self._drop((found.step, found.term, found.round))
 
     def not_needed(self, step: int) -> None:
         """Nobody goes back to before this step."""
         for key in [k for k in self._known if k[0] < step]:
-            self._drop(*key)
+            self._drop(key)
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """Where something lies."""
         return tuple(self._at)
 
-    def _drop(self, step: int, term: int) -> None:
-        for holder, copies in self._known.get((step, term), {}).copy().items():
+    def _drop(self, key: _Key) -> None:
+        for holder, copies in self._known.get(key, {}).copy().items():
             for peer in tuple(copies.peers):
-                self._forget(peer, (step, term, holder))
+                self._forget(peer, key, holder)
 
-    def _forget(self, peer: PeerId, name: tuple[int, int, PeerId]) -> None:
+    def _forget(self, peer: PeerId, key: _Key, holder: PeerId) -> None:
         there = self._at.get(peer, {})
-        if name not in there:
+        if (key, holder) not in there:
             return
         self._changes += 1
-        step, term, holder = name
-        of_set = self._known[step, term]
-        del there[name], of_set[holder].peers[peer]
+        of_set = self._known[key]
+        del there[key, holder], of_set[holder].peers[peer]
         if not there:
             del self._at[peer]
         if not of_set[holder].peers:
             del of_set[holder]
         if not of_set:
-            del self._known[step, term]
+            del self._known[key]
 
     def newest(
-        self, operators: int, most: int, gives: Callable[[PeerId], bool] = lambda peer: True
+        self,
+        operators: int,
+        most: int,
+        gives: Callable[[PeerId], bool] = lambda peer: True,
+        round_: int = 0,
     ) -> SnapshotSet | None:
-        """The one to go on from, of at most `most` steps, with what lies at peers that can give it;
-        None: there is none, or the run has to begin anew."""
-        for step, term in sorted(self._known, reverse=True):
-            if step <= most and (found := self._whole(step, term, operators, gives)) is not None:
-                return found
-        return None
+        """The one to go on from in a round, of at most `most` steps, with what lies at peers that
+        can give it; None: there is none, or the run has to begin anew."""
+        able = (k for k in sorted(self._known, reverse=True) if k[0] <= most and k[2] == round_)
+        wholes = (self._whole(key, operators, gives) for key in able)
+        return next((found for found in wholes if found is not None), None)
 
     def _whole(
-        self, step: int, term: int, operators: int, gives: Callable[[PeerId], bool]
+        self, key: _Key, operators: int, gives: Callable[[PeerId], bool]
     ) -> SnapshotSet | None:
         where = {
             holder: (copies.spans, there)
-            for holder, copies in self._known[step, term].items()
+            for holder, copies in self._known[key].items()
             if (there := tuple(filter(gives, copies.peers)))
         }
         spans = sorted(span for have, _ in where.values() for span in have)
@@ -150,26 +156,33 @@ class SnapshotCatalog:
             if start > at:
                 return None
             at = max(at, stop)
-        return SnapshotSet(term, step, where) if at >= operators > 0 else None
+        step, term, round_ = key
+        whole = at >= operators > 0
+        return SnapshotSet(term, step, where, round=round_) if whole else None
 
     def copied(
-        self, step: int, term: int, holders: Sequence[PeerId], keepers: dict[PeerId, PeerId]
+        self,
+        step: int,
+        term: int,
+        holders: Sequence[PeerId],
+        keepers: dict[PeerId, PeerId],
+        round_: int = 0,
     ) -> bool:
         """Whether every holder has its snapshot of a step, and its keeper a copy. Asked at every
         report, of the same holders and keepers: looked for when something lies elsewhere than
         before."""
-        key = step, term, self._changes
+        key = (step, term, round_), self._changes
         match self._copied:
             case before, a, b, known if before == key and a is holders and b is keepers:
                 return known
-        found = self._all_copied(step, term, holders, keepers)
+        found = self._all_copied(key[0], holders, keepers)
         self._copied = key, holders, keepers, found
         return found
 
     def _all_copied(
-        self, step: int, term: int, holders: Sequence[PeerId], keepers: dict[PeerId, PeerId]
+        self, key: _Key, holders: Sequence[PeerId], keepers: dict[PeerId, PeerId]
     ) -> bool:
-        of_set = self._known.get((step, term), {})
+        of_set = self._known.get(key, {})
         if len(of_set) < len(holders):
             return False
         for holder in holders:
@@ -181,8 +194,12 @@ class SnapshotCatalog:
 
     def lying_at(self, peer: PeerId) -> tuple[tuple[int, int, PeerId], ...]:
         """(step, term, holder) of what lies at a peer."""
-        return tuple(self._at.get(peer, ()))
+        return tuple((step, term, holder) for (step, term, _), holder in self._at.get(peer, ()))
 
     def __repr__(self) -> str:
-        known = ", ".join(f"{s} (term {t})" for s, t in sorted(self._known))
+        known = ", ".join(f"{s} (term {t})" for s, t, _ in sorted(self._known))
         return f"<SnapshotCatalog {known or 'none'}>"
+
+
+def _key_of(snapshot: Snapshot) -> _Key:
+    return snapshot.step, snapshot.term, snapshot.round

@@ -565,10 +565,9 @@ class Assignment:
             return []
         if wanted > steps.updates and not steps.over:
             return []
-        if wanted == steps.updates and steps.waits:  # another version will be here first
-            return []
-        if wanted == steps.updates and self.rounds is not None and self.rounds.lands_at(wanted):
-            return []  # as above
+        rounds, of_round = self.rounds, self.keeping.of_round
+        if wanted == steps.updates and rounds and not rounds.stands_at(wanted, of_round):
+            return []  # the version of that round will be here first, or another order
         still = not steps.begun if wanted == self.keeping.hold else steps.unchanged
         if wanted == steps.updates and still and self.alive:
             return self.keeping.take(wanted)

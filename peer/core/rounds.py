@@ -145,6 +145,13 @@ class Rounds:
         start = self.start
         return start is not None and not self._landed and step >= start.first_step + start.late
 
+    def stands_at(self, step: int, number: int) -> bool:
+        """Whether the stages have the version of a round and the steps since then, in front of this
+        one; so they do until the version of the next one is committed, or lands."""
+        if self.start is None or self.computing or self.lands_at(step):
+            return False
+        return number == self.start.round - (not self._landed)
+
     # ------------------------------------------------------------ rounds
 
     def begins(

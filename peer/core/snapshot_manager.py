@@ -85,11 +85,13 @@ class SnapshotManager:
         """Whole ones, with their number of parts."""
         self.wanted: int | None = None
         """The step that the next own snapshot is of, ordered and not begun."""
+        self.of_round = 0
+        """Whose version is to be in it, of a run with rounds."""
         self.hold = 0
         """The step that nobody begins under this plan, as the broker last said; 0: none."""
         self._taking: SnapshotId | None = None
-        self._upload: int | None = None
-        """The step of the own snapshot that is to be brought to the broker."""
+        self._upload: tuple[int, int] | None = None
+        """Step and round of the own snapshot that is to be brought to the broker."""
         self._coming: dict[SnapshotId, _Coming] = {}
         self._giving: dict[str, _Giving] = {}
         """By receiver."""
@@ -205,7 +207,8 @@ class SnapshotManager:
     def _of_set(self, holder: str) -> SnapshotId:
         """A snapshot of the set that the assignment resumes from."""
         assign = self._assign
-        return SnapshotId(assign.run, assign.resume.term, assign.first_step, holder)
+        resume = assign.resume
+        return SnapshotId(assign.run, resume.term, assign.first_step, holder, resume.round)
 
     # ------------------------------------------------------------ own snapshots
 
@@ -215,8 +218,10 @@ class SnapshotManager:
             self._needed, self.hold = max(self._needed, order.needed), order.hold
             if order.HasField("keeper"):
                 self._keepers = [order.keeper] if order.keeper else []
+            if order.step:
+                self.of_round = order.round
             if order.upload:
-                self._upload = order.step
+                self._upload = order.step, order.round
         gone = [s for s in self._here(order.run) if s.step < order.needed]
         return [self._forget(s) for s in gone]
 
@@ -246,7 +251,7 @@ class SnapshotManager:
             transfers = [g for g in self._assign.resume.transfers if g.source == self.peer]
             return [i for g in transfers for i in self._give(found, g.destination)]
         out = [_report(event.snapshot), *self._surplus(found)]
-        if found.step == self._upload:
+        if (found.step, found.round) == self._upload:
             out.append(e.UploadSnapshot(event.snapshot))
         for keeper in self._keepers:
             out += self._give(found, keeper)
@@ -271,7 +276,7 @@ class SnapshotManager:
 
     def _surplus(self, new: SnapshotId) -> list[e.Instruction]:
         """What of a holder lies here beyond its bound, now that one more is whole."""
-        alike = sorted(s for s in self.held if s._replace(step=new.step) == new)
+        alike = sorted(s for s in self.held if _alike(s, new))
         named = self._of_set(new.holder)
         gone = [s for s in alike[1:-_NEWEST] if s != named]
         why = f"{_NEWEST} newer ones of {new.holder} lie here"
@@ -281,7 +286,7 @@ class SnapshotManager:
 
     def _own(self, step: int) -> broker_pb2.Snapshot:
         assign = self._assign
-        return self._message(SnapshotId(assign.run, assign.term, step, self.peer))
+        return self._message(SnapshotId(assign.run, assign.term, step, self.peer, self.of_round))
 
     def _give(self, snapshot: SnapshotId, to: str) -> list[e.Instruction]:
         if snapshot not in self.held:
@@ -331,12 +336,12 @@ class SnapshotManager:
         own = (found.term, found.holder) == (assign.term, key.source)
         if not own or found.step < self._needed or not self._spans_of(key.source):
             return False
-        newest = max((s.step for s in self._coming_of(found)), default=0)
-        return found.step >= newest and key.source in self.counterparts
+        newest = max(((s.step, s.round) for s in self._coming_of(found)), default=(0, 0))
+        return (found.step, found.round) >= newest and key.source in self.counterparts
 
     def _coming_of(self, alike: SnapshotId) -> Iterator[SnapshotId]:
         """Copies of the same holder under the same plan that are on their way."""
-        return (s for s in self._coming if s._replace(step=alike.step) == alike)
+        return (s for s in self._coming if _alike(s, alike))
 
     def arrived(self, key: FrameKey) -> list[e.Instruction]:
         """A part lies here. When all do, the broker hears of it."""
@@ -395,9 +400,9 @@ class SnapshotManager:
         spans = [s for g in self._transfers if g.holder == found.holder for s in g.spans]
         if found.term == self._assign.term:
             spans = self._spans_of(found.holder)
-        return broker_pb2.Snapshot(
-            run=found.run, term=found.term, step=found.step, holder=found.holder, spans=spans
-        )
+        named = broker_pb2.Snapshot(run=found.run, term=found.term, step=found.step, spans=spans)
+        named.holder, named.round = found.holder, found.round
+        return named
 
     def _spans_of(self, holder: str) -> list[broker_pb2.Span]:
         if holder not in self._spans:
@@ -424,6 +429,11 @@ class SnapshotManager:
 
     def __repr__(self) -> str:
         return f"<SnapshotManager {len(self.held)} snapshots, {len(self._coming)} on their way>"
+
+
+def _alike(a: SnapshotId, b: SnapshotId) -> bool:
+    """Whether two are of one holder, under the same plan."""
+    return (a.run, a.term, a.holder) == (b.run, b.term, b.holder)
 
 
 def _report(snapshot: broker_pb2.Snapshot, why: str = "") -> e.Tell:

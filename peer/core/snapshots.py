@@ -5,8 +5,8 @@ that only devices read. Here it is a few parts, so that neither a frame nor a bu
 of it. With a folder the parts are files, and outlive the process; without one they lie in memory.
 
 On a link a part is a frame of role `snapshot`: its step is the snapshot's, its microbatch the
-number of the part, its hop the number of all parts, and its port says under which term it was taken
-and whose it is. Safe to use from several threads.
+number of the part, its hop the number of all parts, and its port says under which term and in which
+round it was taken, and whose it is. Safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -45,23 +45,25 @@ class SnapshotError(ValueError):
 
 class SnapshotId(NamedTuple):
     """One snapshot, wherever copies of it lie. `step`: updates that are in it; `term`: of the plan
-    under which `holder` took it."""
+    under which `holder` took it. `round`: of a run with rounds, whose version is in it: behind the
+    last step of a round there is another one before the exchange than behind it."""
 
     run: str
     term: int
     step: int
     holder: str
+    round: int = 0
 
     def __str__(self) -> str:
         return f"snapshot of {self.holder} after {self.step} steps of {self.run} (term {self.term})"
 
     @classmethod
     def of(cls, message: broker_pb2.Snapshot) -> SnapshotId:
-        return cls(message.run, message.term, message.step, message.holder)
+        return cls(message.run, message.term, message.step, message.holder, message.round)
 
     def frame(self, term: int, part: int, parts: int, source: str, destination: str) -> FrameKey:
         """A part of it on its way, in an assignment's term."""
-        port = f"{self.term}/{self.holder}"
+        port = f"{self.term}/{self.round}/{self.holder}"
         return FrameKey(
             self.run, term, self.step, Role.SNAPSHOT, part, parts, port, source, destination
         )
@@ -69,14 +71,15 @@ class SnapshotId(NamedTuple):
     @classmethod
     def of_frame(cls, key: FrameKey) -> SnapshotId:
         """Raises TensorSpecError for a frame that is no part of a snapshot."""
-        term, _, holder = key.port.partition("/")
-        if key.role is not Role.SNAPSHOT or not (term.isascii() and term.isdigit() and holder):
-            raise TensorSpecError(f"{key}: expected a snapshot with the port TERM/HOLDER")
+        term, round_, holder = (*key.port.split("/", 2), "", "")[:3]
+        numbers = term.isascii() and term.isdigit() and round_.isascii() and round_.isdigit()
+        if key.role is not Role.SNAPSHOT or not (numbers and holder):
+            raise TensorSpecError(f"{key}: expected a snapshot with the port TERM/ROUND/HOLDER")
         if not 0 <= key.microbatch < key.hop <= _MOST_PARTS:
             raise TensorSpecError(
                 f"{key}: part {key.microbatch} of {key.hop}, at most {_MOST_PARTS}"
             )
-        return cls(key.run, int(term), key.step, holder)
+        return cls(key.run, int(term), key.step, holder, int(round_))
 
 
 def in_parts(data: bytes | bytearray | memoryview) -> tuple[memoryview, ...]:

@@ -12,8 +12,9 @@ from shoal.broker.membership.member import Member
 from shoal.broker.membership.membership import Membership
 from shoal.broker.options import BrokerOptions
 from shoal.broker.runs import snapshots
-from shoal.broker.snapshots.keepers import instead
+from shoal.broker.snapshots.keepers import choose_keepers, instead
 from shoal.dag.plan.plan import PeerId, Plan, SnapshotKeeper, StageSlot, Visit
+from shoal.dag.plan.report import NO_REPORT, PlanWithReport
 from shoal.proto.broker_pb2 import Profile, Ready, StepReport
 
 PEERS = [PeerId(f"p{i}") for i in range(6)]
@@ -55,6 +56,23 @@ def test_the_first_planned_keeper_that_is_there_or_else_a_holder_beside_it(
 
     wanted = {holder: found[0] for holder in holders if (found := plainly(holder))}
     assert instead(plan, members) == wanted
+
+
+def test_who_is_lost_again_and_again_keeps_copies_when_nobody_else_can() -> None:
+    """Others would be asked before it to take the part, and would have to fetch the copy."""
+    holder, *free = PEERS[:3]
+    plan = Plan((StageSlot(0, 1, (holder,)),), ((Visit(0, holder),),), 1)
+    members = membership([holder], free)
+    for shaky, keeper in ((free[0], free[1]), (free[1], free[0]), (holder, free[0])):
+        found = choose_keepers(
+            PlanWithReport(plan, NO_REPORT),
+            [members.members[p] for p in free],
+            members,
+            spares=1,
+            relays=True,
+            rank=lambda m, shaky=shaky: (m.id == shaky, 0.0),  # type: ignore[misc]
+        )
+        assert found == (SnapshotKeeper(holder, keeper),)
 
 
 def test_reports_find_keepers_anew_only_when_members_change(world, monkeypatch) -> None:

@@ -13,8 +13,10 @@ OPERATORS = 5
 PEERS = tuple(PeerId(p) for p in "abc")
 
 
-def snapshot(step: int, holder: str, *spans: tuple[int, int], term: int = 1) -> Snapshot:
-    message = Snapshot(run="r", term=term, step=step, holder=holder)
+def snapshot(
+    step: int, holder: str, *spans: tuple[int, int], term: int = 1, round_: int = 0
+) -> Snapshot:
+    message = Snapshot(run="r", term=term, step=step, holder=holder, round=round_)
     message.spans.extend(Span(start=a, stop=b) for a, b in spans)
     return message
 
@@ -158,3 +160,21 @@ def test_whether_it_is_copied_is_found_again_whatever_changes_between_questions(
             for _ in range(2):
                 assert sets.copied(1, 1, holders, keepers) == (own and copies)
             assert not sets.copied(2, 1, holders, keepers)
+
+
+def test_of_one_step_there_may_be_a_set_before_a_version_and_one_behind_it() -> None:
+    sets, keepers = SnapshotCatalog(), {PeerId("h"): PEERS[1]}
+    for round_ in (3, 4):
+        message = snapshot(7, "h", (0, OPERATORS), round_=round_)
+        sets.held(PeerId("h"), message)
+        assert not sets.copied(7, 1, [PeerId("h")], keepers, round_), "nobody has a copy of it"
+        sets.held(PEERS[1], message)
+        assert sets.copied(7, 1, [PeerId("h")], keepers, round_)
+    for round_ in (3, 4):
+        found = sets.newest(OPERATORS, 9, round_=round_)
+        assert found is not None
+        assert (found.step, found.round) == (7, round_)
+    sets.spoilt(found)
+    assert sets.newest(OPERATORS, 9, round_=4) is None
+    assert sets.newest(OPERATORS, 9, round_=3) is not None
+    assert sets.newest(OPERATORS, 9, round_=5) is None

@@ -169,7 +169,10 @@ def test_a_part_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 @settings(max_examples=20)
 @given(
-    st.builds(SnapshotId, st.text(), st.integers(0, 9), st.integers(0), st.text(min_size=1)),
+    st.builds(
+        SnapshotId,
+        *(st.text(), st.integers(0, 9), st.integers(0), st.text(min_size=1), st.integers(0)),
+    ),
     st.integers(1, 1 << 16),
     st.data(),
 )

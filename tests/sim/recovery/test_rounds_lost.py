@@ -3,11 +3,14 @@ it, samples count once, versions are equal (I2, I11)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from shoal.broker.events import Persist
+from shoal.broker.events import Persist, Publish
+from shoal.dag.plan.action import Action, Kind
+from shoal.peer.core.events import Compute
 from shoal.proto.broker_pb2 import DONE, WAITING
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
@@ -54,6 +57,55 @@ def test_a_replica_goes_on_within_its_round_from_a_snapshot_of_it(rounds: Rounds
     rounds.play(peers, **tables)
     world, run = rounds.play(peers, {rounds.moment(0.4): "p0"}, **tables)
     rounds.assert_expected(world, run)
+
+
+def test_who_is_lost_in_the_exchange_is_a_member_of_it_and_makes_no_step_again(
+    rounds: Rounds,
+) -> None:
+    """Its keeper takes the part behind the last step, and contributes what it would have."""
+    tables = LONG | {"plan": {"replicas": 2, "stages": 2}, "train": {"steps": 30}}
+    dead, steps = list[str](), Counter[tuple[str, int]]()
+
+    def die(world: World, seen: Observed) -> None:
+        match seen.record:
+            case Compute(step=1, action=Action(Kind.APPLY)) if not dead:
+                dead.append(seen.who)
+                world.after(0.0, lambda: world.kill(seen.who))
+            case Compute(run=run, step=step, action=Action(Kind.UPDATE)):
+                steps[run, step] += 1
+
+    world, run = rounds.play(sites(*[1e7] * 6), also=die, **tables)
+    rounds.assert_expected(world, run)
+    done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
+    assert dead
+    assert [sorted(m.replica for m in d.members) for d in done] == [[0, 1]] * len(done)
+    assert set(steps.values()) == {2}, "a step was made again"
+
+
+def test_nobody_waits_for_the_steps_of_a_replica_that_is_left_out(rounds: Rounds) -> None:
+    """Who lost time makes fewer steps, though another one has made none and makes none."""
+    alone = {"plan": {"replicas": 3, "stages": 1}, "recovery": {"warm_spares": 1}}
+    train = {"steps": 60, "eval_every": 0}
+    tables = alone | {"train": train, "sync": {"every": 20, "deadline": "600s"}}
+    world, run = rounds.play(sites(*[1e7] * 6), **tables)
+    second = next(e for e in world.events(run) if e.round_begun.round == 1)
+    holders = [e.plan.stages[0].holders[0] for e in world.events(run) if e.HasField("plan")]
+    killed = list[str]()
+
+    def die(world: World, seen: Observed) -> None:
+        match seen.record:
+            case Publish(event=event) if event.round_begun.round == 1 and not killed:
+                killed.extend(holders[:2])
+                world.after(0.0, lambda: world.kill(holders[0]))  # before it has a snapshot
+                world.after(2.5 * step_s, lambda: world.kill(holders[1]))
+
+    step_s = next(e.step.seconds for e in world.events(run) if e.step.step == 3)
+    assert second.round_begun.work, "there is a second round"
+    world, run = rounds.play(sites(*[1e7] * 6), also=die, **tables)
+    rounds.assert_expected(world, run)
+    begun = [w for e in world.events(run) if e.round_begun.round == 1 for w in e.round_begun.work]
+    last = {w.replica: w for w in begun}
+    assert last[1].steps < last[1].planned, begun
 
 
 def test_who_lost_time_makes_fewer_steps_and_its_rate_moves_on_as_before(rounds: Rounds) -> None:
