@@ -12,6 +12,8 @@ weak_promised_…    what the formation promises: its samples a second over thos
                    strong one alone
 weak_replicas_…    how many replicas are formed
 weak_loss_…        held-out loss at the end over that of the strong peer alone
+weak_auto_gain_…   the same of `sync.kind = "auto"`, which may also leave replicas be
+weak_auto_loss_…   the same
 weak_kept          lines on which there is a gain if, and only if, one is promised; of all
 """
 
@@ -88,6 +90,19 @@ def main() -> int:
                 Figure(f"weak_promised_{name}", promise, "ratio", "higher"),
                 Figure(f"weak_replicas_{name}", len(told.replicas), "replicas", "higher"),
                 Figure(f"weak_loss_{name}", loss, "ratio", "lower"),
+            ]
+            ran = field.play([STRONG, *WEAK], network, sync={"kind": "auto"})
+            gain = ran.samples_per_s / alone.samples_per_s
+            loss = ran.losses[-1][1] / alone.losses[-1][1]
+            used = {p for e in ran.events for s in e.plan.stages for p in s.holders}
+            print(
+                f'  kind = "auto": {len(used)} peers, {len(ran.rounds)} rounds, '
+                f"{ran.samples_per_s:.2f} samples/s, held-out {ran.losses[-1][1]:.3f}",
+                flush=True,
+            )
+            figures += [
+                Figure(f"weak_auto_gain_{name}", gain, "ratio", "higher"),
+                Figure(f"weak_auto_loss_{name}", loss, "ratio", "lower"),
             ]
     figures.append(Figure("weak_kept", kept / len(LINES), "ratio", "higher"))
     report("weak_strong", figures, args.json)
