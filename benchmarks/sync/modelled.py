@@ -22,7 +22,7 @@ PARAMETERS, STEP_S = 124e6, 1.0
 
 
 class Line(NamedTuple):
-    """Of each peer: bytes/s one way, and seconds from one to another."""
+    """What each peer has: bytes/s one way, and seconds to another one."""
 
     bytes_per_s: float
     latency_s: float
