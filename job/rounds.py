@@ -106,15 +106,30 @@ class SparseLocoOptions(Settings):
     """Outer learning rate."""
     chunk: int = 4096
     """Neighbouring numbers of which the largest are given, at most 2^20."""
+    result_density: float = 0.0
+    """Share of the numbers that comes back, the largest of the mean, in (0, 1]; the others stay
+    with who gave them. 0: all that was given comes back."""
 
     @property
     def codec(self) -> str:
         """The text of that which writes contributions."""
-        return f"chunks:density={self.density!r},chunk={self.chunk},bits={self.bits}"
+        return self._chunks(self.density)
+
+    @property
+    def result_codec(self) -> str:
+        """The text of that which writes results, where not all that was given comes back."""
+        return self._chunks(self.result_density)
+
+    def _chunks(self, density: float) -> str:
+        return f"chunks:density={density!r},chunk={self.chunk},bits={self.bits}"
 
     def check(self) -> None:
         if not 0 < self.density <= 1:
             raise SettingsError("density", f"is {self.density}: expected a number in (0, 1]")
+        if not 0 <= self.result_density <= 1:
+            raise SettingsError(
+                "result_density", f"is {self.result_density}: expected a number in [0, 1]"
+            )
         if self.bits not in (2, 32):
             raise SettingsError("bits", f"is {self.bits}: expected 2 or 32")
         if not 0 <= self.decay <= 1:

@@ -73,8 +73,8 @@ def two_bits(x: Tensor) -> Tensor:
 
 
 def top_of_chunks(keep: float, chunk: int = 4096, values: Encode = raw) -> Encode:
-    """The largest `keep` (a share; at least one) of each `chunk` entries of the flattened tensor;
-    `values` encodes what is kept, a row for each chunk."""
+    """The largest `keep` (a share; at least one) of each `chunk` entries of the flattened tensor,
+    of equal ones the first; `values` encodes what is kept, a row for each chunk."""
 
     def encode(x: Tensor) -> Tensor:
         rows = [row.unsqueeze(0) for row in torch.split(x.flatten(), chunk)]
@@ -84,7 +84,7 @@ def top_of_chunks(keep: float, chunk: int = 4096, values: Encode = raw) -> Encod
             if k == row.shape[-1]:
                 found.append(values(row).flatten())
                 continue
-            at = row.abs().topk(k, dim=-1).indices
+            at = row.abs().sort(dim=-1, descending=True, stable=True).indices[..., :k]
             kept = values(row.gather(-1, at))
             found.append(torch.zeros_like(row).scatter(-1, at, kept).flatten())
         return torch.cat(found).view_as(x)
@@ -281,10 +281,17 @@ class Streaming(DiLoCo):
 
 class SparseLoCo(PlainMethod):
     """e = b·e + D; q = the top of each chunk of e in two bits; e -= q; shared -= lr · mean q: what
-    stays behind is the outer momentum."""
+    stays behind is the outer momentum. `back`: what comes back of the mean; a q where that has
+    nothing goes back into its e."""
 
-    def __init__(self, lr: float = 1.0, decay: float = 0.95, encode: Encode | None = None) -> None:
-        self.lr = lr
+    def __init__(
+        self,
+        lr: float = 1.0,
+        decay: float = 0.95,
+        encode: Encode | None = None,
+        back: Encode | None = None,
+    ) -> None:
+        self.lr, self.back = lr, back
         self.sent = Residual(encode or top_of_chunks(64 / 4096, values=two_bits), decay)
 
     @torch.no_grad()
@@ -298,7 +305,12 @@ class SparseLoCo(PlainMethod):
                 for m in r.members
                 if m.weight
             }
-            was.sub_(self.lr * mean(r, came))
+            heard = mean(r, came)
+            if self.back is not None:
+                heard = self.back(heard.to(was.dtype))
+                for k, q in came.items():
+                    self.sent.left[k, name] += torch.where(heard == 0, q, 0.0)
+            was.sub_(self.lr * heard)
             for replica in replicas.values():
                 replica.weights[name].copy_(was)
 

@@ -31,8 +31,11 @@ the steps; the plain loop knows no bf16."""
 METHODS: Mapping[str, Callable[..., round_oracle.PlainMethod]] = {
     "diloco": round_methods.DiLoCo,
     "average": round_methods.Average,
-    "sparse-loco": lambda lr=1.0, decay=0.95, **wire: round_methods.SparseLoCo(
-        lr, decay, round_methods.sparse_wire(**wire)
+    "sparse-loco": lambda lr=1.0, decay=0.95, result_density=0.0, **wire: round_methods.SparseLoCo(
+        lr,
+        decay,
+        round_methods.sparse_wire(**wire),
+        round_methods.sparse_wire(**wire | {"density": result_density}) if result_density else None,
     ),
     "streaming-diloco": lambda bits=4, **options: round_methods.Streaming(**options),
     "random-pairs": round_methods.Saps,

@@ -118,8 +118,10 @@ def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:
     text = rounds.contribution_codec
     given = 4.0 if text == "none" else typical_bytes(parse(text), spec) / (1 << 20)
     match options_of(rounds.method, rounds.options):
-        case SparseLocoOptions():
+        case SparseLocoOptions(result_density=0.0):
             return given * (1 + replicas) / 2  # what comes back are all contributions
+        case SparseLocoOptions() as sparse:
+            return (given + typical_bytes(parse(sparse.result_codec), spec) / (1 << 20)) / 2
         case SapsOptions(keep=keep):
             return given * keep
         case StreamingOptions(fragments=fragments, bits=4):

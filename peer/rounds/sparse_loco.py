@@ -3,6 +3,11 @@ what it moved (D) and has not given yet (e), and that remainder stands in for ou
 
     e ← b·e + D        q = two bits of the largest of e        e ← e - q        θ ← θ - η·mean q
 
+All q go to everybody side by side. With `result_density`, only the largest numbers of their mean
+come back, in two bits again, and what of a q is not among them goes back into the e that it came
+from, as in gTop-k (1901.04359): what a peer gets does not grow with the replicas, and who adds up
+remembers nothing.
+
 What of e is sent counts when the round is committed with this replica in it. A replica that is left
 out, whose samples are handed out again, goes on with the e of before.
 """
@@ -11,6 +16,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ...job.rounds import SparseLocoOptions
@@ -26,18 +32,20 @@ class SparseLocoRounds(RoundStrategy):
     """Sparse contributions with decayed error feedback of each replica."""
 
     own_slots: ClassVar[tuple[str, ...]] = (_RESIDUAL,)
-    side_by_side: ClassVar[bool] = True
 
     def __init__(self, options: Settings, seed: int = 0) -> None:
         super().__init__(options, seed)
         assert isinstance(options, SparseLocoOptions), f"options of sparse-loco, not {options!r}"
         self.lr, self.decay = options.lr, options.decay
-        self.codecs = (options.codec, options.codec)
+        self.side_by_side = not options.result_density
+        self.codecs = (options.codec, options.codec if self.side_by_side else options.result_codec)
 
     def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
         return own[_RESIDUAL] * self.decay + (base - now)
 
-    def left(self, value: str, given: Tensor, heard: Tensor) -> State:
+    def left(self, value: str, given: Tensor, heard: Tensor, mean: Tensor) -> State:
+        if not self.side_by_side:
+            heard = torch.where(mean == 0, 0.0, heard)
         return {_RESIDUAL: given - heard}
 
     def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:

@@ -46,7 +46,7 @@ class RoundStrategy:
     """Texts of those that write contributions and results, in place of the job's `codec.sync`."""
     mix = 0.0
     """What stays of the local weights where a version comes into the stages."""
-    side_by_side: ClassVar[bool] = False
+    side_by_side: bool = False
     """Whether a result is all contributions as they came, which is smaller than their mean."""
     gives_values: ClassVar[bool] = False
     """Whether a contribution is what is in the stages, and not what moved."""
@@ -69,8 +69,9 @@ class RoundStrategy:
         state."""
         return base - now
 
-    def left(self, value: str, given: Tensor, heard: Tensor) -> State:
-        """The replica's own next state, of a contribution that others `heard` as encoded."""
+    def left(self, value: str, given: Tensor, heard: Tensor, mean: Tensor) -> State:
+        """The replica's own next state, of a contribution that others `heard` as encoded, and of
+        the mean that came back."""
         return {}
 
     def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:

@@ -324,7 +324,7 @@ class RoundWork:
             before, value = entry.version, entry.entry.value
             given = mean if entry.given is None else entry.given  # of copies nothing is given
             made = entry.strategy.meet(value, before.values, given, mean, before.state)
-            yield value, _Version(*made, self._left(entry, attempt.plan.round))
+            yield value, _Version(*made, self._left(entry, mean, attempt.plan.round))
 
     def _from_versions(self, attempt: RoundAttempt) -> Iterator[tuple[str, _Version]]:
         slots = self._strategy.slots
@@ -458,7 +458,7 @@ class RoundWork:
             encoded[piece.start] = self._codings[GIVE].encode(piece, given, round_, self._replica)
         return encoded[piece.start]
 
-    def _left(self, entry: _Entry, round_: int) -> State:
+    def _left(self, entry: _Entry, mean: Tensor, round_: int) -> State:
         """The replica's own state behind a version that its contribution is in."""
         if not entry.version.own or entry.given is None:
             return entry.version.own
@@ -467,7 +467,7 @@ class RoundWork:
             given = entry.given[piece.start : piece.stop]
             encoded = self._encoded(piece, given, round_)
             heard.append(self._codings[GIVE].echo(piece, given, encoded))
-        return entry.strategy.left(entry.entry.value, entry.given, torch.cat(heard))
+        return entry.strategy.left(entry.entry.value, entry.given, torch.cat(heard), mean)
 
     def _nothing(self, entry: _Entry) -> State:
         """The replica's own state at the beginning; only where an entry belongs there is one."""

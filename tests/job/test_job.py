@@ -127,6 +127,10 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
             "`sync.options.density` is 2.0: expected a number in (0, 1]",
         ),
         ("[sync.options]\nbits = 4", "`sync.options.bits` is 4: expected 2 or 32"),
+        (
+            "[sync.options]\nresult_density = 2",
+            "`sync.options.result_density` is 2.0: expected a number in [0, 1]",
+        ),
         ("[sync.options]\nmomentum = 0.9", "`sync.options.momentum` is not a known key"),
     ],
 )

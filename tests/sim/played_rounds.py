@@ -42,15 +42,20 @@ JOB: dict[str, Any] = {
 }
 OPTIONS = {
     "sparse-loco": {"density": 0.25, "chunk": 64, "decay": 0.75, "lr": 0.7},
+    "sparse-loco both ways": {"density": 0.25, "chunk": 64, "decay": 1.0, "result_density": 0.125},
     "saps": {"keep": 0.25, "recent": 2},
     "streaming-diloco": {"bits": 32},
 }
-"""Of methods that are not played with those that they have by themselves."""
+"""Of methods that are not played with those that they have by themselves; what follows a method's
+name tells its rows apart."""
 METHODS: dict[str, Callable[[], round_oracle.PlainMethod]] = {
     "diloco": lambda: round_methods.DiLoCo(0.7, 0.9),
     "average": round_methods.Average,
     "streaming-diloco": lambda: round_methods.Streaming(0.4, 0.9),
     "sparse-loco": lambda: round_methods.SparseLoCo(0.7, 0.75, round_methods.sparse_wire(0.25, 64)),
+    "sparse-loco both ways": lambda: round_methods.SparseLoCo(
+        1.0, 1.0, round_methods.sparse_wire(0.25, 64), round_methods.sparse_wire(0.125, 64)
+    ),
     "saps": lambda: round_methods.Saps(saps_mask(0, 0.25)),
     "random-pairs": round_methods.Saps,
     "ring": round_methods.Saps,
@@ -58,7 +63,7 @@ METHODS: dict[str, Callable[[], round_oracle.PlainMethod]] = {
     "saps-outer": round_methods.NoLoCo,
 }
 LOCAL = tuple(m for m in METHODS if m not in GOSSIP)
-TIES = {"sparse-loco": 0.002}
+TIES = {"sparse-loco": 0.002, "sparse-loco both ways": 0.002}
 """Of methods that choose numbers, the share of them whose turn it may be in another round: of two
 that are equal but for rounding, either is the larger."""
 
@@ -66,7 +71,7 @@ that are equal but for rounding, either is the larger."""
 def sync_of(method: str) -> dict[str, Any]:
     """For [sync]."""
     kind = "gossip" if method in GOSSIP else "local"
-    return {"kind": kind, "method": method, "options": OPTIONS.get(method, {})}
+    return {"kind": kind, "method": method.split()[0], "options": OPTIONS.get(method, {})}
 
 
 class Rounds:

@@ -27,7 +27,15 @@ from shoal.sim.round_methods import (
     top_of_chunks,
     two_bits,
 )
-from shoal.sim.round_oracle import PlainMember, PlainMethod, PlainResult, Round, even, train
+from shoal.sim.round_oracle import (
+    PlainMember,
+    PlainMethod,
+    PlainReplica,
+    PlainResult,
+    Round,
+    even,
+    train,
+)
 
 STEPS, BATCH = 12, 8
 SGD = Train(steps=STEPS, batch=BATCH, optimizer="sgd", lr=0.05, momentum=0.0, clip=0.0)
@@ -124,6 +132,29 @@ ROUNDS = even(4, steps=STEPS, every=5, batch=BATCH)
 )
 def test_at_the_plainest_options_it_is_averaging(method: PlainMethod) -> None:
     close(weights(run(method, ROUNDS)), weights(run(Average(), ROUNDS)))
+
+
+def test_what_is_pruned_on_its_way_back_is_not_lost() -> None:
+    """Whatever all replicas have moved is in the version, or left with one of them."""
+    quarter, eighth = top_of_chunks(0.25, 16), top_of_chunks(0.125, 16)
+    method = SparseLoCo(decay=1.0, encode=quarter, back=eighth)
+    start, moved = dict(net().named_parameters()), {n: 0.0 for n, _ in net().named_parameters()}
+
+    class Watched(PlainMethod):
+        def begin(self, shared: dict[str, Tensor]) -> None:
+            method.begin(shared)
+            self.shared = shared
+
+        def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
+            for n, was in method.shared.items():
+                moved[n] += sum(was - x.weights[n].detach() for x in replicas.values()) / 4
+            method.commit(count, r, replicas)
+
+    run(Watched(), ROUNDS)
+    for n, was in start.items():
+        left = sum(method.sent.left[k, n] for k in range(4)) / 4
+        torch.testing.assert_close(was - method.shared[n], moved[n] - left)
+        assert bool(left.any())
 
 
 def test_streaming_in_one_fragment_and_in_time_is_diloco() -> None:

@@ -69,12 +69,16 @@ def test_what_rounds_keep_is_stated_and_of_all_parts_together_the_whole() -> Non
     assert kept == 2 * 8 * 9  # two replicas, the version and an outer momentum in fp32
 
 
+BOTH_WAYS = {"density": 0.25, "bits": 32, "result_density": 0.5}
+
+
 @pytest.mark.parametrize(
     ("settings", "size"),
     [
         (RoundSettings(method="diloco"), 4.0),
         (RoundSettings(method="average", codec="bf16"), 2.0),
         (RoundSettings(method="sparse-loco", options={"density": 0.25, "bits": 32}), 4.0),
+        (RoundSettings(method="sparse-loco", options=BOTH_WAYS), 1.7),
     ],
 )
 def test_a_contribution_is_as_long_as_its_codec_says(settings: RoundSettings, size: float) -> None:

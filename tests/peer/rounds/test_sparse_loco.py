@@ -84,6 +84,34 @@ def test_all_numbers_at_once_are_the_plain_average(make_case, replica):
     assert found[0] == found[1]
 
 
+def test_what_does_not_come_back_stays_with_who_gave_it(make_case, replica):
+    """Of levels that two bits keep exactly, nothing is lost over all replicas: what they moved is
+    in the version or is left, weighted."""
+    options = OPTIONS | {"result_density": 0.125, "decay": 1.0, "lr": 1.0}
+    replicas = trained(case_of_three(make_case), replica, method="sparse-loco", options=options)
+    weights = (2, 3, 7)
+    base = {v: e.version.values for v, e in entries(replicas[0]).items()}
+    moved = [{v: e.began - e.copies[0].flatten() for v, e in entries(r).items()} for r in replicas]
+    assert len({*Exchange(replicas, weights=weights).run()}) == 1
+    begin(replicas, 1)
+    left, pruned = [residuals(r) for r in replicas], 0
+    for value, entry in entries(replicas[0]).items():
+        came = base[value] - entry.version.values
+        sent = [m[value] - e[value] for m, e in zip(moved, left, strict=True)]
+        if came.numel() < 64:  # as it is
+            continue
+        assert ((came != 0).view(-1, 32).sum(1) <= 4).all()
+        for q in sent:
+            assert not bool(q[came == 0].any())  # what did not come back has not left
+            pruned += int((came == 0).sum())
+        mean = sum(w * q for w, q in zip(weights, sent, strict=True)) / 12
+        # Two levels keep the sum of magnitudes of each chunk.
+        torch.testing.assert_close(
+            mean.abs().view(-1, 32).sum(1), came.abs().view(-1, 32).sum(1), rtol=0.01, atol=1e-7
+        )
+    assert pruned
+
+
 @pytest.mark.parametrize("cuts", [(1, 1, 1), (3, 1, 2)])
 def test_neither_cuts_nor_who_adds_up_change_a_bit(make_case, replica, cuts):
     case, found = case_of_three(make_case), []
