@@ -6,7 +6,7 @@ S steps and a round every H steps:
 dense        ring of fp32 gradients, each step                     S · 4 · (P-1)/P · 4·N
 aggregated   each peer sums a P-th of the model: encoded changes
              to it, the encoded mean back (of fragments in turn,
-             and at the end of all)                                S/H · 2 · (P-1)/P · (up + down)
+             and at the end of all; or sparse both ways)           S/H · 2 · (P-1)/P · (up + down)
 gathered     sparse changes, to everybody by way of who would
              add them up                                           S/H · 2 · (P-1) · (1 + 1/P) · up
 pairs        two fp32 models of NoLoCo, or the c-th part of one    S/H · 2 · (8·N or 4·N/c)
@@ -73,7 +73,8 @@ CODES: Mapping[str, tuple[Encode, Callable[[int], float]]] = {
     "two": (chunked_two_bits, lambda n: 2 * n + 32 * math.ceil(n / CHUNK)),
     "sign": (sign, lambda n: n + 16),
     "top": (top_of_chunks(64 / CHUNK, CHUNK, two_bits), partial(_top_bits, keep=64 / CHUNK)),
-    "top4": (top_of_chunks(256 / CHUNK, CHUNK, two_bits), partial(_top_bits, keep=256 / CHUNK)),
+    "top_44": (top_of_chunks(44 / CHUNK, CHUNK, two_bits), partial(_top_bits, keep=44 / CHUNK)),
+    "top_172": (top_of_chunks(172 / CHUNK, CHUNK, two_bits), partial(_top_bits, keep=172 / CHUNK)),
 }
 """By name: what arrives of a tensor, and the bits of one of n entries."""
 
@@ -83,7 +84,9 @@ class Row:
     """`lr` and `beta2`: of GRID. `code`: both ways where a mean comes back."""
 
     name: str
-    method: Literal["dense", "average", "diloco", "streaming", "sparse", "noloco", "saps"]
+    method: Literal[
+        "dense", "average", "diloco", "streaming", "sparse", "both-ways", "noloco", "saps"
+    ]
     every: int = 1
     code: str = "raw"
     outer: float = 1.0
@@ -122,6 +125,8 @@ class Row:
                 )
             case "sparse":
                 return SparseLoCo(self.outer, self.decay, encode=encode)
+            case "both-ways":
+                return SparseLoCo(self.outer, self.decay, encode=encode, back=encode)
             case "noloco":
                 return NoLoCo(self.outer, self.momentum)
             case "saps":
@@ -147,7 +152,7 @@ class Row:
         rounds = math.ceil(steps / self.every)
         encoded = sum(CODES[self.code][1](size) for size in sizes) / 8
         match self.method:
-            case "average" | "diloco":
+            case "average" | "diloco" | "both-ways":
                 return rounds * 2 * share * 2 * encoded
             case "streaming":
                 turns = math.ceil(steps / self.round_steps) - 1
@@ -183,6 +188,8 @@ ROWS: tuple[Row, ...] = (
     Row("diloco_51_e3m0", "diloco", 51, "e3m0", momentum=0.5),
     Row("sparse_12", "sparse", 12, "top", decay=1.0),
     Row("sparse_28", "sparse", 28, "top", decay=1.0),
+    Row("both_ways_5", "both-ways", 5, "top_172", decay=1.0),
+    Row("both_ways_5_sparse", "both-ways", 5, "top_44", decay=1.0),
     Row("streaming_100", "streaming", 100, "e3m0", 0.4, 0.9, fragments=4, late=5),
     Row("noloco_50", "noloco", 50, outer=0.7, momentum=0.5),
     Row("average_12", "average", 12),
