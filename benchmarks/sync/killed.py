@@ -1,0 +1,214 @@
+"""Members of rounds that are killed, as real processes: does every run come to its end, and to the
+weights of a plain loop that is fed with the rounds that were committed?
+
+    python benchmarks/sync/killed.py [--runs 40] [--first 0]     ten minutes and more
+
+A broker and seven peers on loopback stay for all runs. Each run is drawn from its number: a method,
+two replicas of two peers or four of one, and one or two kills (SIGKILL) at any moment of a round:
+a peer that trains, and in one of four cases the broker too, which is started again on its state.
+Killed peers come back after the run. Rounds wait for all, so that somebody has every version.
+
+rounds_killed_right   share of the runs that did all of their steps, and came to those weights
+rounds_killed_s       seconds of a run, the median
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import shoal
+from shoal.benchmarks.service.broker_killed import Watched
+from shoal.benchmarks.soak.real import wait_for
+from shoal.benchmarks.table import Figure, arguments, report
+from shoal.client import Client, Run
+from shoal.client.front import SimulationFront
+from shoal.client.submission import prepare
+from shoal.job import Job
+from shoal.peer.data.reader import Reader
+from shoal.proto.broker_pb2 import RunEvent
+from shoal.sim import round_methods, round_oracle
+from shoal.sim.processes import LocalCluster
+from shoal.sim.round_log import committed_rounds
+from shoal.sim.verify import METHODS
+
+DRAWN: dict[str, dict[str, Any]] = {
+    "diloco": {},
+    "average": {"overlap": 1},
+    "sparse-loco": {"density": 0.1, "decay": 1.0, "result_density": 0.1},
+    "random-pairs": {},
+    "saps-outer": {},
+}
+STEPS, EVERY, BATCH, SIZE = 40, 4, 16, 4
+PEERS, STRETCH, PATIENCE_S = 7, 12.0, 120.0
+CLOSE = {"rtol": 1e-3, "atol": 2e-5}
+"""Of weights; sums have another order here."""
+
+
+def draw(number: int) -> tuple[Job, random.Random]:
+    """The job of a run, and what decides its kills."""
+    rng = random.Random(f"killed {number}")
+    method = sorted(DRAWN)[number % len(DRAWN)]
+    replicas = rng.choice((2, 4))
+    gossip = method in ("random-pairs", "saps-outer")
+    sync = {"kind": "gossip" if gossip else "local", "method": method, "every": EVERY}
+    job = Job.from_table(
+        {
+            "version": 1,
+            "name": "killed",
+            "seed": number,
+            "model": {
+                "factory": "shoal.examples.gpt:gpt",
+                "args": {"layers": 2, "width": 32, "heads": 2, "length": 32, "dropout": 0.0},
+            },
+            "data": {"kind": "text", "length": 32},
+            "train": {
+                **{"steps": STEPS, "batch": BATCH, "microbatch": SIZE, "lr": 0.05},
+                **{"optimizer": "sgd", "eval_every": 0, "schedule": "constant", "warmup": 0},
+            },
+            "plan": {
+                **{"replicas": replicas, "stages": 4 // replicas, "pipelines": 1},
+                "scheduler": "uniform",
+            },
+            "sync": {**sync, "options": DRAWN[method]},
+        }
+    )
+    return job, rng
+
+
+def expected(job: Job, front: SimulationFront, events: Sequence[RunEvent]) -> dict[str, Tensor]:
+    """What the plain loop comes to, of the rounds that were committed."""
+    facts, count = front.facts(job), BATCH // SIZE
+    reader = Reader(facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=count)
+
+    def batches(samples: Sequence[int]) -> dict[str, Tensor]:
+        numbers = [s // SIZE for s in samples[::SIZE]]
+        each = [reader.batch(g // count, g % count, SIZE) for g in numbers]
+        return {name: torch.cat([e[name] for e in each]) for name in each[0]}
+
+    options = {k: v for k, v in job.sync.options.items() if k != "overlap"}
+    plain = method = METHODS[job.sync.chosen](**options)
+    if job.sync.options.get("overlap"):
+        plain = round_methods.Overlapped(method)
+    rounds = committed_rounds(
+        events, microbatches=count, microbatch_size=SIZE, gossip=job.sync.kind == "gossip"
+    )
+    with front.module(job) as module:
+        round_oracle.train(module, rounds, batches, job.train, plain, steps=STEPS)
+    return method.shared
+
+
+def rounds_of(watched: Watched) -> int:
+    return sum(e.HasField("round_done") for e in watched.events)
+
+
+def until(met: Callable[[], bool], watched: Watched) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while watched.is_alive() and not met() and time.monotonic() < end:
+        watched.join(0.02)
+
+
+def holders(client: Client, events: Sequence[RunEvent]) -> list[str]:
+    """Names of those that the newest plan of each replica gives a stage to."""
+    plans = {e.replica: e.plan for e in events if e.HasField("plan")}
+    names = client.names()
+    held = [peer for plan in plans.values() for stage in plan.stages for peer in stage.holders]
+    return sorted({names.get(peer, peer) for peer in held})
+
+
+class Field:
+    """The processes that stay."""
+
+    def __init__(self, cluster: LocalCluster, client: Client, folder: Path) -> None:
+        self.cluster, self.client, self.folder = cluster, client, folder
+        self.front, self.round_s = SimulationFront(), 0.5
+
+    def play(self, number: int) -> str:
+        """What is wrong with a run, or nothing."""
+        job, rng = draw(number)
+        with prepare(job) as prepared:
+            run = self.client.submit_prepared(prepared, self.folder)
+            watched = Watched(run, STEPS)
+            watched.start()
+            moments = sorted(rng.randrange(STEPS // EVERY - 1) for _ in range(rng.randint(1, 2)))
+            with_broker, gone, fired = rng.random() < 0.25, list[str](), list[str]()
+            for moment in moments:
+                until(lambda moment=moment: rounds_of(watched) >= moment, watched)
+                watched.join(rng.uniform(0.0, self.round_s))
+                if not watched.is_alive():
+                    break
+                here = [n for n in holders(self.client, watched.events) if n not in gone]
+                if not gone and here:  # one is lost for each run, as somebody must have the version
+                    gone.append(rng.choice(here))
+                    fired.append(f"{gone[-1]} in round {rounds_of(watched)}")
+                    self.cluster.send(gone[-1], signal.SIGKILL)
+                elif with_broker or gone:
+                    fired.append(f"the broker in round {rounds_of(watched)}")
+                    self.cluster.restart_broker()
+            until(lambda: False, watched)
+            problem = self._problem(job, run, watched)
+        print(
+            f"{number}: {job.sync.chosen}, {job.plan.replicas} replicas; killed "
+            f"{', '.join(fired) or 'nobody'}; {rounds_of(watched)} rounds: {problem or 'right'}",
+            flush=True,
+        )
+        for name in gone:
+            self.cluster.join(name, ["--stretch", f"{STRETCH:g}"])
+        wait_for(self.client, PEERS)
+        return problem
+
+    def _problem(self, job: Job, run: Run, watched: Watched) -> str:
+        if watched.is_alive():
+            run.cancel()
+            return f"it has not ended after {PATIENCE_S:g} s, {rounds_of(watched)} rounds"
+        found = [p for p in watched.problems(None) if "steps, expected" not in p]
+        if found:
+            return "; ".join(found)
+        got, wanted = run.weights(), expected(job, self.front, watched.events)
+        apart = {n: ~torch.isclose(got[n], w, **CLOSE) for n, w in wanted.items()}
+        ties = 0.002 if job.sync.chosen == "sparse-loco" else 0.0
+        wrong = [n for n, a in apart.items() if int(a.sum()) > ties * a.numel()]
+        return f"other weights than the plain loop: {', '.join(wrong)}" if wrong else ""
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    right, seconds = 0, list[float]()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        LocalCluster(peers=[], folder=Path(name) / "cluster") as cluster,
+        shoal.connect(cluster.address) as client,
+    ):
+        for i in range(PEERS):
+            cluster.join(f"peer-{i + 1}", ["--stretch", f"{STRETCH:g}"])
+        wait_for(client, PEERS)
+        field = Field(cluster, client, Path(name))
+        for number in range(args.first, args.first + args.runs):
+            began = time.monotonic()
+            right += not field.play(number)
+            seconds.append(time.monotonic() - began)
+        field.front.close()
+    figures = [
+        Figure("rounds_killed_right", right / args.runs, "ratio", "higher"),
+        Figure("rounds_killed_s", statistics.median(seconds), "s", "lower"),
+    ]
+    report("sync killed", figures, args.json)
+    return right < args.runs
+
+
+if __name__ == "__main__":
+    sys.exit(main())
