@@ -4,9 +4,9 @@ weights of a plain loop that is fed with the rounds that were committed?
     python benchmarks/sync/killed.py [--runs 40] [--first 0]     ten minutes and more
 
 A broker and seven peers on loopback stay for all runs. Each run is drawn from its number: a method,
-two replicas of two peers or four of one, and one or two kills (SIGKILL) at any moment of a round:
-a peer that trains, and in one of four cases the broker too, which is started again on its state.
-Killed peers come back after the run. Rounds wait for all, so that somebody has every version.
+two replicas of two peers or four of one, and kills (SIGKILL) at any moment of any round: a peer that
+trains, and in half of the runs the broker too, later, which is started again on its state. Killed
+peers come back after the run.
 
 rounds_killed_right   share of the runs that did all of their steps, and came to those weights
 rounds_killed_s       seconds of a run, the median
@@ -50,9 +50,9 @@ DRAWN: dict[str, dict[str, Any]] = {
     "saps-outer": {},
 }
 STEPS, EVERY, BATCH, SIZE = 40, 4, 16, 4
-PEERS, STRETCH, PATIENCE_S = 7, 12.0, 120.0
-CLOSE = {"rtol": 1e-3, "atol": 2e-5}
-"""Of weights; sums have another order here."""
+PEERS, FLAGS, PATIENCE_S = 7, ("--stretch", "12"), 120.0
+ROUND_S = 0.5
+"""About as long a round takes."""
 
 
 def draw(number: int) -> tuple[Job, random.Random]:
@@ -131,7 +131,10 @@ class Field:
 
     def __init__(self, cluster: LocalCluster, client: Client, folder: Path) -> None:
         self.cluster, self.client, self.folder = cluster, client, folder
-        self.front, self.round_s = SimulationFront(), 0.5
+        self.front, self.names = SimulationFront(), [f"peer-{i + 1}" for i in range(PEERS)]
+        for name in self.names:
+            cluster.join(name, FLAGS)
+        wait_for(client, PEERS)
 
     def play(self, number: int) -> str:
         """What is wrong with a run, or nothing."""
@@ -140,32 +143,35 @@ class Field:
             run = self.client.submit_prepared(prepared, self.folder)
             watched = Watched(run, STEPS)
             watched.start()
+            done: list[str] = []
             moments = sorted(rng.randrange(STEPS // EVERY - 1) for _ in range(rng.randint(1, 2)))
-            with_broker, gone, fired = rng.random() < 0.25, list[str](), list[str]()
-            for moment in moments:
-                until(lambda moment=moment: rounds_of(watched) >= moment, watched)
-                watched.join(rng.uniform(0.0, self.round_s))
-                if not watched.is_alive():
-                    break
-                here = [n for n in holders(self.client, watched.events) if n not in gone]
-                if not gone and here:  # one is lost for each run, as somebody must have the version
-                    gone.append(rng.choice(here))
-                    fired.append(f"{gone[-1]} in round {rounds_of(watched)}")
-                    self.cluster.send(gone[-1], signal.SIGKILL)
-                elif with_broker or gone:
-                    fired.append(f"the broker in round {rounds_of(watched)}")
-                    self.cluster.restart_broker()
+            for moment, kills in zip(moments, (self._a_peer, self._the_broker), strict=False):
+                until(lambda at=moment: rounds_of(watched) >= at, watched)  # type: ignore[misc]
+                watched.join(rng.uniform(0.0, ROUND_S))
+                if watched.is_alive():
+                    done.append(f"{kills(rng, watched)} in round {rounds_of(watched)}")
             until(lambda: False, watched)
             problem = self._problem(job, run, watched)
         print(
             f"{number}: {job.sync.chosen}, {job.plan.replicas} replicas; killed "
-            f"{', '.join(fired) or 'nobody'}; {rounds_of(watched)} rounds: {problem or 'right'}",
+            f"{', '.join(done) or 'nobody'}; {rounds_of(watched)} rounds: {problem or 'right'}",
             flush=True,
         )
-        for name in gone:
-            self.cluster.join(name, ["--stretch", f"{STRETCH:g}"])
-        wait_for(self.client, PEERS)
+        for name in self.names:
+            if not self.cluster.runs(name):
+                self.cluster.join(name, FLAGS)
+        wait_for(self.client, len(self.names))
         return problem
+
+    def _a_peer(self, rng: random.Random, watched: Watched) -> str:
+        """One that trains; one of a run, as somebody must have the version."""
+        name = rng.choice(holders(self.client, watched.events))
+        self.cluster.send(name, signal.SIGKILL)
+        return name
+
+    def _the_broker(self, rng: random.Random, watched: Watched) -> str:
+        self.cluster.restart_broker()
+        return "the broker"
 
     def _problem(self, job: Job, run: Run, watched: Watched) -> str:
         if watched.is_alive():
@@ -175,7 +181,7 @@ class Field:
         if found:
             return "; ".join(found)
         got, wanted = run.weights(), expected(job, self.front, watched.events)
-        apart = {n: ~torch.isclose(got[n], w, **CLOSE) for n, w in wanted.items()}
+        apart = {n: ~torch.isclose(got[n], w, rtol=1e-3, atol=2e-5) for n, w in wanted.items()}
         ties = 0.002 if job.sync.chosen == "sparse-loco" else 0.0
         wrong = [n for n, a in apart.items() if int(a.sum()) > ties * a.numel()]
         return f"other weights than the plain loop: {', '.join(wrong)}" if wrong else ""
@@ -193,9 +199,6 @@ def main() -> int:
         LocalCluster(peers=[], folder=Path(name) / "cluster") as cluster,
         shoal.connect(cluster.address) as client,
     ):
-        for i in range(PEERS):
-            cluster.join(f"peer-{i + 1}", ["--stretch", f"{STRETCH:g}"])
-        wait_for(client, PEERS)
         field = Field(cluster, client, Path(name))
         for number in range(args.first, args.first + args.runs):
             began = time.monotonic()
@@ -207,7 +210,7 @@ def main() -> int:
         Figure("rounds_killed_s", statistics.median(seconds), "s", "lower"),
     ]
     report("sync killed", figures, args.json)
-    return right < args.runs
+    return int(right < args.runs)
 
 
 if __name__ == "__main__":
