@@ -4,9 +4,9 @@ weights of a plain loop that is fed with the rounds that were committed?
     python benchmarks/sync/killed.py [--runs 40] [--first 0]     ten minutes and more
 
 A broker and seven peers on loopback stay for all runs. Each run is drawn from its number: a method,
-two replicas of two peers or four of one, and kills (SIGKILL) at any moment of any round: a peer that
-trains, and in half of the runs the broker too, later, which is started again on its state. Killed
-peers come back after the run.
+two replicas of two peers or four of one, and kills (SIGKILL) at any moment of any round. One peer
+that trains is killed, and later, in half of the runs, the broker, which is started again on its
+state. Killed peers come back after the run.
 
 rounds_killed_right   share of the runs that did all of their steps, and came to those weights
 rounds_killed_s       seconds of a run, the median
