@@ -24,6 +24,16 @@ def test_the_version_is_that_of_a_plain_loop(rounds: Rounds, method: str) -> Non
     rounds.assert_expected(world, run, method)
 
 
+@pytest.mark.parametrize("method", ["sparse-loco", "sparse-loco both ways"])
+def test_over_two_stages_the_same_numbers_are_the_largest(rounds: Rounds, method: str) -> None:
+    peers = [PeerSpec(name=f"p{i}", place=f"s{i // 2}") for i in range(4)]
+    plan = {"replicas": 2, "stages": 2}
+    world, run = rounds.play(peers, sync=sync_of(method), plan=plan)
+    replicas = world.broker.machine.runs[b.RunId(run)].record.replicas
+    assert [len(r.plan.stages) for r in replicas if r.plan] == [2, 2]
+    rounds.assert_expected(world, run, method)
+
+
 def test_who_is_faster_makes_more_steps_of_a_round(rounds: Rounds) -> None:
     world, run = rounds.play(sites(2e7, 6e7))
     begun = [e.round_begun for e in world.events(run) if e.HasField("round_begun")]
