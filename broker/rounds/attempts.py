@@ -149,7 +149,7 @@ class Attempts:
             exponent=record.exponent,
         )
 
-    def plan(self) -> None:
+    def make_plans(self) -> None:
         """What peers do in it, behind its event."""
         if self._gossip is None:
             self.plans = self._exchange.plans()
@@ -159,7 +159,8 @@ class Attempts:
     # ------------------------------------------------------------ nothing comes of it
 
     def late(self) -> list[int]:
-        """It has ended: whom most wait for; else those that have not made the version."""
+        """It has ended, and those that have not made the version are in trouble. Whom most wait
+        for; else all of these."""
         gone, made = self.gone, self._versions.has_made
         self._troubled.update(n for n in self.inside if not made(n))
         if self._blamed:

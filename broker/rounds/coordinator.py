@@ -278,7 +278,7 @@ class RoundCoordinator:
         joining = [n for n in others if is_at_gate(self.record, self._replica(n))]
         planned = self._attempts.planned(ready, joining, now)
         out: list[Instruction] = [self.run.record.publish(RunEvent(round_planned=planned), 0, now)]
-        self._attempts.plan()
+        self._attempts.make_plans()
         for number in (*ready, *planned.joiners):
             out += tell_plan(self.run, number, self._attempts.plans)
         return [*out, *self._arm(self._attempts.ends)]
