@@ -34,8 +34,8 @@ ORDER = {
         < records < recovery round_rows < runs < journal placement rounds < registry < clients
         < machine planning < service validate""",
     "broker/rounds": """
-        pairs saving segments version work < ahead exchange gossip < handing < windows
-        < coordinator""",
+        contributions pairs saving segments version work < ahead exchange gossip < handing < windows
+        < attempts telling < holding < coordinator""",
     "broker/scheduler": """
         base < network < cost < baselines codecs search < swarm < planners < replicas""",
     "broker/service": """

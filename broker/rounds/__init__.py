@@ -3,13 +3,17 @@ what with whom."""
 
 __all__ = [
     "ahead",
+    "attempts",
+    "contributions",
     "coordinator",
     "exchange",
     "gossip",
     "handing",
+    "holding",
     "pairs",
     "saving",
     "segments",
+    "telling",
     "version",
     "windows",
     "work",

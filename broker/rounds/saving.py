@@ -1,19 +1,20 @@
-"""Checkpoints of a run whose replicas train apart: when one is due, and who brings it.
+"""Checkpoints of a run whose replicas train apart: when one is due, and who brings it; and who
+brings the weights of the last version.
 
-It is of a version, which one replica brings to the broker when it begins the next round with it, or
-when the last is made. The others hear nothing of it. One at a time, as in any run; one that did not
-come to be is made up for at the next version.
+A checkpoint is of a version, which one replica brings to the broker when it begins the next round
+with it, or when the last is made. The others hear nothing of it. One at a time, as in any run; one
+that did not come to be is made up for at the next version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...proto.broker_pb2 import RoundPosition
-from ..events import Instruction
+from ...proto.broker_pb2 import DONE, EXPORTING, BrokerMessage, RoundPosition, RoundStart
+from ..events import Instruction, Tell
 from ..runs.run import Run
 
-__all__ = ["is_due", "save_last", "save_version"]
+__all__ = ["finish", "is_due", "save_version"]
 
 
 def is_due(run: Run, committed: int) -> bool:
@@ -34,7 +35,7 @@ def save_version(run: Run, chosen: Sequence[int], at: RoundPosition) -> list[Ins
     return run.replicas[have[-1]].snapshots.save(at)  # the first one evaluates
 
 
-def save_last(run: Run, number: int, at: RoundPosition) -> list[Instruction]:
+def _save_last(run: Run, number: int, at: RoundPosition) -> list[Instruction]:
     """Saves the last version, from the replica that exports it; one that is still on its way is
     given up for that."""
     every, spec = run.submitted.requirements.output.every, run.submitted.spec
@@ -44,6 +45,41 @@ def save_last(run: Run, number: int, at: RoundPosition) -> list[Instruction]:
     for other in run.replicas:
         other.record.checkpoints.given_up()
     return replica.snapshots.save(at)
+
+
+def finish(run: Run, now: float) -> list[Instruction]:
+    """Every sample is committed: a replica with the version brings the weights; when it has, the
+    others are done."""
+    replicas, record = run.replicas, run.record.rounds
+    assert record is not None, f"run {run.id} has no rounds"
+    phases = [r.record.phase for r in replicas]
+    out: list[Instruction] = []
+    if DONE in phases:
+        text = f"{record.round} rounds are done; another replica has brought the weights"
+        for replica in replicas:
+            if not replica.record.ended:
+                out += replica.lifecycle.done(text, now)
+        return out
+    if EXPORTING in phases:
+        return []
+    have = record.holders
+    running = (r for r in replicas if r.record.running)
+    first = next((r for r in running if have.get(r.record.number) == r.record.term), None)
+    if first is None:
+        text = "every replica with the last version was lost before it had brought its weights"
+        return run.fail("round", text, now)
+    start = RoundStart(
+        run=first.id,
+        term=first.record.term,
+        round=record.round,
+        first_step=first.record.committed,
+        start=record.total / run.submitted.spec.microbatches,
+        evaluate=run.submitted.requirements.eval_every > 0,
+    )
+    message = BrokerMessage(round_start=start)
+    out = _save_last(run, first.record.number, record.position)
+    out += [Tell(m.stream, message) for m in first.context.holders()]
+    return out + first.lifecycle.export(now)
 
 
 def _saved(run: Run) -> int:

@@ -1,18 +1,69 @@
-"""The version that a round made, by what its holders say of it. Pure functions."""
+"""The version that a round made, by what its holders say of it, and who made another one."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ...dag.plan.plan import PeerId, Plan
 from ...proto.broker_pb2 import RoundDone, RoundMember, RoundReport
 from ..records.rounds import RoundRecord, microbatches_of
+from ..runs.run import Run
 
-__all__ = ["done_of", "hash_of"]
+__all__ = ["Versions", "done_of", "most_made"]
+
+_STRIKES = 3
+"""Versions of its own that a replica may make before it is left out for good."""
 
 
-def hash_of(plan: Plan, said: Mapping[PeerId, RoundReport]) -> int | None:
+class Versions:
+    """What replicas have made in the round under way, and who has made another version than the
+    others; not durable. made: by replica, what its holders say."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.made: dict[int, dict[PeerId, RoundReport]] = {}
+        self.odd = set[int]()
+        """Who made another version while rounds are told ahead."""
+        self._strikes = Counter[int]()
+
+    @property
+    def present(self) -> list[int]:
+        """Numbers of replicas whose peers can be spoken to, but for those that are left out."""
+        replicas = ((r.record.number, r) for r in self._run.replicas)
+        return [
+            n
+            for n, r in replicas
+            if r.record.running and not r.context.away and not self._is_out(n)
+        ]
+
+    def add(self, number: int, peer: PeerId, said: RoundReport) -> None:
+        self.made.setdefault(number, {})[peer] = said
+
+    def has_made(self, number: int) -> bool:
+        peers = self._run.replicas[number].record.peers
+        return set(self.made.get(number, ())) >= set(peers)
+
+    def hash_of(self, number: int) -> int | None:
+        """None: its holders differ."""
+        plan = self._run.replicas[number].record.plan
+        return _hash_of(plan, self.made[number]) if plan is not None else None
+
+    def _is_out(self, number: int) -> bool:
+        """Whether it has made others so often that it is left out for good."""
+        return self._strikes[number] >= _STRIKES
+
+    def strike(self, number: int, round: int) -> str:
+        """It has made another one: what people are told."""
+        self._strikes[number] += 1
+        text = f"round {round}: replica {number} made another version"
+        if self._is_out(number):
+            text += f", for the {_STRIKES}. time: it is left out from here on"
+        return text
+
+
+def _hash_of(plan: Plan, said: Mapping[PeerId, RoundReport]) -> int | None:
     """One hash of all that a replica with this plan has made; None where its own holders differ."""
     total = 0
     for k, slot in enumerate(plan.stages):
@@ -25,6 +76,15 @@ def hash_of(plan: Plan, said: Mapping[PeerId, RoundReport]) -> int | None:
             return None
         total += hashes.pop()
     return total % 2**64
+
+
+def most_made(hashes: Mapping[int, int | None]) -> tuple[int, list[int]] | None:
+    """The hash that most replicas came to, and which they are; None: holders of each differ."""
+    known = Counter(h for h in hashes.values() if h is not None)
+    if not known:
+        return None
+    version = known.most_common(1)[0][0]
+    return version, [n for n, h in hashes.items() if h == version]
 
 
 def done_of(

@@ -16,9 +16,7 @@ frames bring and take is there too, and the device keeps its memory for the step
 run's (`dag/rounds/vector.py`); a tied one is contributed and hashed by its first stage only, and
 applied in all.
 
-    round:VALUE:base  round:VALUE:SLOT      in snapshots: the version that the round began with, and
-                                            state
-    round:VALUE:given@N  :base@N  :SLOT@N   what was taken down in round N, and what was applied
+    round:VALUE:PART    in snapshots, what is kept of an entry (`entries.py`)
 
 State is shared by all replicas, or of the replica by itself. The latter is kept where an entry
 belongs, and moves on only with a version that its contribution is in. Who takes a version without
@@ -33,8 +31,7 @@ between the two are of the round that is exchanged only: what they have no landi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -43,8 +40,9 @@ from ...compression.codec import RAW, Encoded
 from ...dag.execute.execute import TensorSpecError
 from ...dag.ir.graph import TensorSpec
 from ...dag.plan.plan import PeerId
+from ...dag.rounds.digest import digest
 from ...dag.rounds.sums import fits
-from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
+from ...dag.rounds.vector import RunVector, Span, VectorPiece
 from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
@@ -52,80 +50,14 @@ from ...proto import broker_pb2
 from ..core.events import RoundResult
 from ..sync.norm import square_of
 from .attempt import RoundAttempt
-from .buffers import elements_of, in_place, minus, plus, strategy_of_entry
+from .buffers import strategy_of_entry
 from .coding import flat_spec
-from .digest import digest
+from .entries import EntryVersion, HeldEntry
 from .local import LocalSteps
 from .strategies import codings_of, standing_bytes, strategy_of
-from .strategy import RoundStrategy, State
+from .strategy import State
 
 __all__ = ["RoundWork"]
-
-_BASE, _GIVEN = "base", "given"
-
-
-@dataclass(frozen=True)
-class _Version:
-    """An entry between two rounds: (elements,) each."""
-
-    values: Tensor
-    state: State
-    own: State
-    """Of this replica alone."""
-
-
-@dataclass(eq=False)
-class _Entry:
-    """An entry of the vector that is in a stage here."""
-
-    entry: Entry
-    copies: tuple[Tensor, ...]
-    """In the stages."""
-    owned: bool
-    version: _Version
-    """That the round began with."""
-    strategy: RoundStrategy
-    """The method's, or that of buffers."""
-    given: Tensor | None = None
-    applied: _Version | None = None
-    landing: Tensor | None = None
-    """What the stages move by where the version lands that was made beside local steps."""
-    shown: Tensor | None = None
-    """What was in the stages, while the version is."""
-    round: int = -1
-    """Of `given` and `applied`."""
-    encoded: dict[int, Encoded] = field(default_factory=dict)
-    """By beginning of a piece, its contribution."""
-
-    def commit(self, moves: Callable[[_Entry, Tensor], Tensor] | None) -> None:
-        """What was applied is the version; where it is to land later, `moves` has by how much."""
-        if moves is not None and self.given is not None and self.applied is not None:
-            self.landing = moves(self, self.applied.values)
-        self.version, self.applied = self.applied or self.version, None
-        self.given, self.encoded = None, {}
-
-    @property
-    def began(self) -> Tensor:
-        """What local steps of the round began with: the version in the dtype of the stages."""
-        if self.entry.integer:
-            return self.version.values
-        return self.version.values.to(self.copies[0].dtype).float()
-
-    @property
-    def taken(self) -> Tensor:
-        """What was in the stages when it was taken down."""
-        assert self.given is not None, f"nothing of {self.entry.name} was taken down"
-        return self.given if self.strategy.gives_values else self.began - self.given
-
-    @property
-    def now(self) -> Tensor:
-        """A copy of what is in the stages: (elements,), float32, on the host."""
-        return elements_of(self.copies[0], self.entry)
-
-    @torch.no_grad()
-    def put(self, values: Tensor) -> None:
-        for copy in self.copies:
-            copy.copy_(in_place(values, self.entry, copy))
 
 
 class RoundWork:
@@ -148,19 +80,20 @@ class RoundWork:
         self._settings, self._replica = settings, replica
         self._strategy = strategy_of(settings)
         self._usual = self._codings = codings_of(self._strategy, settings, vector)
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, HeldEntry] = {}
         self._of_stages = [[v for v in owned[k] if v in tensors] for k in sorted(owned)]
         mine = {value for values in self._of_stages for value in values}
         for entry in vector.entries:
             copies = tensors.get(entry.value)
             if copies and entry.spec.elements:
-                values = elements_of(copies[0], entry)
                 strategy = strategy_of_entry(entry, self._strategy)
-                owned_here, begun = entry.value in mine, _Version(values, {}, {})
-                found = _Entry(entry, tuple(copies), owned_here, begun, strategy)
-                zeros = {slot: torch.zeros_like(values) for slot in self._strategy.slots}
-                found.version = _Version(values, zeros, self._nothing(found))
-                self._entries[entry.value] = found
+                self._entries[entry.value] = HeldEntry.of(
+                    entry,
+                    copies,
+                    strategy,
+                    slots=self._strategy.slots,
+                    owned=entry.value in mine,
+                )
         self._round, self._ahead, self._fragment = -1, False, 0
         """The round, whether local steps go on while it is exchanged, and of what it is."""
         self._attempt: RoundAttempt | None = None
@@ -187,7 +120,7 @@ class RoundWork:
         return found
 
     @property
-    def _all(self) -> Collection[_Entry]:
+    def _all(self) -> Collection[HeldEntry]:
         return self._entries.values()
 
     # ------------------------------------------------------------ rounds
@@ -200,7 +133,7 @@ class RoundWork:
             self._attempt.end()
         for entry in self._all:
             if entry.round < start.round:
-                entry.commit(self._moves if start.late else None)
+                entry.commit(late=start.late > 0)
         self._round, self._ahead, self._fragment = start.round, start.ahead > 0, start.fragment
 
     def contribute(self) -> RoundResult:
@@ -280,7 +213,7 @@ class RoundWork:
             if attempt.plan.final or attempt.wiring.gets or entry.given is None:
                 entry.put(version.values)
             elif not self._ahead:
-                entry.put(self._mixed(entry, version.values))
+                entry.put(entry.mixed(version.values))
         attempt.applied = True
         now = {v: made.get(v, self._entries[v].version).values for v in self._entries}
         return RoundResult(
@@ -290,52 +223,35 @@ class RoundWork:
             )
         )
 
-    def _mixed(self, entry: _Entry, version: Tensor) -> Tensor:
-        """What the stages come to by it, had no step been made since the contribution."""
-        if not self._strategy.mix or entry.given is None or entry.entry.is_buffer:
-            return version
-        was = entry.taken
-        return was + (version - was) * (1.0 - self._strategy.mix)
-
-    def _moves(self, entry: _Entry, version: Tensor) -> Tensor:
-        return minus(self._mixed(entry, version), entry.taken, entry.entry)
-
     def show(self) -> RoundResult:
         """The version is in the stages, until it lands."""
         for entry in self._all:
-            entry.shown = entry.now
-            entry.put(entry.version.values)
+            entry.show()
         return RoundResult()
 
     def land(self) -> RoundResult:
-        """The stages move from what was taken down to the version, and nothing that local steps did
-        since then is lost."""
+        """The stages move to it; nothing that local steps did meanwhile is lost."""
         for entry in self._all:
-            if entry.landing is not None:
-                now = entry.now if entry.shown is None else entry.shown
-                entry.put(plus(now, entry.landing, entry.entry))
-            elif entry.shown is not None:
-                entry.put(entry.shown)
-            entry.shown = entry.landing = None
+            entry.land()
         return RoundResult()
 
-    def _from_results(self, attempt: RoundAttempt) -> Iterator[tuple[str, _Version]]:
+    def _from_results(self, attempt: RoundAttempt) -> Iterator[tuple[str, EntryVersion]]:
         for entry, (mean,) in self._gathered(attempt.results(), 1):
             before, value = entry.version, entry.entry.value
             given = mean if entry.given is None else entry.given  # of copies nothing is given
             made = entry.strategy.meet(value, before.values, given, mean, before.state)
-            yield value, _Version(*made, self._left(entry, mean, attempt.plan.round))
+            yield value, EntryVersion(*made, self._left(entry, mean, attempt.plan.round))
 
-    def _from_versions(self, attempt: RoundAttempt) -> Iterator[tuple[str, _Version]]:
+    def _from_versions(self, attempt: RoundAttempt) -> Iterator[tuple[str, EntryVersion]]:
         slots = self._strategy.slots
         came = ((part, attempt.versions.get(part)) for part, _ in attempt.wiring.gets)
         for entry, (values, *state) in self._gathered(came, 1 + len(slots)):
-            own = entry.version.own if self._round >= 0 else self._nothing(entry)
-            yield entry.entry.value, _Version(values, dict(zip(slots, state, strict=True)), own)
+            own = entry.version.own if self._round >= 0 else entry.nothing
+            yield entry.entry.value, EntryVersion(values, dict(zip(slots, state, strict=True)), own)
 
     def _gathered(
         self, parts: Iterator[tuple[Span, Tensor | None]], rows: int
-    ) -> Iterator[tuple[_Entry, Tensor]]:
+    ) -> Iterator[tuple[HeldEntry, Tensor]]:
         """Entries of which all parts are there, each as (rows, elements)."""
         found: dict[str, tuple[Tensor, int]] = {}
         for part, came in parts:
@@ -458,7 +374,7 @@ class RoundWork:
             encoded[piece.start] = self._codings[GIVE].encode(piece, given, round_, self._replica)
         return encoded[piece.start]
 
-    def _left(self, entry: _Entry, mean: Tensor, round_: int) -> State:
+    def _left(self, entry: HeldEntry, mean: Tensor, round_: int) -> State:
         """The replica's own state behind a version that its contribution is in."""
         if not entry.version.own or entry.given is None:
             return entry.version.own
@@ -469,25 +385,15 @@ class RoundWork:
             heard.append(self._codings[GIVE].echo(piece, given, encoded))
         return entry.strategy.left(entry.entry.value, entry.given, torch.cat(heard), mean)
 
-    def _nothing(self, entry: _Entry) -> State:
-        """The replica's own state at the beginning; only where an entry belongs there is one."""
-        slots = entry.strategy.own_slots if entry.owned else ()
-        return {slot: torch.zeros(entry.entry.spec.elements) for slot in slots}
-
     # ------------------------------------------------------------ snapshots
 
     def state_tensors(self) -> dict[str, Tensor]:
         """What it goes on from; nobody may write to the tensors."""
-        found: dict[str, Tensor] = {}
-        for value, entry in self._entries.items():
-            now = _named(entry.version)
-            if entry.given is not None:
-                now[f"{_GIVEN}@{entry.round}"] = entry.given
-            if entry.applied is not None:
-                named = _named(entry.applied)
-                now |= {f"{part}@{entry.round}": tensor for part, tensor in named.items()}
-            found |= {f"round:{value}:{part}": tensor for part, tensor in now.items()}
-        return found
+        return {
+            f"round:{value}:{part}": tensor
+            for value, entry in self._entries.items()
+            for part, tensor in entry.parts().items()
+        }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor], *, anew: bool = False) -> None:
         """Goes on from copies of what `state_tensors` gave, here or at other holders; of entries
@@ -501,27 +407,8 @@ class RoundWork:
         for value, state in states.items():
             entry = self._entries[value]
             if anew:
-                state |= self._nothing(entry)
-            whole = (entry.entry.spec.elements,)
-            if any(tensor.shape != whole for tensor in state.values()):
-                raise TensorSpecError(f"state of rounds of {value}: expected {whole[0]} elements")
-            entry.version = self._version(entry, state, "") or entry.version
-            for part, tensor in state.items():
-                kind, at, number = part.partition("@")
-                if at and number.isdecimal():
-                    entry.round = int(number)
-                    entry.applied = self._version(entry, state, part[len(kind) :]) or entry.applied
-                    entry.given = tensor if kind == _GIVEN else entry.given
-
-    def _version(self, entry: _Entry, state: Mapping[str, Tensor], when: str) -> _Version | None:
-        shared, own = self._strategy.slots, tuple(entry.version.own)
-        if any(f"{part}{when}" not in state for part in (_BASE, *shared, *own)):
-            return None
-        return _Version(
-            state[f"{_BASE}{when}"],
-            {slot: state[f"{slot}{when}"] for slot in shared},
-            {slot: state[f"{slot}{when}"] for slot in own},
-        )
+                state |= entry.nothing
+            entry.load(state, self._strategy.slots)
 
     # ------------------------------------------------------------ inside
 
@@ -530,18 +417,11 @@ class RoundWork:
         assert self._attempt is not None, "no exchange was joined"
         return self._attempt
 
-    def _owned(self) -> Iterator[_Entry]:
-        return (entry for entry in self._all if entry.owned)
-
     def __repr__(self) -> str:
         return (
             f"<RoundWork round {self._round}, {len(self._entries)} of {len(self.vector.entries)} "
             f"entries, attempt {self._attempt.plan.attempt if self._attempt else 'none'}>"
         )
-
-
-def _named(version: _Version) -> dict[str, Tensor]:
-    return {_BASE: version.values, **version.state, **version.own}
 
 
 def _missing(why: str) -> RoundResult:

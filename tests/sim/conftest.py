@@ -28,6 +28,7 @@ from shoal.sim import oracle
 from shoal.sim.virtual import broker_shell
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import merge_blocks
+from shoal.tests.sim.played_rounds import Rounds
 
 
 @dataclass
@@ -161,6 +162,11 @@ def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
             return made[job.name]
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def rounds(laboratory: Callable[[Job], Laboratory]) -> Rounds:
+    return Rounds(laboratory)
 
 
 @pytest.fixture(scope="module")

@@ -128,6 +128,32 @@ class Rounds:
         """Number of a record of what was played last, behind so much of its rounds."""
         return self.begun + int((self.records - self.begun) * share)
 
+    def moments(self, count: int, part: int, parts: int) -> range:
+        """About so many records of its rounds, as far from each other; `part`: those of one of
+        `parts` tests, which have other ones each."""
+        every = max(1, (self.records - self.begun) // count)
+        return range(self.begun + every * part // parts, self.records, every)
+
+    def two_deaths(self, count: int, replicas: int) -> list[dict[int, str]]:
+        """So many times two of its records at which somebody dies."""
+        first, length = self.begun, self.records - self.begun
+        return [
+            {
+                first + length * i // count: f"p{i % replicas}",
+                first + length * (i * 7 % count) // count + 1: f"p{(i + 1) % replicas}",
+            }
+            for i in range(count)
+        ]
+
+    def broker_dies(self, number: int) -> Callable[[World, Observed], None]:
+        """It does behind so many records of its journal, and is away for a second."""
+
+        def die(world: World, seen: Observed) -> None:
+            if isinstance(seen.record, Persist) and self.written == number:
+                world.restart_broker(1.0)
+
+        return die
+
     def play(self, peers: Sequence[PeerSpec], *args: Any, **tables: Any) -> tuple[World, str]:
         """As `start`; to the end."""
         world, run = self.start(peers, *args, **tables)
@@ -159,9 +185,12 @@ class Rounds:
         method: str | round_oracle.PlainMethod = "diloco",
         *,
         overlaps: bool = False,
+        what: object = "",
     ) -> None:
-        """By the plain loop of a method, or of that which METHODS has; `overlaps`: beside steps."""
-        assert world.broker.ended[run].phase == DONE, world.broker.ended[run].reason.text
+        """By the plain loop of a method, or of that which METHODS has; `overlaps`: beside steps;
+        `what` was done to it, for a message."""
+        end = world.broker.ended[run]
+        assert end.phase == DONE, f"{what}: {end.reason.text}"
         events = world.events(run)
         [weights] = [e.weights for e in events if e.HasField("weights")]
         got: dict[str, Tensor] = {}
@@ -176,12 +205,24 @@ class Rounds:
         for name, tensor in wanted.items():
             apart = ~torch.isclose(got[name], tensor, rtol=1e-3, atol=2e-5)
             ties = TIES.get(method, 0.0) if isinstance(method, str) else 0.0
-            assert int(apart.sum()) <= ties * tensor.numel(), name
+            assert int(apart.sum()) <= ties * tensor.numel(), f"{what}: {name}"
 
 
-def divided(events: Sequence[RunEvent]) -> list[list[int]]:
+def assert_same_versions(
+    events: Sequence[RunEvent], wanted: Sequence[RunEvent], what: object
+) -> None:
+    """Bit for bit, where replicas were given the same steps: an outage is in what those took."""
+    if _divided(events) == _divided(wanted):
+        assert _hashes(events) == _hashes(wanted), what
+
+
+def _divided(events: Sequence[RunEvent]) -> list[list[int]]:
     """Steps of each replica, by round."""
     return [[w.steps for w in e.round_begun.work] for e in events if e.HasField("round_begun")]
+
+
+def _hashes(events: Sequence[RunEvent]) -> list[int]:
+    return [e.round_done.hash for e in events if e.HasField("round_done")]
 
 
 def sites(*flops: float) -> list[PeerSpec]:

@@ -7,9 +7,8 @@ from itertools import permutations
 import pytest
 
 from shoal.dag.plan.action import Kind
-from shoal.dag.rounds import vector
+from shoal.dag.rounds import digest, vector
 from shoal.dag.rounds.wiring import VERSION
-from shoal.peer.rounds import digest
 from shoal.tests.peer.compute.test_device import Gpt
 from shoal.tests.peer.rounds.conftest import (
     COUNTER,

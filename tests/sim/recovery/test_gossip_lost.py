@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.events import Persist, Publish
+from shoal.broker.events import Publish
 from shoal.broker.records.rounds import pairs_of
 from shoal.job.gossip import GOSSIP
-from shoal.proto.broker_pb2 import DONE
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
-from shoal.tests.sim.played_rounds import Rounds, divided, outcome, sites, sync_of
+from shoal.tests.sim.played_rounds import Rounds, assert_same_versions, outcome, sites, sync_of
+
+pytestmark = pytest.mark.usefixtures("plans_once")
 
 TRAIN: dict[str, Any] = {"steps": 9, "eval_every": 6}
 """Three rounds: a pair and one alone, then all, then all."""
@@ -25,23 +26,15 @@ LARGE: dict[str, Any] = {
 FOUR = sites(1e7, 1e7, 1e7, 1e7)
 
 
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any, plans_once: None) -> Rounds:
-    return Rounds(laboratory)
-
-
 @pytest.mark.parametrize("method", ["saps", "noloco", "random-pairs"])
 @pytest.mark.parametrize("part", range(2))
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
     tables = TABLES | {"sync": sync_of(method)}
     rounds.play(FOUR, **tables)
-    first, every = rounds.begun, max(1, (rounds.records - rounds.begun) // 4)
-    for at in range(first + every * part // 2, rounds.records, every):
+    for at in rounds.moments(4, part, 2):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **tables)
-        end = world.broker.ended[run]
-        assert end.phase == DONE, f"{name} at record {at}: {end.reason.text}"
-        rounds.assert_expected(world, run, method)
+        rounds.assert_expected(world, run, method, what=f"{name} at record {at}")
 
 
 @pytest.mark.slow
@@ -50,14 +43,9 @@ def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
     tables = LARGE | {"sync": sync_of(method)}
     peers = sites(*[1e7] * 7)
     rounds.play(peers, **tables)
-    first, count = rounds.begun, rounds.records - rounds.begun
-    for i in range(20):
-        at, then = first + count * i // 20, first + count * (i * 7 % 20) // 20
-        deaths = {at: f"p{i % 5}", then + 1: f"p{(i + 1) % 5}"}
+    for deaths in rounds.two_deaths(20, 5):
         world, run = rounds.play(peers, deaths, **tables)
-        end = world.broker.ended[run]
-        assert end.phase == DONE, f"{deaths}: {end.reason.text}"
-        rounds.assert_expected(world, run, method)
+        rounds.assert_expected(world, run, method, what=deaths)
 
 
 def test_other_pairs_stay_as_they_were_planned(rounds: Rounds) -> None:
@@ -85,19 +73,8 @@ def test_other_pairs_stay_as_they_were_planned(rounds: Rounds) -> None:
 def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
     tables = TABLES | {"sync": sync_of("saps")}
     calm, run = rounds.play(FOUR[:3], **tables)
-    written = rounds.written
-    hashes = [e.round_done.hash for e in calm.events(run) if e.HasField("round_done")]
-    parts = divided(calm.events(run))
-    for number in range(1, written + 1, 4):
-
-        def die(world: World, seen: Observed, number: int = number) -> None:
-            if isinstance(seen.record, Persist) and rounds.written == number:
-                world.restart_broker(1.0)
-
-        world, run = rounds.play(FOUR[:3], also=die, **tables)
-        events = world.events(run)
-        assert world.broker.ended[run].phase == DONE, f"record {number}"
-        rounds.assert_expected(world, run, "saps")
-        if divided(events) == parts:  # the outage is in what steps took
-            again = [e.round_done.hash for e in events if e.HasField("round_done")]
-            assert again == hashes, f"record {number}: {outcome(world, run)}"
+    wanted = calm.events(run)
+    for number in range(1, rounds.written + 1, 4):
+        world, run = rounds.play(FOUR[:3], also=rounds.broker_dies(number), **tables)
+        rounds.assert_expected(world, run, "saps", what=f"record {number}")
+        assert_same_versions(world.events(run), wanted, f"record {number}: {outcome(world, run)}")

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.events import Persist
 from shoal.dag.plan.action import Kind
 from shoal.peer.core.events import Compute
-from shoal.proto.broker_pb2 import DONE
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask
-from shoal.tests.sim.played_rounds import Rounds, divided, outcome, sites
+from shoal.tests.sim.played_rounds import Rounds, assert_same_versions, outcome, sites
+
+pytestmark = pytest.mark.usefixtures("plans_once")
 
 SYNC: dict[str, Any] = {"every": 4, "options": {"overlap": 3}}
 TABLES: dict[str, Any] = {
@@ -25,21 +25,13 @@ TABLES: dict[str, Any] = {
 FOUR = sites(1e7, 1e7, 1e7, 1e7)
 
 
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any, plans_once: None) -> Rounds:
-    return Rounds(laboratory)
-
-
 @pytest.mark.parametrize("part", range(3))
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int) -> None:
     rounds.play(FOUR, **TABLES)
-    first, every = rounds.begun, max(1, (rounds.records - rounds.begun) // 12)
-    for at in range(first + every * part // 3, rounds.records, every):
+    for at in rounds.moments(12, part, 3):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **TABLES)
-        end = world.broker.ended[run]
-        assert end.phase == DONE, f"{name} at record {at}: {end.reason.text}"
-        rounds.assert_expected(world, run, overlaps=True)
+        rounds.assert_expected(world, run, overlaps=True, what=f"{name} at record {at}")
 
 
 @pytest.mark.parametrize("kind", [Kind.CONTRIBUTE, Kind.EXCHANGE, Kind.APPLY, Kind.LAND, Kind.SHOW])
@@ -58,26 +50,16 @@ def test_a_stage_of_a_pipeline_is_lost_between_contribution_and_landing(
 
     world, run = rounds.play(peers, also=die, **tables)
     assert dead
-    assert world.broker.ended[run].phase == DONE, world.broker.ended[run].reason.text
     rounds.assert_expected(world, run, overlaps=True)
 
 
 def test_the_broker_dies_behind_records_of_its_journal(rounds: Rounds) -> None:
     calm, run = rounds.play(FOUR[:3], **TABLES)
-    hashes = [e.round_done.hash for e in calm.events(run) if e.HasField("round_done")]
-    parts = divided(calm.events(run))
+    wanted = calm.events(run)
     for number in range(13, rounds.written + 1, 3):
-
-        def die(world: World, seen: Observed, number: int = number) -> None:
-            if isinstance(seen.record, Persist) and rounds.written == number:
-                world.restart_broker(1.0)
-
-        world, run = rounds.play(FOUR[:3], also=die, **TABLES)
-        assert world.broker.ended[run].phase == DONE, f"record {number}"
-        rounds.assert_expected(world, run, overlaps=True)
-        if divided(world.events(run)) == parts:  # the outage is in what steps took
-            again = [e.round_done.hash for e in world.events(run) if e.HasField("round_done")]
-            assert again == hashes, f"record {number}: {outcome(world, run)}"
+        world, run = rounds.play(FOUR[:3], also=rounds.broker_dies(number), **TABLES)
+        rounds.assert_expected(world, run, overlaps=True, what=f"record {number}")
+        assert_same_versions(world.events(run), wanted, f"record {number}: {outcome(world, run)}")
 
 
 def test_a_run_is_paused_while_steps_are_ahead_and_goes_on(rounds: Rounds) -> None:

@@ -33,11 +33,6 @@ SAVES = {"output": {"every": 3}}
 ADAM = {"optimizer": "adamw", "lr": 0.01, "momentum": 0.9}
 
 
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any) -> Rounds:
-    return Rounds(laboratory)
-
-
 def checkpoints(events: list[RunEvent]) -> list[Checkpoint]:
     return [e.checkpoint for e in events if e.HasField("checkpoint")]
 

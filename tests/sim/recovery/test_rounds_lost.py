@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.events import Persist, Publish
+from shoal.broker.events import Publish
 from shoal.dag.plan.action import Action, Kind
 from shoal.peer.core.events import Compute
-from shoal.proto.broker_pb2 import DONE, WAITING
+from shoal.proto.broker_pb2 import WAITING
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask
-from shoal.tests.sim.played_rounds import Rounds, divided, outcome, sites, sync_of
+from shoal.tests.sim.played_rounds import Rounds, assert_same_versions, outcome, sites, sync_of
 from shoal.tests.sim.random_rounds import draw, play
+
+pytestmark = pytest.mark.usefixtures("plans_once")
 
 LONG: dict[str, Any] = {
     "plan": {"replicas": 3, "stages": 1},
@@ -25,11 +27,6 @@ LONG: dict[str, Any] = {
 }
 SHORT: dict[str, Any] = {"plan": {"replicas": 3, "stages": 1}}
 FOUR = sites(1e7, 1e7, 1e7, 1e7)
-
-
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any, plans_once: None) -> Rounds:
-    return Rounds(laboratory)
 
 
 @pytest.mark.parametrize("method", ["diloco", "sparse-loco"])
@@ -125,46 +122,27 @@ def test_who_lost_time_makes_fewer_steps_and_its_rate_moves_on_as_before(rounds:
 def test_a_member_dies_at_any_moment_of_a_round(rounds: Rounds, part: int, method: str) -> None:
     tables = SHORT | {"sync": sync_of(method)}
     rounds.play(FOUR, **tables)
-    first, every = rounds.begun, max(1, (rounds.records - rounds.begun) // 8)
-    for at in range(first + every * part // 3, rounds.records, every):
+    for at in rounds.moments(8, part, 3):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **tables)
-        end = world.broker.ended[run]
-        assert end.phase == DONE, f"{name} at record {at}: {end.reason.text}"
-        rounds.assert_expected(world, run, method)
+        rounds.assert_expected(world, run, method, what=f"{name} at record {at}")
 
 
 @pytest.mark.slow
 def test_two_members_die_at_any_two_moments(rounds: Rounds) -> None:
     rounds.play(FOUR, **SHORT)
-    first, count = rounds.begun, rounds.records - rounds.begun
-    for i in range(60):
-        at, then = first + count * i // 60, first + count * (i * 7 % 60) // 60
-        deaths = {at: f"p{i % 3}", then + 1: f"p{(i + 1) % 3}"}
+    for deaths in rounds.two_deaths(60, 3):
         world, run = rounds.play(FOUR, deaths, **SHORT)
-        end = world.broker.ended[run]
-        assert end.phase == DONE, f"{deaths}: {end.reason.text}"
-        rounds.assert_expected(world, run)
+        rounds.assert_expected(world, run, what=deaths)
 
 
 def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
     calm, run = rounds.play(FOUR[:3], **SHORT)
-    written = rounds.written
-    hashes = [e.round_done.hash for e in calm.events(run) if e.HasField("round_done")]
-    parts = divided(calm.events(run))
-    for number in range(1, written + 1):
-
-        def die(world: World, seen: Observed, number: int = number) -> None:
-            if isinstance(seen.record, Persist) and rounds.written == number:
-                world.restart_broker(1.0)
-
-        world, run = rounds.play(FOUR[:3], also=die, **SHORT)
-        events = world.events(run)
-        assert world.broker.ended[run].phase == DONE, f"record {number}"
-        rounds.assert_expected(world, run)
-        if divided(events) == parts:  # the outage is in what steps took
-            again = [e.round_done.hash for e in events if e.HasField("round_done")]
-            assert again == hashes, f"record {number}: {outcome(world, run)}"
+    wanted = calm.events(run)
+    for number in range(1, rounds.written + 1):
+        world, run = rounds.play(FOUR[:3], also=rounds.broker_dies(number), **SHORT)
+        rounds.assert_expected(world, run, what=f"record {number}")
+        assert_same_versions(world.events(run), wanted, f"record {number}: {outcome(world, run)}")
 
 
 def test_a_run_is_paused_and_goes_on(rounds: Rounds) -> None:

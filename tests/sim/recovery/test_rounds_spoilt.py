@@ -16,6 +16,8 @@ from shoal.proto.broker_pb2 import DONE
 from shoal.sim.virtual.spec import PeerSpec
 from shoal.tests.sim.played_rounds import Rounds, outcome, sites
 
+pytestmark = pytest.mark.usefixtures("plans_once")
+
 THREE = sites(1e7, 1e7, 1e7)
 TABLES: dict[str, Any] = {
     "plan": {"replicas": 3, "stages": 1},
@@ -44,11 +46,6 @@ def spoils(name: str, when: tuple[int, Kind], what: Callable[[torch.Tensor], Any
         return Spoilt(when, what) if spec.name == name else TorchDevice()
 
     return device
-
-
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any, plans_once: None) -> Rounds:
-    return Rounds(laboratory)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

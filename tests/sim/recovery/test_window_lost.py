@@ -7,20 +7,16 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.events import Persist
 from shoal.peer.core.events import BeginRound
-from shoal.proto.broker_pb2 import DONE, RunEvent
+from shoal.proto.broker_pb2 import RunEvent
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask
 from shoal.tests.sim.played_rounds import Rounds, outcome, sites, sync_of
 
+pytestmark = pytest.mark.usefixtures("plans_once")
+
 THREE, FOUR = sites(1e7, 1e7, 1e7), sites(1e7, 1e7, 1e7, 1e7)
-
-
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any, plans_once: None) -> Rounds:
-    return Rounds(laboratory)
 
 
 def tables(method: str, replicas: int = 3, steps: int = 8) -> dict[str, Any]:
@@ -38,22 +34,15 @@ def told(events: list[RunEvent]) -> list[int]:
     return [ahead.round for b in begun for ahead in b.ahead]
 
 
-def check(rounds: Rounds, world: World, run: str, method: str, what: str) -> None:
-    end = world.broker.ended[run]
-    assert end.phase == DONE, f"{what}: {end.reason.text}"
-    rounds.assert_expected(world, run, method)
-
-
 @pytest.mark.parametrize("method", ["saps", "noloco"])
 @pytest.mark.parametrize("part", range(4))
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
     world, run = rounds.play(FOUR, **tables(method))
     assert told(world.events(run)) == [1, 2]
-    first, every = rounds.begun, max(1, (rounds.records - rounds.begun) // 3)
-    for at in range(first + every * part // 4, rounds.records, every):
+    for at in rounds.moments(3, part, 4):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **tables(method))
-        check(rounds, world, run, method, f"{name} at record {at}")
+        rounds.assert_expected(world, run, method, what=f"{name} at record {at}")
 
 
 @pytest.mark.slow
@@ -61,24 +50,16 @@ def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> 
 def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
     asked, peers = tables(method, replicas=4, steps=10), sites(*[1e7] * 6)
     rounds.play(peers, **asked)
-    first, count = rounds.begun, rounds.records - rounds.begun
-    for i in range(40):
-        at, then = first + count * i // 40, first + count * (i * 7 % 40) // 40
-        deaths = {at: f"p{i % 4}", then + 1: f"p{(i + 1) % 4}"}
+    for deaths in rounds.two_deaths(40, 4):
         world, run = rounds.play(peers, deaths, **asked)
-        check(rounds, world, run, method, f"{deaths}")
+        rounds.assert_expected(world, run, method, what=deaths)
 
 
 def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
     rounds.play(THREE, **tables("saps"))
     for number in range(1, rounds.written + 1, 4):
-
-        def die(world: World, seen: Observed, number: int = number) -> None:
-            if isinstance(seen.record, Persist) and rounds.written == number:
-                world.restart_broker(1.0)
-
-        world, run = rounds.play(THREE, also=die, **tables("saps"))
-        check(rounds, world, run, "saps", f"record {number}")
+        world, run = rounds.play(THREE, also=rounds.broker_dies(number), **tables("saps"))
+        rounds.assert_expected(world, run, "saps", what=f"record {number}")
 
 
 def test_rounds_go_on_while_the_broker_is_away(rounds: Rounds) -> None:
@@ -96,7 +77,7 @@ def test_rounds_go_on_while_the_broker_is_away(rounds: Rounds) -> None:
 
     asked = tables("noloco", replicas=4, steps=12)
     world, run = rounds.play(FOUR, also=away, **asked)
-    check(rounds, world, run, "noloco", "away")
+    rounds.assert_expected(world, run, "noloco")
     assert begun == dict.fromkeys(range(5), 4), "they did not go through all that they were told"
     assert outcome(world, run).count("[0, 1, 2, 3] + 0") == 6
 
@@ -113,7 +94,7 @@ def test_a_run_is_paused_and_goes_on(rounds: Rounds, share: float) -> None:
     world.until(lambda: all(r.paused for r in record.replicas), 600)
     ask(world, run, "resume")
     rounds.monitor.finish(run, 3600.0)
-    check(rounds, world, run, "saps", "paused")
+    rounds.assert_expected(world, run, "saps")
 
 
 def test_a_round_is_as_long_as_its_work_and_its_exchange(rounds: Rounds) -> None:
@@ -123,7 +104,7 @@ def test_a_round_is_as_long_as_its_work_and_its_exchange(rounds: Rounds) -> None
         asked = tables("random-pairs", replicas=4, steps=12)
         asked["sync"]["options"] = {"window": window}
         world, run = rounds.play(FOUR, **asked)
-        check(rounds, world, run, "random-pairs", f"window {window}")
+        rounds.assert_expected(world, run, "random-pairs", what=f"window {window}")
         done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
         took[window] = sum(d.seconds for d in done[1:5])
     assert took["auto"] < took[1]

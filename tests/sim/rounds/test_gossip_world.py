@@ -3,8 +3,6 @@ loops in torch that are fed with who met whom."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -21,11 +19,6 @@ from shoal.tests.sim.played_rounds import Rounds, sites, sync_of
 
 TRAIN = {"steps": 15, "batch": 40, "eval_every": 6}
 """Five rounds, of which those that end behind steps 6, 12 and 15 gather."""
-
-
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any) -> Rounds:
-    return Rounds(laboratory)
 
 
 def done_of(world: World, run: str) -> list[RoundDone]:

@@ -13,11 +13,6 @@ from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played_rounds import Rounds, outcome, sites
 
 
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any) -> Rounds:
-    return Rounds(laboratory)
-
-
 def sync(overlap: int | str, method: str = "diloco", **more: Any) -> dict[str, Any]:
     return {"method": method, "options": {"overlap": overlap}, **more}
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from torch import nn
 
 from shoal.job import Job
@@ -19,11 +18,6 @@ from shoal.sim.following import Following
 from shoal.sim.report import Summary
 from shoal.sim.verify import METHODS, verify
 from shoal.tests.sim.played_rounds import Rounds, sites
-
-
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any) -> Rounds:
-    return Rounds(laboratory)
 
 
 def verified(

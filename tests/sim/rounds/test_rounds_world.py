@@ -3,18 +3,11 @@ against plain loops in torch that are fed with what was committed."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from shoal.broker import events as b
 from shoal.sim.virtual.world import PeerSpec
 from shoal.tests.sim.played_rounds import LOCAL, Rounds, sites, sync_of
-
-
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any) -> Rounds:
-    return Rounds(laboratory)
 
 
 @pytest.mark.parametrize("method", LOCAL)

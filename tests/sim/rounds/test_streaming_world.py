@@ -17,11 +17,6 @@ from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played_rounds import Rounds, sites
 
 
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any) -> Rounds:
-    return Rounds(laboratory)
-
-
 def tables(every: int = 6, **options: Any) -> dict[str, Any]:
     return {
         "sync": {

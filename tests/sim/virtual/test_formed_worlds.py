@@ -5,18 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from shoal.broker import events as b
 from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE, RunEvent
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played_rounds import JOB, Rounds, sites
-
-
-@pytest.fixture(scope="module")
-def rounds(laboratory: Any) -> Rounds:
-    return Rounds(laboratory)
 
 
 def formed(world: World, run: str) -> RunEvent:

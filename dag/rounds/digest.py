@@ -2,7 +2,7 @@
 
     Σ over pieces of XXH3-64(value, first element, bytes in float32)    modulo 2^64
 
-Pieces follow from the graph alone (`dag/rounds/vector.py`), and sums have no order: so the sums of
+Pieces follow from the graph alone (`vector.py`), and sums have no order: so the sums of
 a replica's holders are equal to those of another one's, however each is cut.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 from xxhash import xxh3_64
 
-from ...dag.rounds.vector import PIECE
+from .vector import PIECE
 
 __all__ = ["digest"]
 

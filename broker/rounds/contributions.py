@@ -1,0 +1,133 @@
+"""What replicas have done in a round until it closes: whose contribution is there, whose cannot
+count, and until when others wait for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+
+from ...dag.plan.plan import PeerId
+from ...proto.broker_pb2 import WAITING, RoundWork
+from ..records.rounds import RoundRecord
+from ..runs.replica import Replica
+from ..runs.run import Run
+
+__all__ = ["Contributions", "is_at_gate", "is_short", "standing"]
+
+_SPARE_S = 30.0
+"""Added to twice the expected time of local work."""
+_SHORT = frozenset({"peers", "memory", "queue"})
+"""Why a replica waits that nobody else waits for."""
+
+
+def is_short(replica: Replica) -> bool:
+    """Whether too few peers are there for it: nobody knows for how long."""
+    waits = replica.record.phase == WAITING and replica.lifecycle.asked is None
+    return waits and replica.record.reason.code in _SHORT
+
+
+def is_at_gate(rounds: RoundRecord, replica: Replica) -> bool:
+    """Whether it waits in front of its next step, with or without a contribution."""
+    record = replica.record
+    return record.committed >= rounds.gate(record.number, record.term)
+
+
+def standing(rounds: RoundRecord, replica: Replica) -> Hashable:
+    """All that rounds ask about it; what it has contributed or made is told to them."""
+    record, context = replica.record, replica.context
+    about = record.phase, record.term, record.pausing, record.paused
+    knows_pace = bool(record.step_s)  # `Contributions.closes_at`
+    away = bool(context.away), bool(replica.lifecycle.handover)
+    return about, away, is_short(replica), is_at_gate(rounds, replica), knows_pace
+
+
+class Contributions:
+    """Of the round under way, and not durable. bad: replicas whose contribution cannot count, and
+    why. since: when local work began, or the attempt; None: before this start of the broker."""
+
+    def __init__(self, run: Run, record: RoundRecord) -> None:
+        self._run, self._record = run, record
+        self._ready: dict[int, tuple[int, set[PeerId]]] = {}
+        """By replica, the holders whose contribution is there, in its present term."""
+        self.bad: dict[int, str] = {}
+        self.since: float | None = None
+        self._handed: dict[int, int] = {}
+        """By replica, the term in which it got its work."""
+        self._alone_since: float | None = None
+        """When only replicas that lost somebody were missing first; None: others are, so far."""
+
+    def begin(self, work: Iterable[RoundWork], now: float) -> None:
+        self._ready, self.bad = {}, {}
+        self._handed, self._alone_since = {w.replica: w.term for w in work}, None
+        self.since = now
+
+    def pause(self) -> None:
+        """Waits begin anew when the run goes on."""
+        self.since, self._handed = None, {}
+
+    def add(self, number: int, term: int, peer: PeerId) -> None:
+        """That of a holder is there."""
+        before, peers = self._ready.get(number, (0, set()))
+        self._ready[number] = term, (peers if before == term else set()) | {peer}
+
+    def is_ready(self, number: int) -> bool:
+        """Whether all of a replica's are there."""
+        replica, record = self._run.replicas[number], self._run.replicas[number].record
+        term, peers = self._ready.get(number, (0, set()))
+        there = record.running and not replica.context.away
+        return there and term == record.term and peers >= set(record.peers)
+
+    # ------------------------------------------------------------ until when
+
+    @property
+    def closes_at(self) -> float:
+        """Who is not ready then is left out."""
+        assert self.since is not None
+        asked = self._run.submitted.requirements.sync.deadline
+        if asked != "auto":
+            return self.since + float(asked)
+        times = [w.steps * self._step_s(n) for n, w in self._record.work.items()]
+        if not all(times):  # nothing is known of some
+            return self.since + self._run.submitted.options.first_step_s
+        return self.since + 2 * max(times) + _SPARE_S
+
+    @property
+    def worth_s(self) -> float:
+        """For so long others wait for one that is away, of a round that was told ahead."""
+        most = max(w.steps * self._step_s(n) for n, w in self._record.work.items())
+        return most / len(self._record.work)
+
+    def waits_until(
+        self, ready: Sequence[int], still: Sequence[int], now: float, *, again: bool = False
+    ) -> float:
+        """Until when those that are ready wait for the others. For a replica that lost somebody
+        they wait, all together, at most for as long as its own work took: waiting longer costs more
+        than its contribution is worth. again: nobody waits for others any more, behind the first
+        attempt."""
+        if not ready or not still or not all(map(self._has_lost, still)):
+            return -math.inf if again else self.closes_at
+        if self._alone_since is None:
+            self._alone_since = now
+        took = max(self._record.work[n].steps * self._step_s(n) for n in still)
+        until = self._alone_since + took / len(ready)
+        if self._run.submitted.requirements.sync.deadline != "auto":
+            until = min(until, self.closes_at)
+        return until
+
+    def waits_for_broken(self, inside: Sequence[int], now: float) -> float:
+        """The same, where streams of all others broke in their local work; inf: of some not."""
+        given = [n for n in inside if self._ready.get(n, (0, set()))[1]]
+        still = [n for n in inside if n not in given]
+        broken = (self._run.replicas[n].context.away.broken for n in still)
+        if not given or not still or not all(broken):
+            return math.inf
+        return self.waits_until(given, still, now)
+
+    def _has_lost(self, number: int) -> bool:
+        """Whether it has begun another term since it got its work, or waits for somebody."""
+        replica = self._run.replicas[number]
+        away = not replica.record.running or bool(replica.context.away)
+        return away or self._handed.get(number, replica.record.term) != replica.record.term
+
+    def _step_s(self, number: int) -> float:
+        return self._run.replicas[number].record.round_step_s
