@@ -32,12 +32,14 @@ from ..scheduler.replicas.beside import ONE_REPLICA
 from ..scheduler.replicas.division import NEAR
 from ..scheduler.replicas.form import form
 from ..scheduler.replicas.formation import Formation
+from ..snapshots.cadence import PAUSE_S
 from .leaving_out import without_culprits
 from .planning import as_before, or_refused, ready_of
 from .request import plan_request
 
 __all__ = ["answer", "contribution_bytes", "formed", "one_plan"]
 
+_EQUAL = "one replica with equal weights after every step"
 _MANY = 8
 """Replicas of which the sum of what they give is thought, where their number is not known."""
 
@@ -88,14 +90,15 @@ def formed(
         request = as_before(request, had)
     replicas, every = count or min(_MANY, len(ask.peers)), wish.sync.steps
     sizes = contribution_bytes(rounds, replicas)
+    pause_s = PAUSE_S if "snapshot" in wish.recovery.ladder else None
     try:
-        found = form(request, count, every, sizes, planner=planner)
+        found = form(request, count, every, sizes, pause_s=pause_s, planner=planner)
         if asked.sync.kind == "gossip" and len(found.replicas) == 1:  # nobody to meet
-            found = form(request, 2, every, sizes, planner=planner)
+            found = form(request, 2, every, sizes, pause_s=pause_s, planner=planner)
     except NoPlan as error:
         if one is None or asked.sync.kind != "auto":
             raise
-        reasons = ["one replica with equal weights after every step", error.reason]
+        reasons = [_EQUAL, error.reason]
         return ReplicasFormed(
             ask.replica, ask.version, broker_pb2.Formation(kind="allreduce", reasons=reasons)
         )
@@ -164,12 +167,7 @@ def _told(
         others = [a for i, a in enumerate(others) if not i or a.name != ONE_REPLICA]
         if beside.chooses and (len(found.replicas) < 2 or rate >= NEAR * now):
             kind = "allreduce"
-            reasons.insert(
-                0,
-                f"one replica with equal weights after every step: {rate:.4g} samples/s; "
-                f"{count_of(len(found.replicas), 'replica')} that meet in rounds would train "
-                f"{now:.4g}",
-            )
+            reasons = [f"{_EQUAL}: {rate:.4g} samples/s; {_instead(found)}", *reasons[1:]]
     if kind == "local":
         reasons += _better(others, round_.batch, now)
     sent = dict(round_.peer_bytes)
@@ -211,6 +209,18 @@ def _told(
         ],
         reasons=reasons,
     )
+
+
+def _instead(found: Formation) -> str:
+    """What the best replicas that meet in rounds would train."""
+    if len(found.replicas) > 1:
+        count, rate = len(found.replicas), found.samples_per_s
+        return f"{count} replicas that meet in rounds would train {rate:.4g}"
+    for a in found.alternatives:
+        if a.name.endswith(" replicas") and a.step_s:
+            rate = found.round.batch / a.step_s
+            return f"{a.name} ({a.text}) that meet in rounds would train {rate:.4g}"
+    return "no replicas that meet in rounds were found"
 
 
 def _better(others: list[Alternative], batch: int, now: float) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
 
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import NO_REPORT, PlanWithReport
@@ -63,6 +62,8 @@ class ReplicaRecord:
         before began to change places; 0: neither."""
         self.pausing = False
         self.interrupted = 0
+        self.formed_s = 0.0
+        """Seconds of a local step, as its formation says; 0: it says none."""
         self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
         output = run.requirements.output
         apart = run.requirements.has_rounds
@@ -139,9 +140,12 @@ class ReplicaRecord:
 
     @property
     def round_step_s(self) -> float:
-        """Seconds of a step by which work is divided and waited for; 0: not known."""
-        newest = self.ledger.newest if self.ledger else ()
-        return median(newest) if newest else self.step_s or 0.0
+        """Seconds of a step by which work is divided and waited for; 0: not known. The mean of the
+        middle half of the newest: copies of snapshots slow some of them, and so not the median;
+        waits at the gate and losses make a few very long."""
+        newest = sorted(self.ledger.newest) if self.ledger else []
+        middle = newest[len(newest) // 4 : len(newest) - len(newest) // 4]
+        return sum(middle) / len(middle) if middle else self.formed_s or self.step_s or 0.0
 
     def ends_at(self, now: float) -> float:
         """When its last step is done, as far as that can be told."""

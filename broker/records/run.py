@@ -149,6 +149,8 @@ class RunRecord:
             if self.run.requirements.undecided:
                 apart = event.formed.kind == "local"
                 self._wants(self.run.decided(len(event.formed.replicas) if apart else 0))
+            for replica, made in zip(self.replicas, event.formed.replicas, strict=False):
+                replica.formed_s = made.step_s
         elif event.WhichOneof("kind") in _OF_ROUNDS:
             if self.rounds is None:
                 raise ValueError(f"an event of a round of {self.id}: it has none")

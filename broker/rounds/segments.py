@@ -1,8 +1,8 @@
 """Who adds up which elements of a run's vector in a round, who contributes and who takes.
 
-Segments are the common refinement of all replicas' cuts, divided further so that every replica adds
-up as much as any other. Aggregators are holders themselves: each has the elements that it adds up.
-Pure functions.
+Segments are the common refinement of all replicas' cuts and tied parameters, divided further so
+that every replica adds up as much as any other. Aggregators are holders themselves: each has the
+elements that it adds up. Pure functions.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from ...dag.plan.plan import PeerId, Plan
-from ...dag.rounds.wiring import Giver, VectorSegment
+from ...dag.rounds.wiring import UNDIVIDED, Giver, VectorSegment
 from ...proto.broker_pb2 import RoundSegment
 
 __all__ = ["Replicated", "segments", "sliced"]
-
-_LEAST = 1 << 16
-"""Elements that are not divided further: 256 KB in fp32."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,12 @@ class Replicated:
     def bounds(self) -> list[int]:
         """Where its stages begin in the vector, and the end."""
         return [0, *accumulate(s.elements for s in self.plan.outline.stages)]
+
+    @property
+    def ties(self) -> Iterator[int]:
+        """Where a parameter begins or ends that several stages have."""
+        for group in self.plan.outline.tied:
+            yield from (group.start, group.start + group.elements)
 
     def stage_at(self, element: int) -> int:
         """Whose own it is: the last of the stages that begin there, the others being empty."""
@@ -66,10 +69,10 @@ def segments(
         raise ValueError(
             f"vectors of {sorted(lengths)} elements: expected one length, and a member"
         )
-    cuts = sorted({at for replica in everybody for at in replica.bounds})
+    cuts = sorted({at for replica in everybody for at in (*replica.bounds, *replica.ties)})
     found: list[VectorSegment] = []
     for start, stop in pairwise(cuts):
-        slices = min(len(members) * finer, max(1, (stop - start) // _LEAST))
+        slices = min(len(members) * finer, max(1, (stop - start) // UNDIVIDED))
         edges = [start + (stop - start) * i // slices for i in range(slices + 1)]
         for first, last in pairwise(edges):
             found.append(_segment(members, joiners, first, last, len(found), alike))

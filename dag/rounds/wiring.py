@@ -20,6 +20,7 @@ from .vector import RunVector, Span
 __all__ = [
     "GIVE",
     "RESULT",
+    "UNDIVIDED",
     "VERSION",
     "Giver",
     "RoundWiring",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 GIVE, RESULT, VERSION = 0, 1, 2
+UNDIVIDED = 1 << 16
+"""Elements that are added up by one peer, however many there are: 256 KB in fp32."""
 
 
 class Giver(NamedTuple):

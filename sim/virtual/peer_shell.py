@@ -104,7 +104,7 @@ class PeerShell:
         self._timers = Timers(world, lambda name: self.handle(p.TimerFired(name)))
         self._computing: tuple[float, Callable[[], None]] | None = None  # (end, what then)
         self._computed = 0  # versions of the above
-        self._owed_s = 0.0  # what copying a snapshot adds to the next action
+        self._copies_until = 0.0  # when the device has copied the newest snapshot
         self._fetched: set[str] = set()  # hashes of whole blobs that this host has
         self._ready: dict[FrameKey, tuple[float, int, str]] = {}  # (when, size, codec) of frames
 
@@ -390,14 +390,15 @@ class PeerShell:
         world.carrier.send(self.name, BROKER, 0, _nothing, sends)
 
     def _take_snapshot(self, wanted: p.TakeSnapshot) -> None:
-        """Copying holds the device up, writing does not."""
+        """Copying holds the device up, from now on; writing does not."""
         blocks = wanted.snapshot.term == BLOCKS
         parts = (self.device.blocks() if blocks else self.device.snapshot(wanted.snapshot.step))()
         self.snapshots.put(wanted.snapshot, parts)
         copied = 2 * sum(part.nbytes for part in parts)  # read and written
-        self._owed_s += copied / self.spec.speeds.memory
+        now = self.world.now
+        self._copies_until = max(now, self._copies_until) + copied / self.spec.speeds.memory
         answer = p.SnapshotTaken(wanted.snapshot, len(parts))
-        self.world.after(OVERHEAD_S + self._owed_s, lambda: self.handle(answer))
+        self.world.after(OVERHEAD_S + self._copies_until - now, lambda: self.handle(answer))
 
     def _save(self, snapshot: broker_pb2.Snapshot) -> None:
         world, parts = self.world, self.snapshots.parts(SnapshotId.of(snapshot))
@@ -443,8 +444,8 @@ class PeerShell:
         assert self._pace is not None
         action, began = wanted.action, self.world.now
         done = self.device.compute(wanted.step, action)
-        seconds = self._pace.seconds(action) * self.stretch + self._owed_s
-        self._owed_s = 0.0
+        copies_s = max(0.0, self._copies_until - began)
+        seconds = copies_s + self._pace.seconds(action) * self.stretch
         if self.world.logs:
             self.world.note(self.name, "computes", action, "of step", wanted.step)
         result = p.Result(

@@ -2,6 +2,7 @@
 
 __all__ = [
     "beside",
+    "copies",
     "division",
     "form",
     "formation",

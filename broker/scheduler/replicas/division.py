@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
+from .copies import CopyingPaces
 from .pace import Pace, Paces
 from .rough import RoughPaces
 from .rounds import Contribution, contributions, local_steps
@@ -52,7 +53,7 @@ class Judge:
         self, paces: Paces, every: int, bytes_per_parameter: float, *, overlap: bool = False
     ) -> None:
         self.paces, self.every, self.overlap = paces, every, overlap
-        self._paces: Paces | RoughPaces = paces
+        self._paces: Paces | RoughPaces | CopyingPaces = paces
         self._tried = 0
         self.request = paces.judge.request
         trained = [p.spec.elements for p in self.request.graph.parameters if p.trainable]
@@ -67,6 +68,16 @@ class Judge:
         found = copy(self)
         found._paces, found._known = RoughPaces(self.paces), {}
         return found
+
+    def copying(self, pause_s: float) -> Judge:
+        """The same, with what snapshots cost."""
+        found = copy(self)
+        found._paces, found._known = CopyingPaces(self.paces, pause_s), {}
+        return found
+
+    def paced(self, pace: Pace) -> Pace:
+        """The pace of a plan that somebody made, as `of` counts it."""
+        return self._paces.copying(pace) if isinstance(self._paces, CopyingPaces) else pace
 
     @property
     def spent(self) -> int:

@@ -20,7 +20,7 @@ from ....dag.plan.report import PlanWithReport
 from ....job.words import size_text
 from ..base.interface import NoPlan, Planner, PlannerOptions, PlanRequest
 from ..cost.batchings import look_at_forms
-from ..cost.candidate import from_plan
+from ..cost.candidate import Candidate, from_plan
 from ..cost.shortage import refuse_impossible
 from ..planners.planners import plan
 from ..search.enough import no_plan
@@ -33,6 +33,7 @@ from .beside import (
     slowest_between,
     slowest_inside,
 )
+from .copies import MOST_LOOKED_AT
 from .division import Division, Judge, preferred
 from .formation import Formation, FormedReplica, RoundPrediction
 from .gather import gathered
@@ -68,12 +69,14 @@ def form(
     *,
     overlap: bool = False,
     kept_bytes_per_parameter: int = 0,
+    pause_s: float | None = None,
     planner: Planner = plan,
 ) -> Formation:
     """The replicas of a run whose rounds are `every` steps of the request's batch. `count`: just so
     many; None: as many as are best. `bytes_per_parameter`: of a contribution, encoded. `overlap`:
     whether an exchange goes on behind the next round's local work. `kept_bytes_per_parameter`: what
-    peers keep for rounds beside the optimizer's state. Raises NoPlan."""
+    peers keep for rounds beside the optimizer's state. `pause_s`: between two sets of snapshots, at
+    least; None: none are taken. Raises NoPlan."""
     if every < 1:
         raise NoPlan(f"a round has {every} steps: expected at least 1; raise sync.every", "model")
     refuse_impossible(request)
@@ -92,8 +95,12 @@ def form(
     best = min(looked, key=lambda f: f.seconds)
     if not best.divisions:
         raise _no_division(looked, count)
-    chosen = preferred(best.divisions)
-    return _formation(best.judge, chosen, best.divisions, count, planner)
+    judge, divisions = best.judge, best.divisions
+    if pause_s is not None and len(request.offers) <= MOST_LOOKED_AT:
+        judge = judge.copying(pause_s)
+        divisions = [d for found in divisions if (d := judge.of(found.peers)) is not None]
+        divisions.sort(key=lambda d: -d.samples_per_s)
+    return _formation(judge, preferred(divisions), divisions, count, planner)
 
 
 def _keeping(request: PlanRequest, size: int) -> PlanRequest:
@@ -125,7 +132,7 @@ def _one(
         if (r.microbatch_size, r.head_parts) == (made.plan.microbatch_size, made.plan.head_parts)
     )
     judge = Judge(Paces(replace(one, others=())), every, size)
-    pace = _pace(judge.paces, made, one.microbatches)
+    pace = judge.paces.pace(_step_s(made), _candidate(judge.paces, made))
     chosen = judge.valued([pace], one.microbatches)
     return _formation(judge, chosen, [chosen], 1, lambda _: made)
 
@@ -184,15 +191,12 @@ def _planned(
     named = own.request.options.scheduler != "auto"  # who plans is the job's to say
     few = len(chosen.paces) <= MOST_PLANNED or named
     for pace in chosen.paces:
-        found, taken = None, pace
+        found, candidate = own.plan(pace.candidate), pace.candidate
         if few and len(pace.peers) <= MOST_PEERS:
-            found = _by_planner(own.request, pace, planner)
-        if found is not None and (named or found.report.predicted.step_s < pace.seconds):
-            taken = _pace(judge.paces, found, chosen.microbatches)
-        else:
-            found = own.plan(pace.candidate)
-            taken = replace(pace, seconds=found.report.predicted.step_s)
-        made[taken] = found
+            other = _by_planner(own.request, pace, planner)
+            if other is not None and (named or _step_s(other) < _step_s(found)):
+                found, candidate = other, _candidate(judge.paces, other)
+        made[judge.paced(judge.paces.pace(_step_s(found), candidate))] = found
     return judge.valued(made, chosen.microbatches), made
 
 
@@ -209,9 +213,12 @@ def _by_planner(request: PlanRequest, pace: Pace, planner: Planner) -> PlanWithR
         return None
 
 
-def _pace(paces: Paces, made: PlanWithReport, microbatches: int) -> Pace:
-    place = {o.peer: i for i, o in enumerate(paces.judge.offers)}
-    return paces.pace(made.report.predicted.step_s, from_plan(made.plan, place))
+def _candidate(paces: Paces, made: PlanWithReport) -> Candidate:
+    return from_plan(made.plan, {o.peer: i for i, o in enumerate(paces.judge.offers)})
+
+
+def _step_s(made: PlanWithReport) -> float:
+    return made.report.predicted.step_s
 
 
 def _no_division(looked: Sequence[_Form], count: int | None) -> NoPlan:
