@@ -309,7 +309,8 @@ def main() -> int:
             print(*(run[k] for k in ("row", "replicas", "lr", "beta2")), f"{run['loss']:.4f}")
     else:
         report("sync learning", figures(runs, rows, counts, setting.steps), options.json)
-        print(table(runs, rows, setting.steps))
+        if any(row.method == "dense" for row in rows):  # to which the others are compared
+            print(table(runs, rows, setting.steps))
         if options.picture:
             sizes = [p.numel() for p in setting.model().parameters()]
             plot(options.picture, curves_of(runs, setting.steps), rows, sizes)
