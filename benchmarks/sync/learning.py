@@ -228,9 +228,10 @@ def figures(
     sizes = [p.numel() for p in SETTING.model().parameters()]
     found, best = [], dict.fromkeys(BARS, 0.0)
     for row in rows:
-        loss = max(over_dense(runs, row, count) for count in counts)
-        if row.method == "dense" or math.isnan(loss):
+        losses = [over_dense(runs, row, count) for count in counts]
+        if row.method == "dense" or any(map(math.isnan, losses)):
             continue
+        loss = max(losses)
         ratio = min(row.ratio(sizes, count, steps) for count in counts)
         found.append(Figure(f"{row.name}_loss_over_dense", loss, "ratio", "lower"))
         found.append(Figure(f"{row.name}_bytes_ratio", ratio, "ratio", "higher"))

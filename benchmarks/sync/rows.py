@@ -187,7 +187,6 @@ ROWS: tuple[Row, ...] = (
     Row("diloco_26_two", "diloco", 26, "two", momentum=0.5),
     Row("diloco_51_e3m0", "diloco", 51, "e3m0", momentum=0.5),
     Row("sparse_12", "sparse", 12, "top", decay=1.0),
-    Row("sparse_28", "sparse", 28, "top", decay=1.0),
     Row("both_ways_5", "both-ways", 5, "top_172", decay=1.0),
     Row("both_ways_5_sparse", "both-ways", 5, "top_44", decay=1.0),
     Row("streaming_100", "streaming", 100, "e3m0", 0.4, 0.9, fragments=4, late=5),
@@ -196,4 +195,4 @@ ROWS: tuple[Row, ...] = (
     Row("diloco_13_sign", "diloco", 13, "sign", momentum=0.5),
     Row("saps", "saps"),
 )
-"""Among them two that send about 400 times fewer bytes, and one that sends 1,000 times fewer."""
+"""Among them some that send about 400 times fewer bytes, and one that sends 1,000 times fewer."""
