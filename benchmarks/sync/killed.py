@@ -109,6 +109,9 @@ def expected(job: Job, front: SimulationFront, events: Sequence[RunEvent]) -> di
 
 
 def rounds_of(watched: Watched) -> int:
+    """How many were committed; -1 before the first one began."""
+    if not any(e.HasField("round_begun") for e in watched.events):
+        return -1
     return sum(e.HasField("round_done") for e in watched.events)
 
 
