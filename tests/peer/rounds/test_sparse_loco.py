@@ -85,8 +85,8 @@ def test_all_numbers_at_once_are_the_plain_average(make_case, replica):
 
 
 def test_what_does_not_come_back_stays_with_who_gave_it(make_case, replica):
-    """Of levels that two bits keep exactly, nothing is lost over all replicas: what they moved is
-    in the version or is left, weighted."""
+    """A number that did not come back has not left anybody, and of those that did two levels keep
+    the sum of magnitudes."""
     options = OPTIONS | {"result_density": 0.125, "decay": 1.0, "lr": 1.0}
     replicas = trained(case_of_three(make_case), replica, method="sparse-loco", options=options)
     weights = (2, 3, 7)
@@ -94,7 +94,7 @@ def test_what_does_not_come_back_stays_with_who_gave_it(make_case, replica):
     moved = [{v: e.began - e.copies[0].flatten() for v, e in entries(r).items()} for r in replicas]
     assert len({*Exchange(replicas, weights=weights).run()}) == 1
     begin(replicas, 1)
-    left, pruned = [residuals(r) for r in replicas], 0
+    left = [residuals(r) for r in replicas]
     for value, entry in entries(replicas[0]).items():
         came = base[value] - entry.version.values
         sent = [m[value] - e[value] for m, e in zip(moved, left, strict=True)]
@@ -102,14 +102,12 @@ def test_what_does_not_come_back_stays_with_who_gave_it(make_case, replica):
             continue
         assert ((came != 0).view(-1, 32).sum(1) <= 4).all()
         for q in sent:
-            assert not bool(q[came == 0].any())  # what did not come back has not left
-            pruned += int((came == 0).sum())
+            assert not bool(q[came == 0].any())
+            assert bool(q[came != 0].any())
         mean = sum(w * q for w, q in zip(weights, sent, strict=True)) / 12
-        # Two levels keep the sum of magnitudes of each chunk.
         torch.testing.assert_close(
             mean.abs().view(-1, 32).sum(1), came.abs().view(-1, 32).sum(1), rtol=0.01, atol=1e-7
         )
-    assert pruned
 
 
 @pytest.mark.parametrize("cuts", [(1, 1, 1), (3, 1, 2)])
