@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.plan import PeerId
-from shoal.proto.broker_pb2 import DONE
+from shoal.proto.broker_pb2 import DONE, WAITING
 from shoal.sim.faults.faults import Faults
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.monitor.violation import Violation
@@ -74,6 +74,8 @@ FAULTS: dict[str, Make] = {
 }
 METHODS = ("diloco", "average", "saps", "noloco", "random-pairs")
 _LOSING = ("dies", "leaves", "stands still", "loses its stream")
+_LAST_S = 60.0
+"""No fault begins or ends later."""
 
 
 def draw(seed: int) -> Drawn:
@@ -135,7 +137,18 @@ def play(rounds: Rounds, drawn: Drawn) -> str:
     monitor = Monitor(world, seed=drawn.seed)
     Faults(world, drawn.faults, specs=drawn.late).start()
     run = world.submit(rounds.spec(**drawn.tables))
+
+    def lacks_peers() -> bool:
+        """Those that it has to have were lost before it began."""
+        said = world.events(run)
+        return world.now > _LAST_S and bool(said) and said[-1].state.phase == WAITING
+
     try:
+        monitor.until(lambda: run in world.broker.ended or lacks_peers(), 3600.0)
+        if run not in world.broker.ended:
+            for spec in drawn.late:
+                if spec.name not in world.peers:
+                    world.join(spec)
         monitor.finish(run, 3600.0)
         end = world.broker.ended[run]
         if end.phase != DONE:
