@@ -53,6 +53,9 @@ ORDER = {
         cap grpc_quirks interrupts links local printable < blobs web < identity
         < discovery transports""",
     "peer": "blobs data hours logs sync < core host < rounds < compute < shell < entry",
+    "peer/core": """
+        ahead reports snapshots < events < options rates rounds run_links snapshot_manager step
+        < assignment attachment < drain < machine""",
     "sim": """
         front ghost oracle processes scenario trace < live options report round_oracle virtual
         < faults following monitor round_log round_methods < verify < cluster modelled < shaped

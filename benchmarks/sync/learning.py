@@ -29,7 +29,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -42,6 +42,8 @@ from torch.func import functional_call
 
 from shoal.benchmarks.learning.chain import Data, Setting
 from shoal.benchmarks.learning.runs import finished
+from shoal.benchmarks.sync import in_step
+from shoal.benchmarks.sync.in_step import IN_STEP, Shapes
 from shoal.benchmarks.sync.modelled import NETWORKS, curve, plot, seconds_to
 from shoal.benchmarks.sync.rows import GRID, ROWS, Row, pairs_of
 from shoal.benchmarks.sync.together import Together
@@ -49,8 +51,8 @@ from shoal.benchmarks.table import Figure, arguments, report
 from shoal.sim.round_oracle import PlainResult, even
 
 ROOT = Path(__file__).parents[2]
-METHODS = ROOT / "sim" / "round_methods.py"
-CODE = [ROOT / "sim" / "oracle.py", ROOT / "sim" / "round_oracle.py", METHODS]
+METHODS, IN_STEP_METHODS = ROOT / "sim" / "round_methods.py", Path(__file__).with_name("in_step.py")
+CODE = [ROOT / "sim" / "oracle.py", ROOT / "sim" / "round_oracle.py"]
 CODE += [Path(__file__).with_name("together.py")]
 SETTING = Setting(steps=4000, batch=8, eval_every=400)
 """Of the first search; eight replicas have one window of a step each."""
@@ -71,31 +73,34 @@ class Wanted:
     def key(self, setting: Setting) -> str:
         """Of all that decides its numbers: setting, row and the code, docstrings apart."""
         what = [asdict(self.row.setting(setting)), asdict(self.row), self.replicas, self.seed]
-        method = type(self.row.build([], 0)).__name__
-        text = json.dumps(what) + _code(method)
+        text = json.dumps(what) + _code(self.row)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _code(method: str) -> str:
-    """Of the loops, without docstrings, and of round_methods.py what this class of it needs."""
-    found = []
-    for file in CODE:
+def _code(row: Row) -> str:
+    """Of the loops, without docstrings, and of METHODS what the row's class needs."""
+    found, methods = [], IN_STEP_METHODS if row.in_step else METHODS
+    method = (IN_STEP[row.method] if row.in_step else type(row.build([], 0))).__name__
+    for file in [*CODE, methods]:
         tree = ast.parse(file.read_text())
         for node in ast.walk(tree):
             body: list[ast.stmt] = getattr(node, "body", [])
             if isinstance(body, list):
                 node.body = [x for x in body if not _is_text(x)]  # type: ignore[attr-defined]
-        found += [ast.dump(x) for x in (_needed(tree, method) if file == METHODS else [tree])]
+        found += [
+            ast.dump(x) for x in (_needed(tree, method, "train") if file == methods else [tree])
+        ]
     return "".join(found)
 
 
-def _needed(tree: ast.Module, name: str) -> list[ast.AST]:
-    """The definition of a name at the top of a module, and those that it rests on."""
+def _needed(tree: ast.Module, *names: str) -> list[ast.AST]:
+    """The definitions of names at the top of a module, if it has them, and those that they rest
+    on."""
     defined: dict[str, ast.AST] = {}
     for x in tree.body:
         if isinstance(x, ast.ClassDef | ast.FunctionDef):
             defined[x.name] = x
-    found, ahead = dict[str, ast.AST](), [name]
+    found, ahead = dict[str, ast.AST](), [*names]
     while ahead:
         if (word := ahead.pop()) in defined and word not in found:
             found[word] = defined[word]
@@ -124,23 +129,33 @@ class Trainer:
         module = setting.model()
         names = [n for n, _ in module.named_parameters()]
         held_out, curve = self.source.reader(0, 1), []
-        method = row.build(names, seed)
         marks = iter(range(setting.eval_every, setting.steps, setting.eval_every))
         mark = next(marks, math.inf)
 
-        def committed(number: int, result: PlainResult) -> None:
+        def look(done: int, weights: Callable[[], Mapping[str, Tensor]]) -> None:
             nonlocal mark
-            done = (number + 1) * row.round_steps
             if done >= mark:
-                weights = result.mean() if row.gossips else method.shared
-                curve.append([done, round(_loss(module, weights, held_out, 256), 5)])
+                curve.append([done, round(_loss(module, weights(), held_out, 256), 5)])
                 mark = next((m for m in marks if m > done), math.inf)
 
         if count not in self.together:
             self.together[count] = Together(setting.model(), count)
-        result = self.together[count].train(
-            module.state_dict(),
-            even(
+        together, start = self.together[count], module.state_dict()
+        source = _batches(self.source, seed)
+        if row.in_step:
+            shapes, options = Shapes.of(module), row.strategy.options
+            last = in_step.train(
+                together,
+                start,
+                source,
+                setting.train,
+                IN_STEP[row.method](shapes, count, options),
+                steps=setting.steps,
+                done=lambda step, weights: look(step + 1, lambda: weights),
+            )
+        else:
+            method = row.build(names, seed)
+            rounds = even(
                 count,
                 steps=setting.steps,
                 every=row.round_steps,
@@ -148,13 +163,23 @@ class Trainer:
                 pairs=pairs_of(seed, count),
                 fragments=row.fragments if row.method == "streaming" else 0,
                 late=row.late,
-            ),
-            _batches(self.source, seed),
-            setting.train,
-            method,
-            steps=setting.steps,
-            committed=committed,
-        )
+            )
+
+            def committed(number: int, result: PlainResult) -> None:
+                look(
+                    (number + 1) * row.round_steps,
+                    lambda: result.mean() if row.gossips else method.shared,
+                )
+
+            last = together.train(
+                start,
+                rounds,
+                source,
+                setting.train,
+                method,
+                steps=setting.steps,
+                committed=committed,
+            ).mean()
         return {
             "row": row.name,
             "replicas": count,
@@ -162,7 +187,7 @@ class Trainer:
             "key": wanted.key(self.setting),
             "lr": row.lr,
             "beta2": row.beta2,
-            "loss": _loss(module, result.mean(), held_out, setting.final_windows),
+            "loss": _loss(module, last, held_out, setting.final_windows),
             "curve": curve,
             "cpu_seconds": round(time.thread_time() - began, 1),
         }
@@ -225,14 +250,14 @@ def figures(
 ) -> list[Figure]:
     """Of each row the worse of its numbers of replicas, and the bars: the largest ratio of bytes
     among the rows within so much of dense."""
-    sizes = [p.numel() for p in SETTING.model().parameters()]
+    specs = Shapes.of(SETTING.model()).specs
     found, best = [], dict.fromkeys(BARS, 0.0)
     for row in rows:
         losses = [over_dense(runs, row, count) for count in counts]
         if row.method == "dense" or any(map(math.isnan, losses)):
             continue
         loss = max(losses)
-        ratio = min(row.ratio(sizes, count, steps) for count in counts)
+        ratio = min(row.ratio(specs, count, steps) for count in counts)
         found.append(Figure(f"{row.name}_loss_over_dense", loss, "ratio", "lower"))
         found.append(Figure(f"{row.name}_bytes_ratio", ratio, "ratio", "higher"))
         for bar, share in BARS.items():
@@ -254,7 +279,7 @@ def curves_of(runs: Sequence[Run], steps: int) -> Curves:
 
 def table(runs: Sequence[Run], rows: Sequence[Row], steps: int) -> str:
     """Of each row and number of replicas: seeds, loss over dense, bytes, and hours to TARGET."""
-    sizes = [p.numel() for p in SETTING.model().parameters()]
+    specs = Shapes.of(SETTING.model()).specs
     curves = curves_of(runs, steps)
     dense = next(row for row in rows if row.method == "dense")
     [(_, found)] = [x for x in curves.items() if x[0][0] == dense.name]
@@ -266,10 +291,10 @@ def table(runs: Sequence[Run], rows: Sequence[Row], steps: int) -> str:
             seeds = sum((r["row"], r["replicas"]) == (name, count) for r in runs)
             among = max(count, 2)  # dense is trained as one, and reckoned among two
             hours = [
-                seconds_to(goal, curves[name, count], row, among, sizes, line) / 3600
+                seconds_to(goal, curves[name, count], row, among, specs, line) / 3600
                 for line in NETWORKS.values()
             ]
-            ratio, over = row.ratio(sizes, among, steps), over_dense(runs, row, count)
+            ratio, over = row.ratio(specs, among, steps), over_dense(runs, row, count)
             times = " ".join(f"{h:9.2f}" for h in hours)
             lines.append(f"{name:24} {count} {seeds} {over:7.4f} {ratio:7.0f} {times}")
     return "\n".join(lines)
@@ -313,8 +338,8 @@ def main() -> int:
         if any(row.method == "dense" for row in rows):  # to which the others are compared
             print(table(runs, rows, setting.steps))
         if options.picture:
-            sizes = [p.numel() for p in setting.model().parameters()]
-            plot(options.picture, curves_of(runs, setting.steps), rows, sizes)
+            specs = Shapes.of(setting.model()).specs
+            plot(options.picture, curves_of(runs, setting.steps), rows, specs)
     return 0
 
 

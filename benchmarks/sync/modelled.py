@@ -3,7 +3,8 @@
 As if the model had 124M parameters and a step of all replicas took a second of computing: bytes
 grow with the parameters, sent ones and received ones cross the line at the same time, and each
 round adds the times of its messages one after another, of which a ring has 2·(P - 1), an exchange
-with who adds up 2, and a pair 1. Nothing is hidden behind computing.
+with who adds up 2, a tree 2 for each of its floors, and a pair, or one where all send to all, 1.
+Nothing is hidden behind computing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.benchmarks.sync.rows import Row
+from shoal.dag.ir.graph import TensorSpec
 
 __all__ = ["NETWORKS", "curve", "plot", "seconds_to"]
 
@@ -51,16 +53,20 @@ def seconds_to(
     points: Iterable[tuple[int, float]],
     row: Row,
     replicas: int,
-    sizes: Sequence[int],
+    specs: Sequence[TensorSpec],
     line: Line,
 ) -> float:
     """Until a loss is first measured, or inf."""
     step = next((step for step, found in points if found <= loss), None)
     if step is None:
         return math.inf
-    sent = row.bytes(sizes, replicas, step) / 2 * PARAMETERS / sum(sizes)
-    hops = {"dense": 2 * (replicas - 1), "noloco": 1, "saps": 1}.get(row.method, 2)
-    rounds = step if row.method == "dense" else math.ceil(step / row.round_steps)
+    sent = row.bytes(specs, replicas, step) / 2 * PARAMETERS / sum(spec.elements for spec in specs)
+    ring = 2 * (replicas - 1)
+    hops = {"dense": ring, "noloco": 1, "saps": 1, "lags": 1, "demo": 1}.get(row.method, 2)
+    hops = {"powersgd": 2 * ring, "acp-sgd": ring}.get(row.method, hops)
+    if row.method == "gtopk":
+        hops = 2 * math.floor(math.log2(replicas))
+    rounds = math.ceil(step / row.round_steps)
     return step * STEP_S + sent / line.bytes_per_s + rounds * hops * line.latency_s
 
 
@@ -68,7 +74,7 @@ def plot(
     file: Path,
     found: Mapping[tuple[str, int], Sequence[tuple[int, float]]],
     rows: Sequence[Row],
-    sizes: Sequence[int],
+    specs: Sequence[TensorSpec],
 ) -> None:
     """Loss at the end over how many times fewer bytes, and on the way over bytes, with the most
     replicas; `found`: curves by row and replicas."""
@@ -82,20 +88,21 @@ def plot(
     counts = sorted({count for name, count in found if named[name].method != "dense"})
     dense = next(points for (name, _), points in found.items() if named[name].method == "dense")
     last_step, last = dense[-1]
+    whole = sum(spec.size_bytes for spec in specs)
     colours = pyplot.get_cmap("tab10")
     for n, row in enumerate(r for r in rows if r.method != "dense"):
         there = [(c, found[row.name, c]) for c in counts if (row.name, c) in found]
         for count, points in there:
-            at = row.ratio(sizes, count, last_step), points[-1][1] / last
+            at = row.ratio(specs, count, last_step), points[-1][1] / last
             mark = "o" if count == counts[-1] else "^"
             ends.scatter(*at, color=colours(n), marker=mark, s=36)
             if count == counts[-1]:
                 ends.annotate(
                     row.name, at, (6, 4), textcoords="offset points", color=colours(n), fontsize=8
                 )
-                sent = [row.bytes(sizes, count, step) / 4 / sum(sizes) for step, _ in points]
+                sent = [row.bytes(specs, count, step) / whole for step, _ in points]
                 ways.plot(sent, [x for _, x in points], color=colours(n), label=row.name)
-    full = [named["dense"].bytes(sizes, counts[-1], s) / 4 / sum(sizes) for s, _ in dense]
+    full = [named["dense"].bytes(specs, counts[-1], s) / whole for s, _ in dense]
     ways.plot(full, [x for _, x in dense], color="black", label="dense")
     for bar, text in ((1.01, "1 %"), (1.03, "3 %")):
         ends.axhline(bar, color="gray", linewidth=0.8, linestyle=":")

@@ -10,6 +10,9 @@ aggregated   each peer sums a P-th of the model: encoded changes
 gathered     sparse changes, to everybody by way of who would
              add them up                                           S/H · 2 · (P-1) · (1 + 1/P) · up
 pairs        two fp32 models of NoLoCo, or the c-th part of one    S/H · 2 · (8·N or 4·N/c)
+in step      methods of kind "allreduce": one message up and down
+             a tree, or factors of low rank over a ring            S · 4 · (P-1)/P · messages
+             messages that go to all, of lags and demo             S · 2 · (P-1) · message
 
 `up` and `down` are what one model's changes take, encoded, with all indices and scales. Where the
 replicas differ at the end, one fp32 average over the ring is added: 4 · (P-1)/P · 4·N.
@@ -27,8 +30,11 @@ import torch
 from torch import Tensor
 
 from shoal.benchmarks.learning.chain import Setting
+from shoal.benchmarks.sync.in_step import IN_STEP
 from shoal.compression.echo import TensorShape
 from shoal.compression.sparse.chunks import Chunks
+from shoal.dag.ir.graph import TensorSpec
+from shoal.dag.plan.strategies import StrategyChoice, parse_strategy
 from shoal.sim.round_methods import (
     Average,
     DiLoCo,
@@ -81,11 +87,24 @@ CODES: Mapping[str, tuple[Encode, Callable[[int], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`lr` and `beta2`: of GRID. `code`: both ways where a mean comes back."""
+    """`lr` and `beta2`: of GRID. `code`: both ways where a mean comes back. `options`: of a method
+    of kind "allreduce", as plans write them."""
 
     name: str
     method: Literal[
-        "dense", "average", "diloco", "streaming", "sparse", "both-ways", "noloco", "saps"
+        "dense",
+        "average",
+        "diloco",
+        "streaming",
+        "sparse",
+        "both-ways",
+        "noloco",
+        "saps",
+        "gtopk",
+        "lags",
+        "powersgd",
+        "acp-sgd",
+        "demo",
     ]
     every: int = 1
     code: str = "raw"
@@ -97,6 +116,7 @@ class Row:
     decay: float = 0.95
     lr: float = 16e-3
     beta2: float = 0.99
+    options: str = ""
 
     def setting(self, setting: Setting) -> Setting:
         return replace(setting, lr=self.lr, beta2=self.beta2)
@@ -105,6 +125,11 @@ class Row:
     def round_steps(self) -> int:
         """A fragment's turn comes every `every` steps."""
         return self.every // self.fragments
+
+    @property
+    def strategy(self) -> StrategyChoice:
+        """Of a method of kind "allreduce", as plans have it."""
+        return parse_strategy(f"{self.method}:{self.options}")
 
     def build(self, names: Sequence[str], seed: int) -> PlainMethod:
         """Fresh, for parameters of these names."""
@@ -138,19 +163,26 @@ class Row:
                     return drawn < 1 / MASK_ONE_IN
 
                 return Saps(mask)
+            case _:
+                raise ValueError(f"{self.method} has no rounds: in_step.py trains it")
 
     @property
     def gossips(self) -> bool:
         return self.method in ("noloco", "saps")
 
-    def bytes(self, sizes: Sequence[int], replicas: int, steps: int) -> float:
-        """Of a peer, sent + received; `sizes`: of the parameters. See the module."""
-        n, share = sum(sizes), (replicas - 1) / replicas
+    @property
+    def in_step(self) -> bool:
+        """Whether weights are equal after every step, by another exchange than dense's."""
+        return self.method in IN_STEP
+
+    def bytes(self, specs: Sequence[TensorSpec], replicas: int, steps: int) -> float:
+        """Of a peer, sent + received; `specs`: of the parameters. See the module."""
+        n, share = sum(spec.elements for spec in specs), (replicas - 1) / replicas
         ring = 4 * share * 4 * n
         if self.method == "dense":
             return steps * ring
         rounds = math.ceil(steps / self.every)
-        encoded = sum(CODES[self.code][1](size) for size in sizes) / 8
+        encoded = sum(CODES[self.code][1](spec.elements) for spec in specs) / 8
         match self.method:
             case "average" | "diloco" | "both-ways":
                 return rounds * 2 * share * 2 * encoded
@@ -163,11 +195,16 @@ class Row:
                 return rounds * 2 * 8 * n + ring
             case "saps":
                 return rounds * 2 * 4 * n / MASK_ONE_IN + ring
+            case _:
+                found = self.strategy
+                sent = 4 * sum(found.elements(specs, which) for which in range(found.traits.sums))
+                to_all = found.traits.collective == "gather"
+                return steps * sent * (2 * (replicas - 1) if to_all else 4 * share)
 
-    def ratio(self, sizes: Sequence[int], replicas: int, steps: int) -> float:
+    def ratio(self, specs: Sequence[TensorSpec], replicas: int, steps: int) -> float:
         """How many times fewer bytes than dense."""
-        dense = Row("", "dense").bytes(sizes, replicas, steps)
-        return dense / self.bytes(sizes, replicas, steps)
+        dense = Row("", "dense").bytes(specs, replicas, steps)
+        return dense / self.bytes(specs, replicas, steps)
 
 
 def pairs_of(seed: int, replicas: int) -> Callable[[int], tuple[tuple[int, int], ...]]:
@@ -194,5 +231,10 @@ ROWS: tuple[Row, ...] = (
     Row("average_12", "average", 12),
     Row("diloco_13_sign", "diloco", 13, "sign", momentum=0.5),
     Row("saps", "saps"),
+    Row("gtopk_800", "gtopk", options="ratio=800"),
+    Row("lags_1000", "lags", options="ratio=1000"),
+    Row("powersgd_4", "powersgd", options="rank=4,saving=2"),
+    Row("acp_sgd_4", "acp-sgd", options="rank=4,saving=2"),
+    Row("demo_1", "demo", options="block=128,top=1,decay=0.999", lr=4e-3),
 )
 """Among them some that send about 400 times fewer bytes, and one that sends 1,000 times fewer."""

@@ -1,12 +1,12 @@
 """What the broker knows of the links between peers: soft state, from probes and training traffic.
 
 For each directed pair the newest estimate, its age and its origin. A probe's numbers replace what
-was known. Training traffic tells the rate of flows that filled the link (`peer/core/traffic.py`):
-one by FAR less than was believed replaces it at once, since no plan that counts on the rest can
-hold; any other moves it by an exponential mean, since what is a little less may be others' share,
-and what is more a burst. The rate is what a link goes on carrying; what it lets through before is a
-burst, kept for people, and no plan counts on it. An estimate older than `MAX_AGE_S` counts as not
-measured. Numbers that cannot be are not taken, whoever says them.
+was known. Training traffic tells the rate of flows that filled the link
+(`peer/core/rates/traffic.py`): one by FAR less than was believed replaces it at once, since no plan
+that counts on the rest can hold; any other moves it by an exponential mean, since what is a little
+less may be others' share, and what is more a burst. The rate is what a link goes on carrying; what
+it lets through before is a burst, kept for people, and no plan counts on it. An estimate older than
+`MAX_AGE_S` counts as not measured. Numbers that cannot be are not taken, whoever says them.
 """
 
 from __future__ import annotations

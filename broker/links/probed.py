@@ -15,8 +15,9 @@ __all__ = ["LINKS", "PROBE_BYTES", "SMALLEST_BYTES", "Allowance", "Landmarks", "
 
 PROBE_BYTES = 64 << 20
 """Of a probe at most, each way: sixteen times the largest bucket that is looked for
-(`peer/core/load.py`), since half of it was still seen in a rate where processes send little faster
-than the bucket fills. Links of less than 60 MB/s tell their rate before, in about a second."""
+(`peer/core/rates/load.py`), since half of it was still seen in a rate where processes send little
+faster than the bucket fills. Links of less than 60 MB/s tell their rate before, in about a
+second."""
 SMALLEST_BYTES = 48 << 10
 """Of one of a peer that trains: the latency, and the rate of a slow link."""
 _HOUR_S = 3600.0

@@ -32,7 +32,6 @@ Pure: no I/O, no clock, no threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from ...dag.plan.action import ROUNDS, Kind
@@ -42,31 +41,20 @@ from ...job.words import size_text
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
+from .options import Timeouts
 from .reports import MOST_BYTES, Reports, heaviest
 from .rounds import Rounds, run_of
+from .run_links import RunLinks
 from .snapshot_manager import SnapshotManager
 from .step import FrameVerdict, Steps
 
-__all__ = ["STOP_AT", "Assignment", "Phase", "Timeouts"]
+__all__ = ["STOP_AT", "Assignment", "Phase"]
 
 STOP_AT = 1.1
 """Times what the owner offers beyond which stages are not built, and a run is stopped: plans
 foresee what is held to a tenth, and none within the offer is stopped for a short estimate."""
 _MOST_TEXT = 2000
 """Characters of a fault's reason, as the broker keeps them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """How long a peer in a run waits before it complains, seconds."""
-
-    link_s: float = 30.0
-    """A needed link may be down for so long: longer than a reboot of a home router's Wi-Fi."""
-    stall_s: float = 300.0
-    """No action ran for so long, or for 20 steps when that is longer."""
-    export_retry_s: float = 2.0
-    """Before the final weights are uploaded once more."""
-    export_tries: int = 5
 
 
 class Phase(Enum):
@@ -119,11 +107,7 @@ class Assignment:
         and from `begin` on who gives it snapshots, or gets some."""
         self._near = self.peers
         """Holders alone: who only keeps snapshots may be in another replica later."""
-        self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
-        self._told_down: set[PeerId] = set()
-        """The peers of whose links the broker knows that they broke."""
-        self._down_since: dict[PeerId, float] = {}
-        """Needed links that are down while running, and since when."""
+        self._links = RunLinks(self.run, self.term, patience.link_s)
         self._awaits = False
         """Snapshots, before it can build."""
         self._exports = self._partial = False
@@ -163,8 +147,8 @@ class Assignment:
         dials = {PeerId(d.peer): d for d in self._assign.dials}
         snapshots = self.keeping.begin(self._assign)
         self.peers = tuple(dict.fromkeys((*self.peers, *self.keeping.counterparts)))
-        self._up = dict.fromkeys(self.peers, False)
-        strangers = [p for p in dials if p not in self._up]
+        self._links.expect(self.peers)
+        strangers = [p for p in dials if p not in self.peers]
         if not self._holds and not self.peers:
             return self.fail("plan", f"the plan names no stage for {self._peer}")
         if strangers:
@@ -226,10 +210,7 @@ class Assignment:
         if self.phase is not Phase.READY or self.steps is None:
             return []  # said twice, or before this peer was ready: the broker's slip, no harm
         self.phase = Phase.RUNNING
-        out = self.keeping.rebuilt()
-        for peer in self.steps.neighbours():
-            if not self._up[peer]:
-                out += self._miss(peer, now)
+        out = self.keeping.rebuilt() + self._links.need(self.steps.neighbours(), now)
         return [*out, *self._watch(now), *self._take_snapshot(), *self._advance(now)]
 
     # ------------------------------------------------------------ rounds between replicas
@@ -296,34 +277,19 @@ class Assignment:
     # ------------------------------------------------------------ links and patience
 
     def link(self, peer: PeerId, up: bool, now: float) -> list[e.Instruction]:
-        if peer not in self._up:
+        if peer not in self._links:
             return []
-        before, self._up[peer] = self._up[peer], up
-        out: list[e.Instruction] = []
-        if self.alive and (peer in self._told_down if up else before):
-            self._told_down ^= {peer}
-            status = broker_pb2.LinkStatus(run=self.run, term=self.term, peer=peer, up=up)
-            out.append(e.Tell(broker_pb2.PeerMessage(link_status=status)))
-        if up:
-            self._down_since.pop(peer, None)
-            return out
+        out = self._links.changed(peer, up, tells=self.alive)
         running = self.phase is Phase.RUNNING and self.steps is not None
         if running and self.steps and peer in self.steps.neighbours():
-            out += self._miss(peer, now)
+            out += self._links.need([peer], now)
         return out
 
-    def _miss(self, peer: PeerId, now: float) -> list[e.Instruction]:
-        self._down_since.setdefault(peer, now)
-        at = self._down_since[peer] + self._patience.link_s
-        return [e.SetTimer(f"link:{peer}", at)]
-
     def link_timer(self, peer: PeerId, now: float) -> list[e.Instruction]:
-        since = self._down_since.get(peer)
-        if self.phase is not Phase.RUNNING or since is None:
+        away_s = self._links.too_long(peer, now)
+        if self.phase is not Phase.RUNNING or not away_s:
             return []
-        if now - since < self._patience.link_s * 0.999:  # of an earlier break; the later one counts
-            return []
-        text = f"no link between {self._peer} and {peer} for {now - since:.0f} s"
+        text = f"no link between {self._peer} and {peer} for {away_s:.0f} s"
         return [self._fault("link", text, about=peer)]
 
     def _watch(self, now: float) -> list[e.Instruction]:
@@ -539,9 +505,7 @@ class Assignment:
         if self._export_waits:
             self._export_waits = False
             out += self.export_timer()
-        for peer in sorted(self._told_down):  # it may not have come
-            status = broker_pb2.LinkStatus(run=self.run, term=self.term, peer=peer)
-            out.append(e.Tell(broker_pb2.PeerMessage(link_status=status)))
+        out += self._links.told_again()
         if self.phase is Phase.RUNNING:
             out += self._watch(now)
         return [*out, *self._advance(now)]
@@ -653,7 +617,7 @@ class Assignment:
         if self.steps is not None and self.alive:
             self.steps.validate()
             assert not self.steps.in_flight or self.phase is Phase.RUNNING
-        assert all(p in self._up for p in self._down_since)
+        self._links.validate()
         assert bool(self.why) == (self.phase is Phase.FAILED)
 
 

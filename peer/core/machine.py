@@ -35,11 +35,11 @@ from .assignment import Assignment
 from .attachment import Attachment
 from .drain import Drain, has_a_part
 from .options import Availability, PeerOptions
-from .probe import Probes
+from .rates.probe import Probes
+from .rates.traffic import Traffic
 from .reports import MOST_BYTES, fitting
 from .snapshot_manager import SnapshotManager
 from .snapshots import BLOCKS, SnapshotId
-from .traffic import Traffic
 
 __all__ = ["PROTOCOL_VERSION", "PeerMachine"]
 

@@ -8,10 +8,9 @@ from datetime import datetime
 from ...proto import broker_pb2
 from ...proto.common_pb2 import Reason
 from ..hours import Hours
-from .assignment import Timeouts
 from .events import OwnerLooked
 
-__all__ = ["Availability", "OwnerLimits", "PeerOptions"]
+__all__ = ["Availability", "OwnerLimits", "PeerOptions", "Timeouts"]
 
 # Whether the owner lets the peer take part in runs, now. Pure: wall clock and bytes are arguments.
 #
@@ -68,6 +67,19 @@ def _next_month(at: datetime) -> str:
 
 _LEAST_REPORTS = 64
 """Twice the steps between two messages of the broker about what is committed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """How long a peer in a run waits before it complains, seconds."""
+
+    link_s: float = 30.0
+    """A needed link may be down for so long: longer than a reboot of a home router's Wi-Fi."""
+    stall_s: float = 300.0
+    """No action ran for so long, or for 20 steps when that is longer."""
+    export_retry_s: float = 2.0
+    """Before the final weights are uploaded once more."""
+    export_tries: int = 5
 
 
 @dataclass(frozen=True, kw_only=True)

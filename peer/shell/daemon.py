@@ -38,7 +38,7 @@ from ..compute.stretch import StretchedDevice
 from ..core import events as e
 from ..core.machine import PeerMachine
 from ..core.options import OwnerLimits, PeerOptions
-from ..core.probe import probe_payload
+from ..core.rates.probe import probe_payload
 from ..core.snapshots import SnapshotStore
 from ..host.addresses import to_dial
 from ..host.config import DEFAULT_STATE, PeerConfig

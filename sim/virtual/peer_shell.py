@@ -31,7 +31,7 @@ from ...peer.compute.order import resumed
 from ...peer.core import events as p
 from ...peer.core.machine import PeerMachine
 from ...peer.core.options import PeerOptions
-from ...peer.core.probe import probe_payload
+from ...peer.core.rates.probe import probe_payload
 from ...peer.core.snapshots import BLOCKS, SnapshotId, SnapshotStore
 from ...peer.shell.workbench import code_of, said_of
 from ...proto import broker_pb2, common_pb2

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoal.dag.ir.graph import TensorSpec
 from shoal.sim.round_methods import DiLoCo, NoLoCo, Streaming, e3m0
 from shoal.sim.round_oracle import PlainMethod, even, train
 
@@ -39,6 +40,10 @@ def rows() -> ModuleType:
 def small(learning: ModuleType, **fields: Any) -> Any:
     little = {"steps": 12, "blocks": 2, "width": 8, "heads": 1, "length": 8, "batch": 8}
     return replace(learning.SETTING, **little, **fields)
+
+
+def vector(numbers: int) -> TensorSpec:
+    return TensorSpec((numbers,), "float32")
 
 
 def batches(numbers: range) -> dict[str, Tensor]:
@@ -83,7 +88,7 @@ def test_replicas_in_one_tensor_are_those_of_the_oracle(learning: ModuleType, ki
 
 def test_dense_bytes_are_those_of_a_ring(rows: ModuleType) -> None:
     sent = 2 * 3 * (1000 / 4) * 4  # of each of 4 peers, a step: 2·(P-1) parts of fp32
-    assert rows.Row("", "dense").bytes([1000], 4, 10) == pytest.approx(10 * 2 * sent)
+    assert rows.Row("", "dense").bytes([vector(1000)], 4, 10) == pytest.approx(10 * 2 * sent)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +112,17 @@ def test_ratios_of_bytes_are_as_calculated(
     rows: ModuleType, fields: dict[str, Any], ratio: float
 ) -> None:
     """In long runs of one large tensor, where scales and the last average do not count."""
-    found = rows.Row("", **fields).ratio([4096 * 1024], 8, 1_000_000 * fields.get("every", 1))
+    found = rows.Row("", **fields).ratio(
+        [vector(4096 * 1024)], 8, 1_000_000 * fields.get("every", 1)
+    )
     assert found == pytest.approx(ratio, rel=0.04)
 
 
 def test_a_short_run_pays_for_its_last_average(rows: ModuleType) -> None:
     noloco = rows.Row("", "noloco", every=100)
-    assert noloco.ratio([1000], 4, 100) == pytest.approx(100 / (16 / 12 + 1))
+    assert noloco.ratio([vector(1000)], 4, 100) == pytest.approx(100 / (16 / 12 + 1))
     streaming = rows.Row("", "streaming", every=100, fragments=4, code="raw")
-    assert streaming.ratio([1000], 4, 100) == pytest.approx(100 / (3 / 4 + 1))
+    assert streaming.ratio([vector(1000)], 4, 100) == pytest.approx(100 / (3 / 4 + 1))
 
 
 def test_what_decides_a_run_is_in_its_key(learning: ModuleType, rows: ModuleType) -> None:

@@ -26,7 +26,7 @@ from shoal.net.identity.names import Party, PartyRole, dns_name
 from shoal.net.links.frame import FrameKey
 from shoal.net.links.transport import FrameAcknowledged, LinkDown, LinkRefused, LinkUp
 from shoal.net.transports.grpc_transport import SERVER_OPTIONS, GrpcTransport
-from shoal.peer.core.probe import MOST_FRAME_BYTES, probe_payload
+from shoal.peer.core.rates.probe import MOST_FRAME_BYTES, probe_payload
 from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.shell.daemon import Worker

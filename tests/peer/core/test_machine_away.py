@@ -6,9 +6,8 @@ import pytest
 
 from shoal.dag.schedule.schedule import Action
 from shoal.peer.core import events as e
-from shoal.peer.core.assignment import Timeouts
 from shoal.peer.core.machine import PeerMachine
-from shoal.peer.core.options import PeerOptions
+from shoal.peer.core.options import PeerOptions, Timeouts
 from shoal.proto import broker_pb2, common_pb2
 from shoal.tests.peer.scripted import (
     WELCOME,

@@ -24,12 +24,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 
-from ...dag.ir.graph import TensorSpec
-from ...dag.plan.plan import PeerId
-from ...dag.schedule.flow import Role
-from ...net.links.frame import FrameKey, Payload
-from ...proto import broker_pb2, common_pb2
-from . import events as e
+from ....dag.ir.graph import TensorSpec
+from ....dag.plan.plan import PeerId
+from ....dag.schedule.flow import Role
+from ....net.links.frame import FrameKey, Payload
+from ....proto import broker_pb2, common_pb2
+from .. import events as e
 from .load import ProbeLoad
 
 __all__ = ["MOST_IN_RUN_BYTES", "Probes", "probe_payload"]

@@ -33,10 +33,10 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from ...dag.schedule.flow import Role
-from ...net.links.frame import FrameKey
-from ...proto import broker_pb2
-from . import events as e
+from ....dag.schedule.flow import Role
+from ....net.links.frame import FrameKey
+from ....proto import broker_pb2
+from .. import events as e
 
 __all__ = ["FAR", "LEAST_S", "WINDOW_S", "Traffic"]
 

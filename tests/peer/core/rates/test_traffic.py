@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shoal.dag.schedule.flow import Role
 from shoal.net.links.frame import FrameKey
-from shoal.peer.core.traffic import FAR, LEAST_S, WINDOW_S, Traffic
+from shoal.peer.core.rates.traffic import FAR, LEAST_S, WINDOW_S, Traffic
 from shoal.proto.broker_pb2 import LinkReport
 
 ME = "p-me"

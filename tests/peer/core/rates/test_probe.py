@@ -15,7 +15,7 @@ from shoal.dag.schedule.flow import Role
 from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
 from shoal.peer.core.machine import PeerMachine
-from shoal.peer.core.probe import probe_payload
+from shoal.peer.core.rates.probe import probe_payload
 from shoal.proto import broker_pb2
 
 ME, OTHER = PeerId("me"), PeerId("other")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.peer.core.load import LARGEST_BURST, PING_BYTES, ProbeLoad
+from shoal.peer.core.rates.load import LARGEST_BURST, PING_BYTES, ProbeLoad
 from shoal.sim.virtual.clock import Bucket
 
 MOST = 32 << 20
