@@ -8,8 +8,8 @@ process has one thread. In turns:
 
 shoal            four replicas, DiLoCo: int8 each 10 steps
 plain            torch with an all-reduce of dense fp32 gradients each step (gloo)
-hivemind         the same by hivemind's averager
-hivemind-local   local steps, parameters averaged in fp16 each 10, by hivemind's averager
+hivemind         gradients averaged in fp16 each step by hivemind, whose groups form ahead
+hivemind-local   local steps, parameters averaged likewise each 10
 
 Each evaluates the same held-out samples behind each 10 steps, on one of its hosts; time begins with
 the first step. Who has not come to the loss when its time is over counts with that time, which
@@ -142,8 +142,8 @@ def rival(kind: str, folder: Path) -> Ran:
         ]
         try:
             said, _ = started[0].communicate(timeout=RIVAL_S + 60)
-        except subprocess.TimeoutExpired:
-            said = ""
+        except subprocess.TimeoutExpired as late:
+            said = (late.stdout or b"").decode()
     rows = [json.loads(line) for line in said.splitlines()]
     if not rows:
         raise RuntimeError(f"{kind}: {(folder / f'{kind}-h1.log').read_text()[-3000:]}")
@@ -207,8 +207,7 @@ def main() -> int:
                 print(ran[kind], flush=True)
             except RuntimeError as error:
                 print(f"  {kind} did not run: {error}", flush=True)
-            for path in folder.glob("peer-*.json"):
-                path.unlink()
+            (folder / "first.json").unlink(missing_ok=True)
     seconds = {kind: r.seconds(args.target) for kind, r in ran.items()}
     figures = [
         Figure(f"sync_race_{kind.replace('-', '_')}_seconds", s, "s", "lower")

@@ -3,10 +3,11 @@ hivemind only, as a user would write it.
 
     rivals.py KIND RANK FOLDER EVERY SECONDS ADDRESS...
 
-KIND: `plain`, an all-reduce of dense fp32 gradients each step (gloo); `hivemind`, the same by
-hivemind's averager; `hivemind-local`, local steps, and each EVERY of them the parameters averaged
-in fp16. FOLDER has `race.pt`: module, batches, held-out batches, settings of AdamW. The first rank
-evaluates behind each EVERY steps, prints what it came to, and says so behind SECONDS at the latest.
+KIND: `plain`, an all-reduce of dense fp32 gradients each step (gloo); `hivemind`, gradients
+averaged each step by hivemind, in fp16 as in its examples; `hivemind-local`, local steps, and each
+EVERY of them the parameters averaged likewise. FOLDER has `race.pt`: module, batches, held-out
+batches, settings of AdamW. The first rank evaluates behind each EVERY steps, prints what it came
+to, and ends behind SECONDS at the latest.
 """
 
 from __future__ import annotations
@@ -46,21 +47,21 @@ def gloo(rank: int, addresses: Sequence[str]) -> Average:
     return average
 
 
-def hive(
-    rank: int, addresses: Sequence[str], folder: Path, like: list[Tensor], half: bool
-) -> Average:
+def hive(rank: int, addresses: Sequence[str], folder: Path, like: list[Tensor]) -> Average:
     from hivemind import DHT, DecentralizedAverager
-    from hivemind.compression import Float16Compression, NoCompression
+    from hivemind.compression import Float16Compression
 
-    # Everybody dials all before it.
-    until, peers = time.monotonic() + _PATIENCE_S, list[str]()
-    for before in range(rank):
-        while not (folder / f"peer-{before}.json").exists() and time.monotonic() < until:
-            time.sleep(0.1)
-        peers += json.loads((folder / f"peer-{before}.json").read_text())
-    dht = DHT(peers or None, host_maddrs=[f"/ip4/{addresses[rank]}/tcp/0"], start=True)
-    (folder / "peer.part").write_text(json.dumps([str(a) for a in dht.get_visible_maddrs()]))
-    (folder / "peer.part").rename(folder / f"peer-{rank}.json")
+    first, until = folder / "first.json", time.monotonic() + _PATIENCE_S
+    while rank and not first.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    dht = DHT(
+        json.loads(first.read_text()) if rank else None,
+        host_maddrs=[f"/ip4/{addresses[rank]}/tcp/0"],
+        start=True,
+    )
+    if rank == 0:
+        (folder / "first.part").write_text(json.dumps([*map(str, dht.get_visible_maddrs())]))
+        (folder / "first.part").rename(first)
     averager = DecentralizedAverager(
         [torch.zeros_like(t) for t in like],
         dht,
@@ -68,26 +69,30 @@ def hive(
         target_group_size=len(addresses),
         min_group_size=len(addresses),
         allreduce_timeout=_PATIENCE_S,
-        compression=Float16Compression() if half else NoCompression(),
-        bandwidth=50.0,
+        compression=Float16Compression(),
         start=True,
     )
-    dht_alive.append(dht)
+
+    def ahead() -> Any:
+        """The next group forms while we compute, as in hivemind's own optimizer."""
+        return averager.step(timeout=_PATIENCE_S, wait=False, require_trigger=True)
+
+    control = ahead()
 
     def average(tensors: list[Tensor]) -> bool:
+        nonlocal control
         with averager.get_tensors() as shared:
-            for mine, tensor in zip(shared, tensors, strict=True):
-                mine.copy_(tensor)
-        found = averager.step(timeout=_PATIENCE_S)
-        with averager.get_tensors() as shared:
-            for mine, tensor in zip(shared, tensors, strict=True):
-                tensor.copy_(mine)
-        return found is not None
+            for ours, tensor in zip(shared, tensors, strict=True):
+                ours.copy_(tensor)
+        control.allow_allreduce()
+        error, control = control.exception(), ahead()
+        if error is None:
+            with averager.get_tensors() as shared:
+                for ours, tensor in zip(shared, tensors, strict=True):
+                    tensor.copy_(ours)
+        return error is None
 
     return average
-
-
-dht_alive: list[Any] = []
 
 
 def main(kind: str, rank: int, folder: Path, every: int, seconds: float, *addresses: str) -> None:
@@ -100,9 +105,11 @@ def main(kind: str, rank: int, folder: Path, every: int, seconds: float, *addres
     if kind == "plain":
         average = gloo(rank, addresses)
     else:
-        average = hive(rank, addresses, folder, [p.data for p in parameters], local)
+        average = hive(rank, addresses, folder, [p.data for p in parameters])
     with torch.no_grad():
-        assert average([torch.zeros(p.shape) for p in parameters])  # all are there
+        ranks = [torch.full(p.shape, float(rank)) for p in parameters]
+        assert average(ranks)  # all are there
+        assert all((r == (len(addresses) - 1) / 2).all() for r in ranks)
     began, computed, waited, failed = time.monotonic(), 0.0, 0.0, 0
 
     def means(tensors: list[Tensor]) -> None:
@@ -149,5 +156,3 @@ def main(kind: str, rank: int, folder: Path, every: int, seconds: float, *addres
 if __name__ == "__main__":
     _kind, _rank, _folder, _every, _seconds, *_addresses = sys.argv[1:]
     main(_kind, int(_rank), Path(_folder), int(_every), float(_seconds), *_addresses)
-    sys.stdout.flush()
-    os._exit(0)  # hivemind's processes end with ours
