@@ -140,6 +140,13 @@ class RoundRecord:
         whole, every = self._whole, self._eval_every
         return every > 0 and after // whole // every > before // whole // every
 
+    @property
+    def _evaluator(self) -> int:
+        """Who evaluates a version of all: the first in which it does not land where the next one
+        does, for frames of two evaluations at one step are one another's doubles."""
+        fit = (n for n, w in self.work.items() if w.late < w.steps + w.ahead)
+        return min(fit, default=-1)
+
     def attempt_of(self, number: int) -> int:
         """In which attempt what a member now does was planned."""
         found = (m.attempt for m in self.members if m.replica == number)
@@ -185,7 +192,7 @@ class RoundRecord:
             samples=work.samples,
             start=(self.told.committed if self.told else self.committed) / self._whole,
             length=length * work.steps / work.planned if work.planned else length,
-            evaluate=passed and work.replica == min(self.work),
+            evaluate=passed and work.replica == self._evaluator,
             ahead=work.ahead,
             ahead_samples=work.ahead_samples,
             late=work.late,
