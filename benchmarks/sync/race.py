@@ -6,7 +6,7 @@ A byte GPT of 8 layers and width 256, 6.4M parameters, 4 samples of 64 bytes on 
 Hosts are network namespaces with token buckets both ways (`benchmarks/links/namespaces.py`), every
 process has one thread. In turns:
 
-shoal            four replicas, DiLoCo: int8 each 10 steps
+shoal            four replicas, averaged in int8 each 10 steps while 5 more are made
 plain            torch with an all-reduce of dense fp32 gradients each step (gloo)
 hivemind         gradients averaged in fp16 each step by hivemind, whose groups form ahead
 hivemind-local   local steps, parameters averaged likewise each 10
@@ -73,8 +73,9 @@ stages = 1
 sync = "int8:block=128"
 [sync]
 kind = "local"
-method = "diloco"
+method = "average"
 every = {every}
+options = {{ overlap = 5 }}
 """
 
 
