@@ -79,7 +79,11 @@ def finish(run: Run, now: float) -> list[Instruction]:
     message = BrokerMessage(round_start=start)
     out = _save_last(run, first.record.number, record.position)
     out += [Tell(m.stream, message) for m in first.context.holders()]
-    return out + first.lifecycle.export(now)
+    out += first.lifecycle.export(now)
+    for replica in replicas:  # who has the version too is wanted when this one is lost
+        if replica is not first:
+            replica.context.waits_until = first.lifecycle.deadline.of_phase or now
+    return out
 
 
 def _saved(run: Run) -> int:

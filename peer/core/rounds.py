@@ -150,6 +150,8 @@ class Rounds:
         one; so they do until the version of the next one is committed, or lands."""
         if self.start is None or self.computing or self.lands_at(step):
             return False
+        if self._applied and self._wiring.gets:
+            return False  # which takes the place of all that, if it is committed
         return number == self.start.round - (not self._landed)
 
     # ------------------------------------------------------------ rounds

@@ -56,6 +56,9 @@ class HeldEntry:
     """What the stages move by where the version lands that was made beside local steps."""
     shown: Tensor | None = None
     """What was in the stages, while the version is."""
+    replaces: bool = False
+    """Whether the stages get what was applied as it is, once it is committed: another attempt of
+    the round may still want what local steps made here."""
     round: int = -1
     """Of `given` and `applied`."""
     encoded: dict[int, Encoded] = field(default_factory=dict)
@@ -112,9 +115,11 @@ class HeldEntry:
 
     def commit(self, *, late: bool) -> None:
         """What was applied is the version; late: it is to land among local steps."""
-        if late and self.given is not None and self.applied is not None:
+        if self.replaces and self.applied is not None:
+            self.put(self.applied.values)
+        elif late and self.given is not None and self.applied is not None:
             self.landing = minus(self.mixed(self.applied.values), self.taken, self.entry)
-        self.version, self.applied = self.applied or self.version, None
+        self.version, self.applied, self.replaces = self.applied or self.version, None, False
         self.given, self.encoded = None, {}
 
     def mixed(self, version: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ class RoundWork:
                 f"a segment ends at {stop}: the vector has {self.vector.elements} elements"
             )
         for entry in self._all:
-            entry.applied = None
+            entry.applied, entry.replaces = None, False
         passes_on = self._strategy.side_by_side
         own = self._strategy.coding(self.vector)
         codings = {GIVE: own, RESULT: own} if own else self._usual
@@ -210,8 +210,11 @@ class RoundWork:
         for value, version in made.items():
             entry = self._entries[value]
             entry.applied, entry.round = version, attempt.plan.round
-            if attempt.plan.final or attempt.wiring.gets or entry.given is None:
+            taken = bool(attempt.wiring.gets)
+            if attempt.plan.final or entry.given is None or (taken and not self._ahead):
                 entry.put(version.values)
+            elif taken:
+                entry.replaces = True
             elif not self._ahead:
                 entry.put(entry.mixed(version.values))
         attempt.applied = True

@@ -145,6 +145,8 @@ class GhostRounds:
             for s in spans
         ]
         self._ahead, self._fragment = False, 0
+        self._replaces = False
+        """Whether the stages get what was applied once it is committed, as `HeldEntry` says."""
         self._attempt: RoundAttempt | None = None
         self._gathers = False
         self._early: list[Arrived] = []
@@ -171,7 +173,11 @@ class GhostRounds:
             self._came, self._means = {}, {}
         for entry in self._entries.values():
             if entry.round < start.round:
-                entry.commit(late=start.late > 0)
+                entry.commit(late=start.late > 0 and not self._replaces)
+        if self._replaces:
+            for stage in self._held.values():
+                stage.resume({v: e.version for v, e in self._entries.items()})
+        self._replaces = False
         self._round, self._ahead, self._fragment = start.round, start.ahead > 0, start.fragment
         self._gathers = start.gathers
 
@@ -189,6 +195,7 @@ class GhostRounds:
     def join(self, plan: broker_pb2.RoundPlan) -> None:
         for entry in self._entries.values():
             entry.applied = None
+        self._replaces = False
         self._attempt = RoundAttempt(plan, self._peer, self.vector, self.shared.coding)
         self._came, self._means = {}, {}
 
@@ -216,7 +223,9 @@ class GhostRounds:
         for value, word in made.items():
             entry = self._entries[value]
             entry.applied, entry.round = word, attempt.plan.round
-        if not self._ahead or attempt.wiring.gets:
+        taken = all(e.moved is not None for e in self._entries.values())
+        self._replaces = bool(self._ahead and attempt.wiring.gets and taken)
+        if not self._ahead or (attempt.wiring.gets and not taken):
             for stage in self._held.values():
                 stage.resume(made)
         attempt.applied = True
