@@ -12,6 +12,7 @@ __all__ = [
     "monitor",
     "options",
     "oracle",
+    "plain_rounds",
     "processes",
     "report",
     "round_log",

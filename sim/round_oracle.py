@@ -19,6 +19,7 @@ from ..job import Train
 from .oracle import learning_rate, optimizer_of
 
 __all__ = [
+    "Batches",
     "Gradients",
     "PlainMember",
     "PlainMethod",
@@ -138,10 +139,12 @@ class PlainMethod:
 
 @dataclass
 class PlainResult:
-    """`losses`: by round, of each member's local steps. `buffers`: those of the version."""
+    """`losses`: by round, of each member's local steps. `shared`: the version that all have agreed
+    on, and `buffers` those of it."""
 
     replicas: dict[int, PlainReplica] = field(default_factory=dict)
     losses: list[dict[int, list[float]]] = field(default_factory=list)
+    shared: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
     def mean(self) -> dict[str, Tensor]:
@@ -182,6 +185,7 @@ def train(
     result = PlainResult(buffers={n: b.clone() for n, b in module.named_buffers()})
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
     method.begin({n: p.detach().clone() for n, p in named.items()})
+    result.shared = method.shared
 
     def begin(number: int) -> None:
         own = copy.deepcopy(module)
