@@ -15,6 +15,7 @@ __all__ = [
     "plain_rounds",
     "processes",
     "report",
+    "round_buffers",
     "round_log",
     "round_methods",
     "round_oracle",

@@ -16,8 +16,10 @@ from ..job import Job
 from ..peer.data.reader import Reader
 from ..proto.broker_pb2 import RunEvent
 from . import round_methods
+from .oracle import gradient
+from .round_buffers import WithBuffers
 from .round_log import committed_rounds
-from .round_oracle import Batches, Gradients, PlainMethod, PlainResult, plain, train
+from .round_oracle import Batches, Gradients, PlainMethod, PlainResult, train
 
 __all__ = ["METHODS", "batches_of", "beside", "method_of", "train_rounds"]
 
@@ -80,6 +82,22 @@ def batches_of(reader: Reader, microbatches: int, size: int) -> Batches:
     return batches
 
 
+def by_microbatch(size: int) -> Gradients:
+    """Of each microbatch of `size` samples by itself: a batch norm has the statistics of one."""
+
+    def gradients(
+        modules: Sequence[nn.Module], batches: Sequence[Mapping[str, Tensor]]
+    ) -> list[float]:
+        losses = []
+        for module, batch in zip(modules, batches, strict=True):
+            parts = zip(*(torch.split(t, size) for t in batch.values()), strict=True)
+            loss, _ = gradient(module, (dict(zip(batch, p, strict=True)) for p in parts))
+            losses.append(loss)
+        return losses
+
+    return gradients
+
+
 def train_rounds(
     module: nn.Module,
     job: Job,
@@ -89,7 +107,6 @@ def train_rounds(
     microbatches: int,
     microbatch_size: int,
     steps: int,
-    gradients: Gradients = plain,
 ) -> PlainResult:
     """Trains copies of the module on what the events say was committed. `microbatches`: of one of
     the `steps` of the run."""
@@ -100,7 +117,8 @@ def train_rounds(
         gossip=job.sync.kind == "gossip",
     )
     batches = batches_of(reader, microbatches, microbatch_size)
-    method = method_of(job)
+    method = WithBuffers(method_of(job), module)
+    gradients = by_microbatch(microbatch_size)
     return train(module, rounds, batches, job.train, method, steps=steps, gradients=gradients)
 
 

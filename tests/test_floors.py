@@ -55,8 +55,8 @@ ORDER = {
     "peer": "blobs data hours logs sync < core host < rounds < compute < shell < entry",
     "sim": """
         front ghost oracle processes scenario trace < live options report round_oracle virtual
-        < faults following monitor round_log round_methods < plain_rounds < verify
-        < cluster modelled < shaped < simulate""",
+        < faults following monitor round_log round_methods < round_buffers
+        < plain_rounds < verify < cluster modelled < shaped < simulate""",
     "sim/report": "summary words < measures text < pictures tables < page < rounds < write",
 }
 """By room that has rooms inside: these and its own files, from the ground up. What stands between
