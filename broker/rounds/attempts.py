@@ -45,10 +45,12 @@ class Attempts:
         self._troubled = set[int]()
         """Who cannot make the version of this attempt, or is waited for."""
         self._blamed = Counter[int]()
+        """By replica, how often somebody lacked what it was to send in this attempt."""
 
     def begin(self, plans: Mapping[PeerId, RoundPlan]) -> None:
         """A round begins. `plans`: of its first attempt, if peers are told."""
-        self.plans, self._troubled = {**plans}, set()
+        self.plans = {**plans}
+        self._anew()
         if self._gossip is not None:
             self._gossip.sources, self._gossip.kept = {}, set()
 
@@ -140,7 +142,8 @@ class Attempts:
                 members, [n for n in joining if n not in self._troubled], record.attempt
             )
             kept = {n: made[n] for n in self._gossip.kept if n in made}
-        self._versions.made, self._contributions.since, self._troubled = kept, now, set()
+        self._versions.made, self._contributions.since = kept, now
+        self._anew()
         return RoundPlanned(
             round=record.round,
             attempt=record.attempt + 1,
@@ -157,6 +160,11 @@ class Attempts:
             self.plans |= self._exchange.plans(self._gossip.sources)
 
     # ------------------------------------------------------------ nothing comes of it
+
+    def _anew(self) -> None:
+        """Nobody is in trouble, or to blame, in the attempt that begins."""
+        self._troubled = set()
+        self._blamed.clear()
 
     def late(self) -> list[int]:
         """It has ended, and those that have not made the version are in trouble. Whom most wait
