@@ -32,7 +32,7 @@ from shoal.tests.sim.played_rounds import Rounds, sites
 
 
 def verified(
-    rounds: Rounds, events: list[RunEvent], job: Job | None = None
+    rounds: Rounds, events: list[RunEvent], job: Job | None = None, *, draws: bool = False
 ) -> tuple[Summary, list[str]]:
     """The summary, and what was said."""
     job = job or rounds.lab.job
@@ -47,7 +47,7 @@ def verified(
     def module(job: Job) -> Iterator[nn.Module]:
         yield copy.deepcopy(rounds.lab.module)
 
-    facts = SimpleNamespace(manifest=prepared.manifest, shards=prepared.shards, random=False)
+    facts = SimpleNamespace(manifest=prepared.manifest, shards=prepared.shards, random=draws)
     said: list[str] = []
     front: Any = SimpleNamespace(module=module)
     verify(job, followed, facts, front, lambda job: [], said.append)  # type: ignore[arg-type]
@@ -78,6 +78,13 @@ def test_replicas_that_planning_decided_on_are_verified(rounds: Rounds) -> None:
     summary, _ = verified(rounds, list(world.events(run)), job)
     assert (summary.exit, summary.replicas) == (0, 2)
     assert summary.verified_against == "plain loop of rounds"
+
+
+def test_where_the_graph_draws_masks_it_says_so(rounds: Rounds) -> None:
+    world, run = rounds.play(sites(1e9, 1e9))
+    summary, said = verified(rounds, list(world.events(run)), draws=True)
+    assert summary.max_loss_difference is None
+    assert said == ["not verified: the graph draws masks, and a plain loop draws others"]
 
 
 SCENARIO = f"""
