@@ -120,3 +120,22 @@ def test_who_was_late_in_a_round_that_succeeded_is_not_to_blame_for_the_next(
     assert done[1].waited_s > 30, "nobody waited long enough to say so"
     notes = [e.note for e in world.events(run) if "made no version in time" in e.note]
     assert notes == ["round 2, attempt 1: replica 1 made no version in time"]
+
+
+def test_who_adds_up_is_not_to_blame_for_a_contribution_that_does_not_come(rounds: Rounds) -> None:
+    """Two wait for its sum, and it waits for what the third one gives."""
+    holders, parted = dict[int, str](), list[str]()
+
+    def part(world: World, seen: Observed) -> None:
+        match seen.record:
+            case Publish(event=event) if event.HasField("plan"):
+                holders[event.replica] = event.plan.stages[0].holders[0]
+            case Compute(step=1, action=Action(Kind.EXCHANGE)) if not parted:
+                parted.extend((holders[2], holders[0]))
+                world.part(*parted)
+                world.after(61.0, lambda: world.mend(*parted))
+
+    world, run = rounds.play(THREE, also=part, **TABLES)
+    rounds.assert_expected(world, run)
+    notes = [e.note for e in world.events(run) if "made no version in time" in e.note]
+    assert notes == ["round 1, attempt 1: replica 2 made no version in time"]
