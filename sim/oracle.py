@@ -5,7 +5,7 @@ it shares no code with `dag` or `peer`: torch's own optimizers, its own schedule
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..job import Train
 
-__all__ = ["PlainLoopResult", "learning_rate", "train"]
+__all__ = ["PlainLoopResult", "gradient", "learning_rate", "optimizer_of", "train"]
 
 Batches = Callable[[int, int], Mapping[str, Tensor]]
 """(step, microbatch) -> the microbatch's inputs by argument name."""
@@ -62,6 +62,26 @@ def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=t.lr, betas=(t.betas[0], t.betas[1]), eps=t.eps)
 
 
+def gradient(
+    module: nn.Module, microbatches: Iterable[Mapping[str, Tensor]]
+) -> tuple[float, float]:
+    """Leaves that of a step in `grad`: Σ weight·gradient of microbatches by Σ weight, none where
+    that is 0. Returns the mean loss, and Σ weight."""
+    total, weights = 0.0, 0.0
+    for batch in microbatches:
+        out = module(**batch)
+        loss = out if isinstance(out, Tensor) else out["loss"]
+        weight = float(out.get("weight", 1.0)) if isinstance(out, Mapping) else 1.0
+        if weight == 0:
+            continue
+        (loss * weight).backward()
+        total, weights = total + float(loss.detach()) * weight, weights + weight
+    for p in module.parameters():
+        if p.grad is not None:
+            p.grad /= weights
+    return total / weights if weights else math.nan, weights
+
+
 def train(
     module: nn.Module, batches: Batches, t: Train, *, steps: int, microbatches: int
 ) -> PlainLoopResult:
@@ -71,23 +91,11 @@ def train(
     seen, optimizer = PlainLoopResult(), optimizer_of(module, t)
     trainable = [p for p in module.parameters() if p.requires_grad]
     for step in range(steps):
-        total, weights = 0.0, 0.0
-        for m in range(microbatches):
-            out = module(**batches(step, m))
-            loss = out if isinstance(out, Tensor) else out["loss"]
-            weight = float(out.get("weight", 1.0)) if isinstance(out, Mapping) else 1.0
-            if weight == 0:
-                continue
-            (loss * weight).backward()
-            total, weights = total + float(loss.detach()) * weight, weights + weight
-        if weights == 0:
-            optimizer.zero_grad()
+        loss, weight = gradient(module, (batches(step, m) for m in range(microbatches)))
+        if weight == 0:
             seen.losses.append(math.nan)
             seen.norms.append(0.0)
             continue
-        for p in trainable:
-            if p.grad is not None:
-                p.grad /= weights
         norm = torch.linalg.vector_norm(
             torch.stack([p.grad.norm() for p in trainable if p.grad is not None])
         )
@@ -99,6 +107,6 @@ def train(
             group["lr"] = learning_rate(t, step, steps)
         optimizer.step()
         optimizer.zero_grad()
-        seen.losses.append(total / weights)
+        seen.losses.append(loss)
         seen.norms.append(float(norm))
     return seen

@@ -237,13 +237,13 @@ class Streaming(DiLoCo):
         down: Encode = raw,
     ) -> None:
         super().__init__(lr, momentum, up=up, down=down)
-        self.count, self.mix = fragments, mix
+        self.fragments, self.mix = fragments, mix
         self.ended: dict[int, dict[str, Tensor]] = {}
         self.late: dict[int, int] = {}
 
     def begin(self, shared: dict[str, Tensor]) -> None:
         super().begin(shared)
-        self.parts = strided(shared, self.count)
+        self.parts = strided(shared, self.fragments)
 
     @torch.no_grad()
     def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
@@ -329,7 +329,7 @@ class NoLoCo(PlainMethod):
     m = momentum·m + lr·mean(p - s) + pull·(mean(s) - s); s += m; p = s. Where all meet, each makes
     that step alone, and the mean of what they come to is the s of all."""
 
-    with_buffers = False
+    apart = True
 
     def __init__(self, lr: float = 0.7, momentum: float = 0.5, pull: float | None = None) -> None:
         self.lr, self.momentum, self.pull = lr, momentum, lr if pull is None else pull
@@ -377,7 +377,7 @@ def gather(shared: Tensor, of: Sequence[Tensor]) -> None:
 class Saps(PlainMethod):
     """Pairs take the mean of the entries that `mask(round, name, shape)` has; by itself of all."""
 
-    with_buffers = False
+    apart = True
 
     def __init__(self, mask: Callable[[int, str, torch.Size], Tensor] | None = None) -> None:
         self.mask = mask or (lambda count, name, shape: torch.ones(shape, dtype=torch.bool))

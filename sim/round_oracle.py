@@ -19,6 +19,7 @@ from ..job import Train
 from .oracle import learning_rate, optimizer_of
 
 __all__ = [
+    "Batches",
     "Gradients",
     "PlainMember",
     "PlainMethod",
@@ -102,9 +103,10 @@ class PlainMethod:
     without a center leave it as it began."""
 
     shared: dict[str, Tensor]
-    with_buffers = True
-    """Whether all have the same buffers after a round: the mean of running statistics, weighted,
-    and the largest of integers."""
+    apart = False
+    """Whether replicas go on with versions of their own: they gossip."""
+    fragments = 1
+    """How many there are of the model, of which a round exchanges one."""
 
     def begin(self, shared: dict[str, Tensor]) -> None:
         """`shared`: where training starts, the method's own to change."""
@@ -138,11 +140,12 @@ class PlainMethod:
 
 @dataclass
 class PlainResult:
-    """`losses`: by round, of each member's local steps. `buffers`: those of the version."""
+    """`losses`: by round, of each member's local steps. `shared`: the version that all have agreed
+    on."""
 
     replicas: dict[int, PlainReplica] = field(default_factory=dict)
     losses: list[dict[int, list[float]]] = field(default_factory=list)
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    shared: dict[str, Tensor] = field(default_factory=dict)
 
     def mean(self) -> dict[str, Tensor]:
         """The weights' mean over all replicas: what gossip evaluates and exports."""
@@ -179,15 +182,15 @@ def train(
     """Every replica starts as `module`. Members step side by side: local step j of all of them
     before j + 1 of any. `steps`: of the whole run, for learning rates; `committed` sees each
     round's number and all that there is after it."""
-    result = PlainResult(buffers={n: b.clone() for n, b in module.named_buffers()})
+    result = PlainResult()
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
     method.begin({n: p.detach().clone() for n, p in named.items()})
+    result.shared = method.shared
 
     def begin(number: int) -> None:
         own = copy.deepcopy(module)
         replica = result.replicas[number] = PlainReplica(own, t, optimizer(own, t))
         method.join(number, replica)
-        own.load_state_dict(result.buffers, strict=False)
 
     for count, r in enumerate(rounds):
         for m in r.members:
@@ -212,30 +215,10 @@ def train(
             if number not in result.replicas:
                 begin(number)
             method.take(number, source, result.replicas)
-        if method.with_buffers:
-            _meet(r, result)
         result.losses.append(losses)
         committed(count, result)
     method.finish(result.replicas)
     return result
-
-
-@torch.no_grad()
-def _meet(r: Round, result: PlainResult) -> None:
-    """Buffers of all replicas are those of the version from here on."""
-    total = sum(m.weight for m in r.members)
-    for name, was in result.buffers.items():
-        each = [
-            (m.weight, result.replicas[m.replica].module.get_buffer(name))
-            for m in r.members
-            if m.weight
-        ]
-        if was.is_floating_point():
-            was.copy_(torch.stack([weight * b.double() for weight, b in each]).sum(0) / total)
-        else:
-            was.copy_(torch.stack([b for _, b in each]).amax(0))
-    for replica in result.replicas.values():
-        replica.module.load_state_dict(result.buffers, strict=False)
 
 
 def even(

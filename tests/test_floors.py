@@ -58,8 +58,8 @@ ORDER = {
         < assignment attachment < drain < machine""",
     "sim": """
         front ghost oracle processes scenario trace < live options report round_oracle virtual
-        < faults following monitor round_log round_methods < verify < cluster modelled < shaped
-        < simulate""",
+        < faults following monitor round_log round_methods < round_buffers
+        < plain_rounds < verify < cluster modelled < shaped < simulate""",
     "sim/report": "summary words < measures text < pictures tables < page < rounds < write",
 }
 """By room that has rooms inside: these and its own files, from the ground up. What stands between

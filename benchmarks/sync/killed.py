@@ -37,10 +37,8 @@ from shoal.client.submission import prepare
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
 from shoal.proto.broker_pb2 import RunEvent
-from shoal.sim import round_methods, round_oracle
+from shoal.sim.plain_rounds import train_rounds
 from shoal.sim.processes import LocalCluster
-from shoal.sim.round_log import committed_rounds
-from shoal.sim.verify import METHODS
 
 DRAWN: dict[str, dict[str, Any]] = {
     "diloco": {},
@@ -90,22 +88,10 @@ def expected(job: Job, front: SimulationFront, events: Sequence[RunEvent]) -> di
     """What the plain loop comes to, of the rounds that were committed."""
     facts, count = front.facts(job), BATCH // SIZE
     reader = Reader(facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=count)
-
-    def batches(samples: Sequence[int]) -> dict[str, Tensor]:
-        numbers = [s // SIZE for s in samples[::SIZE]]
-        each = [reader.batch(g // count, g % count, SIZE) for g in numbers]
-        return {name: torch.cat([e[name] for e in each]) for name in each[0]}
-
-    options = {k: v for k, v in job.sync.options.items() if k != "overlap"}
-    plain = method = METHODS[job.sync.chosen](**options)
-    if job.sync.options.get("overlap"):
-        plain = round_methods.Overlapped(method)
-    rounds = committed_rounds(
-        events, microbatches=count, microbatch_size=SIZE, gossip=job.sync.kind == "gossip"
-    )
     with front.module(job) as module:
-        round_oracle.train(module, rounds, batches, job.train, plain, steps=STEPS)
-    return method.shared
+        return train_rounds(
+            module, job, events, reader, microbatches=count, microbatch_size=SIZE, steps=STEPS
+        ).shared
 
 
 def rounds_of(watched: Watched) -> int:

@@ -311,7 +311,7 @@ class RoundRecord:
         inside, self._before = {m.replica for m in done.members}, self.committed
         in_groups = any(m.group for m in done.members)
         for number, work in self.work.items():
-            self._returned.extend(work.ahead_samples)
+            self._give_back(work.ahead_samples)
             if number in inside:
                 self.committed += microbatches_of(work)
             else:

@@ -45,10 +45,14 @@ class Attempts:
         self._troubled = set[int]()
         """Who cannot make the version of this attempt, or is waited for."""
         self._blamed = Counter[int]()
+        """By replica, how often somebody lacked what it was to send in this attempt."""
+        self._sums_lack = Counter[int]()
+        """The same, of the sums that it was to make."""
 
     def begin(self, plans: Mapping[PeerId, RoundPlan]) -> None:
         """A round begins. `plans`: of its first attempt, if peers are told."""
-        self.plans, self._troubled = {**plans}, set()
+        self.plans = {**plans}
+        self._anew()
         if self._gossip is not None:
             self._gossip.sources, self._gossip.kept = {}, set()
 
@@ -140,7 +144,8 @@ class Attempts:
                 members, [n for n in joining if n not in self._troubled], record.attempt
             )
             kept = {n: made[n] for n in self._gossip.kept if n in made}
-        self._versions.made, self._contributions.since, self._troubled = kept, now, set()
+        self._versions.made, self._contributions.since = kept, now
+        self._anew()
         return RoundPlanned(
             round=record.round,
             attempt=record.attempt + 1,
@@ -158,19 +163,28 @@ class Attempts:
 
     # ------------------------------------------------------------ nothing comes of it
 
+    def _anew(self) -> None:
+        """Nobody is in trouble, or to blame, in the attempt that begins."""
+        self._troubled = set()
+        self._forgive()
+
+    def _forgive(self) -> None:
+        self._blamed.clear()
+        self._sums_lack.clear()
+
     def late(self) -> list[int]:
         """It has ended, and those that have not made the version are in trouble. Whom most wait
         for; else all of these."""
         gone, made = self.gone, self._versions.has_made
         self._troubled.update(n for n in self.inside if not made(n))
-        if self._blamed:
-            most = max(self._blamed.values())
-            return [n for n in self.inside if self._blamed[n] == most]
+        if blamed := self._blamed or self._sums_lack:
+            most = max(blamed.values())
+            return [n for n in self.inside if blamed[n] == most]
         return [n for n in self.inside if not made(n) and n not in gone]
 
     def give_up(self, without: Sequence[int], why: str) -> None:
         """There will be another one, without these."""
-        self._blamed.clear()
+        self._forgive()
         for number in without:
             self._contributions.bad[number] = f"replica {number} {why}"
 
@@ -181,8 +195,9 @@ class Attempts:
         self._record.exponent += _RAISED if fits else 0
         return fits
 
-    def blame(self, number: int, lacks: Iterable[str]) -> None:
-        """A replica lacks what these peers are to send."""
+    def blame(self, number: int, lacks: Iterable[str], *, sums: bool = False) -> None:
+        """A replica lacks what these peers are to send. `sums`: those lack because of whoever's
+        contribution lacks, if somebody's does."""
         lacked, replicas = set(lacks), self._run.replicas
         about = [n for n in self.inside if lacked & set(replicas[n].record.peers)]
-        self._blamed.update(about or [number])
+        (self._sums_lack if sums else self._blamed).update(about or [number])

@@ -348,7 +348,7 @@ class RoundCoordinator:
             if self._attempts.raises_exponent(number):
                 return self._retry((), f"an element is too large: {why}", now)
             return self._retry((number,), f"has an element that is too large: {why}", now)
-        self._attempts.blame(number, said.lacks)
+        self._attempts.blame(number, said.lacks, sums=said.problem.code == "unsummed")
         fields = (("run", self.run.id), ("peer", member.id), ("why", why))
         return [Log("round_hindered", fields, "warning")]
 

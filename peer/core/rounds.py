@@ -447,8 +447,10 @@ class Rounds:
         if self.plan is None or self._applied or not self._begun:
             return []
         lacks = dict.fromkeys(p for missing in self._lacks.values() for p in sorted(missing))
-        lacks |= dict.fromkeys(share.peer for share in sorted(self._awaited))
-        result = e.RoundResult(code="late", why=f"waits for {', '.join(lacks) or 'its device'}")
+        # Who adds up waits for somebody as well, so that it is not to blame for a sum that lacks.
+        code = "late" if lacks else "unsummed"
+        lacks = lacks or dict.fromkeys(share.peer for share in sorted(self._awaited))
+        result = e.RoundResult(code=code, why=f"waits for {', '.join(lacks) or 'its device'}")
         report = self._report(self._attempt, now, result)
         report.message.round.lacks.extend(lacks)
         return [report]

@@ -6,22 +6,22 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
+from math import isclose
 from typing import Any
 
 import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from shoal.broker.events import Persist
+from shoal.broker.events import Persist, RunId
+from shoal.broker.round_rows import RoundRows
 from shoal.job import Job
 from shoal.job.gossip import GOSSIP
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.reader import Reader
 from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec
-from shoal.sim import round_methods, round_oracle
 from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.round_log import committed_rounds
-from shoal.sim.verify import saps_mask
+from shoal.sim.plain_rounds import beside, train_rounds
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 
@@ -48,22 +48,8 @@ OPTIONS = {
 }
 """Of methods that are not played with those that they have by themselves; what follows a method's
 name tells its rows apart."""
-METHODS: dict[str, Callable[[], round_oracle.PlainMethod]] = {
-    "diloco": lambda: round_methods.DiLoCo(0.7, 0.9),
-    "average": round_methods.Average,
-    "streaming-diloco": lambda: round_methods.Streaming(0.4, 0.9),
-    "sparse-loco": lambda: round_methods.SparseLoCo(0.7, 0.75, round_methods.sparse_wire(0.25, 64)),
-    "sparse-loco both ways": lambda: round_methods.SparseLoCo(
-        1.0, 1.0, round_methods.sparse_wire(0.25, 64), round_methods.sparse_wire(0.125, 64)
-    ),
-    "saps": lambda: round_methods.Saps(saps_mask(0, 0.25)),
-    "random-pairs": round_methods.Saps,
-    "ring": round_methods.Saps,
-    "noloco": round_methods.NoLoCo,
-    "saps-outer": round_methods.NoLoCo,
-}
-LOCAL = tuple(m for m in METHODS if m not in GOSSIP)
-TIES = {"sparse-loco": 0.002, "sparse-loco both ways": 0.002}
+LOCAL = ("diloco", "average", "streaming-diloco", "sparse-loco", "sparse-loco both ways")
+TIES = {"sparse-loco": 0.002}
 """Of methods that choose numbers, the share of them whose turn it may be in another round: of two
 that are equal but for rounding, either is the larger."""
 
@@ -88,7 +74,7 @@ class Rounds:
         job = Job.from_table(job | {k: job[k] | t for k, t in tables.items()})
         spec.job, spec.steps = job.to_json(), job.train.steps or 0
         spec.microbatches = job.train.microbatches
-        self.train, self.seed = job.train, job.seed
+        self.job = job
         return spec
 
     def start(
@@ -160,51 +146,38 @@ class Rounds:
         self.monitor.finish(run, 3600.0)
         return world, run
 
-    def expected(
-        self, events: Sequence[RunEvent], method: round_oracle.PlainMethod, *, gossip: bool = False
-    ) -> dict[str, Tensor]:
-        """The version that a plain loop comes to, of the rounds that were committed."""
-        train, of = self.train, self.lab.prepared
-        size, count = train.microbatch_size, train.microbatches
-        reader = Reader(of.manifest, of.shards.__getitem__, seed=self.seed, microbatches=count)
-
-        def batches(samples: Sequence[int]) -> dict[str, Tensor]:
-            numbers = [s // size for s in samples[::size]]
-            each = [reader.batch(g // count, g % count, size) for g in numbers]
-            return {name: torch.cat([e[name] for e in each]) for name in each[0]}
-
-        rounds = committed_rounds(events, microbatches=count, microbatch_size=size, gossip=gossip)
-        module = copy.deepcopy(self.lab.module)
-        round_oracle.train(module, rounds, batches, train, method, steps=train.steps or 0)
-        return method.shared
-
-    def assert_expected(
-        self,
-        world: World,
-        run: str,
-        method: str | round_oracle.PlainMethod = "diloco",
-        *,
-        overlaps: bool = False,
-        what: object = "",
-    ) -> None:
-        """By the plain loop of a method, or of that which METHODS has; `overlaps`: beside steps;
-        `what` was done to it, for a message."""
+    def assert_expected(self, world: World, run: str, *, what: object = "") -> None:
+        """Every local step and the version are those of the plain loop that is fed with what was
+        committed; `what` was done to it, for a message."""
         end = world.broker.ended[run]
         assert end.phase == DONE, f"{what}: {end.reason.text}"
-        events = world.events(run)
-        [weights] = [e.weights for e in events if e.HasField("weights")]
+        events, of = world.events(run), self.lab.prepared
+        spec = world.broker.machine.runs[RunId(run)].submitted.spec
+        job = Job.from_json(spec.job)
+        count = job.train.microbatches
+        wanted = train_rounds(
+            copy.deepcopy(self.lab.module),
+            job,
+            events,
+            Reader(of.manifest, of.shards.__getitem__, seed=job.seed, microbatches=count),
+            microbatches=count,
+            microbatch_size=job.train.microbatch_size,
+            steps=spec.steps,
+        )
+        rows = RoundRows()
+        for event in events:
+            rows.see(event)
+        for m in (m for row in rows.rows for m in row.members):
+            assert len(m.losses) == m.steps, f"{what}: {m.replica} has steps without losses"
+        for n, k, j, loss, other in beside(rows.rows, wanted):
+            assert isclose(loss, other, rel_tol=1e-3), f"{what}: step {j} of {k} in round {n}"
         got: dict[str, Tensor] = {}
+        [weights] = [e.weights for e in events if e.HasField("weights")]
         for file in weights.files:
             got |= load(world.blobs[file.blob.hash])
-        plain = METHODS[method]() if isinstance(method, str) else method
-        wanted = self.expected(
-            events,
-            round_methods.Overlapped(plain) if overlaps else plain,
-            gossip=method in GOSSIP,
-        )
-        for name, tensor in wanted.items():
+        for name, tensor in wanted.shared.items():
             apart = ~torch.isclose(got[name], tensor, rtol=1e-3, atol=2e-5)
-            ties = TIES.get(method, 0.0) if isinstance(method, str) else 0.0
+            ties = TIES.get(job.sync.chosen, 0.0)
             assert int(apart.sum()) <= ties * tensor.numel(), f"{what}: {name}"
 
 

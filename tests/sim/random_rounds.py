@@ -153,10 +153,7 @@ def play(rounds: Rounds, drawn: Drawn) -> str:
         end = world.broker.ended[run]
         if end.phase != DONE:
             return f"it is not done: {end.reason.text}"
-        method = drawn.tables["sync"]["method"]
-        # The plain loop of streaming-diloco does so by itself.
-        overlaps = method in LOCAL and method != "streaming-diloco"
-        rounds.assert_expected(world, run, method, overlaps=overlaps)
+        rounds.assert_expected(world, run)
     except (Violation, AssertionError, ValueError, KeyError) as error:
         return f"{type(error).__name__}: {str(error)[:2000]}"
     return ""

@@ -128,3 +128,21 @@ def test_who_met_is_kept_for_so_many_rounds_and_until_all_do() -> None:
     assert not play((1, 1))
     assert play((0, 0))  # the last one
     assert record.over
+
+
+def test_what_was_told_ahead_comes_back_in_its_order() -> None:
+    """Where more had come back than a round takes, and who was ahead does not go on."""
+    record = RoundRecord(10, 4, 0)
+    member = RoundMember(replica=0, weight=1, term=1)
+
+    def play(*work: RoundWork) -> None:
+        begun = RoundBegun(round=record.round, work=work)
+        record.apply(RunEvent(round_begun=begun))
+        record.apply(RunEvent(round_done=RoundDone(round=record.round, members=[member])))
+
+    mine, lost = record.hand_out([4, 8])
+    play(RoundWork(replica=0, term=1, samples=mine), RoundWork(replica=1, term=1, samples=lost))
+    mine, ahead = record.hand_out([4, 2])
+    play(RoundWork(replica=0, term=1, samples=mine, ahead_samples=ahead))
+    [again] = record.hand_out([5])
+    assert [(r.first, r.count) for r in again] == [(8, 2), (10, 2), (12, 1)]

@@ -34,7 +34,7 @@ def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> 
     for at in rounds.moments(4, part, 2):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **tables)
-        rounds.assert_expected(world, run, method, what=f"{name} at record {at}")
+        rounds.assert_expected(world, run, what=f"{name} at record {at}")
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
     rounds.play(peers, **tables)
     for deaths in rounds.two_deaths(20, 5):
         world, run = rounds.play(peers, deaths, **tables)
-        rounds.assert_expected(world, run, method, what=deaths)
+        rounds.assert_expected(world, run, what=deaths)
 
 
 def test_other_pairs_stay_as_they_were_planned(rounds: Rounds) -> None:
@@ -67,7 +67,7 @@ def test_other_pairs_stay_as_they_were_planned(rounds: Rounds) -> None:
     assert attempts.keys() == {0, 1, 2, 3} - {*gone}
     assert sorted(attempts.values()) == [1, 1, 2]
     assert [len(pair) for pair in pairs_of(done.members)] == [2]
-    rounds.assert_expected(world, run, "ring")
+    rounds.assert_expected(world, run)
 
 
 def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
@@ -76,5 +76,5 @@ def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> Non
     wanted = calm.events(run)
     for number in range(1, rounds.written + 1, 4):
         world, run = rounds.play(FOUR[:3], also=rounds.broker_dies(number), **tables)
-        rounds.assert_expected(world, run, "saps", what=f"record {number}")
+        rounds.assert_expected(world, run, what=f"record {number}")
         assert_same_versions(world.events(run), wanted, f"record {number}: {outcome(world, run)}")

@@ -31,7 +31,7 @@ def test_a_member_dies_at_any_moment(rounds: Rounds, part: int) -> None:
     for at in rounds.moments(12, part, 3):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **TABLES)
-        rounds.assert_expected(world, run, overlaps=True, what=f"{name} at record {at}")
+        rounds.assert_expected(world, run, what=f"{name} at record {at}")
 
 
 @pytest.mark.parametrize("kind", [Kind.CONTRIBUTE, Kind.EXCHANGE, Kind.APPLY, Kind.LAND, Kind.SHOW])
@@ -50,7 +50,7 @@ def test_a_stage_of_a_pipeline_is_lost_between_contribution_and_landing(
 
     world, run = rounds.play(peers, also=die, **tables)
     assert dead
-    rounds.assert_expected(world, run, overlaps=True)
+    rounds.assert_expected(world, run)
 
 
 def test_the_broker_dies_behind_records_of_its_journal(rounds: Rounds) -> None:
@@ -58,7 +58,7 @@ def test_the_broker_dies_behind_records_of_its_journal(rounds: Rounds) -> None:
     wanted = calm.events(run)
     for number in range(13, rounds.written + 1, 3):
         world, run = rounds.play(FOUR[:3], also=rounds.broker_dies(number), **TABLES)
-        rounds.assert_expected(world, run, overlaps=True, what=f"record {number}")
+        rounds.assert_expected(world, run, what=f"record {number}")
         assert_same_versions(world.events(run), wanted, f"record {number}: {outcome(world, run)}")
 
 
@@ -70,7 +70,7 @@ def test_a_run_is_paused_while_steps_are_ahead_and_goes_on(rounds: Rounds) -> No
     world.until(lambda: all(r.paused for r in record.replicas), 600)
     ask(world, run, "resume")
     rounds.monitor.finish(run, 3600.0)
-    rounds.assert_expected(world, run, overlaps=True)
+    rounds.assert_expected(world, run)
 
 
 def test_who_comes_late_takes_the_version_and_is_ahead_from_then_on(rounds: Rounds) -> None:
@@ -81,7 +81,7 @@ def test_who_comes_late_takes_the_version_and_is_ahead_from_then_on(rounds: Roun
     world.until(lambda: any(e.round_done.round == 3 for e in world.events(run)), 600)
     world.join(FOUR[3])
     rounds.monitor.finish(run, 3600.0)
-    rounds.assert_expected(world, run, overlaps=True)
+    rounds.assert_expected(world, run)
     begun = [e.round_begun for e in world.events(run) if e.HasField("round_begun")]
     late = [w.late for r in begun for w in r.work if w.replica == 2 and w.term > 1]
     assert late[0] == 0 < late[1]

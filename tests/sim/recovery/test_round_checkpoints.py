@@ -23,11 +23,12 @@ from shoal.proto.broker_pb2 import DONE, Checkpoint, RunEvent
 from shoal.sim import round_oracle
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.oracle import optimizer_of
+from shoal.sim.plain_rounds import batches_of, method_of
 from shoal.sim.round_log import committed_rounds
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import ask
-from shoal.tests.sim.played_rounds import METHODS, TIES, Rounds, sites, sync_of
+from shoal.tests.sim.played_rounds import TIES, Rounds, sites, sync_of
 
 SAVES = {"output": {"every": 3}}
 ADAM = {"optimizer": "adamw", "lr": 0.01, "momentum": 0.9}
@@ -59,21 +60,13 @@ def go_on(
 
 
 def expected(
-    rounds: Rounds,
-    first: list[RunEvent],
-    saved: Checkpoint,
-    then: list[RunEvent],
-    method: round_oracle.PlainMethod,
+    rounds: Rounds, first: list[RunEvent], saved: Checkpoint, then: list[RunEvent]
 ) -> dict[str, Tensor]:
     """Of the rounds that are in the checkpoint, and of those behind it."""
-    train, reader = rounds.train, rounds.lab.reader()
+    train, reader = rounds.job.train, rounds.lab.reader()
     size, count = train.microbatch_size, train.microbatches
     writer = next(e.replica for e in first if e.checkpoint == saved and e.HasField("checkpoint"))
     known: dict[str, Any] = {}
-
-    def batches(samples: Any) -> dict[str, Tensor]:
-        each = [reader.batch(s // size // count, s // size % count, size) for s in samples[::size]]
-        return {name: torch.cat([e[name] for e in each]) for name in each[0]}
 
     def optimizer(module: nn.Module, t: Train) -> torch.optim.Optimizer:
         made = optimizer_of(module, t)
@@ -91,17 +84,16 @@ def expected(
     new = committed_rounds(then, **sizes, committed=at)
     anew = tuple(replace(m, fresh=True) for m in new[0].members)
     module = copy.deepcopy(rounds.lab.module)
-    round_oracle.train(
+    return round_oracle.train(
         module,
         [*old, replace(new[0], members=anew), *new[1:]],
-        batches,
+        batches_of(reader, count, size),
         train,
-        method,
+        method_of(rounds.job),
         steps=train.steps or 0,
         optimizer=optimizer,
         committed=committed,
-    )
-    return method.shared
+    ).shared
 
 
 def assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor], method: str) -> None:
@@ -132,7 +124,7 @@ def test_a_run_goes_on_from_a_version_with_any_number_of_replicas(
     again, other = go_on(rounds, world, saved[0], sites(*[1e9] * then), **tables)
     events = again.events(other)
     assert [c.step for c in checkpoints(events)][-1] == 8
-    wanted = expected(rounds, world.events(run), saved[0], events, METHODS[method]())
+    wanted = expected(rounds, world.events(run), saved[0], events)
     assert_same(weights(again, other), wanted, method)
 
 
@@ -143,7 +135,7 @@ def test_who_brings_it_may_be_a_pipeline_and_who_goes_on_another(rounds: Rounds)
     saved = checkpoints(world.events(run))
     assert {len(c.files) for c in saved} == {1, 2}  # the last is of who exports
     again, other = go_on(rounds, world, saved[0], [*weak, strong], **SAVES)
-    wanted = expected(rounds, world.events(run), saved[0], again.events(other), METHODS["diloco"]())
+    wanted = expected(rounds, world.events(run), saved[0], again.events(other))
     assert_same(weights(again, other), wanted, "diloco")
 
 

@@ -45,7 +45,7 @@ def test_who_is_lost_comes_back_by_the_version_of_the_others(
     first = next(e.plan for e in quiet.events(run) if e.HasField("plan") and not e.replica)
     [who] = first.stages[0].holders  # the peer that is left over keeps snapshots of the last one
     world, run = rounds.play(FOUR, {rounds.moment(share): who}, **tables)
-    rounds.assert_expected(world, run, method)
+    rounds.assert_expected(world, run)
     joined = [e.round_done for e in world.events(run) if e.round_done.joined]
     assert len(joined) == 1, outcome(world, run)
 
@@ -128,7 +128,7 @@ def test_a_member_dies_at_any_moment_of_a_round(rounds: Rounds, part: int, metho
     for at in rounds.moments(8, part, 3):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **tables)
-        rounds.assert_expected(world, run, method, what=f"{name} at record {at}")
+        rounds.assert_expected(world, run, what=f"{name} at record {at}")
 
 
 @pytest.mark.slow

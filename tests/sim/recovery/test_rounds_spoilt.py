@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from shoal.broker.events import Publish
 from shoal.dag.plan.action import Action, Kind
 from shoal.peer.compute.device import TorchDevice
-from shoal.peer.core.events import Result
+from shoal.peer.core.events import Compute, Result
 from shoal.proto.broker_pb2 import DONE
+from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.spec import PeerSpec
+from shoal.sim.virtual.world import World
 from shoal.tests.sim.played_rounds import Rounds, outcome, sites
 
 pytestmark = pytest.mark.usefixtures("plans_once")
@@ -87,3 +90,52 @@ def test_who_makes_another_version_is_named_and_takes_that_of_the_others(rounds:
     assert any("replica 2 made another version" in e.note for e in world.events(run))
     done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
     assert any(2 in [m.replica for m in d.joined] for d in done), outcome(world, run)
+
+
+def test_who_was_late_in_a_round_that_succeeded_is_not_to_blame_for_the_next(
+    rounds: Rounds,
+) -> None:
+    """The sum of the last stage, which replica 2 makes, comes too late for one replica's patience;
+    in the next round that of the first stage, which replica 1 makes, does not come at all."""
+    holders, parted = dict[int, list[str]](), set[int]()
+
+    def part(world: World, seen: Observed) -> None:
+        match seen.record:
+            case Publish(event=event) if event.HasField("plan"):
+                holders[event.replica] = [s.holders[0] for s in event.plan.stages]
+            case Compute(step=1 | 2 as number, action=Action(Kind.EXCHANGE)):
+                if number in parted:
+                    return
+                parted.add(number)
+                for_s, stage, adds, takes = (40.0, 1, 2, 1) if number == 1 else (61.0, 0, 1, 2)
+                a, b = holders[adds][stage], holders[takes][stage]
+                world.part(a, b)
+                world.after(for_s, lambda: world.mend(a, b))
+
+    tables = TABLES | {"plan": {"replicas": 3, "stages": 2}}
+    world, run = rounds.play(sites(*[1e7] * 6), also=part, **tables)
+    rounds.assert_expected(world, run)
+    done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
+    assert (done[1].attempt, len(done[1].members)) == (1, 3), outcome(world, run)
+    assert done[1].waited_s > 30, "nobody waited long enough to say so"
+    notes = [e.note for e in world.events(run) if "made no version in time" in e.note]
+    assert notes == ["round 2, attempt 1: replica 1 made no version in time"]
+
+
+def test_who_adds_up_is_not_to_blame_for_a_contribution_that_does_not_come(rounds: Rounds) -> None:
+    """Two wait for its sum, and it waits for what the third one gives."""
+    holders, parted = dict[int, str](), list[str]()
+
+    def part(world: World, seen: Observed) -> None:
+        match seen.record:
+            case Publish(event=event) if event.HasField("plan"):
+                holders[event.replica] = event.plan.stages[0].holders[0]
+            case Compute(step=1, action=Action(Kind.EXCHANGE)) if not parted:
+                parted.extend((holders[2], holders[0]))
+                world.part(*parted)
+                world.after(61.0, lambda: world.mend(*parted))
+
+    world, run = rounds.play(THREE, also=part, **TABLES)
+    rounds.assert_expected(world, run)
+    notes = [e.note for e in world.events(run) if "made no version in time" in e.note]
+    assert notes == ["round 1, attempt 1: replica 2 made no version in time"]

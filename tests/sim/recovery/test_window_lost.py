@@ -42,7 +42,7 @@ def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> 
     for at in rounds.moments(3, part, 4):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **tables(method))
-        rounds.assert_expected(world, run, method, what=f"{name} at record {at}")
+        rounds.assert_expected(world, run, what=f"{name} at record {at}")
 
 
 @pytest.mark.slow
@@ -52,14 +52,14 @@ def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
     rounds.play(peers, **asked)
     for deaths in rounds.two_deaths(40, 4):
         world, run = rounds.play(peers, deaths, **asked)
-        rounds.assert_expected(world, run, method, what=deaths)
+        rounds.assert_expected(world, run, what=deaths)
 
 
 def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
     rounds.play(THREE, **tables("saps"))
     for number in range(1, rounds.written + 1, 4):
         world, run = rounds.play(THREE, also=rounds.broker_dies(number), **tables("saps"))
-        rounds.assert_expected(world, run, "saps", what=f"record {number}")
+        rounds.assert_expected(world, run, what=f"record {number}")
 
 
 def test_rounds_go_on_while_the_broker_is_away(rounds: Rounds) -> None:
@@ -77,7 +77,7 @@ def test_rounds_go_on_while_the_broker_is_away(rounds: Rounds) -> None:
 
     asked = tables("noloco", replicas=4, steps=12)
     world, run = rounds.play(FOUR, also=away, **asked)
-    rounds.assert_expected(world, run, "noloco")
+    rounds.assert_expected(world, run)
     assert begun == dict.fromkeys(range(5), 4), "they did not go through all that they were told"
     assert outcome(world, run).count("[0, 1, 2, 3] + 0") == 6
 
@@ -94,7 +94,7 @@ def test_a_run_is_paused_and_goes_on(rounds: Rounds, share: float) -> None:
     world.until(lambda: all(r.paused for r in record.replicas), 600)
     ask(world, run, "resume")
     rounds.monitor.finish(run, 3600.0)
-    rounds.assert_expected(world, run, "saps")
+    rounds.assert_expected(world, run)
 
 
 def test_a_round_is_as_long_as_its_work_and_its_exchange(rounds: Rounds) -> None:
@@ -104,7 +104,7 @@ def test_a_round_is_as_long_as_its_work_and_its_exchange(rounds: Rounds) -> None
         asked = tables("random-pairs", replicas=4, steps=12)
         asked["sync"]["options"] = {"window": window}
         world, run = rounds.play(FOUR, **asked)
-        rounds.assert_expected(world, run, "random-pairs", what=f"window {window}")
+        rounds.assert_expected(world, run, what=f"window {window}")
         done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
         took[window] = sum(d.seconds for d in done[1:5])
     assert took["auto"] < took[1]

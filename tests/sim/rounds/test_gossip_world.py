@@ -30,7 +30,7 @@ def done_of(world: World, run: str) -> list[RoundDone]:
 def test_the_weights_are_those_of_a_plain_loop(rounds: Rounds, method: str, count: int) -> None:
     peers = sites(*[1e9] * count)
     world, run = rounds.play(peers, sync=sync_of(method), plan={"replicas": count}, train=TRAIN)
-    rounds.assert_expected(world, run, method)
+    rounds.assert_expected(world, run)
     pairs = [pairs_of(d.members) for d in done_of(world, run)]
     assert [len(p) for p in pairs] == [2, 0, 2, 0, 0]
 
@@ -45,7 +45,7 @@ def test_a_pipeline_of_weak_peers_meets_strong_ones(rounds: Rounds) -> None:
         )
         replicas = world.broker.machine.runs[b.RunId(run)].record.replicas
         assert sorted(len(r.plan.stages) for r in replicas if r.plan) == [1, 1, 1, 2]
-        rounds.assert_expected(world, run, method)
+        rounds.assert_expected(world, run)
 
 
 def test_pairs_are_those_with_fast_links(rounds: Rounds) -> None:
@@ -72,4 +72,4 @@ def test_pairs_are_those_with_fast_links(rounds: Rounds) -> None:
     site = {r.number: int(r.peers[0][1]) % 2 for r in replicas}
     within = [all(site[x] == site[y] for x, y in pairs) for pairs in met]
     assert within == [True] * 4 + [False] + [True] * 2
-    rounds.assert_expected(world, run, "saps")
+    rounds.assert_expected(world, run)

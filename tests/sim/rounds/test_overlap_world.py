@@ -28,7 +28,7 @@ def test_the_version_is_that_of_a_plain_loop(rounds: Rounds, replicas: int, meth
     world, run = rounds.play(
         sites(*[1e9] * replicas), sync=sync(2, method), plan={"replicas": replicas}, train=train
     )
-    rounds.assert_expected(world, run, method, overlaps=True)
+    rounds.assert_expected(world, run)
     found = begun(world, run)
     assert [[(w.late, w.steps, w.ahead) for w in works] for works in found] == [
         [(0, 3, 2)] * replicas,
@@ -40,7 +40,7 @@ def test_the_version_is_that_of_a_plain_loop(rounds: Rounds, replicas: int, meth
 
 def test_what_is_ahead_follows_the_speed_of_a_replica(rounds: Rounds) -> None:
     world, run = rounds.play(sites(2e7, 6e7), sync=sync(4, every=6), train={"steps": 24})
-    rounds.assert_expected(world, run, overlaps=True)
+    rounds.assert_expected(world, run)
     ahead = {w.replica: w.ahead for w in begun(world, run)[1]}
     assert ahead[1] >= 2 * ahead[0] > 0
 
@@ -51,14 +51,14 @@ def test_pipelines_of_other_cuts_land_in_one_step(rounds: Rounds) -> None:
     world, run = rounds.play([*weak, strong], sync=sync(2))
     replicas = world.broker.machine.runs[b.RunId(run)].record.replicas
     assert [len(r.plan.stages) for r in replicas if r.plan] == [2, 1]
-    rounds.assert_expected(world, run, overlaps=True)
+    rounds.assert_expected(world, run)
 
 
 def test_evaluations_are_of_versions_while_steps_go_on(rounds: Rounds) -> None:
     found = []
     for overlap in (0, 2):
         world, run = rounds.play(sites(1e9, 1e9), sync=sync(overlap))
-        rounds.assert_expected(world, run, overlaps=True)
+        rounds.assert_expected(world, run)
         told = [e.evaluated for e in world.events(run) if e.HasField("evaluated")]
         assert [e.step for e in told] == [3, 6, 8]
         found.append(told[0].evaluation.loss)
@@ -82,7 +82,7 @@ def test_by_itself_it_is_as_long_as_the_last_exchange_was(rounds: Rounds) -> Non
     world, run = rounds.play(
         sites(1e7, 1e7), sync=sync("auto", every=6), train={"steps": 24, "eval_every": 0}
     )
-    rounds.assert_expected(world, run, overlaps=True)
+    rounds.assert_expected(world, run)
     ahead = [works[0].ahead for works in begun(world, run)]
     assert ahead[0] == ahead[-1] == 0
     assert all(0 < n <= 3 for n in ahead[1:-1])

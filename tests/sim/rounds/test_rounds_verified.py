@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from torch import nn
+from typer.testing import CliRunner
 
+from shoal import cli
 from shoal.job import Job
 from shoal.job.gossip import GOSSIP
 from shoal.job.rounds import LOCAL
 from shoal.proto.broker_pb2 import RunEvent
+from shoal.sim import plain_rounds
 from shoal.sim.following import Following
+from shoal.sim.options import BUILTIN
+from shoal.sim.plain_rounds import METHODS
 from shoal.sim.report import Summary
-from shoal.sim.verify import METHODS, verify
+from shoal.sim.round_log import committed_rounds
+from shoal.sim.round_oracle import Round
+from shoal.sim.verify import verify
 from shoal.tests.sim.played_rounds import Rounds, sites
 
 
 def verified(
-    rounds: Rounds, events: list[RunEvent], job: Job | None = None
+    rounds: Rounds, events: list[RunEvent], job: Job | None = None, *, draws: bool = False
 ) -> tuple[Summary, list[str]]:
     """The summary, and what was said."""
     job = job or rounds.lab.job
@@ -36,7 +47,7 @@ def verified(
     def module(job: Job) -> Iterator[nn.Module]:
         yield copy.deepcopy(rounds.lab.module)
 
-    facts = SimpleNamespace(manifest=prepared.manifest, shards=prepared.shards, random=False)
+    facts = SimpleNamespace(manifest=prepared.manifest, shards=prepared.shards, random=draws)
     said: list[str] = []
     front: Any = SimpleNamespace(module=module)
     verify(job, followed, facts, front, lambda job: [], said.append)  # type: ignore[arg-type]
@@ -69,14 +80,77 @@ def test_replicas_that_planning_decided_on_are_verified(rounds: Rounds) -> None:
     assert summary.verified_against == "plain loop of rounds"
 
 
-def test_where_a_replica_was_left_out_it_says_so(rounds: Rounds) -> None:
+def test_where_the_graph_draws_masks_it_says_so(rounds: Rounds) -> None:
     world, run = rounds.play(sites(1e9, 1e9))
-    events = list(world.events(run))
-    done = next(e.round_done for e in events if e.HasField("round_done"))
-    del done.members[1:]
-    summary, said = verified(rounds, events)
+    summary, said = verified(rounds, list(world.events(run)), draws=True)
     assert summary.max_loss_difference is None
-    assert said == ["not verified: in round 0 a replica was lost, left out, or came late"]
+    assert said == ["not verified: the graph draws masks, and a plain loop draws others"]
+
+
+SCENARIO = f"""
+version = 1
+job = "{BUILTIN}"
+mode = "virtual"
+[[peers]]
+name = "p{{1..4}}"
+place = "home"
+device = {{ flops = 2e6, memory_bandwidth = "2GB/s", overhead = "20us" }}
+[[faults]]
+do = "kill"
+who = ["p1"]
+at_step = 12
+[job_overrides.model]
+args = {{ layers = 2, width = 8, heads = 1, length = 8, dropout = 0.0 }}
+[job_overrides.data]
+length = 8
+[job_overrides.train]
+steps = 60
+batch = 12
+microbatch = 2
+lr = 0.05
+optimizer = "sgd"
+eval_every = 0
+[job_overrides.sync]
+kind = "local"
+every = 10
+[job_overrides.recovery]
+warm_spares = 0
+[job_overrides.plan]
+replicas = 3
+stages = 1
+pipelines = 1
+"""
+
+
+def test_a_simulation_in_which_a_replica_is_lost_left_out_and_late_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody keeps copies of its stages, so another peer takes the version from the others."""
+    (tmp_path / "site.toml").write_text(SCENARIO)
+    monkeypatch.chdir(tmp_path)
+
+    def simulated() -> dict[str, Any]:
+        words = "sim", "site.toml", "--verify", "--quiet", "--json", "out.json"
+        result = CliRunner().invoke(cli.app, words)
+        found: dict[str, Any] = json.loads(Path("out.json").read_text())
+        assert result.exit_code == found["exit"], result.output
+        return found
+
+    found = simulated()
+    assert [r["round"] for r in found["rounds"] if r["left_out"]], "nobody was left out"
+    assert [r["round"] for r in found["rounds"] if r["joined"]], "nobody came late"
+    assert (found["error"], found["verified_against"]) == ("", "plain loop of rounds")
+    assert found["max_loss_difference"] < 1e-4
+
+    def weighed(*args: Any, **sizes: Any) -> list[Round]:
+        rounds = committed_rounds(*args, **sizes)
+        at = next(i for i, r in enumerate(found["rounds"]) if r["left_out"])
+        first, *others = rounds[at].members
+        wrong = replace(first, weight=2 * first.weight), *others
+        return [*rounds[:at], replace(rounds[at], members=wrong), *rounds[at + 1 :]]
+
+    monkeypatch.setattr(plain_rounds, "committed_rounds", weighed)
+    assert "--verify: in round" in simulated()["error"]
 
 
 def test_there_is_a_plain_loop_for_every_method() -> None:

@@ -14,7 +14,7 @@ from shoal.tests.sim.played_rounds import LOCAL, Rounds, sites, sync_of
 def test_the_version_is_that_of_a_plain_loop(rounds: Rounds, method: str) -> None:
     sync = sync_of(method)
     world, run = rounds.play(sites(1e9, 1e9, 1e9), sync=sync, plan={"replicas": 3})
-    rounds.assert_expected(world, run, method)
+    rounds.assert_expected(world, run)
 
 
 @pytest.mark.parametrize("method", ["sparse-loco", "sparse-loco both ways"])
@@ -24,7 +24,7 @@ def test_over_two_stages_the_same_numbers_are_the_largest(rounds: Rounds, method
     world, run = rounds.play(peers, sync=sync_of(method), plan=plan)
     replicas = world.broker.machine.runs[b.RunId(run)].record.replicas
     assert [len(r.plan.stages) for r in replicas if r.plan] == [2, 2]
-    rounds.assert_expected(world, run, method)
+    rounds.assert_expected(world, run)
 
 
 def test_who_is_faster_makes_more_steps_of_a_round(rounds: Rounds) -> None:

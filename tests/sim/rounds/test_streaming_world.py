@@ -11,7 +11,6 @@ from shoal.broker import events as b
 from shoal.dag.plan.action import Kind
 from shoal.peer.core.events import Compute
 from shoal.proto.broker_pb2 import DONE, RoundDone
-from shoal.sim.round_methods import Streaming
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played_rounds import Rounds, sites
@@ -41,7 +40,7 @@ def test_the_version_is_that_of_a_plain_loop(
     world, run = rounds.play(
         sites(*[1e9] * replicas), plan={"replicas": replicas}, **tables(overlap=overlap, mix=mix)
     )
-    rounds.assert_expected(world, run, Streaming(mix=mix))
+    rounds.assert_expected(world, run)
     works = [e.round_begun.work[0] for e in world.events(run) if e.HasField("round_begun")]
     assert [(w.steps, w.fragment, w.final) for w in works] == [
         (3, 1, False),
@@ -88,7 +87,7 @@ def test_a_pipeline_exchanges_fragments_with_a_single_peer(rounds: Rounds) -> No
     world, run = rounds.play([*weak, strong], **tables(overlap=2))
     replicas = world.broker.machine.runs[b.RunId(run)].record.replicas
     assert [len(r.plan.stages) for r in replicas if r.plan] == [2, 1]
-    rounds.assert_expected(world, run, Streaming())
+    rounds.assert_expected(world, run)
 
 
 ALONE: dict[str, Any] = {
@@ -112,5 +111,5 @@ def test_who_is_lost_takes_all_fragments_from_the_others(rounds: Rounds, kind: K
     world, run = rounds.play(sites(*[1e7] * 4), also=die, **tables(overlap=2) | ALONE)
     assert dead
     assert world.broker.ended[run].phase == DONE, world.broker.ended[run].reason.text
-    rounds.assert_expected(world, run, Streaming())
+    rounds.assert_expected(world, run)
     assert any(d.joined for d in done(world, run))
