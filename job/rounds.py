@@ -193,6 +193,25 @@ class RoundSettings(Settings):
         return 4 * KEPT[self.method]
 
     @property
+    def stepping_bytes(self) -> int:
+        """At most, beside the optimizer's state, of each of these numbers while steps are made:
+        with overlap a fragment is exchanged meanwhile."""
+        overlaps = getattr(options_of(self.method, self.options), "overlap", 0)
+        return self.kept_bytes + (self._exchanged // self.fragments if overlaps else 0)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Beside that, while a round is exchanged and no step is made."""
+        return self.kept_bytes + self._exchanged - self.stepping_bytes
+
+    @property
+    def _exchanged(self) -> int:
+        """What was taken down and is written, what came back, the version that is made of it, and
+        the sum of a replica's share of the vector."""
+        written = 0 if self.contribution_codec == "none" else 1
+        return 4 + written + 4 + 4 * KEPT[self.method] + 8 // max(2, self.replicas)
+
+    @property
     def contribution_codec(self) -> str:
         """The text of that which writes contributions: the method's own, or the job's."""
         own: str = getattr(options_of(self.method, self.options), "codec", self.codec)

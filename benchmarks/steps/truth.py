@@ -1,5 +1,5 @@
 """Whether plans tell the truth: predicted against measured seconds of a step of real processes, and
-predicted against allocated bytes of stages.
+predicted against allocated bytes of stages, alone and where replicas meet in rounds.
 
     python benchmarks/steps/truth.py [--json FILE] [--only steps|memory] [--cases …] [--steps N]
 
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.benchmarks.steps import truth_memory
+from shoal.benchmarks.steps import truth_memory, truth_rounds
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.client import Client, connect
 from shoal.client.submission import Prepared, prepare
@@ -201,6 +201,10 @@ def figures(only: str = "", wanted: Sequence[str] = (), steps: int = STEPS) -> I
         yield Figure("memory_error_worst", worst, "ratio", "lower")
         yield Figure("memory_error_median", median, "ratio", "lower")
         yield Figure("memory_cases", count, "cases", "higher")
+        worst, median, count = truth_memory.summary(truth_rounds.outcomes(say=print))
+        yield Figure("round_memory_error_worst", worst, "ratio", "lower")
+        yield Figure("round_memory_error_median", median, "ratio", "lower")
+        yield Figure("round_memory_cases", count, "cases", "higher")
 
 
 def main() -> int:

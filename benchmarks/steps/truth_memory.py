@@ -40,7 +40,18 @@ from shoal.peer.compute.order import BuildOrder
 from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
 
-__all__ = ["LEAST_BYTES", "Outcome", "cases", "outcomes", "summary"]
+__all__ = [
+    "LEAST_BYTES",
+    "ModelRun",
+    "Outcome",
+    "World",
+    "cases",
+    "models",
+    "outcomes",
+    "peaks_of",
+    "received",
+    "summary",
+]
 
 LEAST_BYTES = 20e6
 """Peers that take less do not count: constants of torch would be measured."""
@@ -126,7 +137,7 @@ def outcomes(
         if wanted and model.name not in wanted:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            run = _Run(model, Path(folder))
+            run = ModelRun(model, Path(folder))
             for name, candidate in cases(run.operators, model.batch // model.microbatch):
                 for outcome in run.measure(f"{model.name} {name}", candidate):
                     found.append(outcome)
@@ -144,7 +155,7 @@ def summary(found: Sequence[Outcome]) -> tuple[float, float, int]:
     return max(errors), statistics.median(errors), len(errors)
 
 
-class _Run:
+class ModelRun:
     """A model with data."""
 
     def __init__(self, model: Model, folder: Path) -> None:
@@ -193,7 +204,7 @@ class _Run:
         predicted = self.judge.device_bytes(candidate)
         plan = to_plan(candidate, [o.peer for o in self.offers], self.model.microbatch)
         slices = PlanSlices(outlined(self.request.graph, plan))
-        world = _World(
+        world = World(
             slices,
             BuildOrder(
                 run="r",
@@ -216,7 +227,7 @@ class _Run:
             yield Outcome(f"{name}: {peer} {peaks[peer][1]}", predicted[i], peaks[peer][0])
 
 
-class _World:
+class World:
     """Devices of a plan on one CPU; each peer in turn runs its next action, if it can."""
 
     def __init__(self, slices: PlanSlices, order: BuildOrder) -> None:
@@ -230,7 +241,7 @@ class _World:
         self.devices[peer] = TorchDevice("cuda")
         self.flows[peer] = self.devices[peer].build(self._order(peer)).flow
         for step in range(steps):
-            self._step(step)
+            self.step(step)
         found = self.devices[peer].peak_bytes
         self.devices[peer].discard()
         return found
@@ -238,19 +249,22 @@ class _World:
     def run(self, steps: int) -> dict[PeerId, tuple[int, str]]:
         """Most bytes that each peer had allocated at once, and in which action."""
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-            for peer in self.plan.peers:
-                with record_function(f"peer {peer}"):
-                    self.devices[peer] = TorchDevice()
-                    built = self.devices[peer].build(self._order(peer))
-                    self.flows[peer] = built.flow
+            self.build()
             for step in range(steps):
-                self._step(step)
-        return _peaks(seen)
+                self.step(step)
+        return peaks_of(seen)
+
+    def build(self) -> None:
+        for peer in self.plan.peers:
+            with record_function(f"peer {peer}"):
+                self.devices[peer] = TorchDevice()
+                built = self.devices[peer].build(self._order(peer))
+                self.flows[peer] = built.flow
 
     def _order(self, peer: PeerId) -> BuildOrder:
         return replace(self.order, peer=peer, slice=self.slices.of(peer))
 
-    def _step(self, step: int) -> None:
+    def step(self, step: int) -> None:
         lists = {p: flow.actions(p) for p, flow in self.flows.items()}
         at, there = dict.fromkeys(lists, 0), set()
         while any(at[p] < len(lists[p]) for p in lists):
@@ -271,7 +285,7 @@ class _World:
                         with record_function(f"peer {peer}"):
                             payload = device.payload(_key(step, t))
                         with record_function(f"peer {t.destination}"):
-                            self.devices[t.destination].accept(_arrived(_key(step, t), payload))
+                            self.devices[t.destination].accept(received(_key(step, t), payload))
                         del payload
                 at[peer] += 1
 
@@ -280,7 +294,7 @@ def _key(step: int, t: Any) -> FrameKey:
     return FrameKey("r", 1, step, t.role, t.microbatch, t.hop, t.port, t.source, t.destination)
 
 
-def _arrived(key: FrameKey, payload: Payload) -> Arrived:
+def received(key: FrameKey, payload: Payload) -> Arrived:
     """In memory of torch, so that it is counted."""
     data = b"".join(payload.buffers)
     copied = torch.empty(max(1, len(data)), dtype=torch.uint8)
@@ -291,7 +305,7 @@ def _arrived(key: FrameKey, payload: Payload) -> Arrived:
     )
 
 
-def _peaks(seen: profile) -> dict[PeerId, tuple[int, str]]:
+def peaks_of(seen: profile) -> dict[PeerId, tuple[int, str]]:
     """By peer, from all allocations in the order of time. Memory belongs to whom it was allocated
     for; memory from before is not counted."""
     changes: list[tuple[int, int, int]] = []

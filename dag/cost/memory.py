@@ -3,7 +3,8 @@ operators is swept, not bounded.
 
     peer       = Σ over its stages of standing
                + max(max over its actions of (Σ live · kept + transient of the action's stage),
-                     max over its stages of update, Σ over its stages of exchange)
+                     max over its stages of update, Σ over its stages of exchange,
+                     Σ over its stages of meets)
     standing   = parameters + buffers + trainable (gradients) + state · trained numbers
     kept       = of one microbatch between its forward and its backward, each storage once: what
                  autograd saves, the values received, those sent that a gradient comes back for,
@@ -17,6 +18,9 @@ operators is swept, not bounded.
                  a stage that recomputes runs its forward before that, with its saved set in here
     update     = the optimizer's temporaries, when nothing is kept: two of the largest parameter
                  (torch goes through them one by one on a CPU)
+    meets      = of a run with rounds between replicas, while one is exchanged and no step is made:
+                 so many bytes of each trained number, and the temporaries of the largest, which
+                 are the update's; there are no gradients then
     exchange   = gradients in one vector and those of others, when nothing is kept: 2 · trainable
                  of a stage with several holders; by any collective as much, as the vector is
                  gathered into what goes to the row, and all who answer there have equal shares
@@ -60,6 +64,7 @@ class StageMemory:
     kept: int
     transient: int
     update: int
+    meets: int
 
     def standing(self, state_bytes: int, copies: int = 0) -> int:
         """`state_bytes`: of the optimizer, per trained number; `copies`: of the trained parameters
@@ -77,7 +82,7 @@ class StageMemory:
 
     def peak(self, state_bytes: int, live: int, shared: bool = False, copies: int = 0) -> int:
         """With at most `live` microbatches between forward and backward, alone on its peer."""
-        after = max(self.update, shared * self.exchange)
+        after = max(self.update, self.meets, shared * self.exchange)
         return self.standing(state_bytes, copies) + max(live * self.kept + self.transient, after)
 
 
@@ -119,7 +124,9 @@ class MemoryModel:
     """The memory that the intervals of one bound graph take; answers for any interval of its
     operators in time of its length."""
 
-    def __init__(self, graph: Graph, costs: Sequence[OperatorCost]) -> None:
+    def __init__(self, graph: Graph, costs: Sequence[OperatorCost], meets: int = 0) -> None:
+        """`meets`: bytes of each trained number while a round is exchanged; 0: there are none."""
+        self.meets = meets
         n = len(graph.operators)
         self._reads = [c.reads for c in costs]
         self._trainable = {
@@ -198,6 +205,7 @@ class MemoryModel:
             found[k] = self.stage(slot.start, slot.stop, slot.recompute)
         after = max(
             *(found[k].update for k in held),
+            sum(found[k].meets for k in held),
             sum(found[k].exchange for k in held if len(plan.stages[k].holders) > 1),
         )
         computed = (
@@ -233,6 +241,7 @@ class MemoryModel:
             kept=kept,
             transient=transient,
             update=update,
+            meets=max(0, self.meets * numbers - sum(trained) + update) if self.meets else 0,
         )
 
 

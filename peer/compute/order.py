@@ -34,7 +34,6 @@ from ..blobs.weights import Read, Weights, WeightsFile, Whole
 from ..core.assignment import STOP_AT
 from ..core.snapshots import SnapshotError, SnapshotId
 from ..data.manifest import Manifest
-from ..rounds.strategies import standing_bytes
 
 __all__ = [
     "BuildOrder",
@@ -65,9 +64,10 @@ def check_memory(order: BuildOrder, graph: Graph, flow: Flow, of_rounds: int = 0
     plan, held = order.plan, order.plan.stages_of(order.peer)
     moments = live_moments(flow.actions(order.peer), held, [s.has_backward for s in flow.stages])
     state_bytes = order.training.train.state_bytes
-    most = MemoryModel(graph, cost(graph)).peer_bytes(plan, held, moments, state_bytes)
-    if order.training.rounds:
-        most += standing_bytes(order.training.rounds, of_rounds)
+    rounds = order.training.rounds if of_rounds else None
+    model = MemoryModel(graph, cost(graph), rounds.exchange_bytes if rounds else 0)
+    most = model.peer_bytes(plan, held, moments, state_bytes)
+    most += rounds.stepping_bytes * of_rounds if rounds else 0
     if most > STOP_AT * order.memory_bytes:
         raise OfferError(
             f"the stages of {order.peer} take about {size_text(most)} on the device, this peer "

@@ -147,7 +147,10 @@ class PlannerOptions:
     optimizer_slots: int = 2
     """Numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
     state_bytes: int = 8
-    """Bytes of them: AdamW in fp32 8, in bf16 4."""
+    """Bytes of them, and of what else is kept: AdamW in fp32 8, in bf16 4."""
+    exchange_bytes: int = 0
+    """Bytes of each trained number while a round between replicas is exchanged and no step is
+    made; 0: there are none."""
     norm: bool = True
     """Whether a step has to know the global norm of its gradients, or to end for all at once: they
     are clipped by it, or a lost stage may be made from what others have after the same step."""

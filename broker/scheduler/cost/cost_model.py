@@ -57,7 +57,7 @@ class CostModel:
         self.chain = OperatorChain(request.graph, self.costs)
         self._structures: dict[Candidate, Structure] = {}
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
-        self.memory = MemoryModel(request.graph, self.costs)
+        self.memory = MemoryModel(request.graph, self.costs, request.options.exchange_bytes)
         self._cutter = Cutter(request.graph)
         # Before there is a plan, which says it itself (dag/cost/memory.py).
         self._state = request.options.state_bytes, parse_strategy(self.strategy).traits.copies

@@ -92,8 +92,11 @@ class IntervalMemory:
         self.positions = positions
         table = MemoryTable(memory, positions)
         standing = table.weights + (1 + copies) * table.trainable + state_bytes * table.numbers
+        after = table.update
+        if memory.meets:
+            after = np.maximum(after, memory.meets * table.numbers - table.trainable + after)
         self._beside = [
-            standing + np.maximum(table.update, shared * 2 * table.trainable) for shared in (0, 1)
+            standing + np.maximum(after, shared * 2 * table.trainable) for shared in (0, 1)
         ]
         inside = np.tri(len(positions), k=-1, dtype=bool)
         self._kept = [_Blocks.of(np.where(inside, kept, 0)) for kept in table.kept]

@@ -41,6 +41,18 @@ def test_more_live_microbatches_and_slots_never_need_less(
     assert stage.trainable <= stage.weights
 
 
+@given(intervals, st.integers(1, 6), st.integers(4, 40))
+def test_an_exchange_of_a_round_has_the_gradients_place(
+    interval: tuple[int, int], live: int, meets: int
+) -> None:
+    """All that it takes is beside what stands, and no microbatch is kept then."""
+    plain = MODEL.stage(*interval)
+    stage = MemoryModel(GRAPH, COSTS, meets).stage(*interval)
+    takes = meets * stage.numbers - stage.trainable + stage.update
+    assert stage.standing(8) == plain.standing(8)
+    assert stage.peak(8, live) == max(plain.peak(8, live), stage.standing(8) + takes)
+
+
 @given(intervals, st.integers(1, 6))
 def test_recomputation_keeps_no_more(interval: tuple[int, int], live: int) -> None:
     plain, again = (MODEL.stage(*interval, r) for r in (False, True))

@@ -162,3 +162,13 @@ def test_the_learning_rate_is_that_of_the_place_in_the_run(make_case, replica):
 def test_plans_count_what_a_method_keeps(method: str) -> None:
     settings = RoundSettings(method=method)
     assert standing_bytes(settings, 1000) == 1000 * settings.kept_bytes
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_plans_count_an_exchange_beside_steps_or_alone(overlap: int) -> None:
+    """DiLoCo of four: given, written, back, version and momentum, and the sum of a quarter."""
+    options = {"overlap": overlap}
+    settings = RoundSettings(method="diloco", options=options, codec="int8:block=128", replicas=4)
+    both = settings.stepping_bytes, settings.exchange_bytes
+    exchanged = 4 + 1 + 4 + 8 + 2
+    assert both == ((8 + exchanged, 0) if overlap else (8, exchanged))

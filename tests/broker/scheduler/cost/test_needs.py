@@ -17,9 +17,13 @@ from shoal.tests.broker.scheduler.cases import random_case
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("recompute", [False, True])
-def test_an_interval_fits_where_the_judge_says_so(seed: int, recompute: bool) -> None:
-    judge = CostModel(random_case(seed, operators=12))
+@pytest.mark.parametrize(("recompute", "exchange"), [(False, 0), (True, 0), (False, 19)])
+def test_an_interval_fits_where_the_judge_says_so(
+    seed: int, recompute: bool, exchange: int
+) -> None:
+    request = random_case(seed, operators=12)
+    options = dataclasses.replace(request.options, exchange_bytes=exchange)
+    judge = CostModel(dataclasses.replace(request, options=options))
     needs = judge.needs(512)
     at = needs.positions.tolist()
     for shared in (False, True):
