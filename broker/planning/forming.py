@@ -103,7 +103,8 @@ def formed(
             ask.replica, ask.version, broker_pb2.Formation(kind="allreduce", reasons=reasons)
         )
     plans = tuple(_ready(ask, graph, r.made) for r in found.replicas)
-    told = _told(_Beside(asked.sync.kind == "auto", one), found, plans, rounds.kept_bytes)
+    memory = rounds.stepping_bytes + rounds.exchange_bytes
+    told = _told(_Beside(asked.sync.kind == "auto", one), found, plans, memory)
     if told.kind == "allreduce":
         plans = ()
     return ReplicasFormed(ask.replica, ask.version, told, plans)

@@ -45,9 +45,8 @@ def _round(formation: Formation, names: Mapping[str, str]) -> Iterator[str]:
         most = max(formation.peers, key=lambda p: (p.kept_bytes, p.peer))
         yield (
             f"memory of rounds: {size_text(most.kept_bytes)} at most, at "
-            f"{names.get(most.peer, most.peer)}, for the version and the method's state (in the "
-            "plans' memory), and its part of a contribution of "
-            f"{size_text(formation.contribution_bytes)} while it is exchanged"
+            f"{names.get(most.peer, most.peer)}: the version, the method's state, and what an "
+            "exchange takes (in the plans' memory)"
         )
     if len(formation.replicas) < 2:
         return

@@ -66,7 +66,9 @@ def test_a_count_that_no_memory_allows_is_one_clear_error() -> None:
 def test_what_rounds_keep_is_stated_and_of_all_parts_together_the_whole() -> None:
     found = formed(ask(**AUTO), make_graph(), one(1e6))
     kept = sum(p.kept_bytes for p in found.formation.peers)
-    assert kept == 2 * 8 * 9  # two replicas, the version and an outer momentum in fp32
+    # Two replicas: the version and an outer momentum in fp32; what is given, what comes back, the
+    # next version with its momentum, and the sum of a half.
+    assert kept == 2 * (8 + 4 + 4 + 8 + 4) * 9
 
 
 BOTH_WAYS = {"density": 0.25, "bits": 32, "result_density": 0.5}
