@@ -11,8 +11,8 @@ plain            torch with an all-reduce of dense fp32 gradients each step (glo
 hivemind         gradients averaged in fp16 each step by hivemind, whose groups form ahead
 hivemind-local   local steps, parameters averaged likewise each 10
 
-Each evaluates the same held-out samples behind each 10 steps, on one of its hosts; time begins with
-the first step. Who has not come to the loss when its time is over counts with that time, which
+Each evaluates the same held-out samples behind each 10 steps, those that exchange gradients behind
+each 5, on one of its hosts; time begins with the first step. Who has not come to the loss when its time is over counts with that time, which
 flatters it.
 
 sync_time_over_rival        shoal's time over the better one's of plain and hivemind
