@@ -21,7 +21,7 @@ from shoal.dag.ir.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
 from shoal.job import MOST_MANIFEST_BYTES
 from shoal.net.transports import grpc_transport
 from shoal.peer.blobs import sharing
-from shoal.peer.core import probe
+from shoal.peer.core.rates import probe
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 OPTIONS, BLOBS, RELAY, FRONT, PLANNER = (

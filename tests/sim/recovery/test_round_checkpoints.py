@@ -129,7 +129,7 @@ def test_a_run_goes_on_from_a_version_with_any_number_of_replicas(
 
 
 def test_who_brings_it_may_be_a_pipeline_and_who_goes_on_another(rounds: Rounds) -> None:
-    weak = [PeerSpec(name=f"w{i}", place="home", memory_bytes=110_000) for i in range(2)]
+    weak = [PeerSpec(name=f"w{i}", place="home", memory_bytes=140_000) for i in range(2)]
     strong = PeerSpec(name="q", place="rack", memory_bytes=1 << 30)
     world, run = rounds.play([strong, *weak], **SAVES)
     saved = checkpoints(world.events(run))

@@ -46,7 +46,7 @@ def test_what_is_ahead_follows_the_speed_of_a_replica(rounds: Rounds) -> None:
 
 
 def test_pipelines_of_other_cuts_land_in_one_step(rounds: Rounds) -> None:
-    weak = [PeerSpec(name=f"p{i}", place="home", memory_bytes=110_000) for i in range(2)]
+    weak = [PeerSpec(name=f"p{i}", place="home", memory_bytes=200_000) for i in range(2)]
     strong = PeerSpec(name="q", place="rack", memory_bytes=1 << 30)
     world, run = rounds.play([*weak, strong], sync=sync(2))
     replicas = world.broker.machine.runs[b.RunId(run)].record.replicas

@@ -38,7 +38,7 @@ def test_who_is_faster_makes_more_steps_of_a_round(rounds: Rounds) -> None:
 
 def test_a_pipeline_of_weak_peers_stands_beside_a_strong_one(rounds: Rounds) -> None:
     """One replica is cut into two stages, the other is whole: their versions have one hash."""
-    weak = [PeerSpec(name=f"p{i}", place="home", memory_bytes=110_000) for i in range(2)]
+    weak = [PeerSpec(name=f"p{i}", place="home", memory_bytes=140_000) for i in range(2)]
     strong = PeerSpec(name="q", place="rack", memory_bytes=1 << 30)
     world, run = rounds.play([*weak, strong])
     replicas = world.broker.machine.runs[b.RunId(run)].record.replicas

@@ -82,7 +82,7 @@ def test_evaluations_are_of_versions_and_local_weights_come_back(rounds: Rounds)
 
 
 def test_a_pipeline_exchanges_fragments_with_a_single_peer(rounds: Rounds) -> None:
-    weak = [PeerSpec(name=f"p{i}", place="home", memory_bytes=110_000) for i in range(2)]
+    weak = [PeerSpec(name=f"p{i}", place="home", memory_bytes=140_000) for i in range(2)]
     strong = PeerSpec(name="q", place="rack", memory_bytes=1 << 30)
     world, run = rounds.play([*weak, strong], **tables(overlap=2))
     replicas = world.broker.machine.runs[b.RunId(run)].record.replicas
