@@ -25,9 +25,9 @@ from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import read_export
 
-HALF = 680
+HALF = 560
 """Kilobytes of a peer: too few for the whole model, enough for half of it."""
-THREE = ((HALF, HALF), (540, 480), (HALF, HALF))
+THREE = ((HALF, HALF), (420, 300), (HALF, HALF))
 """Of each peer, by place: two of them are a replica, and one is cut elsewhere than the others."""
 
 
