@@ -12,8 +12,8 @@ hivemind         gradients averaged in fp16 each step by hivemind, whose groups 
 hivemind-local   local steps, parameters averaged likewise each 10
 
 Each evaluates the same held-out samples behind each 10 steps, those that exchange gradients behind
-each 5, on one of its hosts; time begins with the first step. Who has not come to the loss when its time is over counts with that time, which
-flatters it.
+each 5, on one of its hosts; time begins with the first step. Who has not come to the loss when its
+time is over counts with that time, which flatters it.
 
 sync_time_over_rival        shoal's time over the better one's of plain and hivemind
 sync_time_over_local_rival  shoal's time over that of hivemind-local
