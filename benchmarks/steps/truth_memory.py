@@ -69,6 +69,12 @@ class Outcome:
     def error(self) -> float:
         return abs(self.predicted / self.measured - 1)
 
+    def __str__(self) -> str:
+        return (
+            f"{self.name:44s} predicted {self.predicted / 1e6:8.2f} MB, "
+            f"allocated {self.measured / 1e6:8.2f} MB, {self.predicted / self.measured - 1:+.1%}"
+        )
+
 
 @dataclass(frozen=True)
 class Model:
@@ -141,11 +147,7 @@ def outcomes(
             for name, candidate in cases(run.operators, model.batch // model.microbatch):
                 for outcome in run.measure(f"{model.name} {name}", candidate):
                     found.append(outcome)
-                    say(
-                        f"{outcome.name:44s} predicted {outcome.predicted / 1e6:8.2f} MB, "
-                        f"allocated {outcome.measured / 1e6:8.2f} MB, "
-                        f"{outcome.predicted / outcome.measured - 1:+.1%}"
-                    )
+                    say(str(outcome))
     return found
 
 

@@ -75,11 +75,7 @@ def outcomes(say: Callable[[str], None] = lambda line: None) -> list[Outcome]:
                 for count in REPLICAS:
                     for outcome in _measured(run, label, fields, count):
                         found.append(outcome)
-                        say(
-                            f"{outcome.name:44s} predicted {outcome.predicted / 1e6:8.2f} MB, "
-                            f"allocated {outcome.measured / 1e6:8.2f} MB, "
-                            f"{outcome.predicted / outcome.measured - 1:+.1%}"
-                        )
+                        say(str(outcome))
     return found
 
 

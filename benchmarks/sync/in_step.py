@@ -52,7 +52,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Shapes:
-    """Of a module's parameters, in an order in which equal ones are neighbours."""
+    """A module's parameters, in an order in which equal ones are neighbours."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
