@@ -2,7 +2,7 @@
 meet, over dense all-reduce of every step's gradient with as many samples.
 
     python benchmarks/sync/learning.py [--rows NAME,…] [--seeds 5] [--replicas 4,8] [--json FILE]
-    python benchmarks/sync/learning.py --grid --rows NAME,…   # seed 0 at all rates and betas
+    python benchmarks/sync/learning.py --tune --rows NAME,…   # seed 0: up the grid to the best
     python benchmarks/sync/learning.py --cached               # what has been trained, no training
     python benchmarks/sync/learning.py --cached --picture docs/strategies-learning.png
 
@@ -10,7 +10,8 @@ The model is that of benchmarks/learning/learning.py: 12 blocks of width 32 over
 bytes of the standard library's sources; a step has 8 windows over all replicas. A seed decides the
 model's start and the order of the data, and is the same for all rows. Every replica keeps its own
 AdamW. Rows, codes and the formulas of bytes stand in rows.py; learning rate and β₂ of every row,
-and of dense, are from GRID. Ratios to dense are of means over the seeds that both
+and of dense, are from GRID: those from which no neighbour of it is better (`--tune`, seed 0, the
+first of --replicas). Ratios to dense are of means over the seeds that both
 have, for the worse of 4 and 8 replicas.
 
 Behind the figures stands a table of them, with modelled times to a loss (modelled.py). A table that
@@ -31,7 +32,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -237,6 +237,33 @@ def run_all(wanted: Sequence[Wanted], setting: Setting, cache: Path, *, only: bo
     return [there[key] for key in keys if key in there]
 
 
+def tuned(row: Row, replicas: int, setting: Setting, cache: Path) -> tuple[Row, float]:
+    """From a row's own rate and beta to the best neighbour in GRID, until none is better."""
+    count = 1 if row.method == "dense" else replicas
+
+    def losses(rows: Sequence[Row]) -> list[float]:
+        wanted = [Wanted(x, count, 0) for x in rows]
+        return [run["loss"] for run in run_all(wanted, setting, cache, only=False)]
+
+    [best] = losses([row])
+    while True:
+        near = neighbours(row)
+        loss, at = min(zip(losses(near), range(len(near)), strict=True))
+        if loss >= best:
+            return row, best
+        row, best = near[at], loss
+
+
+def neighbours(row: Row) -> list[Row]:
+    """Those that differ in one place of GRID."""
+    lrs, beta2s = GRID["lr"], GRID["beta2"]
+    at = lrs.index(row.lr)
+    return [
+        *(replace(row, lr=lrs[i]) for i in (at - 1, at + 1) if 0 <= i < len(lrs)),
+        *(replace(row, beta2=beta2) for beta2 in beta2s if beta2 != row.beta2),
+    ]
+
+
 def over_dense(runs: Sequence[Run], row: Row, replicas: int) -> float:
     """Of the means, with the seeds that both have; NaN without any."""
     dense = {r["seed"]: r["loss"] for r in runs if r["row"] == "dense"}
@@ -310,7 +337,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "sync-learning")
     parser.add_argument("--cached", action="store_true", help="only what the cache has")
     parser.add_argument("--picture", type=Path, help="draw the curves into this file")
-    parser.add_argument("--grid", action="store_true", help="seed 0 at every rate and beta")
+    parser.add_argument("--tune", action="store_true", help="seed 0: up the grid to the best")
     options = parser.parse_args()
     names = [name for name in options.rows.split(",") if name] or [row.name for row in ROWS]
     unknown = sorted(set(names) - {row.name for row in ROWS})
@@ -320,26 +347,24 @@ def main() -> int:
     setting = replace(SETTING, steps=options.steps, batch=options.batch)
     counts = [int(count) for count in options.replicas.split(",")]
     rows = [row for row in ROWS if row.name in names]
-    if options.grid:
-        points = list(product(GRID["lr"], GRID["beta2"]))
-        rows = [replace(row, lr=lr, beta2=beta2) for row in rows for lr, beta2 in points]
+    if options.tune:
+        for row in rows:
+            best, loss = tuned(row, counts[0], setting, options.cache)
+            print(f"{row.name}: best at {best.lr} and β₂ {best.beta2}, {loss:.4f}", flush=True)
+        return 0
     wanted = [
         Wanted(row, count, seed)
-        for seed in range(1 if options.grid else options.seeds)
+        for seed in range(options.seeds)
         for row in rows
         for count in ([1] if row.method == "dense" else counts)
     ]
     runs = run_all(wanted, setting, options.cache, only=options.cached)
-    if options.grid:
-        for run in runs:
-            print(*(run[k] for k in ("row", "replicas", "lr", "beta2")), f"{run['loss']:.4f}")
-    else:
-        report("sync learning", figures(runs, rows, counts, setting.steps), options.json)
-        if any(row.method == "dense" for row in rows):  # to which the others are compared
-            print(table(runs, rows, setting.steps))
-        if options.picture:
-            specs = Shapes.of(setting.model()).specs
-            plot(options.picture, curves_of(runs, setting.steps), rows, specs)
+    report("sync learning", figures(runs, rows, counts, setting.steps), options.json)
+    if any(row.method == "dense" for row in rows):  # to which the others are compared
+        print(table(runs, rows, setting.steps))
+    if options.picture:
+        specs = Shapes.of(setting.model()).specs
+        plot(options.picture, curves_of(runs, setting.steps), rows, specs)
     return 0
 
 
