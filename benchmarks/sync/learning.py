@@ -32,6 +32,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -255,12 +256,13 @@ def tuned(row: Row, replicas: int, setting: Setting, cache: Path) -> tuple[Row, 
 
 
 def neighbours(row: Row) -> list[Row]:
-    """Those that differ in one place of GRID."""
+    """Those of GRID that are at most one place away in each direction; rate and beta depend on
+    each other."""
     lrs, beta2s = GRID["lr"], GRID["beta2"]
     at = lrs.index(row.lr)
+    near = product(lrs[max(0, at - 1) : at + 2], beta2s)
     return [
-        *(replace(row, lr=lrs[i]) for i in (at - 1, at + 1) if 0 <= i < len(lrs)),
-        *(replace(row, beta2=beta2) for beta2 in beta2s if beta2 != row.beta2),
+        replace(row, lr=lr, beta2=beta2) for lr, beta2 in near if (lr, beta2) != (row.lr, row.beta2)
     ]
 
 
