@@ -53,6 +53,7 @@ from shoal.sim.round_oracle import PlainResult, even
 
 ROOT = Path(__file__).parents[2]
 METHODS, IN_STEP_METHODS = ROOT / "sim" / "round_methods.py", Path(__file__).with_name("in_step.py")
+BATCHED = Path(__file__).with_name("batched.py")
 CODE = [ROOT / "sim" / "oracle.py", ROOT / "sim" / "round_oracle.py"]
 CODE += [Path(__file__).with_name("together.py")]
 SETTING = Setting(steps=4000, batch=8, eval_every=400)
@@ -79,17 +80,17 @@ class Wanted:
 
 
 def _code(row: Row) -> str:
-    """Of the loops, without docstrings, and of METHODS what the row's class needs."""
-    found, methods = [], IN_STEP_METHODS if row.in_step else METHODS
+    """Of the loops, without docstrings, and of the methods what the row's class needs."""
+    found, methods = [], [IN_STEP_METHODS] if row.in_step else [METHODS, BATCHED]
     method = (IN_STEP[row.method] if row.in_step else type(row.build([], 0))).__name__
-    for file in [*CODE, methods]:
+    for file in [*CODE, *methods]:
         tree = ast.parse(file.read_text())
         for node in ast.walk(tree):
             body: list[ast.stmt] = getattr(node, "body", [])
             if isinstance(body, list):
                 node.body = [x for x in body if not _is_text(x)]  # type: ignore[attr-defined]
         found += [
-            ast.dump(x) for x in (_needed(tree, method, "train") if file == methods else [tree])
+            ast.dump(x) for x in (_needed(tree, method, "train") if file in methods else [tree])
         ]
     return "".join(found)
 

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from shoal.benchmarks.learning.chain import Setting
+from shoal.benchmarks.sync.batched import BatchedSparseLoCo
 from shoal.benchmarks.sync.in_step import IN_STEP
 from shoal.compression.echo import TensorShape
 from shoal.compression.sparse.chunks import Chunks
@@ -41,7 +42,6 @@ from shoal.sim.round_methods import (
     Encode,
     NoLoCo,
     Saps,
-    SparseLoCo,
     Streaming,
     e3m0,
     raw,
@@ -54,6 +54,8 @@ from shoal.sim.round_oracle import PlainMethod
 __all__ = ["GRID", "ROWS", "Row", "pairs_of"]
 
 CHUNK, MASK_ONE_IN = 4096, 100
+KEEP = {"top": 64 / CHUNK, "top_44": 44 / CHUNK, "top_172": 172 / CHUNK}
+"""By code, the share of each chunk that is given."""
 GRID = {"lr": (4e-3, 8e-3, 16e-3, 32e-3), "beta2": (0.95, 0.99)}
 """Of every row, the dense one too."""
 
@@ -78,9 +80,10 @@ CODES: Mapping[str, tuple[Encode, Callable[[int], float]]] = {
     "e3m0": (e3m0, lambda n: 4 * n + 32),
     "two": (chunked_two_bits, lambda n: 2 * n + 32 * math.ceil(n / CHUNK)),
     "sign": (sign, lambda n: n + 16),
-    "top": (top_of_chunks(64 / CHUNK, CHUNK, two_bits), partial(_top_bits, keep=64 / CHUNK)),
-    "top_44": (top_of_chunks(44 / CHUNK, CHUNK, two_bits), partial(_top_bits, keep=44 / CHUNK)),
-    "top_172": (top_of_chunks(172 / CHUNK, CHUNK, two_bits), partial(_top_bits, keep=172 / CHUNK)),
+    **{
+        name: (top_of_chunks(keep, CHUNK, two_bits), partial(_top_bits, keep=keep))
+        for name, keep in KEEP.items()
+    },
 }
 """By name: what arrives of a tensor, and the bits of one of n entries."""
 
@@ -148,10 +151,14 @@ class Row:
                     up=encode,
                     down=encode,
                 )
-            case "sparse":
-                return SparseLoCo(self.outer, self.decay, encode=encode)
-            case "both-ways":
-                return SparseLoCo(self.outer, self.decay, encode=encode, back=encode)
+            case "sparse" | "both-ways":
+                return BatchedSparseLoCo(
+                    self.outer,
+                    self.decay,
+                    keep=KEEP[self.code],
+                    chunk=CHUNK,
+                    both_ways=self.method == "both-ways",
+                )
             case "noloco":
                 return NoLoCo(self.outer, self.momentum)
             case "saps":
@@ -219,13 +226,13 @@ def pairs_of(seed: int, replicas: int) -> Callable[[int], tuple[tuple[int, int],
 
 
 ROWS: tuple[Row, ...] = (
-    Row("dense", "dense"),
+    Row("dense", "dense", lr=8e-3, beta2=0.95),
     Row("diloco_12", "diloco", 12, momentum=0.5),
-    Row("diloco_26_two", "diloco", 26, "two", momentum=0.5),
+    Row("diloco_26_two", "diloco", 26, "two", momentum=0.5, lr=8e-3),
     Row("diloco_51_e3m0", "diloco", 51, "e3m0", momentum=0.5),
     Row("sparse_12", "sparse", 12, "top", decay=1.0),
-    Row("both_ways_5", "both-ways", 5, "top_172", decay=1.0),
-    Row("both_ways_5_sparse", "both-ways", 5, "top_44", decay=1.0),
+    Row("both_ways_5", "both-ways", 5, "top_172", decay=1.0, lr=8e-3),
+    Row("both_ways_5_sparse", "both-ways", 5, "top_44", decay=1.0, lr=8e-3),
     Row("streaming_100", "streaming", 100, "e3m0", 0.4, 0.9, fragments=4, late=5),
     Row("noloco_50", "noloco", 50, outer=0.7, momentum=0.5),
     Row("average_12", "average", 12),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 from collections.abc import Iterator
@@ -14,9 +15,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoal.benchmarks.sync.batched import BatchedSparseLoCo
 from shoal.dag.ir.graph import TensorSpec
-from shoal.sim.round_methods import DiLoCo, NoLoCo, Streaming, e3m0
-from shoal.sim.round_oracle import PlainMethod, even, train
+from shoal.job import Train
+from shoal.sim.round_methods import (
+    DiLoCo,
+    NoLoCo,
+    SparseLoCo,
+    Streaming,
+    e3m0,
+    top_of_chunks,
+    two_bits,
+)
+from shoal.sim.round_oracle import PlainMethod, PlainReplica, even, train
 
 
 @pytest.fixture(autouse=True)
@@ -164,3 +175,53 @@ def test_a_row_is_trained_once(
     monkeypatch.setattr(learning.Trainer, "run", None)
     assert learning.run_all(wanted, setting, tmp_path, only=False) == first
     assert learning.run_all(wanted, setting, tmp_path, only=True) == first
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize("replicas", [3, 8])
+def test_all_at_once_is_the_plain_method_to_the_last_bit(both_ways: bool, replicas: int) -> None:
+    encode = top_of_chunks(0.05, 64, two_bits)
+    plain = SparseLoCo(0.7, 0.95, encode=encode, back=encode if both_ways else None)
+    batched = BatchedSparseLoCo(0.7, 0.95, keep=0.05, chunk=64, both_ways=both_ways)
+    shapes = [(1,), (7,), (16, 16), (16, 16), (65,), (40, 30)]
+    generator = torch.Generator().manual_seed(replicas)
+    start = {f"p{i}": torch.randn(s, generator=generator) for i, s in enumerate(shapes)}
+    found = []
+    for method in (plain, batched):
+        module = torch.nn.ParameterDict(start)
+        each = {
+            k: PlainReplica(
+                copy.deepcopy(module), Train(steps=1, batch=1), torch.optim.SGD(module.values())
+            )
+            for k in range(replicas)
+        }
+        method.begin({n: p.clone() for n, p in start.items()})
+        moves = torch.Generator().manual_seed(1)
+        for count, r in enumerate(even(replicas, steps=12, every=3, batch=24)):
+            with torch.no_grad():
+                for replica in each.values():
+                    for p in replica.weights.values():
+                        p.add_(torch.randn(p.shape, generator=moves))
+            method.commit(count, r, each)
+        found.append([method.shared, *({**x.weights} for x in each.values())])
+    for one, other in zip(*found, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in start)
+
+
+def test_a_row_climbs_the_grid_until_no_neighbour_is_better(
+    learning: ModuleType, rows: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rate and beta have to change together."""
+    losses = {
+        **{(4e-3, 0.95): 1.9, (8e-3, 0.95): 1.8, (16e-3, 0.95): 2.2, (32e-3, 0.95): 2.5},
+        **{(4e-3, 0.99): 2.1, (8e-3, 0.99): 2.1, (16e-3, 0.99): 2.0, (32e-3, 0.99): 2.3},
+    }
+
+    def run_all(wanted: Any, *_: Any, only: bool) -> list[dict[str, float]]:
+        assert all((w.replicas, w.seed) == (4, 0) for w in wanted)
+        return [{"loss": losses[w.row.lr, w.row.beta2]} for w in wanted]
+
+    monkeypatch.setattr(learning, "run_all", run_all)
+    row = rows.Row("a", "average", lr=16e-3, beta2=0.99)
+    best, loss = learning.tuned(row, 4, learning.SETTING, tmp_path)
+    assert (best.lr, best.beta2, loss) == (8e-3, 0.95, 1.8)
