@@ -206,8 +206,8 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             recompute=None if asked.recompute == "auto" else asked.recompute,
             swaps=job.recovery.swaps,
             optimizer_slots=train.optimizer_slots,
-            # Where a device is a CPU, rounds are in the same memory.
-            state_bytes=train.state_bytes + (job.rounds.stepping_bytes if job.rounds else 0),
+            state_bytes=train.state_bytes,
+            round_bytes=job.rounds.stepping_bytes if job.rounds else 0,
             exchange_bytes=job.rounds.exchange_bytes if job.rounds else 0,
             norm=train.clip > 0 or job.recovery.rebuilds,
             collective=job.sync.collective,

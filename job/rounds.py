@@ -196,7 +196,7 @@ class RoundSettings(Settings):
     def stepping_bytes(self) -> int:
         """At most, beside the optimizer's state, of each of these numbers while steps are made:
         with overlap a fragment is exchanged meanwhile."""
-        overlaps = getattr(options_of(self.method, self.options), "overlap", 0)
+        overlaps = self._overlap != 0
         return self.kept_bytes + (self._exchanged // self.fragments if overlaps else 0)
 
     @property
@@ -204,11 +204,22 @@ class RoundSettings(Settings):
         """Beside that, while a round is exchanged and no step is made."""
         return self.kept_bytes + self._exchanged - self.stepping_bytes
 
+    def overlap_of(self, steps: int) -> float:
+        """The share of a round of so many steps beside which the exchange before it may go on."""
+        return 1.0 if self._overlap == "auto" else min(1.0, self._overlap / steps)
+
+    @property
+    def _overlap(self) -> int | Literal["auto"]:
+        found: int | Literal["auto"]
+        found = getattr(options_of(self.method, self.options), "overlap", 0)
+        return found
+
     @property
     def _exchanged(self) -> int:
         """What was taken down and is written, what came back, the version that is made of it, and
         the sum of a replica's share of the vector."""
-        written = 0 if self.contribution_codec == "none" else 1
+        codec = self.contribution_codec
+        written = 0 if codec == "none" else 2 if codec in ("bf16", "fp16") else 1
         return 4 + written + 4 + 4 * KEPT[self.method] + 8 // max(2, self.replicas)
 
     @property

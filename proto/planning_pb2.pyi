@@ -40,7 +40,7 @@ class PlanningAsked(_message.Message):
     def __init__(self, wanted: _Optional[_Union[PlanningAsked.Wanted, str]] = ..., run: _Optional[str] = ..., spec: _Optional[_Union[_broker_pb2.RunSpec, _Mapping]] = ..., graph: _Optional[bytes] = ..., offers: _Optional[_Iterable[_Union[Offered, _Mapping]]] = ..., links: _Optional[_Union[PlanningLinks, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Offered(_message.Message):
-    __slots__ = ("peer", "name", "place", "device_memory_bytes", "host_memory_bytes", "flops_per_s", "operator_set", "reachable", "speeds", "learned", "host", "cores", "threads", "data")
+    __slots__ = ("peer", "name", "place", "device_memory_bytes", "host_memory_bytes", "flops_per_s", "operator_set", "reachable", "speeds", "learned", "host", "cores", "threads", "data", "accelerator")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Offered(_message.Message):
     CORES_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    ACCELERATOR_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     place: str
@@ -69,7 +70,8 @@ class Offered(_message.Message):
     cores: float
     threads: int
     data: _containers.RepeatedCompositeFieldContainer[OfferedData]
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., place: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[str] = ..., reachable: _Optional[bool] = ..., speeds: _Optional[_Union[_broker_pb2.Speeds, _Mapping]] = ..., learned: _Optional[float] = ..., host: _Optional[str] = ..., cores: _Optional[float] = ..., threads: _Optional[int] = ..., data: _Optional[_Iterable[_Union[OfferedData, _Mapping]]] = ...) -> None: ...
+    accelerator: bool
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., place: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[str] = ..., reachable: _Optional[bool] = ..., speeds: _Optional[_Union[_broker_pb2.Speeds, _Mapping]] = ..., learned: _Optional[float] = ..., host: _Optional[str] = ..., cores: _Optional[float] = ..., threads: _Optional[int] = ..., data: _Optional[_Iterable[_Union[OfferedData, _Mapping]]] = ..., accelerator: _Optional[bool] = ...) -> None: ...
 
 class OfferedData(_message.Message):
     __slots__ = ("manifest", "inputs")

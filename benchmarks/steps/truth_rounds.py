@@ -84,9 +84,7 @@ def _measured(run: ModelRun, label: str, fields: dict[str, Any], count: int) -> 
     rounds = RoundSettings(replicas=count, **fields)
     options = run.request.options
     options = replace(
-        options,
-        state_bytes=options.state_bytes + rounds.stepping_bytes,
-        exchange_bytes=rounds.exchange_bytes,
+        options, round_bytes=rounds.stepping_bytes, exchange_bytes=rounds.exchange_bytes
     )
     judge = CostModel(replace(run.request, options=options))
     vector = RunVector.of(run.graph, rounds.fragments)

@@ -88,6 +88,7 @@ class Member:
             host=self.profile.host,
             cores=self.profile.cores * speeds.busy,
             threads=self.profile.threads,
+            accelerator=self.profile.device.startswith("cuda"),
         )
 
     def offer_to(self, submitter: str) -> PeerOffer:

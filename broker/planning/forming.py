@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ...compression.codec import parse, typical_bytes
 from ...compression.echo import TensorShape
@@ -89,12 +90,19 @@ def formed(
         had = spec.resumed.microbatch_size, spec.resumed.head_parts
         request = as_before(request, had)
     replicas, every = count or min(_MANY, len(ask.peers)), wish.sync.steps
-    sizes = contribution_bytes(rounds, replicas)
-    pause_s = PAUSE_S if "snapshot" in wish.recovery.ladder else None
+    make = partial(
+        form,
+        request,
+        every=every,
+        bytes_per_parameter=contribution_bytes(rounds, replicas),
+        overlap=rounds.overlap_of(every),
+        pause_s=PAUSE_S if "snapshot" in wish.recovery.ladder else None,
+        planner=planner,
+    )
     try:
-        found = form(request, count, every, sizes, pause_s=pause_s, planner=planner)
+        found = make(count)
         if asked.sync.kind == "gossip" and len(found.replicas) == 1:  # nobody to meet
-            found = form(request, 2, every, sizes, pause_s=pause_s, planner=planner)
+            found = make(2)
     except NoPlan as error:
         if one is None or asked.sync.kind != "auto":
             raise

@@ -257,7 +257,7 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
         found,
         request.graph,
         request.network,
-        state_bytes=request.options.state_bytes,
+        state_bytes=request.options.standing_bytes,
     )
     found = outlined(request.graph, found)
     step_s, pairs = report.predicted.step_s, frame_pairs(request.graph, found)

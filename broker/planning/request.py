@@ -56,6 +56,10 @@ def plan_request(
     if local and not holders:
         raise NoPlan(f"no peer on offer has the data {wish.data}, which stays where it is", "peers")
 
+    options = wish.options
+    if offers and all(o.accelerator for o in offers):
+        options = replace(options, round_bytes=0, exchange_bytes=0)
+
     def with_batching(batching: Batching) -> PlanRequest:
         size, microbatches, evaluation = batching
         return PlanRequest(
@@ -64,7 +68,7 @@ def plan_request(
             microbatches,
             size,
             evaluation,
-            wish.options,
+            options,
             network,
             local=local,
             holders=holders,
@@ -126,6 +130,6 @@ def _is_too_large(request: PlanRequest) -> bool:
     spec = graph.spec[f"param:{name}"]
     size = spec.size_bytes
     if trainable:
-        size += spec.size_bytes + request.options.state_bytes * spec.elements
+        size += spec.size_bytes + request.options.standing_bytes * spec.elements
     small = sum(o.device_memory_bytes < size for o in request.offers)
     return 2 * small > len(request.offers)

@@ -89,7 +89,7 @@ def _slowest_copy(
         return None
     place = {peer: i for i, peer in enumerate(network.peers)}
     planned = planned_graph(graph.bind(plan.microbatch_size), plan)
-    state_bytes = request.options.state_bytes
+    state_bytes = request.options.standing_bytes
     sizes = {
         f"param:{p.name}": p.spec.size_bytes + state_bytes * p.spec.elements
         for p in planned.parameters

@@ -76,7 +76,7 @@ _PLAIN: tuple[str, ...] = (
     "host_memory_bytes",
     "flops_per_s",
 )
-_PLAIN += ("operator_set", "reachable", "learned", "host", "cores", "threads")
+_PLAIN += ("operator_set", "reachable", "learned", "host", "cores", "threads", "accelerator")
 
 
 # ---------------------------------------------------------------- requests

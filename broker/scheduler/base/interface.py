@@ -84,6 +84,8 @@ class PeerOffer:
     0: unknown, or it does not compute on them."""
     threads: int = 0
     """CPU threads of one action; 0: it does not compute on the CPU."""
+    accelerator: bool = False
+    """Whether the device's memory is its own: what rounds keep is in the host's then."""
     manifests: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Manifests of its own data, by hash, each with the inputs of the model that it keeps."""
 
@@ -148,9 +150,10 @@ class PlannerOptions:
     """Numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
     state_bytes: int = 8
     """Bytes of them, and of what else is kept: AdamW in fp32 8, in bf16 4."""
+    round_bytes: int = 0
+    """Bytes of each trained number that rounds between replicas keep on the device beside that."""
     exchange_bytes: int = 0
-    """Bytes of each trained number while a round between replicas is exchanged and no step is
-    made; 0: there are none."""
+    """Bytes of each while a round is exchanged and no step is made; 0: there are none."""
     norm: bool = True
     """Whether a step has to know the global norm of its gradients, or to end for all at once: they
     are clipped by it, or a lost stage may be made from what others have after the same step."""
@@ -160,6 +163,11 @@ class PlannerOptions:
     """What they make of them before and after, as plans name it, where the job names a method."""
     codecs: CodecOptions = CodecOptions()
     """What may be compressed, and how."""
+
+    @property
+    def standing_bytes(self) -> int:
+        """Of each trained number beside itself and its gradient, while steps are made."""
+        return self.state_bytes + self.round_bytes
 
 
 @dataclass(frozen=True, eq=False)

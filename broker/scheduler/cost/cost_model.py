@@ -60,7 +60,7 @@ class CostModel:
         self.memory = MemoryModel(request.graph, self.costs, request.options.exchange_bytes)
         self._cutter = Cutter(request.graph)
         # Before there is a plan, which says it itself (dag/cost/memory.py).
-        self._state = request.options.state_bytes, parse_strategy(self.strategy).traits.copies
+        self._state = request.options.standing_bytes, parse_strategy(self.strategy).traits.copies
         self._needs: dict[int, IntervalMemory] = {}
         self.may_have = np.array([o.peer in request.holders for o in self.offers], dtype=bool)
         """By offer, whether it may run the operators beside the data."""
@@ -198,7 +198,7 @@ class CostModel:
 
     def _bytes(self, structure: Structure) -> list[int]:
         """By peer of the structure."""
-        wiring, state_bytes = structure.wiring, self.request.options.state_bytes
+        wiring, state_bytes = structure.wiring, self.request.options.standing_bytes
         return [
             self.memory.peer_bytes(structure.plan, held, moments, state_bytes)
             for held, moments in zip(wiring.held, wiring.moments, strict=True)

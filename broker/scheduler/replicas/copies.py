@@ -57,7 +57,7 @@ class CopyingPaces:
     def _seconds(self, pace: Pace) -> float:
         judge, step_s = self.paces.judge, pace.seconds
         held, sizes = self.paces.fence.rows.trainable_bytes, dict[int, float]()
-        state = 1 + judge.request.options.state_bytes / 4
+        state = 1 + judge.request.options.standing_bytes / 4
         for start, stop, holders, _ in pace.candidate.slots():
             for p in holders:
                 sizes[p] = sizes.get(p, 0.0) + state * float(held[stop] - held[start])

@@ -50,7 +50,7 @@ class Judge:
     of contributions for each trained number."""
 
     def __init__(
-        self, paces: Paces, every: int, bytes_per_parameter: float, *, overlap: bool = False
+        self, paces: Paces, every: int, bytes_per_parameter: float, *, overlap: float = 0.0
     ) -> None:
         self.paces, self.every, self.overlap = paces, every, overlap
         self._paces: Paces | RoughPaces | CopyingPaces = paces
@@ -151,7 +151,7 @@ class Judge:
 
     def shown(self, local_s: float, exchange_s: float) -> float:
         """Seconds of an exchange in which nobody trains."""
-        return max(0.0, exchange_s - local_s) if self.overlap else exchange_s
+        return max(0.0, exchange_s - self.overlap * local_s)
 
 
 def preferred(divisions: Iterable[Division]) -> Division:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ....dag.plan.report import PlanWithReport
 from ....job.words import size_text
-from ..base.interface import NoPlan, Planner, PlannerOptions, PlanRequest
+from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.batchings import look_at_forms
 from ..cost.candidate import Candidate, from_plan
 from ..cost.shortage import refuse_impossible
@@ -67,20 +67,17 @@ def form(
     every: int,
     bytes_per_parameter: float,
     *,
-    overlap: bool = False,
-    kept_bytes_per_parameter: int = 0,
+    overlap: float = 0.0,
     pause_s: float | None = None,
     planner: Planner = plan,
 ) -> Formation:
     """The replicas of a run whose rounds are `every` steps of the request's batch. `count`: just so
     many; None: as many as are best. `bytes_per_parameter`: of a contribution, encoded. `overlap`:
-    whether an exchange goes on behind the next round's local work. `kept_bytes_per_parameter`: what
-    peers keep for rounds beside the optimizer's state. `pause_s`: between two sets of snapshots, at
-    least; None: none are taken. Raises NoPlan."""
+    the share of a round's local work beside which the exchange before it may go on. `pause_s`:
+    between two sets of snapshots, at least; None: none are taken. Raises NoPlan."""
     if every < 1:
         raise NoPlan(f"a round has {every} steps: expected at least 1; raise sync.every", "model")
     refuse_impossible(request)
-    request = _keeping(request, kept_bytes_per_parameter)
     if request.beside:
         return _one(request, count, every, bytes_per_parameter, planner)
     looked: list[_Form] = []
@@ -101,18 +98,6 @@ def form(
         divisions = [d for found in divisions if (d := judge.of(found.peers)) is not None]
         divisions.sort(key=lambda d: -d.samples_per_s)
     return _formation(judge, preferred(divisions), divisions, count, planner)
-
-
-def _keeping(request: PlanRequest, size: int) -> PlanRequest:
-    """The request of peers that keep more for each trained number."""
-
-    def more(options: PlannerOptions) -> PlannerOptions:
-        return replace(options, state_bytes=options.state_bytes + size)
-
-    if not size:
-        return request
-    others = tuple(replace(r, options=more(r.options)) for r in request.others)
-    return replace(request, options=more(request.options), others=others)
 
 
 def _one(

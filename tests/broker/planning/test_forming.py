@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,26 @@ def test_what_rounds_keep_is_stated_and_of_all_parts_together_the_whole() -> Non
     # Two replicas: the version and an outer momentum in fp32; what is given, what comes back, the
     # next version with its momentum, and the sum of a half.
     assert kept == 2 * (8 + 4 + 4 + 8 + 4) * 9
+
+
+@pytest.mark.parametrize(("overlap", "hidden"), [(0, 0.0), (5, 0.5), ("auto", 1.0)])
+def test_what_overlap_hides_counts_for_replicas(overlap: int | str, hidden: float) -> None:
+    sync = {"kind": "local", "every": 10, "options": {"overlap": overlap}}
+    asked = ask(link=1e-3, sync=sync, plan={"replicas": 2})
+    told = formed(asked, make_graph(), None).formation
+    assert told.exchange_s > told.local_s > 0
+    assert told.exposed_s == pytest.approx(told.exchange_s - hidden * told.local_s)
+
+
+def test_rounds_are_on_the_host_where_all_devices_have_memory_of_their_own() -> None:
+    job = {"sync": {"kind": "local"}, "plan": {"replicas": 2}}
+    asked = ask(memory=400, **job)
+    with pytest.raises(NoPlan, match="short by"):
+        formed(asked, make_graph(), None)
+    cards = tuple(replace(o, accelerator=True) for o in asked.peers)
+    assert len(formed(replace(asked, peers=cards), make_graph(), None).plans) == 2
+    with pytest.raises(NoPlan, match="short by"):  # one of them has not
+        formed(replace(asked, peers=(cards[0], asked.peers[1])), make_graph(), None)
 
 
 BOTH_WAYS = {"density": 0.25, "bits": 32, "result_density": 0.5}

@@ -36,6 +36,7 @@ SPEEDS = Speeds(
 )
 OFFER = PeerOffer(
     *(PeerId("a"), "name", "place", 3, 4, 5.0, "core", False, SPEEDS, 1.5, "host", 2.5, 7),
+    accelerator=True,
     manifests=(("ab", ("x", "y")), ("cd", ())),
 )
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.interface import NoPlan, PlanRequest
+from shoal.broker.scheduler.base.interface import NoPlan, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.replicas.division import Judge
 from shoal.broker.scheduler.replicas.form import form
 from shoal.broker.scheduler.replicas.formation import Formation
@@ -144,9 +144,9 @@ def holds(request: PlanRequest, found: Formation, every: int) -> None:
 
 
 @settings(max_examples=10)
-@given(st.integers(0, 10_000), st.sampled_from([1, 10, 100]), st.booleans())
+@given(st.integers(0, 10_000), st.sampled_from([1, 10, 100]), st.sampled_from([0.0, 0.3, 1.0]))
 def test_every_formation_fits_and_shares_the_round_out(
-    seed: int, every: int, overlap: bool
+    seed: int, every: int, overlap: float
 ) -> None:
     request = random_case(seed, operators=8, peers=4)
     try:
@@ -159,18 +159,38 @@ def test_every_formation_fits_and_shares_the_round_out(
 
 def test_what_rounds_keep_needs_memory() -> None:
     """Peers that hold the model just so do not hold another copy of its weights."""
-    request = request_in_places([0, 1], [1.1, 1.1], [1, 1])
-    assert len(form(request, 2, 100, DENSE).replicas) == 2
-    with pytest.raises(NoPlan, match="short by"):
-        form(request, 2, 100, DENSE, kept_bytes_per_parameter=4)
+
+    def request(**options: int) -> PlanRequest:
+        return request_in_places([0, 1], [1.1, 1.1], [1, 1], options=PlannerOptions(**options))
+
+    assert len(form(request(), 2, 100, DENSE).replicas) == 2
+    for kept in ("round_bytes", "exchange_bytes"):
+        with pytest.raises(NoPlan, match="short by"):
+            form(request(**{kept: 24}), 2, 100, DENSE)
+
+
+def test_an_optimizer_without_state_is_no_help_where_rounds_keep_more() -> None:
+    """SGD leaves what rounds keep as it is."""
+    helps = [
+        'optimizer = "sgd"' in refused(request_in_places([0], [0.9], [1], options=options))
+        for options in (PlannerOptions(), PlannerOptions(round_bytes=40))
+    ]
+    assert helps == [True, False]
+
+
+def refused(request: PlanRequest) -> str:
+    with pytest.raises(NoPlan) as why:
+        form(request, 1, 100, DENSE)
+    return str(why.value)
 
 
 def test_an_exchange_hides_behind_the_next_round() -> None:
     request = request_in_places([0, 1], [2, 2], [1, 1], slow=1e5)
-    shown, hidden = (form(request, 2, 10, DENSE, overlap=o) for o in (False, True))
+    shown, partly, hidden = (form(request, 2, 10, DENSE, overlap=o) for o in (0.0, 0.1, 1.0))
     assert shown.round.exposed_s == shown.round.exchange_s == hidden.round.exchange_s > 0
+    assert partly.round.hidden_s == pytest.approx(0.1 * partly.round.local_s)
     assert hidden.round.exposed_s == 0.0
-    assert hidden.samples_per_s > shown.samples_per_s
+    assert hidden.samples_per_s > partly.samples_per_s > shown.samples_per_s
 
 
 # ---------------------------------------------------------------- the search
