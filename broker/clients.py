@@ -26,7 +26,8 @@ from .membership.membership import Membership
 from .placement.placing import PoolScheduler
 from .records.space import make_room
 from .registry import RunRegistry
-from .requirements import RunSpecError, read_spec
+from .requirements import read_spec
+from .run_spec import RunSpecError
 
 __all__ = ["ClientRequests"]
 

@@ -29,7 +29,7 @@ from ..events import Answer, DataAsked, Instruction, Log, Reject, RequestId, Set
 from ..membership.member import Member, clean
 from ..membership.membership import Membership
 from ..options import BrokerOptions
-from ..requirements import HASH, MOST_LOCAL
+from ..run_spec import HASH, MOST_LOCAL
 from ..runs.replica import Replica
 from .waiting import WaitReason, suited
 

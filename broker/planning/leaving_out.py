@@ -24,7 +24,7 @@ from ...dag.cost.network import Network
 from ...dag.ir.graph import GraphError
 from ...dag.plan.plan import PeerId, PlanError
 from ...job.words import some_of
-from ..requirements import RunSpecError
+from ..run_spec import RunSpecError
 from ..scheduler.base.interface import NoPlan, PeerOffer
 
 __all__ = ["MOST_TRIES", "LeftOut", "without_culprits"]

@@ -24,7 +24,8 @@ from ...proto.broker_pb2 import Formation, OperatorSpan, PreviewAnswer
 from ...proto.common_pb2 import Reason
 from ..events import FormReplicas, PreviewWanted, ReplicaId
 from ..placement.bad_plan import bad_plan
-from ..requirements import RunSpecError, decided, read_spec
+from ..requirements import decided, read_spec
+from ..run_spec import RunSpecError
 from ..scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
 from ..scheduler.cost.cost_model import CostModel
 from ..scheduler.planners.alternatives import ALONE, REPLICAS, alone, replicas

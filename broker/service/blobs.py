@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from ..requirements import HASH
+from ..run_spec import HASH
 
 __all__ = ["BlobLimits", "BlobStore", "BlobStoreError", "Upload"]
 

@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 
 from ...job import MOST_MANIFEST_BYTES
 from ..records.run import RunRecord
-from ..requirements import HASH
+from ..run_spec import HASH
 from .blobs import BlobStore, BlobStoreError
 
 __all__ = ["SWEEP_S", "Sweeper", "listed", "needed"]

@@ -61,7 +61,7 @@ from ..events import (
 )
 from ..machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
 from ..planning.process import MOST_ANSWER_BYTES
-from ..requirements import HASH, RunSpecError, check_size
+from ..run_spec import HASH, RunSpecError, check_size
 from .blobs import BlobStoreError
 from .blobs_service import BlobsService
 from .calls import (

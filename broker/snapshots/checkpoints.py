@@ -21,7 +21,7 @@ from ...proto.broker_pb2 import (
     Span,
     Swap,
 )
-from ..requirements import HASH
+from ..run_spec import HASH
 from .sets import SnapshotSet
 
 __all__ = ["Checkpoints", "as_set"]

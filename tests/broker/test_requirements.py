@@ -6,7 +6,8 @@ import pytest
 
 from shoal.broker.events import MakePlan, PlanReady, RunId
 from shoal.broker.planning.planning import answer
-from shoal.broker.requirements import Batching, RunSpecError, read_spec
+from shoal.broker.requirements import Batching, read_spec
+from shoal.broker.run_spec import RunSpecError
 from shoal.broker.scheduler.base.interface import CodecOptions, PeerOffer
 from shoal.dag.ir.convert import graph_to_bytes
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, Size, TensorSpec

@@ -10,7 +10,7 @@ from shoal.broker.access import guard, limits
 from shoal.broker.journal import barrier, journal
 from shoal.broker.options import BrokerOptions
 from shoal.broker.planning.planner import PlannerLimits
-from shoal.broker.requirements import MOST_JOB_BYTES, MOST_SPEC_BYTES
+from shoal.broker.run_spec import MOST_JOB_BYTES, MOST_SPEC_BYTES
 from shoal.broker.service import blobs_service, services
 from shoal.broker.service.blobs import BlobLimits
 from shoal.broker.service.calls import LEAST_BYTES
