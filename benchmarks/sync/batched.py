@@ -32,14 +32,15 @@ def top_of_rows(x: Tensor, keep: float, chunk: int) -> Tensor:
 
 
 class BatchedSparseLoCo(PlainMethod):
-    """All replicas are members of all rounds, with equal weights. `keep`: of each `chunk` numbers
-    that a replica gives, in two bits; `both_ways`: and of their mean, which comes back."""
+    """All replicas are members of all rounds, with equal weights. `keep`: the share of each `chunk`
+    numbers that a replica gives, in two bits; `back`: that of the mean, which comes back; 0: all.
+    """
 
     def __init__(
-        self, lr: float, decay: float, *, keep: float, chunk: int, both_ways: bool
+        self, lr: float, decay: float, *, keep: float, chunk: int, back: float = 0.0
     ) -> None:
-        self.lr, self.decay, self.both_ways = lr, decay, both_ways
-        self.keep, self.chunk = keep, chunk
+        self.lr, self.decay = lr, decay
+        self.keep, self.chunk, self.back = keep, chunk, back
         self._left: dict[int, Tensor] = {}
         """By numbers of a parameter: what has not been given, (parameters, replicas, numbers)."""
 
@@ -61,8 +62,8 @@ class BatchedSparseLoCo(PlainMethod):
             q = top_of_rows(e.flatten(0, 1), self.keep, self.chunk).view_as(e)
             heard = q.double().sum(1) / len(each)
             left = e - q
-            if self.both_ways:
-                heard = top_of_rows(heard.to(was.dtype), self.keep, self.chunk)
+            if self.back:
+                heard = top_of_rows(heard.to(was.dtype), self.back, self.chunk)
                 left += torch.where((heard == 0).unsqueeze(1), q, 0.0)
             self._left[size] = left
             was.sub_(self.lr * heard)

@@ -54,7 +54,7 @@ from shoal.sim.round_oracle import PlainMethod
 __all__ = ["GRID", "ROWS", "Row", "pairs_of"]
 
 CHUNK, MASK_ONE_IN = 4096, 100
-KEEP = {"top": 64 / CHUNK, "top_44": 44 / CHUNK, "top_172": 172 / CHUNK}
+KEEP = {f"top_{n}": n / CHUNK for n in (44, 64, 172)}
 """By code, the share of each chunk that is given."""
 GRID = {"lr": (4e-3, 8e-3, 16e-3, 32e-3), "beta2": (0.95, 0.99)}
 """Of every row, the dense one too."""
@@ -90,8 +90,9 @@ CODES: Mapping[str, tuple[Encode, Callable[[int], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`lr` and `beta2`: of GRID. `code`: both ways where a mean comes back. `options`: of a method
-    of kind "allreduce", as plans write them."""
+    """`lr` and `beta2`: of GRID. `code`: both ways where a mean comes back, but of `sparse`, whose
+    mean comes back as `back` says, or all of it. `options`: of a method of kind "allreduce", as
+    plans write them."""
 
     name: str
     method: Literal[
@@ -100,7 +101,6 @@ class Row:
         "diloco",
         "streaming",
         "sparse",
-        "both-ways",
         "noloco",
         "saps",
         "gtopk",
@@ -111,6 +111,7 @@ class Row:
     ]
     every: int = 1
     code: str = "raw"
+    back: str = ""
     outer: float = 1.0
     momentum: float = 0.0
     fragments: int = 1
@@ -151,13 +152,13 @@ class Row:
                     up=encode,
                     down=encode,
                 )
-            case "sparse" | "both-ways":
+            case "sparse":
                 return BatchedSparseLoCo(
                     self.outer,
                     self.decay,
                     keep=KEEP[self.code],
                     chunk=CHUNK,
-                    both_ways=self.method == "both-ways",
+                    back=KEEP[self.back] if self.back else 0.0,
                 )
             case "noloco":
                 return NoLoCo(self.outer, self.momentum)
@@ -191,8 +192,11 @@ class Row:
         rounds = math.ceil(steps / self.every)
         encoded = sum(CODES[self.code][1](spec.elements) for spec in specs) / 8
         match self.method:
-            case "average" | "diloco" | "both-ways":
+            case "average" | "diloco":
                 return rounds * 2 * share * 2 * encoded
+            case "sparse" if self.back:
+                back = sum(CODES[self.back][1](spec.elements) for spec in specs) / 8
+                return rounds * 2 * share * (encoded + back)
             case "streaming":
                 turns = math.ceil(steps / self.round_steps) - 1
                 return (turns / self.fragments + 1) * 2 * share * 2 * encoded
@@ -230,10 +234,11 @@ ROWS: tuple[Row, ...] = (
     Row("diloco_12", "diloco", 12, momentum=0.5),
     Row("diloco_26_two", "diloco", 26, "two", momentum=0.5, lr=8e-3),
     Row("diloco_51_e3m0", "diloco", 51, "e3m0", momentum=0.5),
-    Row("sparse_12", "sparse", 12, "top", decay=1.0),
-    Row("both_ways_5", "both-ways", 5, "top_172", decay=1.0, lr=8e-3),
-    Row("both_ways_5_sparse", "both-ways", 5, "top_44", decay=1.0, lr=8e-3),
-    Row("streaming_100", "streaming", 100, "e3m0", 0.4, 0.9, fragments=4, late=5),
+    Row("sparse_12", "sparse", 12, "top_64", decay=1.0),
+    Row("both_ways_5", "sparse", 5, "top_172", "top_172", decay=1.0, lr=8e-3),
+    Row("both_ways_13", "sparse", 13, "top_172", "top_172", decay=1.0, lr=8e-3),
+    Row("both_ways_5_sparse", "sparse", 5, "top_44", "top_44", decay=1.0, lr=8e-3),
+    Row("streaming_100", "streaming", 100, "e3m0", outer=0.4, momentum=0.9, fragments=4, late=5),
     Row("noloco_50", "noloco", 50, outer=0.7, momentum=0.5),
     Row("average_12", "average", 12),
     Row("diloco_13_sign", "diloco", 13, "sign", momentum=0.5),
