@@ -63,8 +63,7 @@ class Orders:
     def planned(self, run: str, term: int, plan: Plan) -> None:
         """The broker tells its peers their slices of this plan."""
         self._plans[run, term] = plan
-        if len(self._plans) > _REMEMBERED:
-            del self._plans[next(iter(self._plans))]
+        self._plans.pop((run, term - _REMEMBERED), None)  # of all runs, however many there are
 
     def flow(self, run: str, term: int) -> Flow:
         """That of the whole plan."""

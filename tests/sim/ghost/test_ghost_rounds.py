@@ -123,6 +123,14 @@ def test_steps_that_go_on_beside_the_exchange_are_those_of_a_plain_loop(laborato
     assert played.found(events) == played.expected(events)
 
 
+def test_ten_replicas_are_formed_at_once(laboratory: Any) -> None:
+    """The world has the plans of all of them when the first peer builds."""
+    played = Played(laboratory(job(10)), ((HALF, HALF),) * 10)
+    events = played.finish()
+    assert [len(d.members) for d in done(events)] == [10, 10, 10]
+    assert played.found(events) == played.expected(events)
+
+
 @pytest.mark.parametrize(
     ("codec", "method"), [("none", "diloco"), ("int8", "diloco"), ("none", "sparse-loco")]
 )
