@@ -18,6 +18,7 @@ __all__ = [
     "requirements",
     "round_rows",
     "rounds",
+    "run_spec",
     "runs",
     "scheduler",
     "service",

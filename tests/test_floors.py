@@ -30,7 +30,7 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access options scheduler < events requirements < membership < links snapshots
+        access options run_spec scheduler < events requirements < membership < links snapshots
         < records < recovery round_rows < runs < journal placement rounds < registry < clients
         < machine planning < service validate""",
     "broker/rounds": """

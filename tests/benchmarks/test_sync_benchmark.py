@@ -11,12 +11,12 @@ import torch
 
 @pytest.fixture
 def saps() -> ModuleType:
-    return importlib.import_module("shoal.benchmarks.sync.saps")
+    return importlib.import_module("shoal.benchmarks.gossip.saps")
 
 
 @pytest.fixture
 def digits() -> ModuleType:
-    return importlib.import_module("shoal.benchmarks.sync.digits")
+    return importlib.import_module("shoal.benchmarks.gossip.digits")
 
 
 def test_fast_pairs_are_found_where_random_ones_and_rings_are_slow(saps):

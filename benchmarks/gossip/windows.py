@@ -1,7 +1,7 @@
 """What a round of gossip costs that replicas know ahead, where the broker is far: four homes, in
 the virtual world with ghosts.
 
-    python benchmarks/sync/windows.py        # a minute
+    python benchmarks/gossip/windows.py        # a minute
 
 121,000 parameters, rounds of four steps, 100 Mbit/s and 20 ms between homes, 100 ms to the broker.
 

@@ -1,6 +1,6 @@
 """What gossip over few coordinates does to learning: scikit-learn's digits, dealt evenly to 14.
 
-    python benchmarks/sync/digits.py        # two minutes
+    python benchmarks/gossip/digits.py        # two minutes
 
 A perceptron of 2,410 parameters (64, 32, 10), 1,500 steps of SGD on 16 of one's own samples each,
 then an exchange. Every step is a round: `saps` as it is by default over links of U(0, 5), and the

@@ -1,7 +1,7 @@
 """Who meets whom in gossip: bandwidth of the pairs against how fast they mix, and what it costs.
 
-    python benchmarks/sync/saps.py          # half a minute
-    python benchmarks/sync/saps.py --digits # training as well, three minutes
+    python benchmarks/gossip/saps.py          # half a minute
+    python benchmarks/gossip/saps.py --digits # training as well, three minutes
 
 300 rounds among 32 replicas whose links have U(0, 5) of some unit in both directions, and the same
 for five networks more, of which the least bottleneck and the largest ρ count.
@@ -12,7 +12,7 @@ saps_rho_…          second eigenvalue of E[WᵀW] (…_worst)
 saps_match_1000_seconds      CPU: one round among 1,000 after a history of ten, threshold given
 saps_threshold_1000_seconds  CPU: the threshold where none is given, once in a window
 saps_cardinality             least share of networkx's maximum, 200 random graphs of up to 100
-saps_digits_…                test accuracy (`benchmarks/sync/digits.py`)
+saps_digits_…                test accuracy (`benchmarks/gossip/digits.py`)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import networkx
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.benchmarks.sync import digits
+from shoal.benchmarks.gossip import digits
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.rounds.pairs.matching import ALONE, maximal, maximum, weights
 from shoal.broker.rounds.pairs.mixing import of_random_pairs, second_eigenvalue
