@@ -242,7 +242,6 @@ def run_all(wanted: Sequence[Wanted], setting: Setting, cache: Path, *, only: bo
 def tuned(row: Row, replicas: int, setting: Setting, cache: Path) -> tuple[Row, float]:
     """From a row's own rate and beta to the best neighbour in GRID, until none is better."""
     count = 1 if row.method == "dense" else replicas
-    row = row.of(count)
 
     def losses(rows: Sequence[Row]) -> list[float]:
         wanted = [Wanted(x, count, 0) for x in rows]
@@ -357,7 +356,7 @@ def main() -> int:
             print(f"{row.name}: best at {best.lr} and β₂ {best.beta2}, {loss:.4f}", flush=True)
         return 0
     wanted = [
-        Wanted(row.of(count), count, seed)
+        Wanted(row, count, seed)
         for seed in range(options.seeds)
         for row in rows
         for count in ([1] if row.method == "dense" else counts)

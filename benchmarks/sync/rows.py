@@ -119,15 +119,8 @@ class Row:
     mix: float = 0.5
     decay: float = 0.95
     lr: float = 16e-3
-    lr_of_8: float = 0.0
-    """With eight replicas, whose steps have half the samples, where that is another one."""
     beta2: float = 0.99
     options: str = ""
-
-    def of(self, replicas: int) -> Row:
-        """As so many replicas train it."""
-        lr = self.lr_of_8 if replicas == 8 and self.lr_of_8 else self.lr
-        return replace(self, lr=lr, lr_of_8=0.0)
 
     def setting(self, setting: Setting) -> Setting:
         return replace(setting, lr=self.lr, beta2=self.beta2)
@@ -239,10 +232,11 @@ def pairs_of(seed: int, replicas: int) -> Callable[[int], tuple[tuple[int, int],
 ROWS: tuple[Row, ...] = (
     Row("dense", "dense", lr=8e-3, beta2=0.95),
     Row("diloco_12", "diloco", 12, momentum=0.5),
-    Row("diloco_26_two", "diloco", 26, "two", momentum=0.5, lr=8e-3, lr_of_8=16e-3),
+    Row("diloco_26_two", "diloco", 26, "two", momentum=0.5, lr=8e-3),
     Row("diloco_51_e3m0", "diloco", 51, "e3m0", momentum=0.5),
     Row("sparse_12", "sparse", 12, "top_64", decay=1.0),
-    Row("both_ways_5", "sparse", 5, "top_172", "top_172", decay=1.0, lr=8e-3, lr_of_8=16e-3),
+    Row("both_ways_5", "sparse", 5, "top_172", "top_172", decay=1.0),
+    Row("both_ways_5_low", "sparse", 5, "top_172", "top_172", decay=1.0, lr=8e-3),
     Row("both_ways_5_sparse", "sparse", 5, "top_44", "top_44", decay=1.0),
     Row("streaming_100", "streaming", 100, "e3m0", outer=0.4, momentum=0.9, fragments=4, late=5),
     Row("noloco_50", "noloco", 50, outer=0.7, momentum=0.5),
