@@ -245,8 +245,8 @@ ROWS: tuple[Row, ...] = (
     Row("saps", "saps"),
     Row("gtopk_800", "gtopk", options="ratio=800"),
     Row("lags_1000", "lags", options="ratio=1000"),
-    Row("powersgd_4", "powersgd", options="rank=4,saving=2"),
-    Row("acp_sgd_4", "acp-sgd", options="rank=4,saving=2"),
+    Row("powersgd_4", "powersgd", options="rank=4,saving=2", lr=8e-3, beta2=0.95),
+    Row("acp_sgd_4", "acp-sgd", options="rank=4,saving=2", lr=8e-3, beta2=0.95),
     Row("demo_1", "demo", options="block=128,top=1,decay=0.999", lr=4e-3),
 )
 """Among them some that send about 400 times fewer bytes, and one that sends 1,000 times fewer."""
