@@ -11,8 +11,8 @@ bytes of the standard library's sources; a step has 8 windows over all replicas.
 model's start and the order of the data, and is the same for all rows. Every replica keeps its own
 AdamW. Rows, codes and the formulas of bytes stand in rows.py; learning rate and β₂ of every row,
 and of dense, are from GRID; `--tune` climbs it, on seed 0 and with the first of --replicas, and
-benchmarks/README.md says of which rows that was done. Ratios to dense are of means over the seeds that both
-have, for the worse of 4 and 8 replicas.
+benchmarks/README.md says of which rows that was done. Ratios to dense are of means over the seeds
+that both have, for the worse of 4 and 8 replicas.
 
 Behind the figures stands a table of them, with modelled times to a loss (modelled.py). A table that
 was interrupted has fewer seeds, and says how many.
