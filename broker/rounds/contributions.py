@@ -116,12 +116,17 @@ class Contributions:
 
     def waits_for_broken(self, inside: Sequence[int], now: float) -> float:
         """The same, where streams of all others broke in their local work; inf: of some not."""
-        given = [n for n in inside if self._ready.get(n, (0, set()))[1]]
+        given = [n for n in inside if self._has_given(n)]
         still = [n for n in inside if n not in given]
         broken = (self._run.replicas[n].context.away.broken for n in still)
         if not given or not still or not all(broken):
             return math.inf
         return self.waits_until(given, still, now)
+
+    def _has_given(self, number: int) -> bool:
+        """Whether all holders of a replica have, there or not."""
+        peers = self._run.replicas[number].record.peers
+        return self._ready.get(number, (0, set()))[1] >= set(peers)
 
     def _has_lost(self, number: int) -> bool:
         """Whether it has begun another term since it got its work, or waits for somebody."""

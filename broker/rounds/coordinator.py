@@ -312,7 +312,7 @@ class RoundCoordinator:
             return [self.run.record.publish(RunEvent(evaluated=told), number, now)]
         holding = self._holding
         if said.held and holding is not None:
-            holding.answered(number, said)
+            holding.answered(number, member.id, said)
             return self.follow(now)
         if holding is not None and holding.keeps(number, member, said):
             return self.follow(now) if holding.hindrance else []

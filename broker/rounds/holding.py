@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import RoundReport, RoundsRecalled, RunEvent
 from ..events import Instruction, Log
 from ..membership.member import Member, clean
@@ -109,17 +110,17 @@ class Holding:
         if any(b.round > last for b in record.ahead):
             recalled = RoundsRecalled(last=last)
             out.append(self._run.record.publish(RunEvent(recalled=recalled), 0, now))
-        for number in (n for n, at in window.stands.items() if at < record.round):
+        for number in (n for n, at in window.behind.items() if at < record.round):
             out += tell_start(self._run, number) if number in record.work else []
             out += tell_plan(self._run, number, self._attempts.plans)
         return out
 
     # ------------------------------------------------------------ what peers say, and hear
 
-    def answered(self, number: int, said: RoundReport) -> None:
+    def answered(self, number: int, peer: PeerId, said: RoundReport) -> None:
         """A peer is held, and says in which round."""
         if self.window.asked and said.held == self.window.order:
-            self.window.stands[number] = said.round
+            self.window.answered(number, peer, said.round)
 
     def keeps(self, number: int, member: Member, said: RoundReport) -> bool:
         """Whether it is of a round that the record may not be in yet, and waits until it is."""

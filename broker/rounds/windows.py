@@ -18,8 +18,9 @@ round, or if one that is lost is in a settled group of the round behind, for it 
 one. Any other group of somebody that is lost is planned anew, and of what that one did in it nobody
 has anything.
 
-Only replicas of one peer have windows: of a pipeline some holders could be past a round and others
-not.
+Of a replica with several holders none goes past a round before all have their parts of its version
+and all that they sent has come (`peer/core/ahead.py`). So it is past it if one of them is: those
+that did not hear of it in time have all that they need, and follow when the record does.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from .handing import local_work
 __all__ = ["RoundWindow", "settled"]
 
 _MOST_SAID = 16
-"""Reports that are kept of one replica."""
+"""Reports that are kept of one holder, of each round."""
 
 
 def settled(
@@ -74,7 +75,8 @@ def settled(
 @dataclass(eq=False)
 class RoundWindow:
     """Of one run, and not durable. asked: whether all are held. level: whether all have answered.
-    stands: by replica, the round that it is in, by its answer."""
+    stands: by replica, the round that it is in, by the answers of all its holders; behind: the
+    earliest that one of these is in."""
 
     run: Run
     record: RoundRecord
@@ -89,11 +91,14 @@ class RoundWindow:
     away_until: float = 0.0
     """Whose stream broke is not waited for any longer then."""
     stands: dict[int, int] = field(default_factory=dict)
+    behind: dict[int, int] = field(default_factory=dict)
     plans: dict[int, dict[PeerId, RoundPlan]] = field(default_factory=dict)
     """By round that was told ahead, those of its first attempt."""
     _told: dict[PeerId, list[RoundAhead]] = field(default_factory=dict)
     _said: dict[int, list[tuple[Member, RoundReport]]] = field(default_factory=dict)
     """By replica, reports of which nothing is made yet."""
+    _answers: dict[int, dict[PeerId, int]] = field(default_factory=dict)
+    """By replica, what its holders have answered."""
 
     # ------------------------------------------------------------ opening
 
@@ -103,11 +108,12 @@ class RoundWindow:
         """Adds to the beginning of a round what is told with it. Nothing, where there is no
         window."""
         self.asked = self.level = False
-        self.stands, self.plans, self._told = {}, {}, {}
+        self.plans, self._told = {}, {}
+        self.stands, self.behind, self._answers = {}, {}, {}
         sync = self.run.submitted.requirements.sync
         replicas = [self.run.replicas[w.replica] for w in begun.work]
         alone = len(replicas) < 2 or {w.replica for w in begun.work} != set(present)
-        busy = any(len(r.record.peers) != 1 or r.lifecycle.handover for r in replicas)
+        busy = any(r.lifecycle.handover for r in replicas)
         quorum = sync.needed(len(replicas)) < len(replicas)
         if sync.window < 2 or alone or busy or quorum or any(r.paused for r in self._records):
             return
@@ -131,10 +137,10 @@ class RoundWindow:
             each.append(one)
             for work in trial.work.values() if one is not begun else ():
                 replica = self.run.replicas[work.replica]
-                [peer] = replica.record.peers
                 start = trial.start_of(replica.id, work)
-                ahead = RoundAhead(run=replica.id, term=work.term, start=start, plan=plans[peer])
-                self._told.setdefault(peer, []).append(ahead)
+                for peer in replica.record.peers:
+                    told = RoundAhead(run=replica.id, term=work.term, start=start, plan=plans[peer])
+                    self._told.setdefault(peer, []).append(told)
         begun.ahead.extend(each[1:])
 
     def _trials(self, begun: RoundBegun, most: int, exchange_s: float) -> list[RoundRecord]:
@@ -202,9 +208,16 @@ class RoundWindow:
 
     # ------------------------------------------------------------ trouble
 
+    def answered(self, number: int, peer: PeerId, round_: int) -> None:
+        """A holder says in which round it is."""
+        said = self._answers.setdefault(number, {})
+        said[peer] = round_
+        if said.keys() >= set(self.run.replicas[number].record.peers):
+            self.stands[number], self.behind[number] = max(said.values()), min(said.values())
+
     @property
     def lacks(self) -> list[int]:
-        """Who has not answered."""
+        """Replicas that have holders who have not answered."""
         return [n for n in self._stand(self.record.members) if n not in self.stands]
 
     def gone(self, without: Collection[int]) -> set[int]:
@@ -231,9 +244,10 @@ class RoundWindow:
         if self.record.told is None or said.round > self.record.round + len(self.record.ahead):
             return False
         kept = self._said.setdefault(number, [])
-        if any(s == said for _, s in kept):
+        if any(s == said and m.id == member.id for m, s in kept):
             return True
-        del kept[: len(kept) - _MOST_SAID * (1 + len(self.record.ahead))]
+        most = _MOST_SAID * len(self.run.replicas[number].record.peers)
+        del kept[: max(0, len(kept) - most * (1 + len(self.record.ahead)))]
         kept.append((member, said))
         return True
 

@@ -1,14 +1,49 @@
-"""Rounds of gossip that the broker has told ahead, and that this peer begins by itself. Pure."""
+"""Rounds of gossip that the broker has told ahead, and that the holders of a replica begin by
+themselves. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ...dag.plan.plan import PeerId
 from ...proto import broker_pb2
 
-__all__ = ["RoundsAhead"]
+__all__ = ["Agreement", "RoundsAhead"]
+
+
+class Agreement:
+    """Whether all holders of a replica are done with a round: each has its part of the version, and
+    all that it sent has come. None of them goes past it before, for a holder could be lost, and the
+    others had nothing to go back to. All tell the hub, and the hub tells all."""
+
+    def __init__(self, peer: PeerId, hub: PeerId, near: Collection[PeerId]) -> None:
+        """`near`: the other holders, at the hub all of them."""
+        self._is_hub = peer == hub
+        self.others = tuple(near) if self._is_hub else (hub,)
+        """To whom it says so, and who say so to it."""
+        self._heard: dict[int, set[PeerId]] = {}
+        self._said = -1
+
+    def hears(self, number: int, source: PeerId) -> None:
+        """One of the others is done with a round."""
+        if number >= self._said and source in self.others:
+            self._heard.setdefault(number, set()).add(source)
+
+    def says(self, number: int) -> tuple[PeerId, ...]:
+        """This peer is done: to whom that is to be said now, once."""
+        if self._said >= number or (self._is_hub and not self._all(number)):
+            return ()
+        self._said = number
+        self._heard = {n: who for n, who in self._heard.items() if n >= number}
+        return self.others
+
+    def holds(self, number: int) -> bool:
+        """Whether this peer knows it of all."""
+        return self._said >= number and self._all(number)
+
+    def _all(self, number: int) -> bool:
+        return self._heard.get(number, set()).issuperset(self.others)
 
 
 class RoundsAhead:

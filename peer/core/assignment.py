@@ -198,7 +198,8 @@ class Assignment:
         self.phase = Phase.READY
         out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
         if event.vector is not None:
-            self.rounds = Rounds(self._peer, self.run, self.term, event.vector, self._near)
+            hub = event.flow.hub
+            self.rounds = Rounds(self._peer, self.run, self.term, event.vector, self._near, hub)
             if self._assign.HasField("round"):
                 out += self._begin_round(self._assign.round)
         elif not self.steps.over:
@@ -272,7 +273,7 @@ class Assignment:
         if self.rounds is None:
             return []
         self.rounds.acknowledged(key)
-        return self._advance(now) if self.rounds.next_ahead() is not None else []
+        return self._advance(now) if self.rounds.is_done else []
 
     # ------------------------------------------------------------ links and patience
 
@@ -447,11 +448,14 @@ class Assignment:
 
     def _of_rounds(self, steps: Steps, rounds: Rounds, now: float) -> list[e.Instruction]:
         """What rounds have to do in front of the next action."""
-        if steps.waits and (ahead := rounds.next_ahead()) is not None:
-            out = self._begin_round(ahead.start, by_itself=True)
-            out += rounds.goes_on(ahead, now)
-            return [*out, *self._take_snapshot(), *self._advance(now)]
         if steps.waits:
+            out = rounds.agrees()
+            if (ahead := rounds.next_ahead()) is not None:
+                out += self._begin_round(ahead.start, by_itself=True)
+                out += rounds.goes_on(ahead, now)
+                return [*out, *self._take_snapshot(), *self._advance(now)]
+            if out:
+                return out
             rounds.waits(now)
         if not steps.begun and not steps.evaluating and (out := rounds.between(steps.step)):
             return out

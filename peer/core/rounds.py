@@ -16,8 +16,9 @@
 - With overlap, steps of the next round go on behind CONTRIBUTE (`RoundStart.ahead`), and what is
   made meanwhile stays beside the stages. Once it is committed it lands between two steps (`LAND`),
   the same two at every holder of the replica; there it is evaluated, too (`SHOW`).
-- Of gossip some rounds may be told ahead (`ahead.py`). One of them begins here as soon as the
-  version of the one before is made and nothing that it sent is on its way any more.
+- Of gossip some rounds may be told ahead (`ahead.py`). One of them begins here as soon as, at all
+  holders of the replica, the version of the one before is made and nothing that they sent is on its
+  way any more.
 - Who has no version of its own to begin from (it came late, or was lost for too long) waits at the
   gate too, contributes nothing, and gets weights and shared state from those that have applied.
 - A frame of an attempt that has not begun here keeps its place until it has.
@@ -35,6 +36,7 @@ from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import RunVector, Span
 from ...dag.rounds.wiring import (
     GIVE,
+    MADE,
     RESULT,
     VERSION,
     Giver,
@@ -49,7 +51,7 @@ from ...dag.schedule.flow import Role
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
-from .ahead import RoundsAhead
+from .ahead import Agreement, RoundsAhead
 
 __all__ = ["Rounds", "run_of", "segments_of"]
 
@@ -84,8 +86,10 @@ class Rounds:
         term: int,
         vector: RunVector,
         near: Collection[PeerId] = (),
+        hub: PeerId | None = None,
     ) -> None:
-        """`near`: peers of its own replica, whose links are there whatever rounds want."""
+        """`near`: peers of its own replica, whose links are there whatever rounds want. `hub`: the
+        one of the replica that all of them have a link with; None: this one."""
         self.start: broker_pb2.RoundStart | None = None
         self.plan: broker_pb2.RoundPlan | None = None
         self.late = 0
@@ -122,6 +126,7 @@ class Rounds:
         self._made = False
         """Whether the version of the attempt is, with all that it takes."""
         self._ahead = RoundsAhead(peer)
+        self._agreement = Agreement(peer, hub or peer, near)
         self._lingers = frozenset[PeerId]()
         """With whom it exchanged the round before that: acknowledgements may be on their way."""
 
@@ -227,6 +232,7 @@ class Rounds:
         there = [p for p in self._wiring.counterparts if p != self._peer]
         later = self._ahead.dials
         later |= {p: self._linked[p] for p in self._lingers if p in self._linked}
+        later |= dict.fromkeys(self._agreement.others if self._ahead.next is not None else ())
         wanted = {p: dials.get(p, later.get(p)) for p in (*there, *later)}
         wanted |= {p: None for p in wanted if p in self._near}
         out: list[e.Instruction] = []
@@ -293,9 +299,29 @@ class Rounds:
         dials = self.plan.dials if self.plan is not None else ()
         return self._link({PeerId(d.peer): d for d in dials})
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of this round is left to do here, and the next one is known."""
+        return self._made and not self._unsent and self._ahead.next is not None
+
+    def agrees(self) -> list[e.Instruction]:
+        """Tells others of the replica that the round is done here, if it is; once."""
+        if not self.is_done or self.plan is None:
+            return []
+        run, number, port = run_of(self._replica), self.plan.round, self._said_as
+        to = self._agreement.says(number)
+        keys = (FrameKey(run, 1, number, Role.ROUND, 0, MADE, port, self._peer, p) for p in to)
+        return [e.SendFrame(key) for key in keys]
+
+    @property
+    def _said_as(self) -> str:
+        return f"made:{self._term}"
+
     def next_ahead(self) -> broker_pb2.RoundAhead | None:
         """The round that begins now, without a word from the broker."""
-        return self._ahead.next if self._made and not self._unsent else None
+        if not self.is_done or self.plan is None or not self._agreement.holds(self.plan.round):
+            return None
+        return self._ahead.next
 
     def goes_on(self, ahead: broker_pb2.RoundAhead, now: float) -> list[e.Instruction]:
         """A round that was told ahead has begun."""
@@ -373,6 +399,10 @@ class Rounds:
 
     def arrived(self, key: FrameKey) -> list[e.Instruction]:
         """A part came, and lies in its sum or its place."""
+        if key.hop == MADE:
+            if key.port == self._said_as:
+                self._agreement.hears(key.step, PeerId(key.source))
+            return [e.Release(key)]
         if not self.expects(key):
             if self._is_early(key):
                 self._early[key] = None

@@ -10,6 +10,7 @@ import pytest
 from shoal.peer.core.events import BeginRound
 from shoal.proto.broker_pb2 import RunEvent
 from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.spec import PeerSpec
 from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask
 from shoal.tests.sim.played_rounds import Rounds, outcome, sites, sync_of
@@ -17,12 +18,13 @@ from shoal.tests.sim.played_rounds import Rounds, outcome, sites, sync_of
 pytestmark = pytest.mark.usefixtures("plans_once")
 
 THREE, FOUR = sites(1e7, 1e7, 1e7), sites(1e7, 1e7, 1e7, 1e7)
+SIX, SEVEN = sites(*[1e7] * 6), sites(*[1e7] * 7)
 
 
-def tables(method: str, replicas: int = 3, steps: int = 8) -> dict[str, Any]:
+def tables(method: str, replicas: int = 3, steps: int = 8, stages: int = 1) -> dict[str, Any]:
     """Rounds of two steps: but for the last one all are of pairs, and told at once."""
     return {
-        "plan": {"replicas": replicas, "stages": 1},
+        "plan": {"replicas": replicas, "stages": stages},
         "train": {"steps": steps, "batch": 4 * replicas, "eval_every": 0},
         "sync": sync_of(method) | {"every": 2},
     }
@@ -45,6 +47,31 @@ def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> 
         rounds.assert_expected(world, run, what=f"{name} at record {at}")
 
 
+@pytest.mark.parametrize("method", ["saps", "noloco"])
+@pytest.mark.parametrize("part", range(4))
+def test_a_holder_of_a_pipeline_dies_at_any_moment(
+    rounds: Rounds, part: int, method: str
+) -> None:
+    asked = tables(method, stages=2)
+    world, run = rounds.play(SEVEN, **asked)
+    assert told(world.events(run)) == [1, 2]
+    rounds.assert_expected(world, run)
+    for at in rounds.moments(3, part, 4):
+        name = f"p{at % 6}"
+        world, run = rounds.play(SEVEN, {at: name}, **asked)
+        rounds.assert_expected(world, run, what=f"{name} at record {at}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["saps", "ring", "saps-outer"])
+def test_holders_of_pipelines_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
+    asked, peers = tables(method, steps=10, stages=2), sites(*[1e7] * 9)
+    rounds.play(peers, **asked)
+    for deaths in rounds.two_deaths(40, 6):
+        world, run = rounds.play(peers, deaths, **asked)
+        rounds.assert_expected(world, run, what=deaths)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["saps", "ring", "saps-outer"])
 def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
@@ -55,14 +82,21 @@ def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
         rounds.assert_expected(world, run, what=deaths)
 
 
-def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
-    rounds.play(THREE, **tables("saps"))
-    for number in range(1, rounds.written + 1, 4):
-        world, run = rounds.play(THREE, also=rounds.broker_dies(number), **tables("saps"))
+@pytest.mark.parametrize(("stages", "peers"), [(1, THREE), (2, SIX)])
+def test_the_broker_dies_behind_any_record_of_its_journal(
+    rounds: Rounds, stages: int, peers: list[PeerSpec]
+) -> None:
+    asked = tables("saps", stages=stages)
+    rounds.play(peers, **asked)
+    for number in range(1, rounds.written + 1, 4 * stages):
+        world, run = rounds.play(peers, also=rounds.broker_dies(number), **asked)
         rounds.assert_expected(world, run, what=f"record {number}")
 
 
-def test_rounds_go_on_while_the_broker_is_away(rounds: Rounds) -> None:
+@pytest.mark.parametrize(("stages", "peers"), [(1, FOUR), (2, sites(*[1e7] * 8))])
+def test_rounds_go_on_while_the_broker_is_away(
+    rounds: Rounds, stages: int, peers: list[PeerSpec]
+) -> None:
     """It dies in the first round of five that were told, and is away for longer than these take."""
     begun = dict[int, int]()
     back = list[bool]()
@@ -71,14 +105,14 @@ def test_rounds_go_on_while_the_broker_is_away(rounds: Rounds) -> None:
         match seen.record:
             case BeginRound(start=start) if not back:
                 begun[start.round] = begun.get(start.round, 0) + 1
-                if begun == {0: 4}:
+                if begun == {0: len(peers)}:
                     world.restart_broker(8.0)
                     world.after(8.0, lambda: back.append(True))
 
-    asked = tables("noloco", replicas=4, steps=12)
-    world, run = rounds.play(FOUR, also=away, **asked)
+    asked = tables("noloco", replicas=4, steps=12, stages=stages)
+    world, run = rounds.play(peers, also=away, **asked)
     rounds.assert_expected(world, run)
-    assert begun == dict.fromkeys(range(5), 4), "they did not go through all that they were told"
+    assert begun == dict.fromkeys(range(5), len(peers)), "they did not go through all that they were told"
     assert outcome(world, run).count("[0, 1, 2, 3] + 0") == 6
 
 
