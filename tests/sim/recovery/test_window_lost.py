@@ -3,14 +3,21 @@ committed is what a plain loop makes of it, and samples count once."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
-from shoal.peer.core.events import BeginRound
+from shoal.dag.cost.network import Network
+from shoal.dag.plan.action import Kind
+from shoal.dag.plan.plan import PeerId
+from shoal.peer.core.events import BeginRound, Computed
 from shoal.proto.broker_pb2 import RunEvent
 from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.spec import PeerSpec
+from shoal.sim.virtual.wan import Wan
 from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask
 from shoal.tests.sim.played_rounds import Rounds, outcome, sites, sync_of
@@ -49,9 +56,7 @@ def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> 
 
 @pytest.mark.parametrize("method", ["saps", "noloco"])
 @pytest.mark.parametrize("part", range(4))
-def test_a_holder_of_a_pipeline_dies_at_any_moment(
-    rounds: Rounds, part: int, method: str
-) -> None:
+def test_a_holder_of_a_pipeline_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
     asked = tables(method, stages=2)
     world, run = rounds.play(SEVEN, **asked)
     assert told(world.events(run)) == [1, 2]
@@ -60,6 +65,32 @@ def test_a_holder_of_a_pipeline_dies_at_any_moment(
         name = f"p{at % 6}"
         world, run = rounds.play(SEVEN, {at: name}, **asked)
         rounds.assert_expected(world, run, what=f"{name} at record {at}")
+
+
+def test_no_holder_is_past_a_round_before_all_have_its_version(rounds: Rounds) -> None:
+    """Where one line is slow, so that versions are made one long after the other."""
+    made = dict[str, int]()
+    replica = dict[str, str]()
+    early, begun = set[tuple[str, int]](), Counter[int]()
+
+    def watch(world: World, seen: Observed) -> None:
+        match seen.record:
+            case Computed(run=run, step=number, action=action) if action.kind is Kind.APPLY:
+                made[seen.who], replica[seen.who] = number, run
+            case BeginRound(run=run, start=start) if start.round:
+                begun[start.round] += 1
+                mates = [p for p, of in replica.items() if of == run and p != seen.who]
+                early.update((p, start.round) for p in mates if made[p] < start.round - 1)
+
+    names = tuple(PeerId(name) for name in (*(p.name for p in SIX), BROKER))
+    rate, apart = np.array([5e4, *[1e7] * 6]), np.full((7, 7), np.inf)
+    lines = Network(names, np.full((7, 7), 0.01), apart, rate, rate)
+    asked = tables("random-pairs", stages=2)
+    world, run = rounds.play(SIX, also=watch, wan=Wan(lines, seed=0), **asked)
+    rounds.assert_expected(world, run)
+    assert told(world.events(run)) == [1, 2]
+    assert [begun[n] for n in (1, 2, 3)] == [len(SIX)] * 3
+    assert not early
 
 
 @pytest.mark.slow
@@ -112,7 +143,9 @@ def test_rounds_go_on_while_the_broker_is_away(
     asked = tables("noloco", replicas=4, steps=12, stages=stages)
     world, run = rounds.play(peers, also=away, **asked)
     rounds.assert_expected(world, run)
-    assert begun == dict.fromkeys(range(5), len(peers)), "they did not go through all that they were told"
+    assert begun == dict.fromkeys(range(5), len(peers)), (
+        "they did not go through all that they were told"
+    )
     assert outcome(world, run).count("[0, 1, 2, 3] + 0") == 6
 
 
