@@ -79,8 +79,8 @@ def main() -> int:
                 round_s = sum(d.seconds for d in pairs) / len(pairs)
                 speed[f"{window}"] = ran.samples_per_s
                 print(
-                    f"{method}, {stages} stages, window {window}: {round_s:.3f} s a round, "
-                    f"{EVERY} steps of it {EVERY * step_s:.3f} s; {ran.samples_per_s:.1f} samples/s",
+                    f"{method}, {stages} stages, window {window}: {round_s:.3f} s a round, {EVERY} "
+                    f"steps of it {EVERY * step_s:.3f} s; {ran.samples_per_s:.1f} samples/s",
                     flush=True,
                 )
                 name = f"gossip_round_s_{method}_{stages}_{window}"
