@@ -19,8 +19,8 @@ one. Any other group of somebody that is lost is planned anew, and of what that 
 has anything.
 
 Of a replica with several holders none goes past a round before all have their parts of its version
-and all that they sent has come (`peer/core/ahead.py`). So it is past it if one of them is: those
-that did not hear of it in time have all that they need, and follow when the record does.
+and all that they sent has come (`peer/core/rounds/ahead.py`). So it is past it if one of them is:
+those that did not hear of it in time have all that they need, and follow when the record does.
 """
 
 from __future__ import annotations

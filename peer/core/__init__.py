@@ -1,7 +1,6 @@
 """The peer's decisions: facts in, instructions out. No I/O, no clock, no threads, no torch."""
 
 __all__ = [
-    "ahead",
     "assignment",
     "attachment",
     "drain",

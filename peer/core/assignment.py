@@ -43,7 +43,8 @@ from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .options import Timeouts
 from .reports import MOST_BYTES, Reports, heaviest
-from .rounds import Rounds, run_of
+from .rounds.exchange import run_of
+from .rounds.rounds import Rounds
 from .run_links import RunLinks
 from .snapshot_manager import SnapshotManager
 from .step import FrameVerdict, Steps

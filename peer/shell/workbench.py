@@ -37,7 +37,7 @@ from ..compute.order import OfferError, order_from_assign, resumed
 from ..compute.rebuilt import RebuildError
 from ..compute.warming import frozen_shards, warm
 from ..core import events as e
-from ..core.rounds import run_of
+from ..core.rounds.exchange import run_of
 from ..core.snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from ..host.own_data import Catalogue
 from ..sync.optimizer import warm_up

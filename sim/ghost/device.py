@@ -28,7 +28,7 @@ from ...net.links.outbox import Pieces
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import RebuildError
 from ...peer.core.events import Built, Result, RoundResult
-from ...peer.core.rounds import run_of
+from ...peer.core.rounds.exchange import run_of
 from ...peer.sync.optimizer import learning_rate
 from ...proto import broker_pb2
 from .exchange import carry_out

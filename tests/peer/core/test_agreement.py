@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.dag.plan.plan import PeerId
-from shoal.peer.core.ahead import Agreement
+from shoal.peer.core.rounds.ahead import Agreement
 
 ROUNDS = 3
 

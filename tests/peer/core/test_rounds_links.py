@@ -6,7 +6,7 @@ from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.vector import Entry, RunVector
 from shoal.peer.core import events as e
-from shoal.peer.core.rounds import Rounds
+from shoal.peer.core.rounds.rounds import Rounds
 from shoal.proto.broker_pb2 import DialOrder, RoundGiver, RoundPlan, RoundSegment
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator
 
-from ...dag.plan.plan import PeerId
-from ...proto import broker_pb2
+from ....dag.plan.plan import PeerId
+from ....proto import broker_pb2
 
 __all__ = ["Agreement", "RoundsAhead"]
 

@@ -1,0 +1,5 @@
+"""What a holder decides in the rounds between replicas. `rounds` says what comes when, from the
+last local step to the next version; `exchange` has the frames of one attempt, `links` the links
+that these take, and `ahead` the rounds that a replica begins by itself."""
+
+__all__ = ["ahead", "exchange", "links", "rounds"]

@@ -1,0 +1,193 @@
+"""Frames of the exchange of one round at one holder: which are to come, and which are on their way.
+Pure.
+
+    planned -> joins (the device knows it) -> begins (frames come and go) -> complete
+
+Frames of an attempt are taken once it has begun here; an earlier one keeps its place until then,
+those of any other have no effect. Parts are added up as they come, and the result of a part goes
+out when all have given theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ....dag.plan.plan import PeerId
+from ....dag.rounds.vector import RunVector, Span
+from ....dag.rounds.wiring import (
+    GIVE,
+    RESULT,
+    VERSION,
+    Giver,
+    RoundWiring,
+    Share,
+    VectorSegment,
+    port_of,
+    span_of,
+    wiring,
+)
+from ....dag.schedule.flow import Role
+from ....net.links.frame import FrameKey
+from ....proto import broker_pb2
+from .. import events as e
+
+__all__ = ["RoundExchange", "run_of"]
+
+
+def run_of(replica: str) -> str:
+    """The run that a replica is of: frames between replicas have its id."""
+    return replica.partition(".")[0]
+
+
+def _segments_of(plan: broker_pb2.RoundPlan) -> Iterator[VectorSegment]:
+    for s in plan.segments:
+        yield VectorSegment(
+            (s.start, s.stop),
+            PeerId(s.aggregator),
+            tuple(Giver(PeerId(g.peer), g.weight) for g in s.givers),
+            tuple(map(PeerId, s.takers)),
+            tuple((PeerId(v.source), PeerId(v.destination)) for v in s.versions),
+        )
+
+
+class RoundExchange:
+    """The attempt of the round under way, and what came too early. plan: None until there is one.
+    late: frames without effect, so far. sent_bytes: of the round."""
+
+    def __init__(self, peer: PeerId, replica: str, vector: RunVector) -> None:
+        self.plan: broker_pb2.RoundPlan | None = None
+        self.wiring = RoundWiring()
+        self.begun = False
+        """Whether frames of the attempt are exchanged."""
+        self.late = self.sent_bytes = 0
+        self._peer, self._run, self._vector = peer, run_of(replica), vector
+        self._lacks: dict[Span, set[PeerId]] = {}
+        """By part that is added up here, whose contribution is missing."""
+        self._awaited: set[Share] = set()
+        """Results and versions that are to come."""
+        self._unsent: set[FrameKey] = set()
+        """Frames of the attempt that are not acknowledged."""
+        self._early: dict[FrameKey, None] = {}
+        """Frames that came of an attempt that has not begun here; each keeps its slot."""
+
+    # ------------------------------------------------------------ attempts
+
+    def begin_round(self) -> None:
+        """Nothing is planned yet."""
+        self.plan, self.begun, self.sent_bytes = None, False, 0
+        self._lacks, self._awaited, self.wiring = {}, set(), RoundWiring()
+
+    def planned(self, plan: broker_pb2.RoundPlan) -> None:
+        """In place of what there is."""
+        self.plan, self.begun = plan, False
+        self.wiring = wiring(self._vector, _segments_of(plan), self._peer, plan.fragment)
+        self._unsent.clear()
+
+    def joins(self) -> None:
+        """The device hears of it."""
+        me = self._peer
+        self._lacks = {
+            part: {g.peer for g in givers if g.peer != me}
+            for part, givers in self.wiring.adds.items()
+        }
+        self._awaited = {s for s in (*self.wiring.takes, *self.wiring.gets) if s.peer != me}
+
+    def begins(self) -> list[e.Instruction]:
+        """What is given goes out, and frames are taken, those too that came early."""
+        self.begun = True
+        me = self._peer
+        out = self._send(self._key(GIVE, s) for s in self.wiring.gives if s.peer != me)
+        early, self._early = self._early, {}
+        for key in early:
+            out += self.arrived(key, None)
+        for part in [p for p, lacks in self._lacks.items() if not lacks]:
+            out += self._summed(part)
+        return out
+
+    def sends_versions(self) -> list[e.Instruction]:
+        """The version is made, and goes to those who take it whole."""
+        return self._send([self._key(VERSION, s) for s in self.wiring.sends])
+
+    @property
+    def attempt(self) -> int:
+        """Its number; 0: none is planned."""
+        return self.plan.attempt if self.plan is not None else 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is here that the version is made of."""
+        return self.begun and not self._lacks and not self._awaited
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether nothing that was sent is on its way any more."""
+        return not self._unsent
+
+    def lacking(self) -> tuple[list[PeerId], bool]:
+        """Who is waited for, and whether for contributions: else for sums, of which who makes them
+        is not to blame, since it waits for somebody as well."""
+        lacks = dict.fromkeys(p for missing in self._lacks.values() for p in sorted(missing))
+        if lacks:
+            return [*lacks], True
+        return [*dict.fromkeys(share.peer for share in sorted(self._awaited))], False
+
+    def _summed(self, part: Span) -> list[e.Instruction]:
+        del self._lacks[part]
+        return self._send(self._key(RESULT, s) for s in self.wiring.results if s.part == part)
+
+    def _send(self, keys: Iterable[FrameKey]) -> list[e.Instruction]:
+        found = list(keys)
+        self._unsent.update(found)
+        return [e.SendFrame(key) for key in found]
+
+    # ------------------------------------------------------------ frames
+
+    def _key(self, hop: int, share: Share) -> FrameKey:
+        assert self.plan is not None
+        number, port = self.plan.round, port_of(share.part)
+        return FrameKey(
+            self._run, self.attempt, number, Role.ROUND, 0, hop, port, self._peer, share.peer
+        )
+
+    def expects(self, key: FrameKey) -> bool:
+        """Whether a frame is one of the present attempt that has not come yet."""
+        plan = self.plan
+        if plan is None or not self.begun or key.run != self._run:
+            return False
+        if (key.step, key.term) != (plan.round, plan.attempt) or key.destination != self._peer:
+            return False
+        part, source = span_of(key.port), PeerId(key.source)
+        if key.hop == GIVE:
+            return source in self._lacks.get(part, ())
+        known = self.wiring.takes if key.hop == RESULT else self.wiring.gets
+        share = Share(part, source)
+        return share in self._awaited and share in known
+
+    def _is_early(self, key: FrameKey, round_: int | None) -> bool:
+        at = (key.step, key.term)
+        if self.plan is None:
+            return round_ is None or key.step >= round_
+        known = (self.plan.round, self.plan.attempt)
+        return at > known or (at == known and not self.begun)
+
+    def arrived(self, key: FrameKey, round_: int | None) -> list[e.Instruction]:
+        """A part came, and lies in its sum or its place. `round_`: the one under way; None: it has
+        no version to work from."""
+        if not self.expects(key):
+            if self._is_early(key, round_):
+                self._early[key] = None
+                return []
+            self.late += 1
+            return [e.Release(key)]
+        part, source = span_of(key.port), PeerId(key.source)
+        out: list[e.Instruction] = [e.Release(key)]
+        if key.hop == GIVE:
+            self._lacks[part].remove(source)
+            if not self._lacks[part]:
+                out += self._summed(part)
+        else:
+            self._awaited.remove(Share(part, source))
+        return out
+
+    def acknowledged(self, key: FrameKey) -> None:
+        self._unsent.discard(key)
