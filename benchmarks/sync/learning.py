@@ -350,6 +350,8 @@ def main() -> int:
     setting = replace(SETTING, steps=options.steps, batch=options.batch)
     counts = [int(count) for count in options.replicas.split(",")]
     rows = [row for row in ROWS if row.name in names]
+    if options.tune and options.cached:
+        parser.error("--tune trains: expected no --cached with it")
     if options.tune:
         for row in rows:
             best, loss = tuned(row, counts[0], setting, options.cache)
@@ -366,8 +368,9 @@ def main() -> int:
     if any(row.method == "dense" for row in rows):  # to which the others are compared
         print(table(runs, rows, setting.steps))
     if options.picture:
-        specs = Shapes.of(setting.model()).specs
-        plot(options.picture, curves_of(runs, setting.steps), rows, specs)
+        curves, named = curves_of(runs, setting.steps), {row.name: row for row in rows}
+        ends = {key: over_dense(runs, named[key[0]], key[1]) for key in curves}
+        plot(options.picture, curves, ends, rows, Shapes.of(setting.model()).specs)
     return 0
 
 

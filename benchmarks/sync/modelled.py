@@ -73,11 +73,12 @@ def seconds_to(
 def plot(
     file: Path,
     found: Mapping[tuple[str, int], Sequence[tuple[int, float]]],
+    over_dense: Mapping[tuple[str, int], float],
     rows: Sequence[Row],
     specs: Sequence[TensorSpec],
 ) -> None:
     """Loss at the end over how many times fewer bytes, and on the way over bytes, with the most
-    replicas; `found`: curves by row and replicas."""
+    replicas; `found`: curves by row and replicas, `over_dense`: their ends over dense's."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -87,13 +88,13 @@ def plot(
     named = {row.name: row for row in rows}
     counts = sorted({count for name, count in found if named[name].method != "dense"})
     dense = next(points for (name, _), points in found.items() if named[name].method == "dense")
-    last_step, last = dense[-1]
+    last_step, _ = dense[-1]
     whole = sum(spec.size_bytes for spec in specs)
     colours = pyplot.get_cmap("tab10")
     for n, row in enumerate(r for r in rows if r.method != "dense"):
         there = [(c, found[row.name, c]) for c in counts if (row.name, c) in found]
         for count, points in there:
-            at = row.ratio(specs, count, last_step), points[-1][1] / last
+            at = row.ratio(specs, count, last_step), over_dense[row.name, count]
             mark = "o" if count == counts[-1] else "^"
             ends.scatter(*at, color=colours(n), marker=mark, s=36)
             if count == counts[-1]:
