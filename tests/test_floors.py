@@ -54,7 +54,7 @@ ORDER = {
         < discovery transports""",
     "peer": "blobs data hours logs sync < core host < rounds < compute < shell < entry",
     "peer/core": """
-        reports snapshots < events < options rates rounds run_links snapshot_manager step
+        reports snapshots < events < options rates run_links snapshot_manager step < rounds
         < assignment attachment < drain < machine""",
     "sim": """
         front ghost oracle processes scenario trace < live options report round_oracle virtual

@@ -44,6 +44,7 @@ from . import events as e
 from .options import Timeouts
 from .reports import MOST_BYTES, Reports, heaviest
 from .rounds.exchange import run_of
+from .rounds.gate import RoundGate
 from .rounds.rounds import Rounds
 from .run_links import RunLinks
 from .snapshot_manager import SnapshotManager
@@ -90,6 +91,8 @@ class Assignment:
         """Set from READY on."""
         self.rounds: Rounds | None = None
         """The same, of a run with rounds between replicas."""
+        self._gate: RoundGate | None = None
+        """The same."""
         self.dropped = 0
         """Frames that were late or doubled."""
         self.reports = Reports(most_reports)
@@ -201,8 +204,9 @@ class Assignment:
         if event.vector is not None:
             hub = event.flow.hub
             self.rounds = Rounds(self._peer, self.run, self.term, event.vector, self._near, hub)
+            self._gate = RoundGate(self.run, self.term, self.rounds, self.steps)
             if self._assign.HasField("round"):
-                out += self._begin_round(self._assign.round)
+                out += self._gate.begins(self._assign.round)
         elif not self.steps.over:
             out.append(e.Prefetch(self.run, self.term, self.steps.step))
         ready = broker_pb2.Ready(run=self.run, term=self.term, device_bytes=event.device_bytes)
@@ -219,37 +223,14 @@ class Assignment:
 
     def round_begins(self, start: broker_pb2.RoundStart, now: float) -> list[e.Instruction]:
         """More steps may be done; what was exchanged before is committed."""
-        out = self._begin_round(start)
-        return [*out, *self._take_snapshot(), *self._advance(now)]
-
-    def _begin_round(
-        self, start: broker_pb2.RoundStart, *, by_itself: bool = False
-    ) -> list[e.Instruction]:
-        steps, rounds = self.steps, self.rounds
-        if steps is None or rounds is None:
+        if self._gate is None:
             return []
-        out = rounds.begins(start, by_itself=by_itself)
-        if out and rounds.landed:
-            anew = steps.step == start.first_step
-            self._open(start, evaluates=start.evaluate and anew)
-            if not start.steps and not steps.evaluating:
-                steps.end()
-        return out
-
-    def _open(self, start: broker_pb2.RoundStart, *, evaluates: bool = False) -> None:
-        """Steps of the round may be done, and those that are ahead of the next one."""
-        assert self.steps is not None
-        left = start.first_step + start.steps + start.ahead - self.steps.step
-        self.steps.begin_round(max(0, left), evaluates=evaluates)
+        out = self._gate.begins(start)
+        return [*out, *self._take_snapshot(), *self._advance(now)]
 
     def round_ready(self) -> list[e.Instruction]:
         """The device knows the samples of the steps that may be done."""
-        steps = self.steps
-        if steps is None or steps.over or steps.step >= steps.until:
-            return []
-        if self.rounds is not None and not self.rounds.landed:
-            return []  # those that are ahead have their data
-        return [e.Prefetch(self.run, self.term, steps.step)]
+        return [] if self._gate is None else self._gate.ready()
 
     def round_planned(self, plan: broker_pb2.RoundPlan, now: float) -> list[e.Instruction]:
         """What is exchanged with whom, when this peer is ready for it."""
@@ -380,20 +361,19 @@ class Assignment:
                 f"the stages held {size_text(held)} on the device in step {self.step}, this peer "
                 f"offers {size_text(most)}: give it fewer operators or smaller microbatches",
             )
-        steps, rounds = self.steps, self.rounds
+        steps, rounds, gate = self.steps, self.rounds, self._gate
         if event.action.kind in ROUNDS:
-            assert rounds is not None
+            assert rounds is not None, f"{event.action}, of a run without rounds"
+            assert gate is not None, f"{event.action}, and nothing is built"
             of_round = rounds.computed(event.action, event.result, now)
             if event.action.kind in (Kind.SHOW, Kind.LAND):
-                of_round += self._landing(event.action.kind)
+                of_round += gate.landed(event.action.kind)
             return [*of_round, *self._take_snapshot(), *self._advance(now)]
         done = steps.finish(event.action, event.result, now)
         out: list[e.Instruction] = [e.SendFrame(k) for k in done.sends]
         out += [e.Release(k) for k in done.releases]
-        if done.evaluated and rounds is not None and rounds.start is not None:
-            out += rounds.evaluated(steps.take_evaluation())
-            if not rounds.start.steps:
-                steps.end()
+        if done.evaluated and gate is not None:
+            out += gate.evaluated()
         last = steps.step + 1 >= steps.steps
         if done.trained:
             self._last_step_s = steps.trained_s
@@ -407,20 +387,6 @@ class Assignment:
                 steps.leave_step()
         return out + self._take_snapshot() + self._advance(now)
 
-    def _landing(self, kind: Kind) -> list[e.Instruction]:
-        """The version is in the stages, to be evaluated or to stay."""
-        steps, rounds = self.steps, self.rounds
-        assert steps is not None, "a version lands, and nothing is built"
-        assert rounds is not None, "a version lands, of a run without rounds"
-        assert rounds.start is not None, "a version lands, and no round has begun"
-        if kind is Kind.SHOW:
-            steps.begin_round(0, evaluates=True)
-            return []
-        self._open(rounds.start)
-        if steps.step >= steps.until:
-            return []
-        return [e.Prefetch(self.run, self.term, steps.step)]
-
     def _advance(self, now: float) -> list[e.Instruction]:
         """The next action if it can run, with the next step's data; the export when all is done."""
         steps = self.steps
@@ -432,8 +398,10 @@ class Assignment:
                 return []
             self.phase = Phase.EXPORTING
             return [e.UploadWeights(self.run, self.term, steps.steps)]
-        if self.rounds is not None and not steps.in_flight:
-            of_rounds = self._of_rounds(steps, self.rounds, now)
+        if self.rounds is not None and self._gate is not None and not steps.in_flight:
+            of_rounds, begun = self._gate.goes_on(now)
+            if begun:
+                return [*of_rounds, *self._take_snapshot(), *self._advance(now)]
             if of_rounds or self.rounds.computing or steps.waits:
                 return of_rounds
         if steps.position == 0 and not steps.evaluating and (self._on_hold or self.reports.full):
@@ -446,21 +414,6 @@ class Assignment:
         if begins and steps.step + 1 < steps.until:
             out.append(e.Prefetch(self.run, self.term, steps.step + 1))
         return out
-
-    def _of_rounds(self, steps: Steps, rounds: Rounds, now: float) -> list[e.Instruction]:
-        """What rounds have to do in front of the next action."""
-        if steps.waits:
-            out = rounds.agrees()
-            if (ahead := rounds.next_ahead()) is not None:
-                out += self._begin_round(ahead.start, by_itself=True)
-                out += rounds.goes_on(ahead, now)
-                return [*out, *self._take_snapshot(), *self._advance(now)]
-            if out:
-                return out
-            rounds.waits(now)
-        if not steps.begun and not steps.evaluating and (out := rounds.between(steps.step)):
-            return out
-        return rounds.exchanges()
 
     @property
     def _on_hold(self) -> bool:
