@@ -49,6 +49,7 @@ from .files.weight_writer import write_values
 from .models import models
 from .models.adapters import is_adapted, plain_name, save_config
 from .models.division import why_it_depends
+from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
 
 __all__ = [
@@ -285,7 +286,7 @@ def _check_format(job: Job, module: nn.Module) -> None:
             "one with peft, or another format",
         )
     kept = [Path(name).name for name in job.model.sidecars]
-    there = "config.json" in kept if kept else models.is_hugging_face(module)
+    there = "config.json" in kept if kept else is_hugging_face(module)
     if job.output.format == "hf" and not there:
         raise SettingsError(
             "output.format",
@@ -424,14 +425,14 @@ def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
     folder.mkdir()
     adapter = save_config(module, folder) if job.output.format == "peft" else None
     if job.model.sidecars:
-        own = (models.find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
+        own = (find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
         return (*own, *((adapter,) if adapter else ()))
-    if not models.is_hugging_face(module):
+    if not is_hugging_face(module):
         return (adapter,) if adapter else ()
     module.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
     found = {path.name: path for path in sorted(folder.iterdir())}
     if job.model.factory.startswith("hf:"):
-        home = models.find(job.model.factory.removeprefix("hf:"), job.folder, "model.factory")
+        home = find(job.model.factory.removeprefix("hf:"), job.folder, "model.factory")
         for pattern in TOKENIZER_FILES:
             found |= {path.name: path for path in sorted(home.glob(pattern)) if path.is_file()}
     return tuple(found.values())

@@ -73,7 +73,7 @@ def _capture(model: str) -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     from shoal.benchmarks.large.models import CONFIGS
-    from shoal.client.models.models import _with_loss
+    from shoal.client.models.losses import with_loss
     from shoal.dag.capture.capture import capture
 
     given = {k: v for k, v in CONFIGS[model].items() if k not in ("model_type", "architectures")}
@@ -81,7 +81,7 @@ def _capture(model: str) -> None:
         causal: Any = AutoModelForCausalLM  # its from_config has no annotations
         module: nn.Module = causal.from_config(LlamaConfig(**given))
         text = torch.zeros(2, LENGTH, dtype=torch.long)
-    module.__class__ = _with_loss(type(module), "x", "y")
+    module.__class__ = with_loss(type(module), "x", "y")
     began = time.perf_counter()
     graph = capture(module, {"x": text, "y": text}).graph
     took = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""From the [model] of a job to a module: the factory, starting weights, and frozen parameters.
+"""From the [model] of a job to a module: starting weights, and frozen parameters.
 
 This runs on the submitter's machine only; peers see a graph and named tensors, never a factory.
 """
@@ -6,20 +6,14 @@ This runs on the submitter's machine only; peers see a graph and named tensors, 
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
@@ -32,7 +26,8 @@ from ...peer.blobs.weights import spec_of
 from ..files import weight_files
 from ..files.shards import Pretrained
 from ..files.weight_files import Stored
-from .adapters import AdapterError, adapted, plain_name
+from .adapters import AdapterError, plain_name
+from .factories import ModelError, factory_of, find, is_hugging_face, story
 from .fitting import Wanted, fit
 from .initialise import (
     TooLargeError,
@@ -42,6 +37,7 @@ from .initialise import (
     recording_of,
     replace_parameters,
 )
+from .losses import loss_function, with_loss, with_own_loss
 from .recorded import recipe_of
 from .recording import Recording, record
 
@@ -51,10 +47,8 @@ __all__ = [
     "build",
     "capturable",
     "check_takes",
-    "find",
     "fit_options",
     "has_values",
-    "is_hugging_face",
     "is_small",
     "load_named",
     "on_cpu",
@@ -65,15 +59,9 @@ __all__ = [
 ]
 
 
-_TORCH = str(Path(torch.__file__).parent)
-
 SMALL = 64 << 20
 """Bytes of parameters up to which a model is tried with values at submission: a forward and
 backward pass of a few samples then takes less time and memory than importing torch."""
-
-
-class ModelError(ValueError):
-    """A factory, module or weights file that cannot be used; says where and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +146,7 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> ModelOu
             "in a job that was read back: pass Job(model=module, …)"
         )
     else:
-        module, recording = _made(_factory(job), job, say)
+        module, recording = _made(factory_of(job), job, say)
     if recording is None:
         return ModelOutline(module=module)
     try:
@@ -190,7 +178,7 @@ def capturable(found: ModelOutline, job: Job) -> nn.Module:
     try:
         module = _copied(found.module, lambda tensor: tensor) if found.live else found.module
     except Exception as error:  # a copy runs the user's code
-        raise ModelError(f"the model cannot be copied ({_story(error)})") from error
+        raise ModelError(f"the model cannot be copied ({story(error)})") from error
     if sum(p.nbytes for p in module.parameters()) <= SMALL:
         _fill(replace(found, module=module), job)
         return module
@@ -311,7 +299,7 @@ def on_cpu(module: nn.Module) -> nn.Module:
     except Exception as error:  # a copy runs the user's code
         where = next(iter(elsewhere.values())).device
         raise ModelError(
-            f"the model is on {where} and cannot be copied to the CPU ({_story(error)}): pass "
+            f"the model is on {where} and cannot be copied to the CPU ({story(error)}): pass "
             "it on the CPU (module.cpu())"
         ) from error
 
@@ -323,184 +311,6 @@ def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
     }
     memo |= {id(b): change(b.detach()) for b in module.buffers()}
     return copy.deepcopy(module, memo)
-
-
-def _factory(job: Job) -> Callable[[], nn.Module]:
-    """What makes the job's module, with an adapter if it wants one."""
-    name = job.model.factory
-    if name.startswith("hf:"):
-        folder = find(name.removeprefix("hf:"), job.folder, "model.factory")
-        base = _hugging_face(folder, job)
-    else:
-        function = _function(name, job.folder, "model.factory")
-
-        def base() -> nn.Module:
-            module = _call(function, dict(job.model.args), name)
-            if not isinstance(module, nn.Module):
-                raise ModelError(
-                    f'factory "{name}" returned {type(module).__name__}: expected a torch.nn.Module'
-                )
-            return module
-
-    if not job.model.lora:
-        return base
-    return lambda: adapted(base(), job.model.lora, name.removeprefix("hf:"))
-
-
-def _loss_function(job: Job) -> Callable[..., Any] | None:
-    """What computes the loss from the module's output and the batch; None: the module itself."""
-    if job.model.loss == "forward":
-        return None
-    return _function(job.model.loss, job.folder, "model.loss")
-
-
-def _function(where: str, folder: Path, key: str) -> Callable[..., Any]:
-    place, _, name = where.rpartition(":")
-    function = getattr(_import(place, folder, key), name, None) if place else None
-    if not callable(function):
-        raise ModelError(f'`{key}` is "{where}": {place or "this"} has no function "{name}"')
-    return function  # type: ignore[no-any-return]  # callable is all that is known
-
-
-def _call(function: Callable[..., Any], args: Mapping[str, Any], factory: str) -> Any:
-    try:
-        return function(**args)
-    except Exception as error:  # whatever the user's code raises is the user's to see
-        raise ModelError(f'factory "{factory}" raised {_story(error)}') from error
-
-
-def _story(error: BaseException) -> str:
-    """The error and the line of the user's code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is ours
-    users = [f for f in frames if not f.filename.startswith("<frozen importlib")]
-    users = [f for f in users if not f.filename.startswith(_TORCH)] or users
-    where = f" ({users[-1].filename}, line {users[-1].lineno})" if users else ""
-    if isinstance(error, SyntaxError):  # its text names the place
-        where = ""
-    return f"{type(error).__name__}: {error}{where}"
-
-
-def _import(place: str, folder: Path, key: str) -> Any:
-    """The module of "pkg.mod" or "file.py"; the job's folder comes first."""
-    with _first_on_path(folder):
-        try:
-            if not place.endswith(".py"):
-                return importlib.import_module(place)
-            path = find(place, folder, key)
-            name = f"_shoal_factory_{path.stem}"
-            spec = importlib.util.spec_from_file_location(name, path)
-            assert spec is not None, f"no import spec for {path}"
-            assert spec.loader is not None, f"no loader for {path}"
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module  # dataclasses and pickling look a class up by its module
-            spec.loader.exec_module(module)
-            return module
-        except ModelError:
-            raise
-        except Exception as error:  # an import runs the user's code
-            raise ModelError(f'`{key}`: "{place}" cannot be imported: {_story(error)}') from (error)
-
-
-@contextmanager
-def _first_on_path(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder.resolve()))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder.resolve()))
-
-
-def find(name: str, folder: Path, key: str) -> Path:
-    """A path of the job, looked up in the job's folder, then in the current one."""
-    for base in (folder, Path()):
-        if (base / name).exists():
-            return (base / name).resolve()
-    raise ModelError(f'`{key}` names "{name}", which is neither in {folder.resolve()} nor here')
-
-
-# ---------------------------------------------------------------- Hugging Face
-
-
-def _hugging_face(folder: Path, job: Job) -> Callable[[], nn.Module]:
-    """What makes the causal language model of a folder with a config.json; weights that lie beside
-    it are `starting_files`."""
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError:
-        raise ModelError(
-            f'"{job.model.factory}" needs transformers: pip install "shoal[hf]"'
-        ) from None
-    if not (folder / "config.json").is_file():
-        raise ModelError(f'"{job.model.factory}": there is no config.json in {folder}')
-    causal: Any = AutoModelForCausalLM  # its from_config has no annotations
-    args = dict(job.model.args)
-    dtype = _hugging_face_dtype(args.pop("dtype", "float32"), job.model.factory)
-
-    def make() -> nn.Module:
-        with _told(job):
-            config = AutoConfig.from_pretrained(folder, **args)
-            model = causal.from_config(config, dtype=dtype)
-        assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
-        return model
-
-    return make
-
-
-@contextmanager
-def _told(job: Job) -> Iterator[None]:
-    """What transformers refuses, as a ModelError."""
-    try:
-        yield
-    except (ValueError, OSError, TypeError, KeyError, MemoryError) as error:
-        raise ModelError(f'"{job.model.factory}": {_story(error)}') from error
-
-
-def _hugging_face_dtype(name: Any, factory: str) -> torch.dtype:
-    """What `args.dtype` says that weights and activations are in."""
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        raise ModelError(
-            f'"{factory}": `model.args.dtype` is {name!r}: expected {", ".join(known)}'
-        )
-    return known[name]
-
-
-def is_hugging_face(module: nn.Module) -> bool:
-    """Whether a model of transformers or of a subclass, or peft's wrapper around one; imports
-    neither."""
-    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
-        wrapper: Any = module
-        module = wrapper.get_base_model()
-    return any(c.__module__.startswith("transformers.") for c in type(module).__mro__)
-
-
-def _with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Module]:
-    """A Hugging Face class whose forward takes a microbatch of text: mean cross-entropy over the
-    targets that are not -100, and their number as weight."""
-
-    def forward(self: nn.Module, **batch: Tensor) -> dict[str, Tensor]:
-        # The targets are the next tokens already. The model's own `labels=` would shift once more,
-        # and its mean would not say how many labels it is over.
-        logits = base.forward(self, input_ids=batch[inputs], use_cache=False).logits  # (B, T, V)
-        wanted = batch[targets].flatten()
-        count = (wanted != -100).sum()
-        total = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="sum")
-        return {"loss": total / count.clamp(min=1), "weight": count.float()}
-
-    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
-
-
-def _with_own_loss(base: type[nn.Module], loss: Callable[..., Any]) -> type[nn.Module]:
-    """A class whose forward takes a microbatch, gives the model what it takes of that, and makes
-    the loss of both."""
-    takes = signature(base.forward).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-
-    def forward(self: nn.Module, **batch: Tensor) -> Any:
-        given = {k: v for k, v in batch.items() if takes_all or k in takes}
-        return loss(base.forward(self, **given), batch)
-
-    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
 # ---------------------------------------------------------------- names and weights
@@ -567,7 +377,7 @@ def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
 
     Raises ModelError for a freeze glob that matches nothing, and a loss that is not there.
     """
-    loss = _loss_function(job)
+    loss = loss_function(job)
     chosen = _to_freeze(module, job.model.freeze)
     kind = type(module)
     data = job.data
@@ -576,14 +386,14 @@ def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
             parameter.requires_grad_(False)
         # Only the class changes: a wrapper around the module would change every name.
         if loss is not None:
-            module.__class__ = _with_own_loss(kind, loss)
+            module.__class__ = with_own_loss(kind, loss)
         elif is_hugging_face(module) and data.kind != "arrays":
             if not data.targets:
                 raise ModelError(
                     "`data.targets` is empty, and a Hugging Face model is trained on the next "
                     'tokens: name them, such as targets = "y", or give a model.loss'
                 )
-            module.__class__ = _with_loss(kind, data.inputs, data.targets)
+            module.__class__ = with_loss(kind, data.inputs, data.targets)
         yield module
     finally:
         module.__class__ = kind
@@ -625,7 +435,7 @@ def check_takes(
         if isinstance(error, MemoryError | NotImplementedError) or "allocate memory" in text:
             say(f"no batch could be tried here ({type(error).__name__}: {text})")
             return
-        raise refused(_story(error)) from error
+        raise refused(story(error)) from error
 
 
 def is_small(module: nn.Module) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import shoal
 from shoal.client.models import initialise as memory
 from shoal.client.models import models
+from shoal.client.models.factories import factory_of
 from shoal.client.submission import prepare
 from shoal.dag.ir.recipe import make
 from shoal.job import Job
@@ -207,7 +208,7 @@ def test_transformers_models_begin_as_transformers_begins_them(family: str) -> N
 
 def _made(example: Job) -> nn.Module:
     """As transformers makes it."""
-    factory = models._factory(example)
+    factory = factory_of(example)
     assert isinstance(factory, Callable)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -1,0 +1,170 @@
+"""The factory of a job's [model], as its user wrote it, or of a folder in Hugging Face's form; and
+whatever goes wrong in that code, as a ModelError that says where."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...job import Job
+from .adapters import adapted
+
+__all__ = ["ModelError", "factory_of", "find", "function_of", "is_hugging_face", "story"]
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class ModelError(ValueError):
+    """A factory, module or weights file that cannot be used; says where and what to do."""
+
+
+def factory_of(job: Job) -> Callable[[], nn.Module]:
+    """What makes the job's module, with an adapter if it wants one."""
+    name = job.model.factory
+    if name.startswith("hf:"):
+        folder = find(name.removeprefix("hf:"), job.folder, "model.factory")
+        base = _hugging_face(folder, job)
+    else:
+        function = function_of(name, job.folder, "model.factory")
+
+        def base() -> nn.Module:
+            module = _call(function, dict(job.model.args), name)
+            if not isinstance(module, nn.Module):
+                raise ModelError(
+                    f'factory "{name}" returned {type(module).__name__}: expected a torch.nn.Module'
+                )
+            return module
+
+    if not job.model.lora:
+        return base
+    return lambda: adapted(base(), job.model.lora, name.removeprefix("hf:"))
+
+
+def function_of(where: str, folder: Path, key: str) -> Callable[..., Any]:
+    """That of "pkg.mod:name" or "file.py:name". `key`: where the job says so. Raises ModelError."""
+    place, _, name = where.rpartition(":")
+    function = getattr(_import(place, folder, key), name, None) if place else None
+    if not callable(function):
+        raise ModelError(f'`{key}` is "{where}": {place or "this"} has no function "{name}"')
+    return function  # type: ignore[no-any-return]  # callable is all that is known
+
+
+def _call(function: Callable[..., Any], args: Mapping[str, Any], factory: str) -> Any:
+    try:
+        return function(**args)
+    except Exception as error:  # whatever the user's code raises is the user's to see
+        raise ModelError(f'factory "{factory}" raised {story(error)}') from error
+
+
+def story(error: BaseException) -> str:
+    """The error and the line of the user's code that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is ours
+    users = [f for f in frames if not f.filename.startswith("<frozen importlib")]
+    users = [f for f in users if not f.filename.startswith(_TORCH)] or users
+    where = f" ({users[-1].filename}, line {users[-1].lineno})" if users else ""
+    if isinstance(error, SyntaxError):  # its text names the place
+        where = ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _import(place: str, folder: Path, key: str) -> Any:
+    """The module of "pkg.mod" or "file.py"; the job's folder comes first."""
+    with _first_on_path(folder):
+        try:
+            if not place.endswith(".py"):
+                return importlib.import_module(place)
+            path = find(place, folder, key)
+            name = f"_shoal_factory_{path.stem}"
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None, f"no import spec for {path}"
+            assert spec.loader is not None, f"no loader for {path}"
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module  # dataclasses and pickling look a class up by its module
+            spec.loader.exec_module(module)
+            return module
+        except ModelError:
+            raise
+        except Exception as error:  # an import runs the user's code
+            raise ModelError(f'`{key}`: "{place}" cannot be imported: {story(error)}') from (error)
+
+
+@contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder.resolve()))
+
+
+def find(name: str, folder: Path, key: str) -> Path:
+    """A path of the job, looked up in the job's folder, then in the current one."""
+    for base in (folder, Path()):
+        if (base / name).exists():
+            return (base / name).resolve()
+    raise ModelError(f'`{key}` names "{name}", which is neither in {folder.resolve()} nor here')
+
+
+# ---------------------------------------------------------------- Hugging Face
+
+
+def _hugging_face(folder: Path, job: Job) -> Callable[[], nn.Module]:
+    """What makes the causal language model of a folder with a config.json; weights that lie beside
+    it are `starting_files`."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError:
+        raise ModelError(
+            f'"{job.model.factory}" needs transformers: pip install "shoal[hf]"'
+        ) from None
+    if not (folder / "config.json").is_file():
+        raise ModelError(f'"{job.model.factory}": there is no config.json in {folder}')
+    causal: Any = AutoModelForCausalLM  # its from_config has no annotations
+    args = dict(job.model.args)
+    dtype = _hugging_face_dtype(args.pop("dtype", "float32"), job.model.factory)
+
+    def make() -> nn.Module:
+        with _told(job):
+            config = AutoConfig.from_pretrained(folder, **args)
+            model = causal.from_config(config, dtype=dtype)
+        assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
+        return model
+
+    return make
+
+
+@contextmanager
+def _told(job: Job) -> Iterator[None]:
+    """What transformers refuses, as a ModelError."""
+    try:
+        yield
+    except (ValueError, OSError, TypeError, KeyError, MemoryError) as error:
+        raise ModelError(f'"{job.model.factory}": {story(error)}') from error
+
+
+def _hugging_face_dtype(name: Any, factory: str) -> torch.dtype:
+    """What `args.dtype` says that weights and activations are in."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ModelError(
+            f'"{factory}": `model.args.dtype` is {name!r}: expected {", ".join(known)}'
+        )
+    return known[name]
+
+
+def is_hugging_face(module: nn.Module) -> bool:
+    """Whether a model of transformers or of a subclass, or peft's wrapper around one; imports
+    neither."""
+    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
+        wrapper: Any = module
+        module = wrapper.get_base_model()
+    return any(c.__module__.startswith("transformers.") for c in type(module).__mro__)

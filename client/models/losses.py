@@ -1,0 +1,52 @@
+"""The loss of a job's model, where the model does not return it itself: classes whose forward takes
+a microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...job import Job
+from .factories import function_of
+
+__all__ = ["loss_function", "with_loss", "with_own_loss"]
+
+
+def loss_function(job: Job) -> Callable[..., Any] | None:
+    """What computes the loss from the module's output and the batch; None: the module itself."""
+    if job.model.loss == "forward":
+        return None
+    return function_of(job.model.loss, job.folder, "model.loss")
+
+
+def with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Module]:
+    """A Hugging Face class whose forward takes a microbatch of text: mean cross-entropy over the
+    targets that are not -100, and their number as weight."""
+
+    def forward(self: nn.Module, **batch: Tensor) -> dict[str, Tensor]:
+        # The targets are the next tokens already. The model's own `labels=` would shift once more,
+        # and its mean would not say how many labels it is over.
+        logits = base.forward(self, input_ids=batch[inputs], use_cache=False).logits  # (B, T, V)
+        wanted = batch[targets].flatten()
+        count = (wanted != -100).sum()
+        total = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="sum")
+        return {"loss": total / count.clamp(min=1), "weight": count.float()}
+
+    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+def with_own_loss(base: type[nn.Module], loss: Callable[..., Any]) -> type[nn.Module]:
+    """A class whose forward takes a microbatch, gives the model what it takes of that, and makes
+    the loss of both."""
+    takes = signature(base.forward).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+
+    def forward(self: nn.Module, **batch: Tensor) -> Any:
+        given = {k: v for k, v in batch.items() if takes_all or k in takes}
+        return loss(base.forward(self, **given), batch)
+
+    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
