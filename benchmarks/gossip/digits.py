@@ -1,11 +1,11 @@
 """What gossip over few coordinates does to learning: scikit-learn's digits, dealt evenly to 14.
 
-    python benchmarks/gossip/digits.py        # two minutes
+    python benchmarks/gossip/digits.py [--rate 0.3] [--batch 16]        # two minutes
 
-A perceptron of 2,410 parameters (64, 32, 10), 1,500 steps of SGD on 16 of one's own samples each,
-then an exchange. Every step is a round: `saps` as it is by default over links of U(0, 5), and the
-masks of the round, of 1 in c coordinates. Accuracy on a fifth that is held out, of the mean of all
-replicas; two seeds. Beside them:
+A perceptron of 2,410 parameters (64, 32, 10), 1,500 steps of SGD on a few of one's own samples
+each, then an exchange. Every step is a round: `saps` as it is by default over links of U(0, 5), and
+the masks of the round, of 1 in c coordinates. Accuracy on a fifth that is held out, of the mean of
+all replicas; two seeds. Beside them:
 
 dense     the mean of all gradients each step
 peers_…   the mean accuracy of single replicas, without the average
@@ -15,6 +15,7 @@ alone     of replicas that never exchange; their mean is of no use
 from __future__ import annotations
 
 import statistics
+import sys
 
 import numpy as np
 import torch
@@ -30,7 +31,6 @@ from shoal.compression.sparse.masks import SharedMask
 
 PEERS, STEPS, SEEDS = 14, 1500, (0, 1)
 SHAPES = {"0.weight": (64, 32), "0.bias": (1, 32), "1.weight": (32, 10), "1.bias": (1, 10)}
-RATE, BATCH = 0.3, 16
 
 Weights = dict[str, Tensor]
 """By name (peers, rows, columns)."""
@@ -42,12 +42,13 @@ def uniform(n: int, seed: int) -> NDArray[np.float64]:
     return np.asarray(upper + upper.T)
 
 
-def figures() -> list[Figure]:
+def figures(rate: float, batch: int) -> list[Figure]:
+    """`batch`: samples of each replica in a step."""
     torch.set_num_threads(1)  # no tensor is worth a second one
     found: dict[str, list[float]] = {}
     for seed in SEEDS:
         for name, c in (("dense", 0), ("c1", 1), ("c10", 10), ("c100", 100), ("alone", None)):
-            together, single = trained(seed, c)
+            together, single = trained(seed, c, rate, batch)
             if name != "alone":
                 found.setdefault(name, []).append(together)
             found.setdefault("alone" if name == "alone" else f"peers_{name}", []).append(single)
@@ -57,7 +58,7 @@ def figures() -> list[Figure]:
     ]
 
 
-def trained(seed: int, c: int | None) -> tuple[float, float]:
+def trained(seed: int, c: int | None, rate: float, batch: int) -> tuple[float, float]:
     """Accuracy of the mean of all, and the mean of theirs. `c`: 0 for dense, None for alone."""
     generator = torch.Generator().manual_seed(seed)
     images, labels = (torch.from_numpy(x) for x in load_digits(return_X_y=True))
@@ -75,11 +76,11 @@ def trained(seed: int, c: int | None) -> tuple[float, float]:
     who = [f"replica-{i:02}" for i in range(PEERS)]
     rounds = window("saps", seed, 0, STEPS, who, uniform(PEERS, seed)) if c else ()
     for step in range(STEPS):
-        picked = torch.randint(own, (PEERS, BATCH), generator=generator)
+        picked = torch.randint(own, (PEERS, batch), generator=generator)
         rows = torch.arange(PEERS)[:, None]
         gradients = _gradients(weights, x_PSF[rows, picked], y_PS[rows, picked])
         for name, gradient in gradients.items():
-            weights[name] -= RATE * (gradient.mean(0) if c == 0 else gradient)
+            weights[name] -= rate * (gradient.mean(0) if c == 0 else gradient)
         if c:
             partner = torch.from_numpy(matrix(who, rounds[step])).fill_diagonal_(0).argmax(1)
             mask = SharedMask(seed, step, 1 / c)
@@ -105,9 +106,18 @@ def _gradients(weights: Weights, x: Tensor, y: Tensor) -> Weights:
     """Of the mean loss of each replica."""
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
     logits = _logits(leaves, x)
-    loss = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / BATCH
+    loss = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--rate", type=float, default=0.3, help="of SGD")
+    parser.add_argument("--batch", type=int, default=16, help="samples of each in a step")
+    asked = parser.parse_args()
+    report("digits", figures(asked.rate, asked.batch), asked.json)
+    return 0
+
+
 if __name__ == "__main__":
-    report("digits", figures(), arguments(__doc__).parse_args().json)
+    sys.exit(main())

@@ -37,7 +37,7 @@ def test_gradients_are_those_of_each_replica(digits):
     torch.manual_seed(0)
     weights = {name: torch.randn(3, *shape) for name, shape in digits.SHAPES.items()}
     assert sum(w[0].numel() for w in weights.values()) == 2410
-    x, y = torch.randn(3, digits.BATCH, 64), torch.randint(10, (3, digits.BATCH))
+    x, y = torch.randn(3, 16, 64), torch.randint(10, (3, 16))
     found = digits._gradients(weights, x, y)
     for i in range(3):
         one = {name: w[i : i + 1] for name, w in weights.items()}
@@ -48,8 +48,8 @@ def test_gradients_are_those_of_each_replica(digits):
 
 def test_dense_replicas_stay_alike_and_learn(digits, monkeypatch):
     monkeypatch.setattr(digits, "STEPS", 60)
-    together, single = digits.trained(0, 0)
+    together, single = digits.trained(0, 0, 0.3, 16)
     assert together == pytest.approx(single)
     assert together > 0.7
-    together, single = digits.trained(0, 1)
+    together, single = digits.trained(0, 1, 0.3, 16)
     assert single > 0.5
