@@ -3,10 +3,10 @@
     hop GIVE     a member's contribution to a part, to who adds it up
     hop RESULT   the mean of a part, encoded once, to who takes it
     hop VERSION  the whole new version of a part, with shared state, to who has another one
-    hop MADE     nothing: within a replica, that a holder has its part of the version (`MADE`)
+    hop MADE     nothing: to a holder of the same replica, that one has its part of the version
 
 A frame's identity is that of its part: run, round (as its step), attempt (as its term), and the
-elements (as its port).
+elements (as its port); of `MADE` the port is `made:` and the replica's term.
 """
 
 from __future__ import annotations
