@@ -42,7 +42,7 @@ def uniform(n: int, seed: int) -> NDArray[np.float64]:
     return np.asarray(upper + upper.T)
 
 
-def figures(rate: float, batch: int) -> list[Figure]:
+def figures(rate: float = 0.3, batch: int = 16) -> list[Figure]:
     """`batch`: samples of each replica in a step."""
     torch.set_num_threads(1)  # no tensor is worth a second one
     found: dict[str, list[float]] = {}

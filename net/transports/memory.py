@@ -19,7 +19,7 @@ from typing import Protocol
 from ...dag.schedule.flow import Role
 from ..links.connection import Connection
 from ..links.frame import FrameKey, Payload
-from ..links.inbox import Allocate
+from ..links.inbox import Allocate, Allowed
 from ..links.messages import Said, written
 from ..links.outbox import PIECES, Pieces
 from ..links.switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
@@ -74,11 +74,12 @@ class MemoryNetwork:
         address: str | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         allocate: Allocate | None = None,
+        allowed: Allowed = lambda _: None,
         pieces: Pieces = PIECES,
     ) -> MemoryTransport:
         """A peer's end, reachable at `address` (its own name unless said otherwise). It takes the
-        place of one that was there, which must be closed. `allocate` makes its receive buffers;
-        its frames leave in `pieces`."""
+        place of one that was there, which must be closed. `allocate` makes its receive buffers,
+        `allowed` says how large a frame may be; its frames leave in `pieces`."""
         address = peer if address is None else address
         assert address not in self._transports, f"{address} is in use"
         board = Switchboard(
@@ -87,6 +88,7 @@ class MemoryNetwork:
             on_event,
             allocate=allocate,
             max_frame_bytes=max_frame_bytes,
+            allowed=allowed,
             pieces=pieces,
         )
         self._transports[address] = transport = MemoryTransport(self, board, address)

@@ -309,12 +309,12 @@ class RoundWork:
         attempt.take(key, part, values, (arrived.data,))
 
     def most_bytes(self, key: FrameKey) -> int | None:
-        """The most that a frame of this key has; None for an attempt that is not known yet, 0 for
-        what no plan names."""
+        """The most that a frame of this key has; None for another attempt than the present one, of
+        which some may still be on their way, 0 for what no plan names."""
         if key.hop == MADE:
             return 0
         attempt = self._attempt
-        if attempt is None or (key.step, key.term) > attempt.number:
+        if attempt is None or (key.step, key.term) != attempt.number:
             return None
         part = attempt.comes(key)
         if part is None:

@@ -313,7 +313,7 @@ class GhostRounds:
         if key.hop == MADE:
             return 0
         attempt = self._attempt
-        if attempt is None or (key.step, key.term) > attempt.number:
+        if attempt is None or (key.step, key.term) != attempt.number:
             return None
         span = attempt.comes(key)
         return 0 if span is None else self._weighed(key, span).size_bytes

@@ -32,7 +32,7 @@ from ...peer.core import events as p
 from ...peer.core.machine import PeerMachine
 from ...peer.core.options import PeerOptions
 from ...peer.core.rates.probe import probe_payload
-from ...peer.core.snapshots import BLOCKS, SnapshotId, SnapshotStore
+from ...peer.core.snapshots import BLOCKS, PART_BYTES, SnapshotId, SnapshotStore
 from ...peer.shell.workbench import code_of, said_of
 from ...proto import broker_pb2, common_pb2
 from .. import trace
@@ -99,6 +99,7 @@ class PeerShell:
             boot,
             self._transported,
             allocate=getattr(device, "allocate", None),
+            allowed=self._most_bytes,
             pieces=getattr(device, "pieces", PIECES),
         )
         self._timers = Timers(world, lambda name: self.handle(p.TimerFired(name)))
@@ -241,6 +242,12 @@ class PeerShell:
                     codec=codec,
                 )
             )
+
+    def _most_bytes(self, key: FrameKey) -> int | None:
+        """As the daemon has it."""
+        if key.role is Role.PROBE:
+            return self.machine.probes.most_bytes(key)
+        return PART_BYTES if key.role is Role.SNAPSHOT else self.device.most_bytes(key)
 
     # ------------------------------------------------------------ instructions
 
