@@ -92,7 +92,7 @@ class Assignment:
         self.rounds: Rounds | None = None
         """The same, of a run with rounds between replicas."""
         self._gate: RoundGate | None = None
-        """The same."""
+        """Between these two."""
         self.dropped = 0
         """Frames that were late or doubled."""
         self.reports = Reports(most_reports)
