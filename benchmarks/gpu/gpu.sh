@@ -5,9 +5,10 @@
 #   bash benchmarks/gpu/gpu.sh wheels DIR [PYTHON]              # before, with a network: what may lack
 #
 # The machine has a Python with torch (2.10 or newer) and most libraries; what lacks is installed
-# from DIR beside them. PYTHON (3.12) is the version there. The parts: tests that need a card,
-# the executor, steps in fp32 and bf16 with staging to the card, codecs, and two peers on one card
-# in both precisions. Each has a limit of its own, and one that fails does not stop the next.
+# from DIR beside them. PYTHON (3.12) is the version there. The parts: tests that need a card, two
+# peers on one card as stages and as replicas, whole training steps beside a plain loop, the
+# executor, steps in fp32 and bf16 with staging to the card, and codecs. Each has a limit of its
+# own, and one that fails does not stop the next.
 # OUT/gpu.json has the figures and the list of what failed; then the exit code is 1. --cpu runs
 # the same parts, small, without a card and with six times the time.
 set -uo pipefail
@@ -32,6 +33,8 @@ if [ "${1:-}" = wheels ]; then
   "$python" -m pip download -q -d "$folder" --only-binary=:all: --python-version "${3:-3.12}" \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
     -c <(grep -v '^torch==' "$root/constraints.txt") -r "$folder/requirements.txt" || exit 1
+  # Others need a torch, and the machine has one.
+  rm -f "$folder"/{torch,triton,nvidia_,cuda_}*.whl
   du -sh "$folder"
   exit 0
 fi
@@ -67,13 +70,13 @@ part() { # NAME LIMIT COMMAND…: its output to OUT/NAME.log, and how it ended t
 }
 
 setup() { # an environment over the machine's own, with what lacks
-  "$python" -m venv --system-site-packages "$work/venv" || return 1
+  "$python" -m venv --without-pip --system-site-packages "$work/venv" || return 1
   # An environment over another one has that one's libraries only by its path.
   "$python" -c 'import site, sys; print("\n".join(p for p in sys.path if "packages" in p))' \
     > "$("$work/venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')/machine.pth"
   requirements > "$work/requirements.txt"
   if [ -d "$wheels" ]; then
-    "$work/venv/bin/python" -m pip install --no-index --find-links "$wheels" \
+    "$python" -m pip --python "$work/venv/bin/python" install --no-index --find-links "$wheels" \
       -r "$work/requirements.txt" || return 1
   fi
   "$work/venv/bin/python" -c 'import sys, torch, grpc; print(sys.version, torch.__version__)'
@@ -91,15 +94,22 @@ small=0 && [ $device = cpu ] && small=1
 mapfile -t files < <(cd "$root" && grep -rl "mark.gpu" tests --include='*.py')
 part tests 140 "$py" -m pytest -q -n 0 -p no:cacheprovider -m gpu -rfE --junitxml "$out/tests.xml" \
   "${files[@]}"
-part executor 60 "$py" benchmarks/steps/executor.py --device $device --pairs $((small ? 3 : 40)) \
-  --json "$out/executor.json"
+pair() { # NAME LIMIT OPTIONS…
+  local name=$1 limit=$2
+  shift 2
+  part "$name" "$limit" "$py" benchmarks/gpu/pair.py --device $device --folder "$work/$name" \
+    --json "$out/$name.json" "$@"
+}
+pair pair-fp32 100 --cpu-too
+pair pair-rounds 75 --rounds
+part whole 75 "$py" benchmarks/gpu/whole.py --device $device --pairs $((small ? 4 : 14)) \
+  --json "$out/whole.json"
 part steps 70 "$py" benchmarks/gpu/steps.py --device $device --json "$out/steps.json"
 part codecs 50 bash -c "'$py' -m shoal.cli bench codecs --json --device $device$([ $small = 1 ] || echo :0) \
   --elements $((small ? 100000 : 10000000)) > '$out/codecs.json'"
-for dtype in fp32 bf16; do
-  part "pair-$dtype" 75 "$py" benchmarks/gpu/pair.py --device $device --dtype $dtype \
-    --folder "$work/$dtype" --json "$out/pair-$dtype.json"
-done
+part executor 60 "$py" benchmarks/steps/executor.py --device $device --pairs $((small ? 3 : 40)) \
+  --json "$out/executor.json"
+pair pair-bf16 75 --dtype bf16
 
 "$py" - "$out" "$device" "$SECONDS" "${failed[*]}" "${passed[*]}" <<'PY'
 import json, pathlib, sys

@@ -1,6 +1,11 @@
-"""A broker and two peers as real processes on one device: a GPT in two stages, and what it learns.
+"""A broker and two peers as real processes on one device: a GPT in two stages, or two replicas that
+meet in rounds, and what it learns.
 
-python benchmarks/gpu/pair.py --folder DIR [--json FILE] [--device cuda] [--dtype bf16]
+    python benchmarks/gpu/pair.py --folder DIR [--json FILE] [--device cuda] [--dtype bf16]
+                                  [--rounds] [--cpu-too]
+
+`--cpu-too` trains the same job again with peers on the CPU, and says how far the last losses are
+apart: dropout draws the same numbers there, and the data come in the same order.
 """
 
 from __future__ import annotations
@@ -33,29 +38,65 @@ steps = {steps}
 batch = 16
 microbatch = 4
 lr = 2e-3
-[plan]
-stages = 2
+{plan}
 [output]
 to = "{folder}/out"
 """
+
+
+PLANS = {
+    False: "[plan]\nstages = 2",
+    True: '[plan]\nreplicas = 2\n[sync]\nkind = "local"\nmethod = "diloco"\nevery = 10',
+}
+"""Whether there are rounds: how the two peers share the work."""
 
 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--rounds", action="store_true", help="two replicas in place of stages")
+    parser.add_argument("--cpu-too", action="store_true", help="again, with peers on the CPU")
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
-    folder, small = options.folder.resolve(), options.device == "cpu"
+    small = options.device == "cpu"
+    devices = ["cpu"] if small else ["cuda:0", *(["cpu"] if options.cpu_too else [])]
+    figures, ends = [], []
+    for device in devices:
+        seconds, losses = train(
+            options.folder.resolve() / device.replace(":", ""),
+            device,
+            small=small,
+            dtype=options.dtype,
+            plan=PLANS[options.rounds],
+        )
+        if not losses or losses[-1] >= losses[0]:
+            return 1
+        ends.append(losses[-1])
+        name = "pair" if device == devices[0] else "cpu"
+        figures += [
+            Figure(f"{name}_s", seconds, "s", "lower"),
+            Figure(f"{name}_loss_first", losses[0], "nats", "lower"),
+            Figure(f"{name}_loss_last", losses[-1], "nats", "lower"),
+        ]
+    if len(ends) == 2:
+        figures.append(Figure("pair_loss_off_cpu", abs(ends[0] / ends[1] - 1), "ratio", "lower"))
+    report(f"two peers on {devices[0]}, {options.dtype}", figures, options.json)
+    return 0
+
+
+def train(
+    folder: Path, device: str, *, small: bool, dtype: str, plan: str
+) -> tuple[float, list[float]]:
+    """Seconds, and the losses of the steps; none if it failed, which is printed."""
     folder.mkdir(parents=True, exist_ok=True)
-    device = "cpu" if small else "cuda:0"
     sizes = (
-        {"layers": 2, "width": 64, "steps": 10}
+        {"layers": 2, "width": 64, "steps": 20}
         if small
-        else {"layers": 8, "width": 512, "steps": 60}
+        else {"layers": 8, "width": 512, "steps": 40}
     )
     job = folder / "pair.toml"
-    job.write_text(JOB.format(examples=EXAMPLES, folder=folder, dtype=options.dtype, **sizes))
+    job.write_text(JOB.format(examples=EXAMPLES, folder=folder, dtype=dtype, plan=plan, **sizes))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -87,17 +128,8 @@ def main() -> int:
     losses = [loss for line in trained.stdout.splitlines() if (loss := loss_of(line)) is not None]
     if trained.returncode or len(losses) < 2:
         print(trained.stdout[-2000:], *(f.read_text()[-1500:] for f in folder.glob("*.log")))
-        return trained.returncode or 1
-    report(
-        f"two peers on {device}, {options.dtype}",
-        [
-            Figure("pair_s", seconds, "s", "lower"),
-            Figure("pair_loss_first", losses[0], "nats", "lower"),
-            Figure("pair_loss_last", losses[-1], "nats", "lower"),
-        ],
-        options.json,
-    )
-    return 0 if losses[-1] < losses[0] else 1
+        return seconds, []
+    return seconds, losses
 
 
 def start(folder: Path, name: str, *command: str) -> subprocess.Popen[bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import copy
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -160,7 +161,14 @@ def summary(found: Sequence[Outcome]) -> tuple[float, float, int]:
 class ModelRun:
     """A model with data."""
 
-    def __init__(self, model: Model, folder: Path) -> None:
+    def __init__(
+        self,
+        model: Model,
+        folder: Path,
+        dtype: Literal["fp32", "bf16"] = "fp32",
+        *,
+        steps: int = 2,
+    ) -> None:
         torch.manual_seed(0)
         x, y = model.names
         rng = np.random.default_rng(0)
@@ -180,13 +188,16 @@ class ModelRun:
         )
         self.model, self.manifest = model, manifest
         self.train = Train(
-            steps=2, batch=model.batch, microbatch=model.microbatch, optimizer=model.optimizer
+            steps=steps,
+            batch=model.batch,
+            microbatch=model.microbatch,
+            optimizer=model.optimizer,
         )
         reader = Reader(
             manifest, self.paths.__getitem__, seed=0, microbatches=self.train.microbatches
         )
         batch = reader.batch(0, 0, model.microbatch)
-        self.captured: Captured = capture(copy.deepcopy(model.make()), batch)
+        self.captured: Captured = capture(copy.deepcopy(model.make()), batch, dtype=dtype)
         self.graph = self.captured.graph.bind(model.microbatch)
         self.operators = len(self.graph.operators)
         slots = 2 if model.optimizer == "adamw" else 1
@@ -204,9 +215,19 @@ class ModelRun:
 
     def measure(self, name: str, candidate: Candidate) -> Iterator[Outcome]:
         predicted = self.judge.device_bytes(candidate)
+        world = self.world(candidate)
+        peaks = world.run(2)
+        if torch.cuda.is_available() and len(candidate.peers) == 1:  # gpu
+            measured = world.on_card(2)
+            yield Outcome(f"{name}: on cuda", predicted[candidate.peers[0]], measured)
+        for i in candidate.peers:
+            peer = self.offers[i].peer
+            yield Outcome(f"{name}: {peer} {peaks[peer][1]}", predicted[i], peaks[peer][0])
+
+    def world(self, candidate: Candidate) -> World:
         plan = to_plan(candidate, [o.peer for o in self.offers], self.model.microbatch)
         slices = PlanSlices(outlined(self.request.graph, plan))
-        world = World(
+        return World(
             slices,
             BuildOrder(
                 run="r",
@@ -220,13 +241,6 @@ class ModelRun:
                 shard=self.paths.__getitem__,
             ),
         )
-        peaks = world.run(2)
-        if torch.cuda.is_available() and len(candidate.peers) == 1:  # gpu
-            measured = world.on_card(2)
-            yield Outcome(f"{name}: on cuda", predicted[candidate.peers[0]], measured)
-        for i in candidate.peers:
-            peer = self.offers[i].peer
-            yield Outcome(f"{name}: {peer} {peaks[peer][1]}", predicted[i], peaks[peer][0])
 
 
 class World:
@@ -239,13 +253,18 @@ class World:
 
     def on_card(self, steps: int) -> int:
         """Of a plan with one peer, on a GPU: what torch counted at most."""
-        (peer,) = self.plan.peers
-        self.devices[peer] = TorchDevice("cuda")
-        self.flows[peer] = self.devices[peer].build(self._order(peer)).flow
+        device = self.build_on("cuda")
         for step in range(steps):
             self.step(step)
-        found = self.devices[peer].peak_bytes
-        self.devices[peer].discard()
+        found = device.peak_bytes
+        device.discard()
+        return found
+
+    def build_on(self, device: str) -> TorchDevice:
+        """Of a plan with one peer: it is built there."""
+        (peer,) = self.plan.peers
+        self.devices[peer] = found = TorchDevice(device)
+        self.flows[peer] = found.build(self._order(peer)).flow
         return found
 
     def run(self, steps: int) -> dict[PeerId, tuple[int, str]]:
@@ -266,7 +285,9 @@ class World:
     def _order(self, peer: PeerId) -> BuildOrder:
         return replace(self.order, peer=peer, slice=self.slices.of(peer))
 
-    def step(self, step: int) -> None:
+    def step(self, step: int) -> float:
+        """Its loss."""
+        loss = math.nan
         lists = {p: flow.actions(p) for p, flow in self.flows.items()}
         at, there = dict.fromkeys(lists, 0), set()
         while any(at[p] < len(lists[p]) for p in lists):
@@ -278,7 +299,8 @@ class World:
                     continue
                 device = self.devices[peer]
                 with record_function(f"peer {peer} {action}"):
-                    device.compute(step, action)
+                    outcome = device.compute(step, action).outcome
+                    loss = outcome.loss if outcome else loss
                     for t in flow.takes(peer, action):
                         device.release(_key(step, t))
                 for t in flow.gives(peer, action):
@@ -290,6 +312,7 @@ class World:
                             self.devices[t.destination].accept(received(_key(step, t), payload))
                         del payload
                 at[peer] += 1
+        return loss
 
 
 def _key(step: int, t: Any) -> FrameKey:

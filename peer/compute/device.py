@@ -77,8 +77,9 @@ class TorchDevice:
         from, RebuildError when lost stages cannot be made from what others gave."""
         self.discard()
         if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+            # The first stream begins CUDA, without which there are no counts to reset.
             self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # of torch
+            torch.cuda.reset_peak_memory_stats(self.device)
         records = load_records(order.resumed).renamed(order.renamed)
         if order.rebuilt:
             records = records.without_codecs()

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,21 @@ def test_the_stubs_are_generated_from_the_specification(tmp_path):
         assert (ROOT / "proto" / name).read_bytes() == content, (
             f"{name} is stale: bash proto/generate.sh"
         )
+
+
+def test_what_is_installed_can_read_the_stubs():
+    """A stub refuses a library that is older than what wrote it, when it is imported."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    floors = dict(line.split(">=") for line in project["dependencies"] if ">=" in line)
+    written = (ROOT / "proto/broker_pb2.py").read_text(encoding="utf-8")
+    written += (ROOT / "proto/broker_pb2_grpc.py").read_text(encoding="utf-8")
+    for library, said in (
+        ("protobuf", r"Protobuf Python Version: ([\d.]+)"),
+        ("grpcio", r"GRPC_GENERATED_VERSION = '([\d.]+)'"),
+    ):
+        found = re.search(said, written)
+        assert found
+        assert floors[library] == found[1], f"{library} in pyproject.toml: proto/ needs {found[1]}"
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "proto").glob("*.proto")), ids=lambda f: f.stem)
