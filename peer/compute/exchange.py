@@ -229,11 +229,11 @@ class Exchanges:
                 grads = _grads(self.held[stages[hop.part % len(stages)]])
                 return vector_of(self.wire.tied_layout(k), grads, device)
             case ExchangeContent.NORM:
-                return norm.pack(self._squares(), self._scores(True), device)
+                return norm.pack(self._square(), self._scores(True), device)
             case ExchangeContent.SCORES:
                 return norm.pack(None, self._scores(False), device)
 
-    def _squares(self) -> Tensor:
+    def _square(self) -> Tensor:
         """The sum of squares of the gradients that this peer answers for."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         plan = self.flow.plan
@@ -241,8 +241,7 @@ class Exchanges:
         for k, held in self.held.items():
             if plan.stages[k].holders[0] == self.peer:
                 names = [n for n in held.stage.trainable if lowest.get(n, k) == k]
-                for square in held.strategy.squares(names):
-                    total += square.to(self.device)
+                total += held.strategy.square(names).to(self.device)
         return total
 
     def _scores(self, training: bool) -> list[norm.Score]:

@@ -38,7 +38,7 @@ class StepAheadEF(Strategy):
         super().__init__(holder)
         self._home: dict[str, Tensor] = {}
         """W, while x is in the parameters."""
-        self._squares: dict[str, Tensor] = {}
+        self._squares: dict[str, float] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -64,18 +64,20 @@ class StepAheadEF(Strategy):
         if not own:
             return  # others did all microbatches
         grads = {name: p.grad for name, p in self.trained.items() if p.grad is not None}
-        self._squares = {n: square_of(g).cpu() for n, g in grads.items()}
-        norm = math.sqrt(sum(map(float, self._squares.values()))) / own
+        each = [square_of(g) for g in grads.values()]
+        squares = torch.stack(each).tolist() if each else []
+        self._squares = dict(zip(grads, squares, strict=True))
+        norm = math.sqrt(sum(squares)) / own
         before = {name: self.trained[name].detach().clone() for name in grads}
         self.holder.optimizer.step(step, weight=own, norm=norm)
         for name, place in before.items():
             grads[name].copy_(place.sub_(self.trained[name])).mul_(own)
 
-    def squares(self, names: Iterable[str]) -> list[Tensor]:
+    def square(self, names: Iterable[str]) -> Tensor:
         """What this holder's own gradients of the step say of those of all."""
-        squares = [self._squares[name] for name in names if name in self._squares]
-        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-        return [total * (self.holder.count / max(1, self.holder.own)) ** 2]
+        total = sum(self._squares.get(name, 0.0) for name in names)
+        total *= (self.holder.count / max(1, self.holder.own)) ** 2
+        return torch.tensor(total, dtype=torch.float64)
 
     @torch.no_grad()
     def update(self, step: int, *, weight: float, norm: float) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...dag.plan.plan import PeerId
 from ...dag.plan.strategies import StrategyChoice
-from .norm import square_of
+from .norm import square_of_all
 from .optimizer import StageOptimizer
 from .vector import Layout, TensorSpace, grads_of, set_grads, vector_of
 
@@ -94,11 +94,11 @@ class Strategy:
         """What all holders' messages came to; after the last one it is in the gradients."""
         set_grads(self.trained, grads_of(self.holder.layout, total))
 
-    def squares(self, names: Iterable[str]) -> list[Tensor]:
-        """float64 scalars whose sum is the squared 2-norm of the gradients of these parameters,
-        summed over all microbatches of the step, before clipping."""
+    def square(self, names: Iterable[str]) -> Tensor:
+        """The squared 2-norm of the gradients of these parameters, summed over all microbatches of
+        the step, before clipping: a float64 scalar."""
         grads = (self.trained[name].grad for name in names)
-        return [square_of(grad) for grad in grads if grad is not None]
+        return square_of_all((g for g in grads if g is not None), self.holder.device)
 
     @torch.no_grad()
     def update(self, step: int, *, weight: float, norm: float) -> None:
