@@ -47,7 +47,7 @@ ORDER = {
         counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",
     "dag/ir": """
-        capture_errors draws experts graph random < convert fx_args operators
+        fused < capture_errors draws experts graph random < convert fx_args operators
         < recipe rules validate < infer""",
     "net": """
         cap grpc_quirks interrupts links local printable < blobs web < identity

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What a machine with a card can say in eight minutes, without a network.
 #
-#   bash benchmarks/gpu/gpu.sh [--cpu] [--wheels DIR] [OUT]     # measure; figures and logs in OUT
+#   bash benchmarks/gpu/gpu.sh [--cpu] [--wheels DIR] [--only "PART …"] [OUT]
+#                                                               # measure; figures and logs in OUT
 #   bash benchmarks/gpu/gpu.sh wheels DIR [PYTHON]              # before, with a network: what may lack
 #
 # The machine has a Python with torch (2.10 or newer) and most libraries; what lacks is installed
@@ -39,11 +40,12 @@ if [ "${1:-}" = wheels ]; then
   exit 0
 fi
 
-device=cuda wheels="$root/wheels"
+device=cuda wheels="$root/wheels" only=
 while [ $# -gt 0 ]; do
   case $1 in
     --cpu) device=cpu; shift ;;
     --wheels) wheels=$2; shift 2 ;;
+    --only) only="setup $2"; shift 2 ;;
     --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) break ;;
   esac
@@ -60,6 +62,7 @@ trap 'rm -rf "$work"' EXIT
 part() { # NAME LIMIT COMMAND…: its output to OUT/NAME.log, and how it ended to the lists
   local name=$1 limit=$(($2 * slack)) started=$SECONDS left=$((end - SECONDS)) code=0
   shift 2
+  [[ -z $only || " $only " = *" $name "* ]] || return 0
   if [ "$left" -lt 5 ]; then code=124; else
     [ "$limit" -lt "$left" ] || limit=$left
     (cd "$root" && timeout -k 5 "$limit" "$@") > "$out/$name.log" 2>&1 || code=$?

@@ -39,7 +39,7 @@ def main() -> int:
         ("mixtral", mixtral(sizes["width"], sizes["layers"])),
     ):
         for dtype in PRECISIONS:
-            figures += step(name, module, dtype, device, batch=4 if small else 16)
+            figures += step(name, module, dtype, device, batch=4 if small else 8)
     for size in (1, 16) if small else (1, 16, 256):
         figures += staging(size * MIB, device)
     report("steps on one device", figures, options.json)

@@ -6,6 +6,7 @@ __all__ = [
     "convert",
     "draws",
     "experts",
+    "fused",
     "fx_args",
     "graph",
     "infer",

@@ -3,7 +3,7 @@
 Neither the plan nor the card changes a mask (I1): everything is arithmetic on 32-bit
 integers, which wraps in the same way on every device. One hash gives 16 bits to each of two
 neighbouring elements, so that a probability is met to 2^-17. Per element the hash costs about a
-quarter of torch's own CPU dropout.
+quarter of torch's own CPU dropout. On a card with Triton dropout is one launch (`fused.py`).
 
     bits[2i], bits[2i+1] = halves of mix(premix(i) ^ word(key, operator))
 
@@ -14,7 +14,9 @@ would bias the upper half, so the last operation is a multiplication.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import logging
 import math
 import struct
 import weakref
@@ -45,6 +47,7 @@ __all__ = [
 
 _M1, _M2, _M3 = 0x7FEB352D, 0x846CA68B - 2**32, 0x2C1B3C6D  # odd, spread the bits well
 _LEVELS = 1 << 16
+_log = logging.getLogger(__name__)
 
 
 class Table:
@@ -121,8 +124,29 @@ def dropout(x: Tensor, p: float, operator: int, *, key: int) -> Tensor:
         return x
     if p >= 1.0:
         return x * 0.0
+    scale, level = 1.0 / (1.0 - p), round(p * _LEVELS)
+    real = x.is_cuda and _get_current_dispatch_mode() is None
+    if real and level < _LEVELS and (fused := _fused()) and fused.takes(x):
+        word, multipliers = _word(key, operator), (_M1, _M2, _M3)
+        made: Tensor = fused.dropout(x, scale, level - _LEVELS // 2, word, multipliers)
+        return made
     drop = _below(p, x.shape, operator, key, x.device)
-    return (x * (1.0 / (1.0 - p))).masked_fill_(drop, 0.0)  # of the product, not of x
+    return (x * scale).masked_fill_(drop, 0.0)  # of the product, not of x
+
+
+@functools.cache
+def _fused() -> Any:
+    """The module, once it has worked; None where there is no Triton or no compiler for it."""
+    try:
+        from . import fused
+
+        tried = torch.ones(3, device="cuda")
+        fused.dropout(tried, 1.0, 0, 0, (_M1, _M2, _M3))
+        torch.cuda.synchronize()
+    except Exception as error:  # whatever a compiler says: there is another way
+        _log.info("dropout is not fused on this card: %s: %s", type(error).__name__, error)
+        return None
+    return fused
 
 
 def feature_dropout(x: Tensor, p: float, operator: int, *, key: int) -> Tensor:
@@ -165,7 +189,7 @@ def attention(
         scores = scores + mask
     # Only a mask can leave a row with nothing to attend to.
     softmax = torch.softmax if mask is None else torch._safe_softmax
-    weights = softmax(scores.float(), -1).to(v.dtype)  # in float32, as autocast does
+    weights = softmax(scores, -1, dtype=torch.float32).to(v.dtype)  # as autocast does
     return dropout(weights, p, operator, key=key) @ v
 
 

@@ -3,8 +3,8 @@
 Shares are deliberately below what is there: a peer keeps what it announced (I4) while its owner
 goes on using the machine.
 
-    device "cuda"   9/10 of the memory that is free on the card; of the host, half of what is free
-                    per card
+    device "cuda"   9/10 of the memory that is free on the card, less what libraries take there;
+                    of the host, half of what is free per card
     device "cpu"    half of the memory that is free, and a fifth of it as "host besides"
 """
 
@@ -36,6 +36,9 @@ __all__ = [
     "speeds_to_proto",
 ]
 
+WORKSPACE_BYTES = 72 << 20
+"""What libraries of matrices and convolutions take on a card, besides what plans count: 68 to 73 MB
+on an H200 (benchmarks/gpu/whole.py), and less on older ones."""
 _FALLBACK_BYTES = 2 * 2**30
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -60,9 +63,10 @@ def measure(
     network: bytes = b"",
 ) -> broker_pb2.Profile:
     """The profile of one device; takes about a second, and no time where the file `speeds` has
-    what was measured before (peer/host/speeds_file.py). `memory_bytes`: the owner's limit in place
-    of the share; `up_bytes_per_s`, `down_bytes_per_s` and what follows them: as the owner has set
-    them, 0 or nothing where nothing is said. `stretch`: the
+    what was measured before (peer/host/speeds_file.py). `memory_bytes`: the owner's limit in
+    place of the share, of which libraries take theirs on a card; `up_bytes_per_s`,
+    `down_bytes_per_s` and what follows them: as the owner has set them, 0 or nothing where nothing
+    is said. `stretch`: the
     device takes so many times as long, and stands for a machine of its own. `network`: that the
     profile is for, see `host_id`.
     Raises ValueError for a device that is not here."""
@@ -80,6 +84,8 @@ def measure(
         model = f"cuda {torch.cuda.get_device_name(at)}"
         free, _ = torch.cuda.mem_get_info(at)
         on_device, besides = free * 9 // 10, free_host // (2 * cards)
+        most = on_device if memory_bytes is None else memory_bytes
+        memory_bytes = max(0, most - WORKSPACE_BYTES)
     elif at.type == "cpu":
         model = f"cpu {platform.processor() or platform.machine()}"
         on_device, besides = free_host // 2, free_host // 5

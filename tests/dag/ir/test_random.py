@@ -207,8 +207,29 @@ def test_shapes_can_be_inferred_after_and_before_real_masks() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_masks_are_the_same_on_a_gpu() -> None:
-    x = torch.ones(N)
-    assert torch.equal(
-        random.dropout(x, 0.3, 5, key=KEY), random.dropout(x.cuda(), 0.3, 5, key=KEY).cpu()
-    )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(N,), (1,), (5, 7, 11), (0, 3), (33, 1023)])
+@pytest.mark.parametrize("p", [0.3, 0.0001, 0.99999])
+def test_dropout_is_the_same_on_a_gpu(dtype: torch.dtype, shape: tuple[int, ...], p: float) -> None:
+    values, grad = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    for turned in (False, True):  # other strides, the same positions
+        found = {}
+        for device in ("cpu", "cuda"):
+            leaf = values.to(device).requires_grad_()
+            x = leaf.mT.contiguous().mT if turned and leaf.dim() > 1 else leaf
+            made = random.dropout(x, p, 5, key=KEY)
+            made.backward(grad.to(device))
+            assert leaf.grad is not None
+            found[device] = made.detach().cpu(), leaf.grad.cpu()
+        assert all(map(torch.equal, found["cpu"], found["cuda"]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_dropout_is_one_launch_on_a_gpu_with_triton() -> None:
+    pytest.importorskip("triton")
+    x = torch.ones(N, device="cuda")
+    random.dropout(x, 0.3, 5, key=KEY)
+    with torch.profiler.profile() as seen:
+        random.dropout(x, 0.3, 5, key=KEY)
+    assert any(e.name == "_dropout_kernel" for e in seen.events())
