@@ -56,19 +56,19 @@ def _launch(x: Tensor, scale: float, below: int, word: int, multipliers: tuple[i
     return out
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # Triton's is untyped
-def _dropout_kernel(
-    x: Any,
-    out: Any,
-    count: Any,
-    scale: Any,
-    below: Any,
-    word: Any,
+@triton.jit(do_not_specialize=["below", "word"])  # type: ignore[untyped-decorator]  # of Triton
+def _dropout_kernel(  # type: ignore[no-untyped-def]  # Triton reads annotations as its own
+    x,
+    out,
+    count,
+    scale,
+    below,
+    word,
     m1: tl.constexpr,
     m2: tl.constexpr,
     m3: tl.constexpr,
     BLOCK: tl.constexpr,  # noqa: N803  # as Triton writes constants
-) -> None:
+):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < count
     w = (at >> 1).to(tl.int32)

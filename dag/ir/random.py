@@ -98,7 +98,11 @@ def _premix(count: int, device: torch.device) -> Tensor:
 
 def _hash(count: int, operator: int, key: int, device: torch.device) -> Tensor:
     """`count` int32 words."""
-    x = _premix(count, device) ^ _word(key, operator)
+    return _mixed(_premix(count, device) ^ _word(key, operator))
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """In place."""
     x *= _M1
     x ^= x >> 16
     x *= _M2
@@ -136,13 +140,16 @@ def dropout(x: Tensor, p: float, operator: int, *, key: int) -> Tensor:
 
 @functools.cache
 def _fused() -> Any:
-    """The module, once it has worked; None where there is no Triton or no compiler for it."""
+    """The module, once its masks were right here; None where there is no Triton or no compiler."""
     try:
         from . import fused
 
-        tried = torch.ones(3, device="cuda")
-        fused.dropout(tried, 1.0, 0, 0, (_M1, _M2, _M3))
-        torch.cuda.synchronize()
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            x = torch.linspace(-3, 3, 4099, device="cuda").to(dtype)
+            made = fused.dropout(x, 1.3, 0, 5, (_M1, _M2, _M3))
+            halves = _mixed(_premix(2050, x.device) ^ 5).view(torch.int16)[:4099]
+            if not torch.equal(made, (x * 1.3).masked_fill_(halves < 0, 0.0)):
+                raise RuntimeError(f"its masks are others in {dtype}")
     except Exception as error:  # whatever a compiler says: there is another way
         _log.info("dropout is not fused on this card: %s: %s", type(error).__name__, error)
         return None

@@ -65,7 +65,7 @@ def square_of(grad: Tensor) -> Tensor:
 
 def square_of_all(grads: Iterable[Tensor], device: torch.device) -> Tensor:
     """The sum of their squared 2-norms, a float64 scalar on the device, which has them all. On a
-    card a few launches for all of them, where one by one takes as long as an eighth of a step."""
+    card these are a few launches, and not some for each parameter."""
     there = list(grads)
     if not there:
         return torch.zeros((), dtype=torch.float64, device=device)
