@@ -22,15 +22,14 @@ from ...dag.rounds.wiring import (
     GIVE,
     RESULT,
     VERSION,
-    Giver,
     RoundWiring,
-    VectorSegment,
     port_of,
     span_of,
     wiring,
 )
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2
+from ..core.rounds.exchange import segments_of
 from .coding import PartCoding
 from .side_by_side import most_bytes, side_by_side, total_of
 
@@ -80,8 +79,10 @@ class RoundAttempt:
     """Whether its round is: nothing comes any more."""
 
     def __post_init__(self) -> None:
-        segments = (_segment(message) for message in self.plan.segments)
-        self.wiring = wiring(self.vector, segments, self.peer, self.plan.fragment)
+        for s in self.plan.segments:
+            if s.start > s.stop:
+                raise TensorSpecError(f"segment [{s.start}, {s.stop}): it ends before it begins")
+        self.wiring = wiring(self.vector, segments_of(self.plan), self.peer, self.plan.fragment)
         self._comes = {(GIVE, p, g.peer) for p, gs in self.wiring.adds.items() for g in gs}
         self._comes |= {(RESULT, *share) for share in self.wiring.takes}
         self._comes |= {(VERSION, *share) for share in self.wiring.gets}
@@ -205,18 +206,3 @@ class RoundAttempt:
                 yield part, found.values if found else None
             else:
                 yield part, self.taken.get(part)
-
-
-def _segment(message: broker_pb2.RoundSegment) -> VectorSegment:
-    """Raises TensorSpecError for one that is no interval."""
-    if message.start > message.stop:
-        raise TensorSpecError(
-            f"segment [{message.start}, {message.stop}): it ends before it begins"
-        )
-    return VectorSegment(
-        (message.start, message.stop),
-        PeerId(message.aggregator),
-        tuple(Giver(PeerId(g.peer), g.weight) for g in message.givers),
-        tuple(map(PeerId, message.takers)),
-        tuple((PeerId(v.source), PeerId(v.destination)) for v in message.versions),
-    )

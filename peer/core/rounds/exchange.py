@@ -31,7 +31,7 @@ from ....net.links.frame import FrameKey
 from ....proto import broker_pb2
 from .. import events as e
 
-__all__ = ["RoundExchange", "run_of"]
+__all__ = ["RoundExchange", "run_of", "segments_of"]
 
 
 def run_of(replica: str) -> str:
@@ -39,7 +39,8 @@ def run_of(replica: str) -> str:
     return replica.partition(".")[0]
 
 
-def _segments_of(plan: broker_pb2.RoundPlan) -> Iterator[VectorSegment]:
+def segments_of(plan: broker_pb2.RoundPlan) -> Iterator[VectorSegment]:
+    """As the wiring reads them. One that ends before it begins has no parts."""
     for s in plan.segments:
         yield VectorSegment(
             (s.start, s.stop),
@@ -80,7 +81,7 @@ class RoundExchange:
     def planned(self, plan: broker_pb2.RoundPlan) -> None:
         """In place of what there is."""
         self.plan, self.begun = plan, False
-        self.wiring = wiring(self._vector, _segments_of(plan), self._peer, plan.fragment)
+        self.wiring = wiring(self._vector, segments_of(plan), self._peer, plan.fragment)
         self._unsent.clear()
 
     def joins(self) -> None:
