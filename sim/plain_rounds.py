@@ -83,7 +83,8 @@ def batches_of(reader: Reader, microbatches: int, size: int) -> Batches:
 
 
 def by_microbatch(size: int) -> Gradients:
-    """Of each microbatch of `size` samples by itself: a batch norm has the statistics of one."""
+    """The gradients of each microbatch of `size` samples by itself: a batch norm has the
+    statistics of one."""
 
     def gradients(
         modules: Sequence[nn.Module], batches: Sequence[Mapping[str, Tensor]]

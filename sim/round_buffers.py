@@ -82,7 +82,7 @@ def _put(replica: PlainReplica, buffers: Mapping[str, Tensor]) -> None:
 
 
 def _mean(each: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """Of integers the largest."""
+    """The mean of numbers, and the largest of integers."""
     if not each[0][1].is_floating_point():
         return torch.stack([b for _, b in each]).amax(0)
     total = sum(weight for weight, _ in each)

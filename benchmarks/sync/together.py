@@ -20,7 +20,7 @@ __all__ = ["Together"]
 
 
 class Together:
-    """Of one module and one number of replicas; `train` may be called again and again."""
+    """The loop for one module and one number of replicas; `train` may be called again and again."""
 
     def __init__(self, module: nn.Module, replicas: int, *, compiled: bool = True) -> None:
         self.module, self.count = module, replicas

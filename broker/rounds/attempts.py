@@ -25,8 +25,8 @@ _MOST_EXPONENT = 48
 
 
 class Attempts:
-    """Of the round under way, and not durable. plans: by peer, what it does in the present attempt;
-    none: an earlier start of the broker made them. gossip, window: of runs that gossip."""
+    """The attempts of the round under way; not durable. plans: by peer, what it does in the present
+    one; none: an earlier start of the broker made them. gossip, window: of runs that gossip."""
 
     def __init__(
         self,

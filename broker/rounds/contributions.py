@@ -42,8 +42,9 @@ def standing(rounds: RoundRecord, replica: Replica) -> Hashable:
 
 
 class Contributions:
-    """Of the round under way, and not durable. bad: replicas whose contribution cannot count, and
-    why. since: when local work began, or the attempt; None: before this start of the broker."""
+    """Who contributes to the round under way; not durable. bad: replicas whose contribution cannot
+    count, and why. since: when local work began, or the attempt; None: before this start of
+    the broker."""
 
     def __init__(self, run: Run, record: RoundRecord) -> None:
         self._run, self._record = run, record

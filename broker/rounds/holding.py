@@ -21,8 +21,8 @@ __all__ = ["Holding"]
 
 
 class Holding:
-    """Of one run that gossips, and not durable. hindrance: what a peer said of a round in which the
-    record may not be yet."""
+    """What holds back rounds of one run that gossips; not durable. hindrance: what a peer said of a
+    round in which the record may not be yet."""
 
     def __init__(
         self,

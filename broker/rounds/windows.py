@@ -74,9 +74,9 @@ def settled(
 
 @dataclass(eq=False)
 class RoundWindow:
-    """Of one run, and not durable. asked: whether all are held. level: whether all have answered.
-    stands: by replica, the round that it is in, by the answers of all its holders; behind: the
-    earliest that one of these is in."""
+    """How far one run is in rounds that were told ahead; not durable. asked: whether all are held.
+    level: whether all have answered. stands: by replica, the round that it is in, by the answers of
+    all its holders; behind: the earliest that one of these is in."""
 
     run: Run
     record: RoundRecord

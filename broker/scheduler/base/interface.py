@@ -166,7 +166,7 @@ class PlannerOptions:
 
     @property
     def standing_bytes(self) -> int:
-        """Of each trained number beside itself and its gradient, while steps are made."""
+        """Bytes of each trained number beside itself and its gradient, while steps are made."""
         return self.state_bytes + self.round_bytes
 
 

@@ -12,7 +12,8 @@ __all__ = ["RoundGate"]
 
 
 class RoundGate:
-    """Of one assignment, `run` and `term`. Its methods return what is to be done, in order."""
+    """Where one assignment, `run` and `term`, waits between rounds. Its methods return what
+    is to be done, in order."""
 
     def __init__(self, run: str, term: int, rounds: Rounds, steps: Steps) -> None:
         self._run, self._term = run, term
