@@ -29,6 +29,7 @@ from ...net.links.buffers import trim_heap
 from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
 from ..data.reader import Reader
+from ..host.profile import available_host_bytes
 from ..rounds.local import LocalSteps
 from ..rounds.work import RoundWork
 from ..sync.optimizer import StageOptimizer
@@ -37,7 +38,7 @@ from ..sync.strategy import Holder, Strategy
 from ..sync.vector import parts_of
 from .codings import Codings
 from .exchange import Exchanges, LocalStage, TransferSpecs
-from .order import BuildOrder, check_memory
+from .order import BuildOrder, check_host_memory, check_memory
 from .store import Store
 from .streams import Streams
 
@@ -176,8 +177,12 @@ def build_work(
     mine = [stages[k] for k in plan.stages_of(order.peer)]
     settings = order.training.rounds
     vector = RunVector.of(graph, settings.fragments) if settings else RunVector(())
-    kept = _entries_of(vector, mine) if device.type == "cpu" else {}  # else beside it, on the host
-    check_memory(order, graph, flow, sum(e.elements for e in kept.values()))
+    of_rounds = sum(e.elements for e in _entries_of(vector, mine).values())
+    if device.type == "cpu":
+        check_memory(order, graph, flow, of_rounds)
+    else:
+        check_memory(order, graph, flow)
+        check_host_memory(order, of_rounds, available_host_bytes())
     _check_norm(graph, order)
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = ByGraph(order.weights, graph)

@@ -38,6 +38,7 @@ from ..data.manifest import Manifest
 __all__ = [
     "BuildOrder",
     "OfferError",
+    "check_host_memory",
     "check_memory",
     "order_from_assign",
     "resumed",
@@ -73,6 +74,18 @@ def check_memory(order: BuildOrder, graph: Graph, flow: Flow, of_rounds: int = 0
             f"the stages of {order.peer} take about {size_text(most)} on the device, this peer "
             f"offers {size_text(order.memory_bytes)}: give it fewer operators, smaller "
             "microbatches, or recompute; or let its owner offer more memory"
+        )
+
+
+def check_host_memory(order: BuildOrder, of_rounds: int, free: int) -> None:
+    """Raises OfferError where what rounds keep of so many elements beside a card is more than the
+    `free` bytes of its host."""
+    rounds = order.training.rounds
+    needed = of_rounds * (rounds.stepping_bytes + rounds.exchange_bytes) if rounds else 0
+    if needed > free:
+        raise OfferError(
+            f"rounds of the stages of {order.peer} take about {size_text(needed)} of the host's "
+            f"memory, beside the device, and {size_text(free)} are free: give it fewer operators"
         )
 
 

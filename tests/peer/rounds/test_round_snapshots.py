@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.peer.compute.order import OfferError, check_memory
+from shoal.peer.compute.order import OfferError, check_host_memory, check_memory
 from shoal.peer.compute.records import load_records, write_records
 from shoal.peer.core.assignment import STOP_AT
 from shoal.peer.core.snapshots import SnapshotError, in_parts
@@ -109,3 +109,12 @@ def test_an_offer_must_hold_what_rounds_keep(make_case, replica):
     # a sum, where a step keeps less than that beside it.
     more = (least(elements) - least(0)) * STOP_AT
     assert 20 * elements < more <= (8 + 4 + 4 + 8 + 2) * elements
+
+
+def test_the_host_of_a_card_must_have_room_for_what_rounds_keep(make_case, replica):
+    case = case_of_three(make_case)
+    order = replica(case, "a", of=3, method="diloco").devices["a.0"]._work.order
+    each = 8 + 4 + 4 + 8 + 2  # as above
+    check_host_memory(order, 1000, each * 1000)
+    with pytest.raises(OfferError, match=r"host's memory, beside the device, and .* are free"):
+        check_host_memory(order, 1000, each * 1000 - 1)
