@@ -38,7 +38,7 @@ __all__ = [
 
 WORKSPACE_BYTES = 72 << 20
 """What libraries of matrices and convolutions take on a card, besides what plans count: 68 to 73 MB
-on an H200 (benchmarks/gpu/whole.py), and less on older ones."""
+on an H200 (benchmarks/gpu/whole.py), and less before Hopper by torch's own settings."""
 _FALLBACK_BYTES = 2 * 2**30
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
