@@ -252,7 +252,7 @@ class World:
         self.flows: dict[PeerId, Flow] = {}
 
     def on_card(self, steps: int) -> int:
-        """Of a plan with one peer, on a GPU: what torch counted at most."""
+        """Runs a plan with one peer on a GPU; returns what torch counted at most."""
         device = self.build_on("cuda")
         for step in range(steps):
             self.step(step)
@@ -261,7 +261,7 @@ class World:
         return found
 
     def build_on(self, device: str) -> TorchDevice:
-        """Of a plan with one peer: it is built there."""
+        """Builds a plan with one peer there, in place of its device."""
         (peer,) = self.plan.peers
         self.devices[peer] = found = TorchDevice(device)
         self.flows[peer] = found.build(self._order(peer)).flow

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shoal.dag.cost.speed import Speeds
 from shoal.peer.host import profile
 from shoal.peer.host.identity import Identity, IdentityError
 from shoal.peer.shell.lane import SerialExecutor
@@ -33,6 +34,23 @@ def test_a_profile_says_what_the_device_offers(measured: Path) -> None:
     assert 0 < found.device_memory_bytes + found.host_memory_bytes < free * 1.5
     assert found.flops_per_s > 1e6
     assert f"torch {torch.__version__.split('+')[0]}" in found.software
+
+
+@pytest.mark.parametrize(
+    ("owner", "offered"),
+    [(None, 900_000_000 - profile.WORKSPACE_BYTES), (500 << 20, 428 << 20), (1 << 20, 0)],
+)
+def test_a_card_offers_what_its_libraries_leave(
+    owner: int | None, offered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = Speeds.of_flops(1e12)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda at: "a card")
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda at: (1_000_000_000, 2_000_000_000))
+    monkeypatch.setattr("shoal.peer.host.speeds_file.known_speeds", lambda *a, **k: speeds)
+    found = profile.measure("cuda:0", name="a", memory_bytes=owner)
+    assert found.device == "cuda a card"
+    assert found.device_memory_bytes == offered
 
 
 def test_a_profile_has_speeds_by_class_and_says_which_machine_it_is(measured: Path) -> None:
