@@ -310,7 +310,7 @@ def main() -> int:
 
 
 async def _run(config: NodeConfig) -> int:
-    stop, told = asyncio.Event(), asyncio.Event()
+    stop, told, cut = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def asked() -> None:
@@ -320,17 +320,23 @@ async def _run(config: NodeConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked)
 
+    def gone() -> None:
+        cut.set()
+        stop.set()
+
     def listen() -> None:
         sys.stdin.read()  # until our owner is gone
-        loop.call_soon_threadsafe(stop.set)
+        loop.call_soon_threadsafe(gone)
 
     threading.Thread(target=listen, name="rope", daemon=True).start()
     code = await _Node(config).run(stop)
-    # The kernel tells of an owner's death while its threads still end: it is our parent till then.
-    until = time.monotonic() + (_ORPHANED_S if told.is_set() else 0.0)
-    while os.getppid() == config.parent and time.monotonic() < until:  # noqa: ASYNC110  # untold
-        await asyncio.sleep(0.02)
-    if os.getppid() != config.parent:  # who would have removed it was killed
+    # A signal is the kernel's word of our owner's death, or anybody's wish that we end. Then our
+    # owner lives and starts another node, which needs the folder.
+    if told.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ORPHANED_S):
+                await cut.wait()
+    if cut.is_set() or os.getppid() != config.parent:  # perhaps nobody else is left to do it
         shutil.rmtree(config.sockets, ignore_errors=True)
     return code
 
