@@ -31,7 +31,7 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 ORDER = {
     "broker": """
         access options run_spec scheduler < events requirements < membership < links snapshots
-        < records < recovery round_rows < runs < journal placement rounds < registry < clients
+        < records < recovery round_rows < runs < journal rounds < placement < registry < clients
         < machine planning < service validate""",
     "broker/rounds": """
         contributions pairs saving segments version work < ahead exchange gossip < handing < windows

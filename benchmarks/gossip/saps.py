@@ -9,6 +9,10 @@ for five networks more, of which the least bottleneck and the largest ρ count.
 saps_bottleneck_…   the slowest link of a round, mean over rounds (worst of all networks: …_worst)
 saps_mean_link_…    the mean link of a round, mean over rounds
 saps_rho_…          second eigenvalue of E[WᵀW] (…_worst)
+saps_learned_…      the same of "auto", where the broker knows only links that were measured: of
+                    each replica to four landmarks, and those of rounds that were (landmarks);
+                    before the first round also to 16 others (measured), or to all (all). 100 rounds
+                    each of six networks (`broker/rounds/pairs/measuring.py`)
 saps_match_1000_seconds      CPU: one round among 1,000 after a history of ten, threshold given
 saps_threshold_1000_seconds  CPU: the threshold where none is given, once in a window
 saps_cardinality             least share of networkx's maximum, 200 random graphs of up to 100
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterable, Sequence
 
 import networkx
 import numpy as np
@@ -26,13 +31,18 @@ from numpy.typing import NDArray
 
 from shoal.benchmarks.gossip import digits
 from shoal.benchmarks.table import Figure, arguments, report
+from shoal.broker.links.links import Links
+from shoal.broker.links.probed import LINKS
 from shoal.broker.rounds.pairs.matching import ALONE, maximal, maximum, weights
+from shoal.broker.rounds.pairs.measuring import OTHERS, tournament
 from shoal.broker.rounds.pairs.mixing import of_random_pairs, second_eigenvalue
-from shoal.broker.rounds.pairs.selection import PairSettings, window
+from shoal.broker.rounds.pairs.selection import Pairs, PairSettings, window
 from shoal.broker.rounds.pairs.threshold import fastest_threshold
+from shoal.dag.plan.plan import PeerId
 
 ROUNDS = 300
 MORE = 5
+LEARNED_ROUNDS = 100
 CASES: dict[str, tuple[str, PairSettings]] = {
     "random": ("random-pairs", PairSettings()),
     "ring": ("ring", PairSettings()),
@@ -56,6 +66,10 @@ def main() -> None:
     for case in CASES:
         figures += of_case(case)
     figures.append(Figure("saps_rho_random_closed_form", of_random_pairs(32), "", "lower"))
+    figures += [
+        Figure(f"saps_learned_{name}", learned(turns), "", "higher")
+        for name, turns in (("landmarks", 0), ("measured", OTHERS), ("all", 31))
+    ]
     figures += seconds()
     figures.append(Figure("saps_cardinality", cardinality(), "ratio", "higher"))
     if args.digits:
@@ -84,6 +98,38 @@ def measured(case: str, seed: int) -> tuple[float, float, float]:
     met = [[rate[at[a], at[b]] for a, b in pairs] for pairs in rounds]
     slowest = float(np.mean([min(links) for links in met]))
     return slowest, float(np.mean(met)), second_eigenvalue(who, rounds)
+
+
+def learned(turns: int, n: int = 32) -> float:
+    """Of saps_learned_…, after so many turns."""
+    return float(np.mean([_learned(turns, n, seed) for seed in range(1 + MORE)]))
+
+
+def _learned(turns: int, n: int, seed: int) -> float:
+    who, rate = [PeerId(name) for name in names(n)], digits.uniform(n, seed) * 1e6
+    links, met = Links(), list[Pairs]()
+
+    def measure(pairs: Iterable[tuple[int, int]]) -> None:
+        for a, b in pairs:
+            for one, other in ((a, b), (b, a)):
+                links.report(who[one], who[other], 0.02, float(rate[one, other]), 0.0, "probe")
+
+    def slowest(pairs: Sequence[tuple[int, int]]) -> float:
+        return float(min(min(rate[a, b], rate[b, a]) for a, b in pairs)) / 1e6
+
+    measure((a, b) for a in range(n) for b in range(LINKS) if a != b)
+    for turn in tournament(n, seed, turns):
+        measure(turn)
+    found = []
+    for number in range(LEARNED_ROUNDS):
+        known = links.network(who, {}, 0.0)
+        ends = np.minimum(known.up[:, None], known.down[None, :])
+        seen = np.minimum(known.bandwidth, ends)
+        met += window("saps", seed, number, 1, who, seen, met)
+        pairs = [(int(a[-4:]), int(b[-4:])) for a, b in met[-1]]
+        found.append(slowest(pairs))
+        measure(pairs)
+    return float(np.mean(found))
 
 
 def seconds() -> list[Figure]:

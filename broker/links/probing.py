@@ -70,6 +70,7 @@ class Probing:
         self._wanted: dict[Pair, float] = {}  # until when it is worth the wait
         self._active: dict[int, _Active] = {}
         self._busy: dict[PeerId, int] = {}  # the probe that it takes part in
+        self._spent = set[PeerId]()  # those short of links that may send no more for now
         self._number = 0
         self._seen = -1  # version of the members that were looked at last
         self._stale = False  # something may be startable now
@@ -86,7 +87,8 @@ class Probing:
     def settled(self, peers: Iterable[PeerId]) -> bool:
         """Whether nothing is about to be learned of links of these peers."""
         some = set(peers)  # never iterated
-        waits = any(p in some for p in self.landmarks.short) or any(p in some for p in self._busy)
+        short = (p for p in self.landmarks.short if p not in self._spent)
+        waits = any(p in some for p in short) or any(p in some for p in self._busy)
         return not waits and not any(a in some and b in some for a, b in self._wanted)
 
     def last_join(self, peers: Iterable[PeerId]) -> float:
@@ -103,10 +105,11 @@ class Probing:
             and self._peers[a].tried.get(b, -math.inf) <= now and self._reach(a, b)
         )  # fmt: skip
 
-    def wanted(self, pairs: Sequence[Pair], now: float) -> None:
-        """A candidate plan would use these: they are measured next, and exactly."""
+    def wanted(self, pairs: Sequence[Pair], now: float, turns: int = 1) -> None:
+        """A candidate plan would use these: they are measured next, in this order, and exactly.
+        `turns`: probes that one peer is in; each is worth a wait of `probe_s`."""
         for pair in self.unmeasured(pairs, now):
-            self._wanted[pair] = now + self.options.probe_s
+            self._wanted[pair] = now + turns * self.options.probe_s
             self._stale = True
 
     def network(self, peers: Sequence[PeerId], now: float) -> Network | None:
@@ -274,14 +277,16 @@ class Probing:
             together = one.state == "assigned" and one.run == other.run
             trains = "assigned" in (one.state, other.state)
             most = SMALLEST_BYTES if trains else PROBE_BYTES
+            if not all(self._affords(m.id, most, now) for m in (one, other)):
+                del self._wanted[a, b]  # not within any patience
+                self.version += 1
+                continue
             if together or not all(self._may_send(m, most, now) for m in (one, other)):
                 continue
             out += self._start(one, other, most, members, now)
         return out
 
     def _may_send(self, member: Member, size_bytes: int, now: float) -> bool:
-        if not self._affords(member.id, size_bytes, now):
-            return False
         if member.state != "assigned":
             return True
         known = self._peers[member.id]
@@ -297,7 +302,8 @@ class Probing:
         pool = [m.id for m in members.pool]
         self.landmarks.count(pool, self._reach)
         idle = [p for p in self.landmarks.short if p not in self._busy]
-        idle = [p for p in idle if self._affords(p, PROBE_BYTES, now)]
+        self._spent = {p for p in idle if not self._affords(p, PROBE_BYTES, now)}
+        idle = [p for p in idle if p not in self._spent]
         for peer in idle:
             if peer in self._busy:
                 continue

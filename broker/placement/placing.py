@@ -12,7 +12,8 @@ Rules.
   (`waiting.py`); for any other reason, or where it shall not wait (`when_short`), it has failed.
 - A plan waits until the links of the peers that it could use are measured, but at most `probe_s`
   after the last of them joined or the run could first be planned. A plan that would use pairs
-  nobody measured has them measured, once, and is made again.
+  nobody measured has them measured, once, and is made again; so are links between replicas of
+  which a run of saps will choose, as many as it takes (`broker/rounds/pairs/measuring.py`).
 - When planning a run had to be ended (it crashed its process, or passed a limit), its owner's
   runs come behind those of all others for LAST_S, whatever their priority.
 - After a restart nothing is planned for one lease: peers that attach again shall be planned with.
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...dag.plan.report import PlanWithReport
+from ...job.gossip import MATCHINGS
 from ...proto.broker_pb2 import WAITING, Formation
 from ..events import (
     PLANNER,
@@ -43,6 +45,8 @@ from ..events import (
 from ..links.probing import Probing
 from ..membership.member import Member, dial
 from ..membership.membership import Membership
+from ..rounds.pairs.measuring import tournament
+from ..rounds.segments import Replicated, meeting
 from ..runs.replica import Replica
 from ..runs.run import Run
 from .bad_plan import bad_plan, not_outlined
@@ -222,9 +226,10 @@ class PoolScheduler:
         replica = self._answered(found, event)
         if replica is None:
             return [_dropped(event, "nobody waits for it")]
-        if (instead := self._unusable(replica, event, now)) is not None:
-            return instead
-        return _begin(replica, event, now)
+        instead = self._unusable(replica, event, now)
+        if instead is None:
+            instead = self._measured_first(replica, event, _pairs(event), 1, now)
+        return _begin(replica, event, now) if instead is None else instead
 
     def formed(
         self,
@@ -242,6 +247,9 @@ class PoolScheduler:
                 return instead
         if problem := _bad_formation(first, event):
             return first.lifecycle.fail("plan", f"the formation cannot be used: {problem}", now)
+        pairs, turns = _pairs_formed(first, event)
+        if (instead := self._measured_first(first, event, pairs, turns, now)) is not None:
+            return instead
         run, published = decide(first.record.run.id, event.formation, now)
         why = "; ".join(event.formation.reasons[:1])
         fields = (("run", run.id), ("kind", event.formation.kind), ("why", why))
@@ -278,13 +286,25 @@ class PoolScheduler:
                 "broker relays nothing"
             )
             return life.fail("address", text, now)
-        unknown = () if replica.run.requirements.wanted else self.probing.unmeasured(pairs, now)
-        if unknown and replica.id not in self._refined:
-            self._refined[replica.id] = None
-            self._patience[replica.id] = now + self.probing.options.probe_s
-            self.probing.wanted(unknown, now)
-            return [_dropped(event, f"{len(unknown)} of its links are measured first")]
         return None
+
+    def _measured_first(
+        self,
+        replica: Replica,
+        event: PlanReady | ReplicasFormed,
+        pairs: Sequence[tuple[PeerId, PeerId]],
+        turns: int,
+        now: float,
+    ) -> list[Instruction] | None:
+        """Once in a run the links that it would use are measured, and it is planned again; None: it
+        can be begun with. `turns`: pairs that a peer is in, which take one another's time."""
+        unknown = () if replica.run.requirements.wanted else self.probing.unmeasured(pairs, now)
+        if not unknown or replica.id in self._refined:
+            return None
+        self._refined[replica.id] = None
+        self._patience[replica.id] = now + turns * self.probing.options.probe_s
+        self.probing.wanted(unknown, now, turns)
+        return [_dropped(event, f"{len(unknown)} of its links are measured first")]
 
     def _still_free(self, replica: Replica, peer: PeerId) -> bool:
         member = self.members.members.get(peer)
@@ -314,6 +334,19 @@ class PoolScheduler:
 def _pairs(event: PlanReady) -> tuple[tuple[PeerId, PeerId], ...]:
     peers = event.plan.peers
     return event.pairs or tuple((a, b) for i, a in enumerate(peers) for b in peers[i + 1 :])
+
+
+def _pairs_formed(first: Replica, event: ReplicasFormed) -> tuple[list[tuple[PeerId, PeerId]], int]:
+    """Those of all replicas, then, where saps chooses who meets, those of replicas that might; and
+    in how many turns they are measured."""
+    pairs = [pair for made in event.plans for pair in _pairs(made)]
+    wish = first.run.requirements
+    if MATCHINGS.get(wish.sync.chosen, wish.sync.chosen) != "saps":
+        return pairs, 1
+    replicas = [Replicated(made.plan) for made in event.plans]
+    turns = tournament(len(replicas), wish.seed)
+    met = ((replicas[a], replicas[b]) for turn in turns for a, b in turn)
+    return [*pairs, *(pair for a, b in met for pair in meeting(a, b))], 1 + len(turns)
 
 
 def _begin(replica: Replica, event: PlanReady, now: float) -> list[Instruction]:

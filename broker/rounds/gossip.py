@@ -26,7 +26,7 @@ from ..membership.membership import Membership
 from ..records.rounds import RoundRecord
 from ..runs.run import Run
 from .pairs.selection import PairSettings, window
-from .segments import Replicated
+from .segments import Replicated, meeting
 
 __all__ = ["Gossip", "NetworkOf", "regrouped"]
 
@@ -148,7 +148,7 @@ class Gossip:
         for i, a in enumerate(replicas):
             for j, b in enumerate(replicas):
                 if i != j:
-                    found[i, j] = min(rate[at[x], at[y]] for x, y in _met(a, b))
+                    found[i, j] = min(rate[at[x], at[y]] for x, y in meeting(a, b))
         return found
 
     def _unreachable(self, peers: Sequence[PeerId]) -> NDArray[np.bool_]:
@@ -196,13 +196,3 @@ def _member(of: RoundMember, group: int, attempt: int) -> RoundMember:
 def _name(number: int) -> str:
     """As the selection of pairs has it: in the order of numbers."""
     return f"{number:06}"
-
-
-def _met(a: Replicated, b: Replicated) -> Mapping[tuple[PeerId, PeerId], None]:
-    """First holders of stages that have elements in common."""
-    found: dict[tuple[PeerId, PeerId], None] = {}
-    for start in sorted({*a.bounds[:-1], *b.bounds[:-1]}):
-        if start < a.bounds[-1]:
-            one, other = (r.plan.stages[r.stage_at(start)].holders[0] for r in (a, b))
-            found[one, other] = None
-    return found

@@ -17,7 +17,7 @@ from ...dag.plan.plan import PeerId, Plan
 from ...dag.rounds.wiring import UNDIVIDED, Giver, VectorSegment
 from ...proto.broker_pb2 import RoundSegment
 
-__all__ = ["Replicated", "segments", "sliced"]
+__all__ = ["Replicated", "meeting", "segments", "sliced"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,17 @@ class Replicated:
             if group.start < stop and start < group.start + group.elements:
                 for stage in group.stages:
                     yield from plan.stages[stage].holders
+
+
+def meeting(a: Replicated, b: Replicated) -> list[tuple[PeerId, PeerId]]:
+    """Holders who exchange when these two meet: the first of stages that have elements in
+    common."""
+    found: dict[tuple[PeerId, PeerId], None] = {}
+    for start in sorted({*a.bounds[:-1], *b.bounds[:-1]}):
+        if start < a.bounds[-1]:
+            one, other = (r.plan.stages[r.stage_at(start)].holders[0] for r in (a, b))
+            found[one, other] = None
+    return list(found)
 
 
 def segments(

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.events import DescribeAsked, Log, MakePlan, PlanReady, Tell
+from shoal.broker.events import (
+    DescribeAsked,
+    FormReplicas,
+    Log,
+    MakePlan,
+    PlanReady,
+    ReplicasFormed,
+    Tell,
+)
 from shoal.broker.links.links import MAX_AGE_S, LinkBurst
 from shoal.broker.links.probed import LINKS, PROBE_BYTES, SMALLEST_BYTES, Allowance, Landmarks
+from shoal.dag.plan.outline import Outline, StageOutline
 from shoal.dag.plan.plan import PeerId
-from shoal.proto.broker_pb2 import Goodbye, LinkReport
+from shoal.proto.broker_pb2 import Formation, FormedReplica, Goodbye, LinkReport
 from shoal.proto.common_pb2 import Reason
+from shoal.tests.broker.conftest import make_plan, make_spec
 
 TRUE_LATENCY_S, TRUE_RATE = 0.02, 5e6
 
@@ -72,6 +84,15 @@ def live(world, seconds):
 def pairs_of(out, world):
     names = {stream: peer for peer, stream in world.streams.items()}
     return [frozenset((names[stream], order.peer)) for stream, order in orders(out)]
+
+
+def formation(ask, *peers):
+    """Each of them is a replica."""
+    told = Formation(kind="local", replicas=[FormedReplica(peers=[p]) for p in peers])
+    whole = Outline((StageOutline(0, trainable=True, makes_loss=True, elements=1),))
+    plans = (replace(make_plan(p, microbatches=1), outline=whole) for p in peers)
+    made = tuple(PlanReady(ask.replica, ask.version, plan) for plan in plans)
+    return ReplicasFormed(ask.replica, ask.version, told, made)
 
 
 # ------------------------------------------------------------ whom
@@ -390,6 +411,48 @@ def test_a_plan_is_not_refused_when_its_pairs_cannot_be_measured(world):
     again = world.only(serve(world, out, failed), MakePlan)
     world.handle(PlanReady(run, again.version, world.plan(a, b)))
     assert world.machine.replica(run).record.active
+
+
+def test_replicas_of_saps_measure_the_links_that_it_chooses_among_and_those_of_noloco_do_not(
+    make_world,
+):
+    for method, measured in (("saps-outer", True), ("noloco", False)):
+        world = make_world(probe_s=5.0)
+        names = [f"p{i:02}" for i in range(12)]
+        for name in names:
+            serve(world, world.join(name))
+        job = {"sync": {"kind": "gossip", "method": method}, "plan": {"replicas": 12}}
+        run, out = world.submit(make_spec(microbatches=12, **job))
+        ask = world.only(out, FormReplicas)
+        assert not ask.network.measured.all()
+        out = world.handle(formation(ask, *names))
+        told = pairs_of(out, world)
+        assert len(told) == len(set(told)) * 2, "nobody is in two at once"
+        if measured:
+            again = world.only(serve(world, out), FormReplicas)
+            assert again.network.measured.all()
+            assert again.network.peers == ask.network.peers
+            out = world.handle(formation(again, *names))
+        assert not told or measured
+        assert all(r.record.active for r in world.machine.runs[run].replicas)
+
+
+def test_a_pair_whose_peers_may_send_no_more_probes_is_not_waited_for(make_world):
+    world = make_world(probe_s=5.0, probe_bytes=5 * PROBE_BYTES)
+    for i in range(12):
+        serve(world, world.join(f"p{i}"), lambda n, p: probe(n, p, size_bytes=PROBE_BYTES))
+    probing, members = world.machine.probing, world.machine.members.members
+    unmeasured = probing.unmeasured(list(itertools.combinations(members, 2)), world.now)
+    assert unmeasured
+    probing.wanted(unmeasured, world.now, turns=12)
+    assert not probing.settled(members)
+    serve(
+        world,
+        probing.advance(world.machine.members, world.now),
+        lambda n, p: probe(n, p, size_bytes=PROBE_BYTES),
+    )
+    assert probing.settled(members)
+    assert probing.unmeasured(unmeasured, world.now)
 
 
 def test_an_assigned_peer_is_not_probed_and_its_report_of_that_is_no_failure(world):
