@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from .round_methods import groups, strided
+from .round_methods import strided
 from .round_oracle import PlainMethod, PlainReplica, Round
 
 __all__ = ["WithBuffers"]
@@ -59,7 +59,7 @@ class WithBuffers(PlainMethod):
             names = strided(names, self.method.fragments)[r.fragment - 1]
         weights = {m.replica: 1 if apart else m.weight for m in r.members if m.weight}
         self.ended = {k: _of(replicas[k], names) for k in weights}
-        for met in groups(r) if apart else [tuple(weights)]:
+        for met in r.groups if apart else [tuple(weights)]:
             made = {n: _mean([(weights[k], self.ended[k][n]) for k in met]) for n in names}
             for k in met:
                 _put(replicas[k], made)

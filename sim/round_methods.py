@@ -25,7 +25,6 @@ __all__ = [
     "Streaming",
     "e3m0",
     "gather",
-    "groups",
     "raw",
     "sign",
     "sparse_wire",
@@ -315,15 +314,6 @@ class SparseLoCo(PlainMethod):
                 replica.weights[name].copy_(was)
 
 
-def groups(r: Round) -> list[tuple[int, ...]]:
-    """Who of gossip met in a round: pairs, and everybody else alone; or all."""
-    members = tuple(sorted(m.replica for m in r.members if m.weight))
-    if r.gathers:
-        return [members]
-    paired = {k for pair in r.pairs for k in pair}
-    return [*r.pairs, *((k,) for k in members if k not in paired)]
-
-
 class NoLoCo(PlainMethod):
     """Slow weights s and momentum m of each replica; with the means over a pair,
     m = momentum·m + lr·mean(p - s) + pull·(mean(s) - s); s += m; p = s. Where all meet, each makes
@@ -350,7 +340,7 @@ class NoLoCo(PlainMethod):
 
     @torch.no_grad()
     def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
-        met = groups(r)
+        met = r.groups
         for each in [(k,) for k in met[0]] if r.gathers else met:
             for name in self.shared:
                 slow = torch.stack([self.slow[k][name] for k in each])
@@ -385,7 +375,7 @@ class Saps(PlainMethod):
     @torch.no_grad()
     def commit(self, count: int, r: Round, replicas: Mapping[int, PlainReplica]) -> None:
         if r.gathers:
-            [met] = groups(r)
+            [met] = r.groups
             for name, was in self.shared.items():
                 gather(was, [replicas[k].weights[name] for k in met])
                 for k in met:

@@ -77,6 +77,15 @@ class Round:
     final: bool = False
     """Whether it is the last one."""
 
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """Of gossip: who met; pairs, and everybody else alone; or all."""
+        members = tuple(sorted(m.replica for m in self.members if m.weight))
+        if self.gathers:
+            return [members]
+        paired = {k for pair in self.pairs for k in pair}
+        return [*self.pairs, *((k,) for k in members if k not in paired)]
+
 
 class PlainReplica:
     """A copy of the module with an optimizer of its own. `weights` has trained parameters once."""

@@ -103,7 +103,7 @@ def many_replicas(replicas: int) -> dict[str, float]:
     assert len(done) == ROUNDS, happened[-1].state.reason.text
     assert all(len(d.members) == replicas for d in done)
     log = committed_rounds(happened, microbatches=each, microbatch_size=1)
-    wanted = expected_rounds(graph.bind(SIZE), job.seed, [r.members for r in log], each)
+    wanted = expected_rounds(graph.bind(SIZE), job.seed, log, each)
     assert [d.hash for d in done] == wanted.versions
     [files] = [e.weights.files for e in happened if e.HasField("weights")]
     assert read_export(world.blobs[f.blob.hash] for f in files) == wanted.weights

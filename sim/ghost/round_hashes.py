@@ -78,8 +78,25 @@ class Contributor(Protocol):
     def weight(self) -> int: ...
     @property
     def late(self) -> int: ...
+    @property
+    def fresh(self) -> bool: ...
     def part(self, j: int) -> Sequence[int]:
         """Numbers of the microbatches of local step j."""
+
+
+class Committed(Protocol):
+    """A committed round, as in `sim/round_oracle.py`."""
+
+    @property
+    def members(self) -> Sequence[Contributor]: ...
+    @property
+    def fragment(self) -> int: ...
+    @property
+    def gathers(self) -> bool: ...
+    @property
+    def groups(self) -> Sequence[Sequence[int]]: ...
+    @property
+    def joined(self) -> Sequence[tuple[int, int]]: ...
 
 
 @dataclass
@@ -93,34 +110,39 @@ class ExpectedRounds:
 def expected_rounds(
     graph: Graph,
     seed: int,
-    rounds: Iterable[Sequence[Contributor]],
+    rounds: Iterable[Committed],
     microbatches: int,
     *,
+    fragments: int = 1,
     clips: bool = True,
 ) -> ExpectedRounds:
-    """The plain loop over the bound graph, of the members of each committed round; `microbatches`:
-    of one step of the run. `clips` as in `hashes.expected`."""
-    hashes, vector = Hashes(graph, seed), RunVector.of(graph)
+    """The plain loop over the bound graph, of rounds in which all meet; `microbatches`: of one step
+    of the run; `fragments`: of the model, one of which is exchanged in a round. `clips` as in
+    `hashes.expected`."""
+    hashes, vector = Hashes(graph, seed), RunVector.of(graph, fragments)
     loops: dict[int, PlainLoop] = {}
     start = PlainLoop(hashes).state
     now = {entry.value: start[entry.value] for entry in vector.entries}
     found, ended = ExpectedRounds(), dict[int, dict[str, int]]()
-    for members in rounds:
+    behind, last = set[int](), list(now)  # who was left out; what the round before exchanged
+    for done in rounds:
         moved: list[tuple[int, dict[str, int]]] = []
-        for member in members:
+        for member in done.members:
             loop = loops.setdefault(member.replica, PlainLoop(hashes, clips=clips))
             if not member.late:
-                loop.state |= now
+                whole = member.fresh or member.replica in behind
+                loop.state |= now if whole else {v: now[v] for v in last}
             for j in range(member.steps):
                 loop.step([divmod(g, microbatches) for g in member.part(j)])
                 if j + 1 == member.late:
                     was = ended[member.replica]
-                    loop.state |= {v: (loop.state[v] + h - was[v]) & MASK for v, h in now.items()}
+                    loop.state |= {v: (loop.state[v] + now[v] - was[v]) & MASK for v in last}
             ended[member.replica] = {v: loop.state[v] for v in now}
             moved.append((member.weight, {v: loop.state[v] - now[v] for v in now}))
-        now = {
-            entry.value: _next(entry, now[entry.value], moved, vector) for entry in vector.entries
-        }
+        inside = [e for e in vector.entries if vector.is_in(e, done.fragment)]
+        now |= {e.value: _next(e, now[e.value], moved, vector) for e in inside}
+        behind = {m.replica for m in done.members if not m.weight}
+        last = [e.value for e in inside]
         found.versions.append(digest(now))
     found.weights = start | now
     return found
@@ -129,27 +151,33 @@ def expected_rounds(
 def expected_gossip(
     graph: Graph,
     seed: int,
-    rounds: Iterable[Sequence[Sequence[Contributor]]],
+    rounds: Iterable[Committed],
     microbatches: int,
+    *,
+    clips: bool = True,
 ) -> ExpectedRounds:
-    """The versions of gossip, where `rounds` have the groups of each; all of weight 1."""
+    """The plain loop of gossip, where each group of a round comes to a version of its own, in which
+    all weigh alike. What a round is committed with is the sum of all members' hashes."""
     hashes, vector = Hashes(graph, seed), RunVector.of(graph)
     loops: dict[int, PlainLoop] = {}
     start = PlainLoop(hashes).state
     found = ExpectedRounds()
-    for groups in rounds:
+    for done in rounds:
+        for member in done.members:
+            loop = loops.setdefault(member.replica, PlainLoop(hashes, clips=clips))
+            for j in range(member.steps):
+                loop.step([divmod(g, microbatches) for g in member.part(j)])
         versions: list[int] = []
-        for members in groups:
-            for member in members:
-                loop = loops.setdefault(member.replica, PlainLoop(hashes))
-                for j in range(member.steps):
-                    loop.step([divmod(g, microbatches) for g in member.part(j)])
-            moved = [(1, loops[m.replica].state) for m in members]
+        for group in done.groups:
+            moved = [(1, loops[n].state) for n in group]
             made = {e.value: _next(e, 0, moved, vector) for e in vector.entries}
-            for member in members:
-                loops[member.replica].state |= made
+            for number in group:
+                loops[number].state |= made
                 versions.append(digest(made))
-        found.versions.append(versions[0] if len(groups) == 1 else sum(versions) & MASK)
+        for number, source in done.joined:
+            loop = loops.setdefault(number, PlainLoop(hashes, clips=clips))
+            loop.state |= {e.value: loops[source].state[e.value] for e in vector.entries}
+        found.versions.append(versions[0] if done.gathers else sum(versions) & MASK)
         found.weights = start | made
     return found
 

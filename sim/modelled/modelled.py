@@ -21,7 +21,7 @@ from ...proto import broker_pb2
 from ..following import Following
 from ..front import Front, Packed
 from ..ghost.hashes import expected
-from ..ghost.round_hashes import expected_rounds
+from ..ghost.round_hashes import expected_gossip, expected_rounds
 from ..live import LiveView
 from ..monitor.violation import Violation, shortest
 from ..options import Setting, SimOptions
@@ -224,9 +224,15 @@ def _losses(job: Job, graph: Graph, followed: Following) -> None:
 def _versions(job: Job, graph: Graph, followed: Following) -> None:
     """Also where a replica was lost or left out: the loop does what was committed."""
     count = followed.microbatches * followed.summary.replicas  # of a step of the run
-    rounds = committed_rounds(followed.events, microbatches=count, microbatch_size=1)
-    members, clips = [r.members for r in rounds], job.train.clip > 0
-    wanted = expected_rounds(graph, job.seed, members, count, clips=clips).versions
+    gossip, clips = job.sync.kind == "gossip", job.train.clip > 0
+    rounds = committed_rounds(followed.events, microbatches=count, microbatch_size=1, gossip=gossip)
+    if gossip:
+        loop = expected_gossip(graph, job.seed, rounds, count, clips=clips)
+    else:
+        settings = job.training.rounds
+        fragments = settings.fragments if settings else 1
+        loop = expected_rounds(graph, job.seed, rounds, count, fragments=fragments, clips=clips)
+    wanted = loop.versions
     made = [e.round_done.hash for e in followed.events if e.HasField("round_done")]
     wrong = [float(a != b) for a, b in zip(made, wanted, strict=True)]
     compare(followed.summary, wrong, [0.0] * len(wrong), "plain loop of hashes")

@@ -173,7 +173,7 @@ class Expectations(Settings):
     """What a simulation must reach, or it ends with exit code 1."""
 
     loss_below: float | None = None
-    """A bound on the loss of the last step."""
+    """A bound on the loss of the last step. Ghosts have none; then it says nothing."""
     goodput_at_least: float | None = None
     """Share of the time that went into steps that counted."""
     max_loss_difference: float | None = None

@@ -153,11 +153,13 @@ def test_a_ghost_run_is_compared_with_the_plain_loop_of_hashes(folder: Path) -> 
     assert found["loss_last"] is None  # a hash says nothing about learning
 
 
+@pytest.mark.parametrize(("kind", "method"), [("local", "diloco"), ("gossip", "saps-outer")])
 def test_versions_of_ghosts_are_compared_with_a_plain_loop_of_rounds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, method: str
 ) -> None:
-    apart = JOB.replace("stages = 2", "replicas = 2") + '[sync]\nkind = "local"\nevery = 2\n'
-    (folder / "job.toml").write_text(apart)
+    sync = f'[sync]\nkind = "{kind}"\nmethod = "{method}"\nevery = 2\n'
+    (folder / "job.toml").write_text(JOB.replace("stages = 2", "replicas = 2") + sync)
+    (folder / "home.toml").write_text(SCENARIO + "[expect]\nloss_below = 0.5\n")
     found = summary_of("home.toml", "--ghost")
     assert (found["exit"], len(found["rounds"])) == (0, 2)
     assert found["verified_against"] == "plain loop of hashes"

@@ -20,7 +20,6 @@ from shoal.sim.ghost.round_hashes import ExpectedRounds, expected_gossip, expect
 from shoal.sim.ghost.rounds import GhostRounds
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.round_log import committed_rounds
-from shoal.sim.round_methods import groups as groups_of
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import read_export
@@ -32,7 +31,13 @@ THREE = ((HALF, HALF), (420, 300), (HALF, HALF))
 
 
 def job(
-    replicas: int, codec: str = "none", method: str = "diloco", *, gossip: str = "", **options: int
+    replicas: int,
+    codec: str = "none",
+    method: str = "diloco",
+    *,
+    gossip: str = "",
+    every: int = 3,
+    **options: int,
 ) -> Job:
     sync = {"kind": "gossip", "method": gossip} if gossip else {"kind": "local", "method": method}
     return Job.from_table(
@@ -45,7 +50,7 @@ def job(
             },
             "data": {"kind": "text", "length": 16, "holdout": 0.0},
             "plan": {"replicas": replicas, "stages": 2, "pipelines": 1, "replan": not gossip},
-            "sync": sync | {"every": 3, "options": options},
+            "sync": sync | {"every": every, "options": options},
             "codec": {"sync": codec},
             "train": {"steps": 9, "batch": 4 * replicas, "microbatch": 2, "lr": 1e-2},
         }
@@ -94,8 +99,10 @@ class Played:
         train = self.lab.job.train
         rounds = committed_rounds(events, microbatches=train.microbatches, microbatch_size=1)
         graph = self.lab.graph.bind(train.microbatch_size)
-        members = [r.members for r in rounds]
-        return expected_rounds(graph, self.lab.job.seed, members, train.microbatches)
+        fragments = self.lab.job.training.rounds.fragments
+        return expected_rounds(
+            graph, self.lab.job.seed, rounds, train.microbatches, fragments=fragments
+        )
 
     def found(self, events: Sequence[RunEvent]) -> ExpectedRounds:
         [files] = [e.weights.files for e in events if e.HasField("weights")]
@@ -121,6 +128,17 @@ def test_steps_that_go_on_beside_the_exchange_are_those_of_a_plain_loop(laborato
     events = played.finish()
     assert [len(d.members) for d in done(events)] == [3, 3, 3]
     assert played.found(events) == played.expected(events)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_fragments_are_those_of_a_plain_loop(laboratory: Any, overlap: int) -> None:
+    """The last round is one of the whole model."""
+    options = {"every": 4, "fragments": 2, "overlap": overlap}
+    played = Played(laboratory(job(3, method="streaming-diloco", **options)), THREE)
+    events = played.finish()
+    assert played.found(events) == played.expected(events)
+    rounds = committed_rounds(events, microbatches=6, microbatch_size=1)
+    assert [r.fragment for r in rounds] == [1, 2, 1, 2, 0]
 
 
 def test_ten_replicas_are_formed_at_once(laboratory: Any) -> None:
@@ -163,9 +181,8 @@ def test_pairs_come_to_what_a_plain_loop_does(laboratory: Any, method: str) -> N
     rounds = committed_rounds(
         events, microbatches=train.microbatches, microbatch_size=1, gossip=True
     )
-    groups = [[[m for m in r.members if m.replica in g] for g in groups_of(r)] for r in rounds]
-    assert [len(g) for g in groups] == [2, 2, 1]
-    assert played.found(events) == expected_gossip(graph, lab.job.seed, groups, train.microbatches)
+    assert [len(r.groups) for r in rounds] == [2, 2, 1]
+    assert played.found(events) == expected_gossip(graph, lab.job.seed, rounds, train.microbatches)
     real = done(Played(lab, THREE, ghosts=False).finish())
     assert [d.sent_bytes for d in done(events)] == [d.sent_bytes for d in real]
 
