@@ -29,6 +29,7 @@ from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import RebuildError
 from ...peer.core.events import Built, Result, RoundResult
 from ...peer.core.rounds.exchange import run_of
+from ...peer.core.snapshots import PART_BYTES
 from ...peer.sync.optimizer import learning_rate
 from ...proto import broker_pb2
 from .exchange import carry_out
@@ -288,14 +289,13 @@ class GhostDevice:
         return broker_pb2.Evaluation(loss=figure(work.total), weight=held_out)
 
     def snapshot(self, step: int) -> Callable[[], tuple[memoryview, ...]]:
-        """As TorchDevice: one part, which weighs what the tensors would."""
+        """As TorchDevice: parts that weigh what the tensors would; all hashes are in the first."""
         work, found = self._now, dict[str, int]()
         for held in work.held.values():
             found |= held.exported()
         of_rounds, size = work.rounds.state() if work.rounds else ({}, 0)
         data = json.dumps(found | of_rounds).encode()
-        size = max(len(data), work.snapshot_bytes + size)
-        return lambda: (cast(memoryview, Hollow(size, data)),)
+        return lambda: _parts(data, work.snapshot_bytes + size)
 
     def blocks(self) -> Callable[[], tuple[memoryview, ...]]:
         """As TorchDevice."""
@@ -308,7 +308,7 @@ class GhostDevice:
             size += sum(specs[name].size_bytes for name in mine.keys() - found.keys())
             found |= mine
         data = json.dumps(found).encode()
-        return lambda: (cast(memoryview, Hollow(max(len(data), size), data)),)
+        return lambda: _parts(data, size)
 
     def export(self) -> bytes:
         """The hashes of the parameters and buffers that this peer answers for, as JSON."""
@@ -330,6 +330,13 @@ class GhostDevice:
         if self._work is None:
             return "<GhostDevice, nothing built>"
         return f"<GhostDevice, stages {[*self._work.held]}>"
+
+
+def _parts(data: bytes, size_bytes: int) -> tuple[memoryview, ...]:
+    """Of a snapshot, each as large as one of tensors may be."""
+    whole = Hollow(max(len(data), size_bytes), data)
+    starts = range(0, len(whole), PART_BYTES)
+    return tuple(cast(memoryview, whole[at : at + PART_BYTES]) for at in starts)
 
 
 def _rebuilt(work: GhostAssignment, given: dict[str, int]) -> dict[str, int]:

@@ -13,13 +13,16 @@ import pytest
 from shoal.broker import events as b
 from shoal.dag.rounds.wiring import GIVE
 from shoal.job import Job
+from shoal.peer.core.snapshots import SnapshotStore
 from shoal.proto.broker_pb2 import DONE, RoundDone, RunEvent
+from shoal.sim.ghost import device
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import Words
 from shoal.sim.ghost.round_hashes import ExpectedRounds, expected_gossip, expected_rounds
 from shoal.sim.ghost.rounds import GhostRounds
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.round_log import committed_rounds
+from shoal.sim.virtual import peer_shell
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import read_export
@@ -238,6 +241,31 @@ def test_a_version_counts_what_was_committed_whoever_dies(laboratory: Any) -> No
         played.kill(held[i % len(held)], quiet.records * i // moments)
         events = played.finish()
         assert played.found(events) == played.expected(events), i
+
+
+def test_a_snapshot_has_parts_as_large_as_one_may_be(
+    laboratory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a link that takes no larger ones never carries it."""
+    sent = list[int]()
+    put = SnapshotStore.put
+
+    def seen(self: SnapshotStore, snapshot: Any, parts: Sequence[memoryview]) -> None:
+        sent.append(len(parts))
+        put(self, snapshot, parts)
+
+    monkeypatch.setattr(SnapshotStore, "put", seen)
+    for room in (device, peer_shell):
+        monkeypatch.setattr(room, "PART_BYTES", 50_000)
+    memory = [THREE[0], (*THREE[2], HALF)]
+    quiet = Played(laboratory(job(2)), memory)
+    quiet.finish()
+    assert max(sent) > 2
+    played = Played(laboratory(job(2)), memory)
+    held = quiet.replicas[1].plan.peers
+    played.kill(held[0], quiet.records // 2)
+    events = played.finish()
+    assert played.found(events) == played.expected(events)
 
 
 @pytest.mark.slow
