@@ -19,7 +19,7 @@ from shoal.job import Job
 from shoal.job.gossip import GOSSIP
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.reader import Reader
-from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec
+from shoal.proto.broker_pb2 import DONE, WAITING, RunEvent, RunSpec
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain_rounds import beside, train_rounds
 from shoal.sim.virtual.clock import Observed
@@ -186,11 +186,12 @@ class Rounds:
 def _unheard(events: Sequence[RunEvent]) -> set[tuple[int, int]]:
     """(round, replica) where somebody was lost whose part counts, as its partner goes on with it:
     the broker may have heard of no step of it."""
-    found, newest = set[tuple[int, int]](), dict[int, int]()
+    found, over = set[tuple[int, int]](), dict[int, int]()
     for event in events:
-        newest |= {w.replica: w.term for w in event.round_begun.work}
+        for n, replica in enumerate(event.state.replicas):
+            over[n] = replica.term - (replica.phase != WAITING)  # its newest term that has ended
         done = event.round_done
-        found |= {(done.round, m.replica) for m in done.members if m.term < newest[m.replica]}
+        found |= {(done.round, m.replica) for m in done.members if m.term <= over[m.replica]}
     return found
 
 
