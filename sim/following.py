@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ..broker.round_rows import RoundRows
 from ..compression.codec import parse
 from ..dag.ir.graph import TensorSpec
+from ..dag.plan.strategies import parse_strategy
 from ..proto import broker_pb2
 from .report import Summary
 
@@ -73,7 +74,8 @@ class Following:
     def _planned(self, plan: broker_pb2.Plan, report: broker_pb2.PlanReport) -> None:
         summary, predicted = self.summary, report.predicted
         summary.codecs = tuple(dict.fromkeys(c.codec for c in plan.codecs))
-        summary.lossy = tuple(filter(_loses, summary.codecs))
+        methods = dict.fromkeys(e.strategy for e in plan.exchanges if _encodes(e.strategy))
+        summary.lossy = (*filter(_loses, summary.codecs), *methods)
         stages = [p.stages for p, _ in self._plans.values()]
         holders = {peer for each in stages for stage in each for peer in stage.holders}
         summary.stages, summary.holders = max(map(len, stages)), len(holders)
@@ -160,6 +162,11 @@ def lack_of(event: broker_pb2.RunEvent) -> str:
     state = event.state
     waits = state.phase == broker_pb2.WAITING and state.reason.code == "memory"
     return state.reason.text if waits else ""
+
+
+def _encodes(strategy: str) -> bool:
+    """Whether holders of a stage take something else than the sum of their gradients."""
+    return bool(strategy) and parse_strategy(strategy).traits.elements is not None
 
 
 def _loses(codec: str) -> bool:

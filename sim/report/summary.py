@@ -45,8 +45,9 @@ class Summary:
     codecs: tuple[str, ...] = ()
     """The codecs of the plan, each once."""
     lossy: tuple[str, ...] = ()
-    """Codecs of the plan that do not give back every bit: with them the losses are not meant to
-    equal those of the plain loop."""
+    """Codecs of the plan that do not give back every bit, and strategies that take something else
+    than the sum of gradients: with them the losses are not meant to equal those of the plain
+    loop."""
     loss_ratio: float | None = None
     """With lossy codecs and verified: mean loss of the last tenth of the steps over that of the
     plain loop."""

@@ -172,6 +172,17 @@ def test_versions_of_ghosts_are_compared_with_a_plain_loop_of_rounds(
     assert "samples were lost, doubled" in found["error"]
 
 
+def test_a_method_that_sends_less_is_not_held_to_the_losses_of_a_plain_loop(folder: Path) -> None:
+    method = '[sync]\nmethod = "gtopk"\noptions = { ratio = 20 }\n'
+    replicated = JOB.replace("stages = 2\npipelines = 1", "stages = 1\npipelines = 2")
+    (folder / "job.toml").write_text(replicated + method)
+    found = summary_of("home.toml", "--verify")
+    assert found["exit"] == 0, found["error"]
+    assert found["lossy"] == ["gtopk:ratio=20"]
+    assert found["max_loss_difference"] > 1e-4
+    assert found["loss_ratio"] is not None
+
+
 def test_an_expectation_that_is_missed_ends_with_code_1(folder: Path) -> None:
     (folder / "home.toml").write_text(SCENARIO + "[expect]\nloss_below = 0.5\n")
     found = summary_of("home.toml")
