@@ -330,8 +330,8 @@ async def _run(config: NodeConfig) -> int:
 
     threading.Thread(target=listen, name="rope", daemon=True).start()
     code = await _Node(config).run(stop)
-    # A signal is the kernel's word of our owner's death, or anybody's wish that we end. Then our
-    # owner lives and starts another node, which needs the folder.
+    # A signal is the kernel's word of our owner's death, or somebody's wish that this node ends: in
+    # that case our owner lives, and starts another one, which needs the folder.
     if told.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(_ORPHANED_S):
