@@ -18,7 +18,7 @@ OTHERS = 16
 def tournament(n: int, seed: int, turns: int = OTHERS) -> list[list[tuple[int, int]]]:
     """Pairs of 0 … n-1, by turn; nobody is twice in a turn, and no pair comes again. Who is alone
     in a turn of an odd number is somebody else each time."""
-    drawn = np.random.Philox(key=seed).random_raw(n).argsort(kind="stable").tolist()
+    drawn = np.random.Philox(key=seed % 2**64).random_raw(n).argsort(kind="stable").tolist()
     ring: list[int | None] = [*drawn, None] if n % 2 else drawn
     found = []
     for _ in range(min(turns, len(ring) - 1)):

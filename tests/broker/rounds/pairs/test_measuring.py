@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shoal.broker.rounds.pairs.measuring import OTHERS, tournament
 
 
-@given(st.integers(1, 60), st.integers(0, 2**64 - 1), st.integers(1, 70))
+@given(st.integers(1, 60), st.integers(-(2**63), 2**63 - 1), st.integers(1, 70))
 def test_nobody_is_twice_in_a_turn_and_no_pair_comes_twice(n, seed, turns):
     found = tournament(n, seed, turns)
     assert len(found) == min(turns, n - 1 + n % 2)
@@ -21,7 +21,7 @@ def test_nobody_is_twice_in_a_turn_and_no_pair_comes_twice(n, seed, turns):
     assert {i for pair in pairs for i in pair} <= set(range(n))
 
 
-@given(st.integers(2, OTHERS), st.integers(0, 2**64 - 1))
+@given(st.integers(2, OTHERS), st.integers(-(2**63), 2**63 - 1))
 def test_few_are_measured_all_with_all(n, seed):
     found = {frozenset(pair) for turn in tournament(n, seed) for pair in turn}
     assert found == {frozenset(pair) for pair in itertools.combinations(range(n), 2)}
