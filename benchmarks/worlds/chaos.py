@@ -2,7 +2,7 @@
 
     python benchmarks/worlds/chaos.py [--seeds 5000] [--jobs 2] [--json FILE]  1.2 s each
     python benchmarks/worlds/chaos.py --first 137 --seeds 1                     one of them again
-    python benchmarks/worlds/chaos.py --sync [--seeds 1000]                     rounds, 2 s each
+    python benchmarks/worlds/chaos.py --sync [--ghosts] [--seeds 1000]          rounds, 2 s each
 
 Each is drawn from its seed: three to five unequal holders under a plan nobody would write, a few
 peers in the pool, links of 1 to 100 ms, and one to five faults in phases of steps: peers that die,
@@ -13,6 +13,8 @@ that of a plain loop: of ghosts to the bit. A run may end in no other way than w
 
 With --sync, two or three replicas meet in rounds, with real tensors (`tests/sim/random_rounds.py`):
 what they come to must be what copies of the module come to that are fed with the committed rounds.
+With --ghosts as well, the same worlds have hashes in place of tensors, and each version must have
+the hash that a plain loop of them comes to.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.client.models import models
@@ -133,10 +135,11 @@ def rounds() -> Rounds:
     return Rounds(made)
 
 
-def world_of_rounds(seed: int) -> Outcome:
+def world_of_rounds(seed: int, *, ghosts: bool) -> Outcome:
     drawn = random_rounds.draw(seed)
     cells = tuple((fault.do, "") for fault in drawn.faults)
-    return Outcome(seed, cells, True, 1, 0.0, random_rounds.play(rounds(), drawn))
+    problem = random_rounds.play(rounds(), drawn, ghosts=ghosts)
+    return Outcome(seed, cells, True, 1, 0.0, problem)
 
 
 def main() -> None:
@@ -145,14 +148,17 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="seed of the first (0)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--sync", action="store_true", help="rounds between replicas")
+    parser.add_argument("--ghosts", action="store_true", help="with --sync: hashes for tensors")
     asked = parser.parse_args()
+    if asked.ghosts and not asked.sync:
+        parser.error("--ghosts is of --sync: other worlds have hashes in any case")
     began, seeds = time.perf_counter(), range(asked.first, asked.first + asked.seeds)
     broken: list[Outcome] = []
     kinds: Counter[str] = Counter()
     terms: Counter[int] = Counter()
     virtual_s = 0.0
     with multiprocessing.get_context("spawn").Pool(min(asked.jobs, asked.seeds)) as pool:
-        drawn = world_of_rounds if asked.sync else world
+        drawn = partial(world_of_rounds, ghosts=asked.ghosts) if asked.sync else world
         for n, found in enumerate(pool.imap(drawn, seeds, chunksize=1), 1):
             kinds.update(kind for kind, _ in found.cells)
             terms[found.terms] += 1

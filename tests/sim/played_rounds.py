@@ -20,8 +20,10 @@ from shoal.job.gossip import GOSSIP
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.reader import Reader
 from shoal.proto.broker_pb2 import DONE, WAITING, RunEvent, RunSpec
+from shoal.sim.ghost.round_hashes import expected_gossip, expected_rounds
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain_rounds import beside, train_rounds
+from shoal.sim.round_log import committed_rounds
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 
@@ -145,6 +147,21 @@ class Rounds:
         world, run = self.start(peers, *args, **tables)
         self.monitor.finish(run, 3600.0)
         return world, run
+
+    def assert_versions(self, world: World, run: str) -> None:
+        """Of ghosts, the versions that were committed are those of the plain loop of hashes."""
+        events, job, count = world.events(run), self.job, self.job.train.microbatches
+        gossip, rounds = job.sync.kind == "gossip", job.training.rounds
+        assert rounds is not None
+        graph, clips = self.lab.graph.bind(job.train.microbatch_size), job.train.clip > 0
+        log = committed_rounds(events, microbatches=count, microbatch_size=1, gossip=gossip)
+        if gossip:
+            wanted = expected_gossip(graph, job.seed, log, count, clips=clips)
+        else:
+            parts = rounds.fragments
+            wanted = expected_rounds(graph, job.seed, log, count, fragments=parts, clips=clips)
+        made = [e.round_done.hash for e in events if e.HasField("round_done")]
+        assert made == wanted.versions
 
     def assert_expected(self, world: World, run: str, *, what: object = "") -> None:
         """Every local step and the version are those of the plain loop that is fed with what was

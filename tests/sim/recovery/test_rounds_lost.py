@@ -185,3 +185,11 @@ def test_a_random_world_of_rounds_is_what_a_plain_loop_makes_of_it(
 ) -> None:
     """More of them: `python benchmarks/worlds/chaos.py --sync`."""
     assert play(rounds, draw(seed)) == ""
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_a_random_world_of_ghosts_makes_the_versions_of_a_plain_loop(
+    rounds: Rounds, seed: int
+) -> None:
+    """More of them: `python benchmarks/worlds/chaos.py --sync --ghosts`."""
+    assert play(rounds, draw(seed), ghosts=True) == ""
