@@ -78,8 +78,6 @@ class Contributor(Protocol):
     def weight(self) -> int: ...
     @property
     def late(self) -> int: ...
-    @property
-    def fresh(self) -> bool: ...
     def part(self, j: int) -> Sequence[int]:
         """Numbers of the microbatches of local step j."""
 
@@ -124,25 +122,25 @@ def expected_rounds(
     start = PlainLoop(hashes).state
     now = {entry.value: start[entry.value] for entry in vector.entries}
     found, ended = ExpectedRounds(), dict[int, dict[str, int]]()
-    behind, last = set[int](), list(now)  # who was left out; what the round before exchanged
+    last = list(now)
+    """What the round before exchanged; `ended` has it of its members, as they came to its end."""
     for done in rounds:
         moved: list[tuple[int, dict[str, int]]] = []
         for member in done.members:
             loop = loops.setdefault(member.replica, PlainLoop(hashes, clips=clips))
-            if not member.late:
-                whole = member.fresh or member.replica in behind
-                loop.state |= now if whole else {v: now[v] for v in last}
+            if member.replica not in ended:  # it was in none, and took all
+                loop.state |= now
+            elif not member.late:
+                loop.state |= {v: now[v] for v in last}
             for j in range(member.steps):
                 loop.step([divmod(g, microbatches) for g in member.part(j)])
-                if j + 1 == member.late:
-                    was = ended[member.replica]
+                if j + 1 == member.late and (was := ended.get(member.replica)):
                     loop.state |= {v: (loop.state[v] + now[v] - was[v]) & MASK for v in last}
-            ended[member.replica] = {v: loop.state[v] for v in now}
             moved.append((member.weight, {v: loop.state[v] - now[v] for v in now}))
         inside = [e for e in vector.entries if vector.is_in(e, done.fragment)]
         now |= {e.value: _next(e, now[e.value], moved, vector) for e in inside}
-        behind = {m.replica for m in done.members if not m.weight}
-        last = [e.value for e in inside]
+        last, counted = [e.value for e in inside], [m.replica for m in done.members if m.weight]
+        ended = {n: {v: loops[n].state[v] for v in last} for n in counted}
         found.versions.append(digest(now))
     found.weights = start | now
     return found
