@@ -41,7 +41,7 @@ class Following:
         self.played = RoundRows()
         """The rounds, of several replicas."""
         self.events: list[broker_pb2.RunEvent] = []
-        """Those of rounds."""
+        """Those of rounds and states."""
         self._plans: dict[int, tuple[broker_pb2.Plan, broker_pb2.PlanReport]] = {}
         """By replica."""
         self._compute_s = 0.0
@@ -61,6 +61,7 @@ class Following:
             case "step":
                 self._stepped(event.step)
             case "state":
+                self.events.append(event)
                 state, summary = event.state, self.summary
                 summary.steps, self.reason_code = state.step, state.reason.code
                 summary.inexact_from = state.inexact_from

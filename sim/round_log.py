@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..broker.records.rounds import handed_out, pairs_of
-from ..proto.broker_pb2 import RoundBegun, RoundDone, RoundWork, RunEvent
+from ..proto.broker_pb2 import WAITING, RoundBegun, RoundDone, RoundWork, RunEvent
 from .round_oracle import PlainMember, Round
 
 __all__ = ["committed_rounds"]
@@ -36,8 +37,13 @@ def committed_rounds(
     """By replica, its last round."""
     told: RoundBegun | None = None
     """The round, where replicas knew of it when the one before was not over for all."""
+    over = defaultdict[int, int](int)
+    """By replica, its newest term that has ended."""
     for event in events:
         match event.WhichOneof("kind"):
+            case "state":
+                for n, replica in enumerate(event.state.replicas):
+                    over[n] = replica.term - (replica.phase != WAITING)
             case "round_begun":
                 if event.round_begun.members:
                     told = event.round_begun
@@ -73,6 +79,7 @@ def committed_rounds(
                 met: dict[str, Any] = _met(done) if gossip else {}
                 met["fragment"] = max(w.fragment for w in work.values())
                 met["final"] = any(w.final for w in work.values())
+                met["gone"] = tuple(m.replica for m in done.members if m.term <= over[m.replica])
                 found.append(Round(start, length, inside, **met))
                 committed, work, told = done.microbatches, {}, None
                 fresh -= members.keys()

@@ -76,6 +76,9 @@ class Round:
     """Which one it exchanged, from 1; 0: all."""
     final: bool = False
     """Whether it is the last one."""
+    gone: tuple[int, ...] = ()
+    """Members that were lost before it was committed, and whose part counts all the same, as others
+    go on with it; of their steps nobody may have heard."""
 
     @property
     def groups(self) -> list[tuple[int, ...]]:

@@ -95,6 +95,8 @@ class Committed(Protocol):
     def groups(self) -> Sequence[Sequence[int]]: ...
     @property
     def joined(self) -> Sequence[tuple[int, int]]: ...
+    @property
+    def gone(self) -> Sequence[int]: ...
 
 
 @dataclass
@@ -155,7 +157,8 @@ def expected_gossip(
     clips: bool = True,
 ) -> ExpectedRounds:
     """The plain loop of gossip, where each group of a round comes to a version of its own, in which
-    all weigh alike. What a round is committed with is the sum of all members' hashes."""
+    all weigh alike. What a round is committed with is the sum of the hashes of all members that
+    are still there."""
     hashes, vector = Hashes(graph, seed), RunVector.of(graph)
     loops: dict[int, PlainLoop] = {}
     start = PlainLoop(hashes).state
@@ -165,17 +168,18 @@ def expected_gossip(
             loop = loops.setdefault(member.replica, PlainLoop(hashes, clips=clips))
             for j in range(member.steps):
                 loop.step([divmod(g, microbatches) for g in member.part(j)])
-        versions: list[int] = []
+        versions: dict[int, int] = {}
         for group in done.groups:
             moved = [(1, loops[n].state) for n in group]
             made = {e.value: _next(e, 0, moved, vector) for e in vector.entries}
             for number in group:
                 loops[number].state |= made
-                versions.append(digest(made))
+                versions[number] = digest(made)
         for number, source in done.joined:
             loop = loops.setdefault(number, PlainLoop(hashes, clips=clips))
             loop.state |= {e.value: loops[source].state[e.value] for e in vector.entries}
-        found.versions.append(versions[0] if done.gathers else sum(versions) & MASK)
+        there = [h for n, h in versions.items() if n not in done.gone]
+        found.versions.append(there[0] if done.gathers else sum(there) & MASK)
         found.weights = start | made
     return found
 

@@ -201,10 +201,13 @@ class GhostRounds:
 
     def exchange(self) -> RoundResult:
         attempt = self._joined
-        early, self._early = self._early, []
+        early = [a for a in self._early if (a.key.step, a.key.term) == attempt.number]
+        self._early = [a for a in self._early if (a.key.step, a.key.term) > attempt.number]
         for arrived in early:
-            if (arrived.key.step, arrived.key.term) >= attempt.number:
+            try:
                 self.accept(arrived)
+            except TensorSpecError as error:
+                return RoundResult(code="refused", why=str(error))
         for part, by in attempt.wiring.gives:
             words = self._given(part)
             if words is None:

@@ -19,7 +19,7 @@ from shoal.job import Job
 from shoal.job.gossip import GOSSIP
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.reader import Reader
-from shoal.proto.broker_pb2 import DONE, WAITING, RunEvent, RunSpec
+from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec
 from shoal.sim.ghost.round_hashes import expected_gossip, expected_rounds
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain_rounds import beside, train_rounds
@@ -184,9 +184,10 @@ class Rounds:
         rows = RoundRows()
         for event in events:
             rows.see(event)
-        unheard = _unheard(events)
+        size = job.train.microbatch_size
+        log = committed_rounds(events, microbatches=count, microbatch_size=size)
         for row in rows.rows:
-            for m in (m for m in row.members if (row.round, m.replica) not in unheard):
+            for m in (m for m in row.members if m.replica not in log[row.round].gone):
                 assert len(m.losses) == m.steps, f"{what}: {m.replica} has steps without losses"
         for n, k, j, loss, other in beside(rows.rows, wanted):
             assert isclose(loss, other, rel_tol=1e-3), f"{what}: step {j} of {k} in round {n}"
@@ -198,18 +199,6 @@ class Rounds:
             apart = ~torch.isclose(got[name], tensor, rtol=1e-3, atol=2e-5)
             ties = TIES.get(job.sync.chosen, 0.0)
             assert int(apart.sum()) <= ties * tensor.numel(), f"{what}: {name}"
-
-
-def _unheard(events: Sequence[RunEvent]) -> set[tuple[int, int]]:
-    """(round, replica) where somebody was lost whose part counts, as its partner goes on with it:
-    the broker may have heard of no step of it."""
-    found, over = set[tuple[int, int]](), dict[int, int]()
-    for event in events:
-        for n, replica in enumerate(event.state.replicas):
-            over[n] = replica.term - (replica.phase != WAITING)  # its newest term that has ended
-        done = event.round_done
-        found |= {(done.round, m.replica) for m in done.members if m.term <= over[m.replica]}
-    return found
 
 
 def assert_same_versions(

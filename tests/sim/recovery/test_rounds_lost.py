@@ -187,7 +187,7 @@ def test_a_random_world_of_rounds_is_what_a_plain_loop_makes_of_it(
     assert play(rounds, draw(seed)) == ""
 
 
-@pytest.mark.parametrize("seed", [*range(100, 104), 866, 874])
+@pytest.mark.parametrize("seed", [*range(100, 104), 42, 751, 866, 874])
 def test_a_random_world_of_ghosts_makes_the_versions_of_a_plain_loop(
     rounds: Rounds, seed: int
 ) -> None:
