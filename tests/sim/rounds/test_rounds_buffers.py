@@ -14,11 +14,10 @@ from safetensors.torch import load
 
 from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE, RoundWork
-from shoal.sim import round_buffers
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain_rounds import train_rounds
 from shoal.sim.round_buffers import WithBuffers
-from shoal.sim.round_oracle import PlainReplica
+from shoal.sim.round_oracle import PlainReplica, Round
 from shoal.sim.virtual.world import PeerSpec
 from shoal.tests.sim.played_rounds import TIES, sync_of
 
@@ -110,8 +109,15 @@ def test_the_comparison_is_of_buffers_that_met_and_that_came_late(
         self.method.stepped(j, number, replica)
 
     monkeypatch.setattr(WithBuffers, "stepped", never)
-    met = round_buffers.groups
-    monkeypatch.setattr(round_buffers, "groups", lambda r: met(replace(r, pairs=())))
+    commit = WithBuffers.commit
+
+    def alone(self: WithBuffers, count: int, r: Round, replicas: Any) -> None:
+        weights_meet = self.method.commit
+        with monkeypatch.context() as patched:
+            patched.setattr(self.method, "commit", lambda n, _, all_: weights_meet(n, r, all_))
+            commit(self, count, replace(r, pairs=()), replicas)
+
+    monkeypatch.setattr(WithBuffers, "commit", alone)
     for found in late, pairs:
         wrong = found.apart()
         assert any("running_mean" in name for name in wrong)
