@@ -101,7 +101,7 @@ def measured(case: str, seed: int) -> tuple[float, float, float]:
 
 
 def learned(turns: int, n: int = 32) -> float:
-    """Of saps_learned_…, after so many turns."""
+    """The bottleneck of saps_learned_… after so many turns."""
     return float(np.mean([_learned(turns, n, seed) for seed in range(1 + MORE)]))
 
 

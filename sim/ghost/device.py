@@ -333,7 +333,7 @@ class GhostDevice:
 
 
 def _parts(data: bytes, size_bytes: int) -> tuple[memoryview, ...]:
-    """Of a snapshot, each as large as one of tensors may be."""
+    """A snapshot as parts, each as large as one of tensors may be."""
     whole = Hollow(max(len(data), size_bytes), data)
     starts = range(0, len(whole), PART_BYTES)
     return tuple(cast(memoryview, whole[at : at + PART_BYTES]) for at in starts)

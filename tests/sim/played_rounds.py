@@ -149,7 +149,7 @@ class Rounds:
         return world, run
 
     def assert_versions(self, world: World, run: str) -> None:
-        """Of ghosts, the versions that were committed are those of the plain loop of hashes."""
+        """The versions that ghosts committed are those of the plain loop of hashes."""
         events, job, count = world.events(run), self.job, self.job.train.microbatches
         gossip, rounds = job.sync.kind == "gossip", job.training.rounds
         assert rounds is not None
