@@ -82,7 +82,7 @@ class Round:
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """Of gossip: who met; pairs, and everybody else alone; or all."""
+        """Who met, in gossip: pairs, and everybody else alone; or all."""
         members = tuple(sorted(m.replica for m in self.members if m.weight))
         if self.gathers:
             return [members]
