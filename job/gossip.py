@@ -11,12 +11,12 @@ from .units import Rate
 
 __all__ = [
     "GOSSIP",
-    "MATCHINGS",
     "WINDOW",
     "NoLocoOptions",
     "PairOptions",
     "SapsOptions",
     "SapsOuterOptions",
+    "matching_of",
 ]
 
 WINDOW = 8
@@ -103,6 +103,10 @@ GOSSIP: Mapping[str, type[Settings]] = {
     "saps-outer": SapsOuterOptions,
 }
 """Methods of kind "gossip", and their options."""
-MATCHINGS: Mapping[str, str] = {"noloco": "random-pairs", "saps-outer": "saps"}
-"""By which of `broker/rounds/pairs/selection.py` the pairs are found, where it is not the method's
-own name."""
+_MATCHINGS = {"noloco": "random-pairs", "saps-outer": "saps"}
+
+
+def matching_of(method: str) -> str:
+    """By which rule of `broker/rounds/pairs/selection.py` a method's pairs are found: its own name
+    for most, and for methods of other kinds."""
+    return _MATCHINGS.get(method, method)

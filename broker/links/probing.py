@@ -9,6 +9,7 @@ Rules.
   uplink or 64 MiB, whichever is more, and never more than `probe_bytes`.
 - A peer in a run is measured only for a wanted pair, with the smallest probe, and within 1 % of its
   uplink (`Allowance`); peers end every other probe when they are assigned.
+- A wanted pair of which one may send no more in this hour is given up: nobody waits for it.
 - A probe ends when both sides reported, or when its patience is over. A pair that could not be
   measured is tried again after ten minutes, one that was after an hour.
 - What a link sustains counts, not what it lets through at first: a report of a burst alone leaves
@@ -287,10 +288,9 @@ class Probing:
         return out
 
     def _may_send(self, member: Member, size_bytes: int, now: float) -> bool:
-        if member.state != "assigned":
-            return True
         known = self._peers[member.id]
-        return known.takes(size_bytes, known.caps.up or self.links.uplink(member.id, now), now)
+        uplink = known.caps.up or self.links.uplink(member.id, now)
+        return member.state != "assigned" or known.takes(size_bytes, uplink, now)
 
     def _affords(self, peer: PeerId, size_bytes: int, now: float) -> bool:
         hourly = max(_HOURLY_BYTES, _HOURLY_S * self.links.uplink(peer, now))

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...dag.plan.report import PlanWithReport
-from ...job.gossip import MATCHINGS
+from ...job.gossip import matching_of
 from ...proto.broker_pb2 import WAITING, Formation
 from ..events import (
     PLANNER,
@@ -341,7 +341,7 @@ def _pairs_formed(first: Replica, event: ReplicasFormed) -> tuple[list[tuple[Pee
     in how many turns they are measured."""
     pairs = [pair for made in event.plans for pair in _pairs(made)]
     wish = first.run.requirements
-    if MATCHINGS.get(wish.sync.chosen, wish.sync.chosen) != "saps":
+    if matching_of(wish.sync.chosen) != "saps":
         return pairs, 1
     replicas = [Replicated(made.plan) for made in event.plans]
     turns = tournament(len(replicas), wish.seed)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
-from ...job.gossip import MATCHINGS
+from ...job.gossip import matching_of
 from ...job.rounds import options_of
 from ...proto.broker_pb2 import RoundMember
 from ..membership.membership import Membership
@@ -47,7 +47,7 @@ class Gossip:
     ) -> None:
         self._run, self._record, self._members, self._network = run, record, members, network
         sync = run.submitted.requirements.sync
-        self._matching = MATCHINGS.get(sync.chosen, sync.chosen)
+        self._matching = matching_of(sync.chosen)
         options = options_of(sync.chosen, sync.options)
         threshold = getattr(options, "threshold", "auto")
         self._alike = sync.chosen in _ALIKE

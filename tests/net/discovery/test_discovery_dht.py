@@ -151,6 +151,18 @@ def test_a_node_keeps_what_is_left_there_and_never_outlives_its_owner(
     until(lambda: not os.path.exists(sockets), "sockets are left")
 
 
+async def test_a_node_removes_its_sockets_when_its_rope_is_cut(tmp_path: Path) -> None:
+    """Of an owner that was killed the pipe may close well before the kernel tells of its death."""
+    with NodeProcess(Sea(tmp_path).config("one", serves=True)) as node:
+        await node.started()
+        process, sockets = node._process, node.config.sockets
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.close()
+        until(lambda: process.poll() is not None, "the node stays")
+        until(lambda: not os.path.exists(sockets), "sockets are left")
+
+
 @pytest.mark.slow
 async def test_a_node_that_is_killed_comes_back_and_its_daemon_does_not_stay(
     tmp_path: Path,
