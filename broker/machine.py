@@ -89,6 +89,9 @@ MOST_MESSAGE_BYTES = 64 * 1024
 """Longest message of a peer: none carries more than names, numbers and one reason."""
 _IGNORED = 256, 1.0
 """Lines of the log that one peer may fill in a row with what is ignored, and then per second."""
+_NOT_HERE = frozenset({"heartbeat", "confirmed", "way"})
+"""Messages that change no run: the lease is renewed by any message, and the door reads the others
+(`broker/service/door/public.py`, `broker/service/door/swarm.py`)."""
 MOST_INTERRUPTED = 2
 """Ends of the broker's process in which one run was being planned: once is a power cut."""
 
@@ -332,9 +335,9 @@ class BrokerMachine:
 
     def _member_said(self, member: Member, message: PeerMessage, now: float) -> list[Instruction]:
         kind = message.WhichOneof("kind")
-        its = self.registry.changing(member.run)
-        if kind == "heartbeat":
+        if kind in _NOT_HERE:
             return []
+        its = self.registry.changing(member.run)
         if kind == "goodbye":
             why = message.goodbye.reason.text
             return self._losing(*self.members.goodbye(member, why), now)

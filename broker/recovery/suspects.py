@@ -1,7 +1,7 @@
 """Peers of a replica that did not do their part, or that others blame.
 
-- One that blames another is taken at its word when a second one has done so as well; before, it is
-  the one that goes.
+- One that blames another, or says that the run itself cannot go on, is taken at its word when a
+  second one has said so as well; before, it is the one that goes.
 - A peer that was blamed for a fault is left out for a while, that doubles each time. One that is
   lost again and again is left out for some seconds, and asked after all others for a while that
   doubles: a run that would wait goes on with it, as that costs nobody a step.
@@ -32,6 +32,11 @@ class SuspectTracker:
     def __init__(self) -> None:
         self.tries = 0
         self._step = -1
+        self._blamed: set[PeerId] = set()
+        """Peers that were blamed at the present step; "" where it was nobody."""
+        self.claims: dict[PeerId, str] = {}
+        """By peer of the run, the code with which it said last that the run cannot go on anywhere;
+        one for all replicas of a run (`Run`)."""
         self._until: dict[PeerId, float] = {}
         self._away_s: dict[PeerId, float] = {}
         self._losses: dict[PeerId, int] = {}
@@ -40,15 +45,28 @@ class SuspectTracker:
         self._accused: dict[PeerId, dict[PeerId, None]] = {}
         """Of whom others said that it does not do its part, and who did."""
 
+    def tries_at(self, step: int) -> int:
+        """How often somebody was blamed at this step before."""
+        return self.tries if step == self._step else 0
+
     def again(self, peers: Iterable[PeerId], step: int, now: float) -> bool:
-        """They are blamed; whether it is worth another try: with other peers each time, the same
-        step fails for another reason."""
-        self.tries = self.tries + 1 if step == self._step else 1
-        self._step = step
+        """Blame these; return whether it is worth another try. It is not when the same step failed
+        so often with others in their places, or with nobody to blame. One peer alone, though it
+        fails again and again, only waits longer each time: its word does not end the run."""
+        if step != self._step:
+            self.tries, self._step, self._blamed = 0, step, set()
+        self.tries += 1
+        self._blamed.update(peers := tuple(peers) or (PeerId(""),))
         for peer in peers:
             away = self._away_s[peer] = min(_MOST_AWAY_S, 2 * self._away_s.get(peer, _AWAY_S / 2))
             self._until[peer] = now + away
-        return self.tries <= _TRIES
+        return self.tries <= _TRIES or (len(self._blamed) == 1 and PeerId("") not in self._blamed)
+
+    def claim(self, by: PeerId, code: str) -> bool:
+        """Note that a peer says the run cannot go on anywhere; return whether another has said so
+        with the same code."""
+        self.claims[by] = code
+        return any(said == code for peer, said in self.claims.items() if peer != by)
 
     def accuse(self, by: PeerId, peer: PeerId) -> bool:
         """One says that it hears nothing of another. Whether that one is to blame: if a second

@@ -112,6 +112,11 @@ class ReplicaContext:
         return [self.publish(RunEvent(note=text), now)]
 
     @property
+    def has_others(self) -> bool:
+        """Whether its run has other replicas, which go on without this one."""
+        return len(self._events.replicas) > 1
+
+    @property
     def forms(self) -> bool:
         """Whether it is to be planned together with the others of its run."""
         return self._events.forms

@@ -51,7 +51,6 @@ from ...proto.common_pb2 import Reason
 from ..events import Instruction, Log, Tell
 from ..membership.bounds import sound_report
 from ..membership.member import Member, clean
-from ..records.steps import WrongStepError
 from ..recovery.recover import Recover
 from ..recovery.view import Pair
 from ..snapshots.sets import SnapshotSet
@@ -183,6 +182,7 @@ class Lifecycle:
         return BrokerMessage(start=Start(run=self.record.id, term=self.record.term))
 
     def reported(self, member: Member, report: StepReport, now: float) -> list[Instruction]:
+        """Enter a holder's report of a step. Raises WrongStepError for one that cannot be."""
         if stale := self.stale("step", member, report.term, RUNNING, EXPORTING):
             return stale
         record, term = self.record, self.context.term
@@ -190,10 +190,7 @@ class Lifecycle:
         sound_report(report)
         if report.step + 1 == record.steps:
             term.finished[member.id] = None
-        try:
-            new = record.ledger.report(member.id, report)
-        except WrongStepError as error:
-            return self.fail("protocol", f"peer {member.label} reported {error}", now)
+        new = record.ledger.report(member.id, report)
         self.deadline.since = now
         if not new:  # a replay, or told twice
             told = report.HasField("outcome")

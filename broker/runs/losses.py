@@ -4,8 +4,8 @@ Rules.
 
 - A lost holder is an event: `broker/recovery/recover.py` says what is done about it. So too for a
   holder that reports a fault, or makes no progress; it is left out for a while. What would fail on
-  any peer ends the run, as does a fault at every peer that was tried. A lost peer that only keeps
-  snapshots ends nothing.
+  any peer ends the run once two peers have said so, as does a fault at every peer that was tried;
+  who said so first is replaced. A lost peer that only keeps snapshots ends nothing.
 - A holder that says that it leaves hands its part over first (`handover.py`): no step is done
   again. In the same way a replica moves to a better plan.
 - What must outlive the broker changes by events only (`broker/records/`). After a restart a replica
@@ -18,7 +18,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...dag.plan.plan import PeerId
-from ...proto.broker_pb2 import BUILDING, EXPORTING, RUNNING, Fault, LinkStatus
+from ...proto.broker_pb2 import (
+    BUILDING,
+    EXPORTING,
+    RUNNING,
+    Fault,
+    LinkStatus,
+    StepReport,
+)
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, Tell
 from ..membership.member import Member, clean
@@ -34,11 +41,13 @@ FAULTS_OF_ONE = frozenset(
     {"blob", "busy", "compute", "draining", "export", "frame", "host", "link", "memory"}
     | {"snapshot", "stalled"}
 )
-"""Codes of faults that another peer need not have. Others would come again wherever it runs."""
+"""Codes of faults that another peer need not have. Others would come again wherever the run is, so
+they end it: once a second peer says so too, or where there is no second one."""
 NOT_LIVE = "live"
 """A holder has applied the step that is to be begun anew from what is in the stages."""
 NOT_REBUILT = "neighbour"
 """A lost stage cannot be made anew from the blocks around it."""
+FAULTS_OF_TERMS = frozenset({NOT_LIVE, NOT_REBUILT})
 FAULTS_OF_NETWORKS = frozenset({"deadline", "link", "stalled"})
 """Those that pass: a run waits, where it would end for others."""
 
@@ -159,7 +168,10 @@ class Losses:
             and member.run == record.id
             and context.suspects.accuse(member.id, other.id)  # also late
         )
-        late = convicted and fault.term + 1 == record.term
+        code = clean(fault.reason.code, 60) or "fault"
+        breaks = code not in FAULTS_OF_ONE | FAULTS_OF_TERMS
+        claimed = breaks and member.run == record.id and context.suspects.claim(member.id, code)
+        late = (convicted or claimed) and fault.term + 1 == record.term
         stale = self._life.stale("fault", member, fault.term, BUILDING, RUNNING, EXPORTING)
         if stale and not (late and record.active and member.state == "assigned"):
             return stale
@@ -169,15 +181,19 @@ class Losses:
         what = clean(fault.reason.text, 2000) or clean(fault.reason.code, 60) or "no reason given"
         where = f"at step {fault.step}" if record.phase == RUNNING else record.where
         text = f"peer {member.label} reports a fault {where}{about}: {what}"
-        code = clean(fault.reason.code, 60) or "fault"
         if code == "snapshot":
             self._snapshots.sets.spoilt(context.term.begun_from)
-        if code in (NOT_LIVE, NOT_REBUILT):
+        if code in FAULTS_OF_TERMS:
             return self._go_on((), code, text, now, live=False)
-        if code not in FAULTS_OF_ONE:
+        if breaks and (claimed or self._is_alone(member, now)):
             return self._life.fail(code, text, now)
         out_of = other if other is not None and convicted else member
         return self._without((out_of.id,), code, text, now)
+
+    def _is_alone(self, member: Member, now: float) -> bool:
+        """Whether a peer is the run's only holder, and no other is there to take its part."""
+        alone = self._record.peers == (member.id,) and not self._context.has_others
+        return alone and replacements(self._snapshots.view(now), (member.id,)) is None
 
     def _without(
         self, peers: Sequence[PeerId], code: str, text: str, now: float
@@ -187,17 +203,32 @@ class Losses:
         everybody = set(peers) >= set(record.peers)
         if everybody:  # they wait for each other: once more, from the term's start
             alone = len(record.peers) == 1
-            if not alone or replacements(self._snapshots.view(now), peers) is None:
+            tries = suspects.tries_at(record.committed)
+            others = self._context.has_others and tries > 0  # these go on meanwhile
+            if not others and not (alone and replacements(self._snapshots.view(now), peers)):
                 peers = ()
         if not suspects.again(peers, record.committed, now):
             text += f". That was tried {suspects.tries} times at this step"
-            if code not in FAULTS_OF_NETWORKS:
+            if code not in FAULTS_OF_NETWORKS and not self._context.has_others:
                 return self._life.fail(code, text, now)
             why: list[str] = []
             decision = replan(self._snapshots.view(now), why)
             return self._carry_out(decision, code, text + "".join(why), now)
         out = self._context.release(peers, Reason(code="released", text=text), now)
         return out + self._go_on(peers, code, text, now)
+
+    def wrong_report(
+        self, member: Member, report: StepReport, why: str, now: float
+    ) -> list[Instruction]:
+        """A holder reported a step that cannot be; or one so far ahead of the others that these
+        do not do their part."""
+        ledger = self._record.ledger
+        ahead = ledger is not None and report.step == ledger.next_of(member.id)
+        missing = ledger.missing if ledger is not None and ahead else ()
+        text = f"peer {member.label} reported {why}"
+        if not missing and self._is_alone(member, now):
+            return self._life.fail("protocol", text, now)
+        return self._without(missing or (member.id,), "protocol", text, now)
 
     def _go_on(
         self, gone: Sequence[PeerId], code: str, text: str, now: float, live: bool = True

@@ -10,6 +10,7 @@ from ..membership.member import Member
 from ..membership.membership import Membership
 from ..records.replica import ReplicaRecord
 from ..records.run import RunRecord
+from ..records.steps import WrongStepError
 from .context import ReplicaContext
 from .handover import Handover
 from .lifecycle import Lifecycle
@@ -55,7 +56,10 @@ class Replica:
             case "ready":
                 return self.lifecycle.ready(member, message.ready, now)
             case "step":
-                return self.lifecycle.reported(member, message.step, now)
+                try:
+                    return self.lifecycle.reported(member, message.step, now)
+                except WrongStepError as error:
+                    return self.losses.wrong_report(member, message.step, str(error), now)
             case "saved":
                 return self.lifecycle.saved(member, message.saved, now)
             case "exported":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
+from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import Checkpoint, RunState
 from ..events import Instruction, RunId, Watched
 from ..membership.membership import Membership
@@ -22,6 +23,9 @@ class Run:
     def __init__(self, record: RunRecord, members: Membership) -> None:
         self.record, self.submitted = record, record.run
         self.replicas = tuple(Replica(record, r, members) for r in record.replicas)
+        claims: dict[PeerId, str] = {}
+        for replica in self.replicas:
+            replica.context.suspects.claims = claims
 
     def __repr__(self) -> str:
         return repr(self.record)
