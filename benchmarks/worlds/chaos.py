@@ -1,8 +1,8 @@
 """Random worlds in which nearly everything goes wrong, one after the other or at once.
 
-    python benchmarks/worlds/chaos.py [--seeds 5000] [--jobs 2] [--json FILE]  1.2 s each
+    python benchmarks/worlds/chaos.py [--seeds 5000] [--jobs 2] [--json FILE]  0.5 CPU s each
     python benchmarks/worlds/chaos.py --first 137 --seeds 1                     one of them again
-    python benchmarks/worlds/chaos.py --sync [--ghosts] [--seeds 1000]          rounds, 2 s each
+    python benchmarks/worlds/chaos.py --sync [--ghosts] [--seeds 1000]          rounds, 2 CPU s
 
 Each is drawn from its seed: three to five unequal holders under a plan nobody would write, a few
 peers in the pool, links of 1 to 100 ms, and one to five faults in phases of steps: peers that die,
@@ -28,6 +28,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+import torch
+
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.client.models import models
 from shoal.client.submission import prepare
@@ -39,6 +41,8 @@ from shoal.tests.sim import random_rounds
 from shoal.tests.sim.conftest import Laboratory
 from shoal.tests.sim.played_rounds import Rounds
 from shoal.tests.sim.random_worlds import CELLS, draw, play
+
+torch.set_num_threads(1)  # tensors are tiny: a second thread spins, for ten times the CPU seconds
 
 STEPS, MICROBATCHES = 20, 4
 REAL = 20
