@@ -9,7 +9,7 @@ aggregated   each peer sums a P-th of the model: encoded changes
              and at the end of all; or sparse both ways)           S/H · 2 · (P-1)/P · (up + down)
 gathered     sparse changes, to everybody by way of who would
              add them up                                           S/H · 2 · (P-1) · (1 + 1/P) · up
-pairs        two fp32 models of NoLoCo, or the c-th part of one    S/H · 2 · (8·N or 4·N/c)
+pairs        one fp32 model of NoLoCo, or the c-th part of one     S/H · 2 · (4·N or 4·N/c)
 in step      methods of kind "allreduce": one message up and down
              a tree, or factors of low rank over a ring            S · 4 · (P-1)/P · messages
              messages that go to all, of lags and demo             S · 2 · (P-1) · message
@@ -56,7 +56,7 @@ __all__ = ["GRID", "ROWS", "Row", "pairs_of"]
 CHUNK, MASK_ONE_IN = 4096, 100
 KEEP = {f"top_{n}": n / CHUNK for n in (44, 64, 172)}
 """By code, the share of each chunk that is given."""
-GRID = {"lr": (4e-3, 8e-3, 16e-3, 32e-3), "beta2": (0.95, 0.99)}
+GRID = {"lr": (1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3), "beta2": (0.95, 0.99)}
 """Of every row, the dense one too."""
 
 
@@ -203,7 +203,7 @@ class Row:
             case "sparse":
                 return rounds * 2 * (replicas - 1) * (1 + 1 / replicas) * encoded
             case "noloco":
-                return rounds * 2 * 8 * n + ring
+                return rounds * 2 * 4 * n + ring
             case "saps":
                 return rounds * 2 * 4 * n / MASK_ONE_IN + ring
             case _:
@@ -247,6 +247,7 @@ ROWS: tuple[Row, ...] = (
     Row("lags_1000", "lags", options="ratio=1000"),
     Row("powersgd_4", "powersgd", options="rank=4,saving=2", lr=8e-3, beta2=0.95),
     Row("acp_sgd_4", "acp-sgd", options="rank=4,saving=2", lr=8e-3, beta2=0.95),
+    Row("demo_32", "demo", options="block=64,top=32,decay=0.999", lr=2e-3),
     Row("demo_1", "demo", options="block=128,top=1,decay=0.999", lr=4e-3),
 )
 """Among them some that send about 400 times fewer bytes, and one that sends 1,000 times fewer."""
