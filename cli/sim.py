@@ -158,7 +158,7 @@ def sim(
         keep=keep,
         quiet=quiet,
     )
-    front = SimulationFront()
+    front = SimulationFront(lambda line: None if quiet else echo(line, err=True))
     try:
         raise typer.Exit(simulate(options, front))
     finally:

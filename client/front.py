@@ -4,7 +4,7 @@ the module for the plain loop."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +19,12 @@ from ..job.settings import plain
 from ..peer.data.manifest import Manifest
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
+from .job_data import resolved
 from .models import models
 from .runs.run import Run
 from .runs.session import Client
 from .show.wire import CompressionSums
-from .submission import Prepared, prepare, resolved, spec_of
+from .submission import Prepared, prepare, spec_of
 
 __all__ = ["SimulationFront"]
 
@@ -59,8 +60,8 @@ class PackedJob:
 class SimulationFront:
     """`sim.front.Front` by the Python client. `close` ends its connections and files."""
 
-    def __init__(self) -> None:
-        self._open = ExitStack()
+    def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
+        self._say, self._open = say, ExitStack()
         self._clients: dict[str, Client] = {}
         self._prepared: dict[str, Prepared] = {}
 
@@ -126,7 +127,7 @@ class SimulationFront:
         shape = (train.batch, train.microbatch)
         key = repr((plain(job.model), plain(job.data), job.folder, job.seed, shape))
         if key not in self._prepared:
-            self._prepared[key] = self._open.enter_context(prepare(job))
+            self._prepared[key] = self._open.enter_context(prepare(job, self._say))
         prepared = self._prepared[key]
         return replace(prepared, job=resolved(job, prepared.manifest))
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,21 +31,19 @@ from ..dag.transforms.lower_sizes import lower_for_sizes
 from ..dag.transforms.precision import KeptDtypes
 from ..job import Job, SettingsError
 from ..job.settings import plain
-from ..job.tables import Data
 from ..net.blobs.client import BlobClient, Sent
 from ..peer.data.manifest import Manifest
-from ..peer.data.reader import Reader
-from ..peer.data.sampler import steps_for
-from ..peer.data.sources import resolve
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
 from .access import Access
+from .files.columns import check_names
 from .files.records import write_run
 from .files.sending import send
 from .files.shards import Pretrained
 from .files.uplink import Uplink, starting_bytes, takes
 from .files.weight_files import Stored
 from .files.weight_writer import write_values
+from .job_data import AskPeers, JobData, check_tokenizer, example, read_data, reader_of, resolved
 from .models import models
 from .models.adapters import is_adapted, plain_name, save_config
 from .models.division import why_it_depends
@@ -53,11 +51,9 @@ from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
 
 __all__ = [
-    "JobData",
     "Prepared",
     "draft",
     "prepare",
-    "resolved",
     "spec_of",
     "transfer",
     "upload",
@@ -80,20 +76,6 @@ TOKENIZER_FILES = (
 
 
 NARROW = ("bfloat16", "float16")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobData:
-    """A job's data: shard files by hash; or none of them here, and `local`, the inputs of the model
-    whose data stays with its peers."""
-
-    manifest: Manifest
-    shards: dict[str, Path] = field(default_factory=dict)
-    local: tuple[str, ...] = ()
-
-
-AskPeers = Callable[[Data], JobData]
-"""Gets the manifest of data that peers keep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,14 +131,16 @@ def prepare(
     """Captures the model and resolves the data. Raises ValueError for what cannot run. `ask`: for
     data that stays with peers; without it, a job of such data cannot run."""
     _check_codecs(job)
+    check_tokenizer(job)
     stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
         folder = Path(name)
-        data = _data(job, folder / "data", say, ask)
-        sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
+        data = read_data(job, folder / "data", say, ask)
+        sizes, job = job.train.microbatch_choices, resolved(job, data.manifest, say)
         say("capturing the model")
         outline = models.outline(job, say)
         module = models.capturable(outline, job)
+        check_tokenizer(job, module)
         captured = _captured(job, data, module, say)
         pretrained = _pretrained(job, stored, module, captured.graph, say)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
@@ -188,13 +172,15 @@ def draft(
     """What a preview needs of a job: a spec that names no weights, and the graph. Raises ValueError
     as `prepare` does."""
     _check_codecs(job)
+    check_tokenizer(job)
     stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
-        data = _data(job, Path(name), say, ask)
-        sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
+        data = read_data(job, Path(name), say, ask)
+        sizes, job = job.train.microbatch_choices, resolved(job, data.manifest, say)
         say("capturing the model")
         outline = models.outline(job, say)
         module = models.capturable(outline, job)
+        check_tokenizer(job, module)
         graph = _captured(job, data, module, say).graph
         pretrained = _pretrained(job, stored, module, graph, say)
         sizes = _divisions(job, data, module, graph, sizes, say)
@@ -240,14 +226,15 @@ def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
         kept = {"": "", "bf16": "bfloat16"}
         captured = capture(
             module,
-            _example(data.manifest),
+            example(data.manifest),
             dtype=job.model.dtype,
             kept=KeptDtypes(kept[job.model.frozen_dtype], kept[job.model.trained_dtype]),
             named=plain_name(module),
         )
+        check_names(name for name, _ in captured.graph.metrics)
         if not data.local:
             # Its shapes were captured; ids beyond an embedding or a table of positions are values.
-            first = _reader(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
+            first = reader_of(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
             models.check_takes(module, captured.graph, first, say)
     narrow = (p for p in captured.graph.parameters if p.trainable and p.spec.dtype in NARROW)
     if job.codec.feedback == "ahead" and (one := next(narrow, None)) is not None:
@@ -271,10 +258,6 @@ def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
             "fragment for each, and 1 where there is none",
         )
     return captured
-
-
-def _reader(job: Job, data: JobData) -> Reader:
-    return Reader(data.manifest, data.shards.__getitem__, seed=job.seed, microbatches=1)
 
 
 def _check_format(job: Job, module: nn.Module) -> None:
@@ -312,7 +295,7 @@ def _divisions(
             "depends on them cannot be tried on data that stays with its peer"
         )
         return ()
-    why = why_it_depends(module, job, graph, _reader(job, data))
+    why = why_it_depends(module, job, graph, reader_of(job, data))
     if why:
         say(f"microbatches of {job.train.microbatch_size}, whatever the plan: {why}")
     return () if why else sizes
@@ -329,53 +312,6 @@ def spec_of(job: Job, sizes: tuple[int, ...]) -> RunSpec:
         microbatch_sizes=sizes,
         steps=job.train.steps or 0,
     )
-
-
-def _data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData:
-    data = job.data
-    if data.where == "peer":
-        if ask is None:
-            raise SettingsError(
-                "data.where",
-                'is "peer", and there is no broker here whose peers have it: to try the job, give '
-                'it data of your own with where = "submitter"',
-            )
-        say(f"asking the peers that have the data {data.source!r}")
-        return ask(data)
-    say("reading the data")
-    source = data.source
-    if source and "://" not in source and not Path(source).is_absolute():
-        source = str(job.folder.resolve() / source)  # relative to the job's file, as the factory is
-    manifest, shards = resolve(
-        folder,
-        kind=data.kind,
-        source=source,
-        holdout=data.holdout,
-        length=data.length,
-        inputs=data.inputs,
-        targets=data.targets,
-    )
-    return JobData(manifest=manifest, shards=shards)
-
-
-def resolved(job: Job, manifest: Manifest) -> Job:
-    """The job with its length in steps; without held-out data it evaluates nothing."""
-    train = job.train
-    steps = train.steps or steps_for(
-        manifest, train.batch, passes=train.passes, tokens=train.tokens
-    )
-    job = job.resolved(steps)
-    if not manifest.held_out:
-        job = replace(job, train=replace(job.train, eval_every=0))
-    return job
-
-
-def _example(manifest: Manifest) -> dict[str, Tensor]:
-    """A microbatch of two zero samples: only its shapes and dtypes count."""
-    return {
-        name: torch.zeros((2, *spec.sizes), dtype=getattr(torch, spec.dtype))
-        for name, spec in manifest.fields.items()
-    }
 
 
 def _core(
@@ -483,7 +419,7 @@ def bring_data(access: Access, job: Job, hash: str, say: Say) -> None:
     if job.data.where == "peer":
         return
     with tempfile.TemporaryDirectory(prefix="shoal-data-") as name:
-        data = _data(job, Path(name), say, None)
+        data = read_data(job, Path(name), say, None)
         found = hashlib.sha256(data.manifest.to_json().encode()).hexdigest()
         if found != hash:
             raise SettingsError(

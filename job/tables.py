@@ -135,6 +135,9 @@ class Data(Settings):
     """Where the data lies when the run is submitted."""
     keep_local: Literal["none", "inputs", "labels"] = "none"
     """What never leaves the peer that owns it."""
+    tokenizer: Literal["auto", "bytes"] = "auto"
+    """What makes ids of text: "bytes", each byte its own; "auto" is that too, and refuses a model
+    whose folder has a tokenizer of its own."""
     length: int = 128
     """Positions in one sample of text or tokens."""
     inputs: str = "x"
@@ -146,6 +149,10 @@ class Data(Settings):
         if not 0.0 <= self.holdout < 1.0:
             raise SettingsError("holdout", f"is {self.holdout}: expected a share in [0, 1)")
         at_least(self, 1, "length")
+        if self.tokenizer != "auto" and self.kind != "text":
+            raise SettingsError(
+                "tokenizer", f'is "{self.tokenizer}", and {self.kind} are numbers already: leave it'
+            )
         if self.where == "peer" and not self.source:
             raise SettingsError(
                 "source", 'is empty: with where = "peer" it is the name of a data set of a peer'

@@ -304,12 +304,12 @@ def _base(job_file: Path) -> Any:
 
 def _read(job_file: Path, folder: Path) -> tuple[Any, Any]:
     """The job and its samples."""
-    from shoal.client.submission import JobData, _data, resolved
+    from shoal.client.job_data import JobData, read_data, resolved
     from shoal.job import Job
     from shoal.peer.data.reader import Reader
 
     job = Job.from_toml(job_file)
-    data: JobData = _data(job, folder / "data", print, None)
+    data: JobData = read_data(job, folder / "data", print, None)
     shards = data.shards.__getitem__
     reader = Reader(data.manifest, shards, seed=job.seed, microbatches=BATCH // MICROBATCH)
     return resolved(job, data.manifest), reader

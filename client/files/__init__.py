@@ -2,6 +2,7 @@
 of a run."""
 
 __all__ = [
+    "columns",
     "exported",
     "records",
     "sending",

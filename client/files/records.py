@@ -24,6 +24,7 @@ from typing import Any
 from ...broker.round_rows import RoundRow
 from ...job import SettingsError
 from ...proto.broker_pb2 import RunEvent, StepDone, VersionEvaluated
+from .columns import EVALUATED, own_numbers
 
 __all__ = [
     "Recorder",
@@ -90,7 +91,7 @@ def step_numbers(done: StepDone, tokens_per_step: int = 0) -> dict[str, float | 
     """One step as flat numbers, in the order people read them. tokens_per_step 0: not known."""
     outcome = done.outcome
     row: dict[str, float | int] = {"step": done.step, "loss": outcome.loss}
-    row |= {m.name: m.value for m in outcome.metrics}
+    row |= own_numbers((m.name, m.value) for m in outcome.metrics)
     row |= {"lr": outcome.lr, "grad_norm": outcome.grad_norm, "weight": outcome.weight}
     if tokens_per_step and done.seconds > 0:
         row["tokens_per_s"] = tokens_per_step / done.seconds
@@ -99,7 +100,7 @@ def step_numbers(done: StepDone, tokens_per_step: int = 0) -> dict[str, float | 
         row["again_bytes"] = done.again_bytes
     if done.HasField("evaluation"):
         row["eval_loss"] = done.evaluation.loss
-        row |= {f"eval_{m.name}": m.value for m in done.evaluation.metrics}
+        row |= own_numbers(((m.name, m.value) for m in done.evaluation.metrics), EVALUATED)
     return row
 
 
@@ -107,7 +108,8 @@ def evaluation_numbers(found: VersionEvaluated) -> dict[str, float | int]:
     """Numbers of a version between two rounds; `round` begins from it, `step` is the run's."""
     row: dict[str, float | int] = {"round": found.round, "step": found.step}
     row["eval_loss"] = found.evaluation.loss
-    return row | {f"eval_{m.name}": m.value for m in found.evaluation.metrics}
+    numbers = ((m.name, m.value) for m in found.evaluation.metrics)
+    return {**row, **own_numbers(numbers, EVALUATED)}
 
 
 class Recorder:

@@ -15,7 +15,8 @@ from ...peer.data.manifest import Manifest
 from ...proto.broker_pb2 import Checkpoint, RunSpec
 from ..errors import Refused
 from ..files.records import read_run
-from ..submission import bring_data, resolved, transfer
+from ..job_data import resolved
+from ..submission import bring_data, transfer
 from . import checkpoints
 
 if TYPE_CHECKING:

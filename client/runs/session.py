@@ -51,7 +51,8 @@ from .run import ENDED, Run
 
 if TYPE_CHECKING:
     from ...job.tables import Data
-    from ..submission import JobData, Prepared
+    from ..job_data import JobData
+    from ..submission import Prepared
 
 __all__ = ["Client", "connect", "login"]
 
@@ -173,7 +174,8 @@ class Client:
         """The manifest of data that peers keep, made by those that have it. Raises Refused for a
         name that nobody here has, and where its owner does not allow it."""
         from ...peer.data.manifest import Manifest
-        from ..submission import JobData, transfer
+        from ..job_data import JobData
+        from ..submission import transfer
 
         wanted = broker_pb2.DataRequest(name=data.source, options=json.dumps(plain(data)))
         with self.translated():

@@ -78,6 +78,11 @@ class Manifest:
         return self.total - self.held_out
 
     @property
+    def different_held_out(self) -> int:
+        """Held-out samples that differ: windows of text and tokens begin at each item."""
+        return max(0, self.held_out - self.length)
+
+    @property
     def fields(self) -> dict[str, TensorSpec]:
         """What a batch has: the spec of one sample of each tensor, by name."""
         if self.kind == "arrays":

@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from glob import escape, glob
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,16 +28,14 @@ from safetensors import SafetensorError, safe_open
 from ...dag.ir.graph import ITEM_BYTES
 from ...net.local import joined
 from ...net.web.proxy import proxy_for
+from .file_types import HEAD_BYTES, check_ids, check_text
 from .manifest import STORED_BYTES, Column, DataError, Kind, Manifest, Shard
 
-__all__ = ["resolve"]
+__all__ = ["matching", "resolve"]
 
 TEXT_SHARD_BYTES = 4 * 2**20
 """Small enough that the first step starts soon over a home uplink."""
 ARRAY_SHARD_BYTES = 16 * 2**20
-
-_OF_ARRAYS = (".npz", ".safetensors")
-"""Ends of the names of files that hold several arrays by name."""
 
 _Array = npt.NDArray[Any]
 
@@ -164,20 +163,49 @@ def _text(source: str) -> bytes:
         return b"".join(p.read_bytes() for p in _standard_library())
     with _reading(source):
         options = _http_options(source)
+        if "://" not in source:
+            return b"".join(_checked(str(p), p.read_bytes()) for p in _files(source))
         filesystem, path = url_to_fs(source, **options)
         if options:  # whatever lies there is a file, and may have a "?" in its name
-            return bytes(filesystem.cat_file(path))
-        paths = sorted(filesystem.glob(path)) if set("*?[") & set(path) else [path]
+            return _checked(source, bytes(filesystem.cat_file(path)))
+        patterned = set("*?[") & set(path) and not filesystem.exists(path)
+        paths = sorted(filesystem.glob(path)) if patterned else [path]
         if len(paths) == 1 and filesystem.isdir(paths[0]):
             raise DataError(f"{source} is a folder: give a glob such as {source}/**/*.txt")
         files = [p for p in paths if filesystem.isfile(p)]
-        if any(str(p).endswith(_OF_ARRAYS) for p in files):
-            raise DataError(
-                f"{source} has named arrays, which are no text: set kind to arrays, or to tokens"
-            )
         if not files:
             raise DataError(f"no file matches {source}: expected a path or a glob of text files")
-        return b"".join(filesystem.cat_file(p) for p in files)
+        return b"".join(_checked(p, filesystem.cat_file(p)) for p in files)
+
+
+def _files(source: str) -> list[Path]:
+    """The files of a path or a glob on this machine."""
+    found = matching(source)
+    if len(found) == 1 and found[0].is_dir():
+        raise DataError(f"{source} is a folder: give a glob such as {source}/**/*.txt")
+    files = [path for path in found if path.is_file()]
+    if not files:
+        raise DataError(f"no file matches {source}: expected a path or a glob of text files")
+    return files
+
+
+def matching(source: str) -> list[Path]:
+    """What a path or glob on this machine names, in order. A folder or file that is there is meant
+    as it is called, whatever its name has of "[", "?" and "*": only what is behind it is a pattern.
+    """
+    there, parts = Path(), Path(source).parts
+    while parts and (there / parts[0]).exists():
+        there, parts = there / parts[0], parts[1:]
+    if not parts:
+        return [there]
+    pattern = os.path.join(*(escape(part) for part in there.parts), *parts)
+    return [Path(p) for p in sorted(glob(pattern, recursive=True, include_hidden=True))]
+
+
+def _checked(name: str, content: bytes) -> bytes:
+    """The bytes of a file of text. Raises DataError for one of another kind."""
+    check_text(name, content[:HEAD_BYTES])
+    return content
 
 
 @contextmanager
@@ -224,8 +252,8 @@ def _standard_library() -> list[Path]:
 
 
 def _tokens(source: str) -> _Array:
-    """Ids as uint16 or int32, in one dimension. A raw .bin holds little-endian uint16, one that
-    ends in .int32.bin int32."""
+    """Return ids as uint16 or int32, in one dimension. A raw .bin holds little-endian uint16, one
+    that ends in .int32.bin int32."""
     if not source:
         raise DataError("data of kind tokens needs a source: .npy, .npz, .safetensors or .bin")
     if source.endswith(".bin"):
@@ -236,6 +264,9 @@ def _tokens(source: str) -> _Array:
                 f"{source} has {path.stat().st_size} bytes: ids of {item} bytes expected"
             )
         ids: _Array = np.fromfile(path, dtype)
+        with path.open("rb") as file:
+            sure = source.endswith((".uint16.bin", ".int32.bin"))
+            check_ids(source, ids, file.read(HEAD_BYTES), sure=sure)
     elif source.endswith(".npy"):
         ids = _load(source)
     else:

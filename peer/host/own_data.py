@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from ...job.tables import Data
 from ...net.blobs.client import BlobClient, BlobTransferError
 from ...proto import broker_pb2, common_pb2
 from ..data.manifest import DataError, Manifest
-from ..data.sources import resolve
+from ..data.sources import matching, resolve
 from ..logs import note
 from .rights import OwnData
 
@@ -234,9 +233,8 @@ def _asked(wanted: Data) -> Collection[str]:
 
 
 def _seen(source: str) -> object:
-    """Differs when the files do."""
-    found = (Path(p) for p in sorted(glob(source, recursive=True)))
-    return tuple((p.name, s.st_mtime_ns, s.st_size) for p in found if (s := p.stat()))
+    """Return what differs when the files do."""
+    return tuple((p.name, s.st_mtime_ns, s.st_size) for p in matching(source) if (s := p.stat()))
 
 
 async def answer(

@@ -408,7 +408,8 @@ def arrays(tmp_path: Path) -> Path:
 def tiny(arrays: Path, **more: Any) -> Job:
     data = {"kind": "arrays", "source": arrays.name, "holdout": 0.25}
     length = {} if "passes" in more else {"steps": 2}
-    return Job(model=Tied(), data=data, batch=8, folder=arrays.parent, **length, **more)
+    more = {"eval_batches": 1, **length, **more}
+    return Job(model=Tied(), data=data, batch=8, folder=arrays.parent, **more)
 
 
 def test_a_prepared_job_has_everything_that_peers_need(arrays: Path, tmp_path: Path) -> None:

@@ -1,0 +1,151 @@
+"""The data of a job on the submitter's side: read from its source into a manifest and shards, and
+held against what the job wants of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..job import Job, SettingsError
+from ..job.tables import Data
+from ..peer.data.manifest import Manifest
+from ..peer.data.reader import Reader
+from ..peer.data.sampler import steps_for
+from ..peer.data.sources import resolve
+
+__all__ = [
+    "AskPeers",
+    "JobData",
+    "check_tokenizer",
+    "example",
+    "read_data",
+    "reader_of",
+    "resolved",
+]
+
+Say = Callable[[str], None]
+
+OF_TOKENIZERS = (
+    *("tokenizer.json", "tokenizer.model*", "tokenizer_config.json", "tekken.json", "*.tiktoken"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece*.model", "*.spm"),
+)
+"""Files beside the weights of a language model that say how text becomes its ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobData:
+    """A job's data: shard files by hash; or none of them here, and `local`, the inputs of the model
+    whose data stays with its peers."""
+
+    manifest: Manifest
+    shards: dict[str, Path] = field(default_factory=dict)
+    local: tuple[str, ...] = ()
+
+
+AskPeers = Callable[[Data], JobData]
+"""Gets the manifest of data that peers keep."""
+
+
+def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData:
+    """Read a job's data into shards in `folder`, or ask the peers that keep it for its manifest.
+    Raises SettingsError, DataError."""
+    data = job.data
+    if data.where == "peer":
+        if ask is None:
+            raise SettingsError(
+                "data.where",
+                'is "peer", and there is no broker here whose peers have it: to try the job, give '
+                'it data of your own with where = "submitter"',
+            )
+        say(f"asking the peers that have the data {data.source!r}")
+        return ask(data)
+    say("reading the data")
+    source = data.source
+    if source and "://" not in source and not Path(source).is_absolute():
+        source = str(job.folder.resolve() / source)  # relative to the job's file, as the factory is
+    manifest, shards = resolve(
+        folder,
+        kind=data.kind,
+        source=source,
+        holdout=data.holdout,
+        length=data.length,
+        inputs=data.inputs,
+        targets=data.targets,
+    )
+    return JobData(manifest=manifest, shards=shards)
+
+
+def check_tokenizer(job: Job, module: nn.Module | None = None) -> None:
+    """Raise SettingsError for text that would go as bytes to a model made with a tokenizer: one
+    whose folder, or that of its weights, has the files of one. module: the job's, when it is made;
+    transformers keep in it where it was loaded from."""
+    if job.data.kind != "text" or job.data.tokenizer != "auto":
+        return
+    names = [n for n in job.model.weight_names if n != "init"]
+    if job.model.factory.startswith("hf:"):
+        names.append(job.model.factory.removeprefix("hf:"))
+    config = getattr(module, "config", None)
+    names.append(str(getattr(config, "_name_or_path", "") or ""))
+    for name in names:
+        if not name or "://" in name:
+            continue
+        for path in (job.folder / name, Path(name)):
+            folder = path if path.is_dir() else path.parent
+            if not path.exists():
+                continue
+            for pattern in OF_TOKENIZERS:
+                for found in sorted(folder.glob(pattern)):
+                    raise SettingsError(
+                        "data.tokenizer",
+                        f'is "auto", the model has a tokenizer of its own ({found}), and text '
+                        'reaches a model as bytes: expected kind = "tokens" and a source of ids '
+                        'that this tokenizer made, or tokenizer = "bytes" to train on bytes all '
+                        "the same",
+                    )
+
+
+def reader_of(job: Job, data: JobData) -> Reader:
+    """A reader of data whose shards are here."""
+    return Reader(data.manifest, data.shards.__getitem__, seed=job.seed, microbatches=1)
+
+
+def example(manifest: Manifest) -> dict[str, Tensor]:
+    """A microbatch of two zero samples: only its shapes and dtypes count."""
+    return {
+        name: torch.zeros((2, *spec.sizes), dtype=getattr(torch, spec.dtype))
+        for name, spec in manifest.fields.items()
+    }
+
+
+def resolved(job: Job, manifest: Manifest, say: Say = lambda line: None) -> Job:
+    """Return the job with its length in steps. Without held-out data it evaluates nothing, and an
+    evaluation has no more whole batches than samples of arrays are held out: none counts twice."""
+    train = job.train
+    steps = train.steps or steps_for(
+        manifest, train.batch, passes=train.passes, tokens=train.tokens
+    )
+    job = job.resolved(steps)
+    if not manifest.held_out:
+        return replace(job, train=replace(job.train, eval_every=0))
+    if not job.train.evaluated_batches:
+        return job
+    batches, there = job.train.eval_batches, manifest.different_held_out
+    wanted = f"train.eval_batches = {batches} of {train.batch} samples"
+    if batches * train.batch <= there:
+        return job
+    if manifest.kind != "arrays":
+        say(f"held-out: {wanted} are drawn from {there} windows: some count twice")
+        return job
+    if there < train.batch:
+        say(f"held-out: a batch of {train.batch} has {there} samples to evaluate: some count twice")
+    else:
+        say(
+            f"held-out: only {there // train.batch * train.batch} of {there} samples are "
+            f"evaluated, as whole batches: with {wanted}, some would count twice"
+        )
+    fits = max(1, there // train.batch)
+    return replace(job, train=replace(job.train, eval_batches=fits))

@@ -1,0 +1,76 @@
+"""What a job wants of its data, against what there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.client.job_data import check_tokenizer, resolved
+from shoal.job import Job, SettingsError
+from shoal.peer.data import Manifest, Sampler
+
+
+@given(
+    held_out=st.integers(1, 60),
+    batch=st.integers(1, 24),
+    batches=st.integers(1, 8),
+    seed=st.integers(0, 9),
+)
+def test_no_held_out_sample_counts_twice_or_a_line_says_so(
+    held_out: int, batch: int, batches: int, seed: int
+) -> None:
+    said: list[str] = []
+    manifest = Manifest("arrays", (), (), 100 + held_out, held_out)
+    job = Job(
+        model={"factory": "m.py:make"},
+        seed=seed,
+        steps=1,
+        batch=batch,
+        eval_every=1,
+        eval_batches=batches,
+    )
+    train = resolved(job, manifest, said.append).train
+    sampler = Sampler(manifest, seed, train.microbatches)
+    count = range(train.evaluation_microbatches)
+    found = [sampler.held_out(m, train.microbatch_size) for m in count]
+    times = Counter(np.concatenate(found).tolist())
+    assert max(times.values()) == 1 or "some count twice" in said[0]
+    assert max(times.values()) - min(times.values()) <= 1
+    if said and batch <= held_out:
+        assert sum(times.values()) > held_out - batch  # none is left out that fits
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model"]
+)
+@pytest.mark.parametrize("by", ["factory", "weights", "file"])
+def test_text_is_no_bytes_for_a_model_with_a_tokenizer(tmp_path: Path, name: str, by: str) -> None:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    tables: dict[str, str] = {
+        "factory": {"factory": "hf:llama"},
+        "weights": {"factory": "m.py:make", "weights": "llama"},
+        "file": {"factory": "m.py:make", "weights": "llama/model.safetensors"},
+    }[by]
+
+    def job(**data: str) -> Job:
+        return replace(Job(model=tables, data=data, steps=1), folder=tmp_path)
+
+    check_tokenizer(job())  # no tokenizer is there
+    (folder / name).touch()
+    with pytest.raises(SettingsError, match=rf"data\.tokenizer.*{name}.*tokenizer = \"bytes\""):
+        check_tokenizer(job())
+    check_tokenizer(job(tokenizer="bytes"))
+    check_tokenizer(job(kind="tokens", source="ids.npy"))
+
+
+def test_only_text_has_a_tokenizer() -> None:
+    with pytest.raises(SettingsError, match="are numbers already"):
+        Job(model={"factory": "m.py:make"}, data={"kind": "arrays", "tokenizer": "bytes"}, steps=1)
