@@ -123,10 +123,14 @@ def resume(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of its job: train.lr=1e-4."),
     ] = None,
-    job: Annotated[Path | None, typer.Option(help="A job.toml in place of its job.")] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(help="A job.toml in place of its job; needed for what others submitted."),
+    ] = None,
     broker: Broker = None,
     to: Annotated[
-        str | None, typer.Option(help="Folder for the runs' folders; default: its job's.")
+        str | None,
+        typer.Option(help="Folder for the runs' folders; default: its job's, if yours."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start it and leave.")] = False,
     json: Json = False,
@@ -206,14 +210,24 @@ def evaluate(
     network: Annotated[
         bool, typer.Option(help="By the broker's peers, for a model that is too large for here.")
     ] = False,
+    job: Annotated[
+        Path | None,
+        typer.Option(help="A job.toml that makes the model, for what others submitted."),
+    ] = None,
     broker: Broker = None,
     to: To = Path("runs"),
     json: Json = False,
 ) -> None:
     """Compute the held-out loss of a finished run's weights here. Example: shoal eval r-3f2"""
+    from ..job import Job
+
+    own = None if job is None else Job.from_toml(job)
     with _opened(run, broker, to) as (_, found):
         ended = _ended(found)
-        numbers = ended.evaluate_there(batches) if network else ended.evaluate(batches=batches)
+        if network:
+            numbers = ended.evaluate_there(batches)
+        else:
+            numbers = ended.evaluate(batches=batches, job=own)
     if json:
         print_json({"run": run, **numbers})
     else:

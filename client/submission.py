@@ -30,14 +30,13 @@ from ..dag.rounds.fragments import blocks
 from ..dag.transforms.lower_sizes import lower_for_sizes
 from ..dag.transforms.precision import KeptDtypes
 from ..job import Job, SettingsError
-from ..job.settings import plain
 from ..net.blobs.client import BlobClient, Sent
 from ..peer.data.manifest import Manifest
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
 from .access import Access
 from .files.columns import check_names
-from .files.records import write_run
+from .files.records import record_of, write_run
 from .files.sending import send
 from .files.shards import Pretrained
 from .files.uplink import Uplink, starting_bytes, takes
@@ -114,14 +113,8 @@ class Prepared:
             (folder / "sidecars").mkdir(exist_ok=True)
             shutil.copyfile(path, folder / "sidecars" / path.name)
         data = hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
-        record = {
-            "run": run,
-            "job": plain(self.job),
-            "folder": str(self.job.folder.resolve()),
-            "tokens_per_step": self.tokens_per_step,
-            "data": data,
-        }
-        write_run(folder, record)
+        job = self.job
+        write_run(folder, record_of(run, job, job.output.to, data, self.tokens_per_step))
 
 
 @contextmanager
@@ -411,28 +404,6 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
     transfer(access, store, uplink.sent)
     return spec
-
-
-def bring_data(access: Access, job: Job, hash: str, say: Say) -> None:
-    """Stores the data of a job whose manifest is known already. Raises BlobTransferError,
-    SettingsError when the job's source has other data by now."""
-    if job.data.where == "peer":
-        return
-    with tempfile.TemporaryDirectory(prefix="shoal-data-") as name:
-        data = read_data(job, Path(name), say, None)
-        found = hashlib.sha256(data.manifest.to_json().encode()).hexdigest()
-        if found != hash:
-            raise SettingsError(
-                "data.source",
-                f"has other data than the checkpoint was made with: the manifest's hash is "
-                f"{found[:12]}, expected {hash[:12]}",
-            )
-
-        async def store(blobs: BlobClient) -> None:
-            for path in data.shards.values():
-                await blobs.store(path)
-
-        transfer(access, store)
 
 
 def upload_graph(access: Access, graph: Graph) -> None:

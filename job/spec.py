@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 from .methods import METHODS
 from .rounds import OWN_CODECS, RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
+from .stripped import data_without, model_without, output_without
 from .tables import LIVE, Codec, Data, Model, Output, PlanOptions, Recovery, Sync
 from .training import Train, Training
 
@@ -153,14 +154,37 @@ class Job(Settings):
         job = read_toml(cls, path, {"name": path.stem})
         return replace(job, folder=path.resolve().parent)
 
+    def without_places(self) -> Job:
+        """The same job without its live module and all that it names on its submitter's machine
+        (factory, files, data, outputs): nothing is imported, read or written by what is left."""
+        return replace(
+            self,
+            model=model_without(self.model),
+            data=data_without(self.data),
+            output=output_without(self.output),
+            module=None,
+            folder=Path(),
+        )
+
+    def with_places(self, own: Job) -> Job:
+        """The same job with what `own` says of this machine: its model, data and outputs."""
+        return replace(
+            self,
+            model=own.model,
+            data=own.data,
+            output=replace(self.output, to=own.output.to, format=own.output.format),
+            folder=own.folder,
+        )
+
     def to_json(self) -> str:
-        """The job without the live module and without the folder."""
-        return json.dumps(plain(self))
+        """The job as a RunSpec carries it: without places (`without_places`)."""
+        return json.dumps(plain(self.without_places()))
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """Raises SettingsError."""
-        return cls.from_table(json_object(text))
+        """A job that came from a broker or a checkpoint, and so from anybody: what it says of
+        places is dropped. Raises SettingsError."""
+        return cls.from_table(json_object(text)).without_places()
 
     def resolved(self, steps: int) -> Job:
         """The same job with its length in steps and its microbatch size as a number, whatever

@@ -4,6 +4,7 @@ __all__ = [
     "blobs",
     "cap",
     "discovery",
+    "file_names",
     "grpc_quirks",
     "identity",
     "interrupts",

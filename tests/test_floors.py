@@ -50,7 +50,7 @@ ORDER = {
         fused < capture_errors draws experts graph random < convert fx_args operators
         < recipe rules validate < infer""",
     "net": """
-        cap grpc_quirks interrupts links local printable < blobs web < identity
+        cap file_names grpc_quirks interrupts links local printable < blobs web < identity
         < discovery transports""",
     "peer": "blobs data hours logs sync < core host < rounds < compute < shell < entry",
     "peer/core": """

@@ -11,15 +11,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from typing import NamedTuple
 
 from ...job import MOST_MANIFEST_BYTES
+from ...net.web.places import origin_of
+from ...proto.broker_pb2 import RunSpec
 from ..records.run import RunRecord
-from ..run_spec import HASH
+from ..requirements import read_spec
+from ..run_spec import HASH, RunSpecError
 from .blobs import BlobStore, BlobStoreError
 
-__all__ = ["SWEEP_S", "Sweeper", "listed", "needed"]
+__all__ = ["SWEEP_S", "Listing", "Sweeper", "lacking_shards", "listed", "needed"]
 
 log = logging.getLogger(__name__)
 
@@ -52,18 +56,60 @@ def needed(runs: Iterable[RunRecord]) -> tuple[set[str], set[str]]:
     return blobs | manifests, manifests
 
 
-def listed(store: BlobStore, manifest: str) -> dict[str, bool]:
-    """The shards that a manifest names, and whether peers find each on the web. Raises
-    BlobStoreError."""
+class Listing(NamedTuple):
+    """What a manifest names. shards: whether peers find each on the web, by hash; urls: where."""
+
+    shards: Mapping[str, bool]
+    urls: tuple[str, ...]
+
+
+def listed(store: BlobStore, manifest: str) -> Listing:
+    """What a manifest of data or weights names. Raises BlobStoreError."""
     try:
-        shards = json.loads(store.get(manifest, MOST_MANIFEST_BYTES))["shards"]
-        return {s["hash"]: "url" in s for s in shards if HASH.fullmatch(s["hash"])}
+        table = json.loads(store.get(manifest, MOST_MANIFEST_BYTES))
+        shards = {s["hash"]: "url" in s for s in table["shards"] if HASH.fullmatch(s["hash"])}
+        return Listing(shards, tuple(map(str, table.get("urls", ()))))
     except BlobStoreError:
         raise
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise BlobStoreError(
             "INVALID_ARGUMENT", f"blob {manifest} is no manifest: expected JSON with its shards"
         ) from None
+
+
+def lacking_shards(store: BlobStore, spec: RunSpec) -> list[str]:
+    """Shards of a run's weights that neither lie here nor on the web. Raises BlobStoreError, also
+    for a URL on a host that the run's job does not name: peers are chosen by these alone."""
+    missing = list[str]()
+    for file in spec.weights:
+        if not file.sharded:
+            continue
+        there = listed(store, file.blob.hash)
+        if there.urls:
+            _check_urls(there.urls, spec)
+        missing += store.lacks(name for name, on_web in there.shards.items() if not on_web)
+    return missing
+
+
+def _check_urls(urls: Iterable[str], spec: RunSpec) -> None:
+    try:
+        origins = read_spec(spec).origins
+    except RunSpecError as error:
+        raise BlobStoreError("INVALID_ARGUMENT", str(error)) from None
+    for url in urls:
+        if (origin := origin_of(url)) is None:
+            raise BlobStoreError(
+                "INVALID_ARGUMENT",
+                f"the weights of the run name the URL {url[:200]!r}: expected http(s)://HOST/…, "
+                "without a user in it",
+            )
+        if str(origin) not in origins:
+            raise BlobStoreError(
+                "INVALID_ARGUMENT",
+                f"the weights of the run name a URL at {origin}, and its job names "
+                f"{', '.join(origins) or 'no host'}: expected model.weights with all of them, and "
+                'model.where = "url"',
+            )
 
 
 class Sweeper:
@@ -103,6 +149,6 @@ class Sweeper:
     def _shards_of(self, manifest: str) -> frozenset[str]:
         """None where it is not here, or is no manifest."""
         try:
-            return frozenset(listed(self._store, manifest))
+            return frozenset(listed(self._store, manifest).shards)
         except BlobStoreError:
             return frozenset()

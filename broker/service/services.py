@@ -77,7 +77,7 @@ from .calls import (
 from .door.public import PublicAddress
 from .door.reach import Reach, came_from
 from .door.relay import Relay
-from .needed import listed
+from .needed import lacking_shards
 from .shell import OUTBOX_MESSAGES, RejectedError, Shell, StreamOutbox
 
 if TYPE_CHECKING:
@@ -286,15 +286,6 @@ class RunsService:
         self._guard = guard
         self._public = public
 
-    def _lacking_shards(self, spec: RunSpec) -> list[str]:
-        """Those of its weights that neither lie here nor on the web. Raises BlobStoreError."""
-        store, missing = self._shell.blobs, list[str]()
-        for file in spec.weights:
-            if file.sharded:
-                there = listed(store, file.blob.hash)
-                missing += store.lacks(name for name, on_web in there.items() if not on_web)
-        return missing
-
     async def submit(self, spec: RunSpec, caller: Party | None) -> Submitted:
         _check_size(spec)
         self._shell.warm_up()  # somebody wants something planned
@@ -304,7 +295,7 @@ class RunsService:
         run = asyncio.get_running_loop().run_in_executor  # the store may be busy with its disk
         missing = await run(shell.disk, shell.blobs.lacks, named)
         if not missing:
-            missing = await run(shell.disk, self._lacking_shards, spec)
+            missing = await run(shell.disk, lacking_shards, shell.blobs, spec)
         if missing:
             raise BlobStoreError(
                 "NOT_FOUND",

@@ -22,7 +22,7 @@ from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph
 from ...dag.ir.recipe import Recipe, make
 from ...net.blobs.client import BlobClient
-from ...net.web.places import reachable
+from ...net.web.places import Origin, origin_of, reachable
 from ...net.web.web import Web
 from ...peer.blobs.weight_shards import WeightError, WeightManifest, WeightShard
 from ...peer.blobs.weights import (
@@ -37,7 +37,7 @@ from ...peer.blobs.weights import (
 from ...proto.broker_pb2 import WeightFile, Weights
 from ...proto.common_pb2 import BlobRef
 from .records import replacing
-from .weight_files import File, Stored, WeightFilesError, open_file
+from .weight_files import File, Stored, WeightFilesError, open_file, open_url
 from .weight_writer import Item, item_of, items_of
 
 __all__ = ["ExportedTensors", "aliases", "bring", "opened"]
@@ -108,12 +108,16 @@ class ExportedTensors(Lazy):
 
 
 async def bring(
-    blobs: BlobClient, weights: Weights, folder: Path, but: Collection[str] = (), web: Web = PUBLIC
+    blobs: BlobClient,
+    weights: Weights,
+    folder: Path,
+    but: Collection[str] = (),
+    origins: Collection[Origin] = frozenset(),
 ) -> ExportedTensors:
     """Fetches what the folder lacks of an export; of what was frozen, not what is for the names
-    `but`. `web`: for weights that lie there. Raises BlobTransferError, OSError; WeightFilesError
-    when two peers exported one name, a block of a split parameter is missing, or a part is no file
-    of weights."""
+    `but`. `origins`: hosts on the web that this user named himself; of others, only public
+    addresses are read. Raises BlobTransferError, OSError; WeightFilesError when two peers exported
+    one name, a block of a split parameter is missing, or a part is no file of weights."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     paths = [folder / file.blob.hash for file in weights.files]
     await _fetched(blobs, [(f.blob.hash, f.blob.size_bytes) for f in weights.files], folder)
@@ -131,7 +135,7 @@ async def bring(
         raise WeightFilesError(str(error)) from None
     recipe = Recipe(0)
     if weights.HasField("graph"):  # something was frozen
-        entries |= await _frozen(blobs, weights.starting, folder, {*entries, *but}, web)
+        entries |= await _frozen(blobs, weights.starting, folder, {*entries, *but}, origins)
         if weights.HasField("recipe"):
             recipe = Recipe.from_bytes(await _small(blobs, weights.recipe))
         graph = graph_from_bytes(await _small(blobs, weights.graph))
@@ -177,14 +181,14 @@ async def _frozen(
     starting: Sequence[WeightFile],
     folder: Path,
     but: Collection[str],
-    web: Web,
+    own: Collection[Origin],
 ) -> dict[str, TensorLocation]:
     """Where the tensors lie that a run began with, but for those names; fetches what the folder
     lacks. Raises as `bring` does."""
     found: dict[str, TensorLocation] = {}
     for file in reversed(starting):  # a later one wins
-        own = await _starting(blobs, file, folder, {*but, *found}, web)
-        found |= {name: entry for name, entry in own.items() if name not in {*but, *found}}
+        there = await _starting(blobs, file, folder, {*but, *found}, own)
+        found |= {name: entry for name, entry in there.items() if name not in {*but, *found}}
     return found
 
 
@@ -200,7 +204,11 @@ def aliases(graph: Graph, names: Collection[str]) -> dict[str, str]:
 
 
 async def _starting(
-    blobs: BlobClient, file: WeightFile, folder: Path, but: Collection[str], web: Web
+    blobs: BlobClient,
+    file: WeightFile,
+    folder: Path,
+    but: Collection[str],
+    own: Collection[Origin],
 ) -> Mapping[str, TensorLocation]:
     """The tensors of one of the files that the run began with; of shards, but for those names."""
     await _fetched(blobs, [(file.blob.hash, file.blob.size_bytes)], folder)
@@ -213,7 +221,7 @@ async def _starting(
         raise WeightFilesError(str(error)) from None
     wanted = {n: t for n, t in manifest.tensors.items() if n not in but}
     used = dict.fromkeys(manifest.shards[i] for t in wanted.values() for i, _, _ in t.parts)
-    await asyncio.to_thread(_from_web, web, [s for s in used if s.url], folder)
+    await asyncio.to_thread(_from_web, own, [s for s in used if s.url], folder)
     await _fetched(blobs, [(s.hash, s.size_bytes) for s in used], folder)
     at = {shard: WeightsFile(str(folder / shard.hash), shard.size_bytes) for shard in used}
 
@@ -229,13 +237,15 @@ async def _starting(
         raise WeightFilesError(str(error)) from None
 
 
-def _from_web(web: Web, shards: list[WeightShard], folder: Path) -> None:
-    """Reads into the folder what it lacks of shards that no broker has."""
+def _from_web(own: Collection[Origin], shards: list[WeightShard], folder: Path) -> None:
+    """Reads into the folder what it lacks of shards that no broker has. A manifest is its
+    submitter's word: its URLs lead to public addresses, or to hosts that this user named too."""
     files: dict[str, File] = {}
     for shard in shards:
         if (folder / shard.hash).exists():
             continue
-        file = files.get(shard.url) or files.setdefault(shard.url, open_file(shard.url, web))
+        web = Web() if origin_of(shard.url) in own else PUBLIC
+        file = files.get(shard.url) or files.setdefault(shard.url, open_url(shard.url, web))
         data = file.read(shard.at, shard.size_bytes)
         if (found := hashlib.sha256(data).hexdigest()) != shard.hash:
             raise WeightFilesError(

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ...broker.round_rows import RoundRow
-from ...job import SettingsError
+from ...job import Job, Output, SettingsError
+from ...job.settings import plain
 from ...proto.broker_pb2 import RunEvent, StepDone, VersionEvaluated
 from .columns import EVALUATED, own_numbers
 
@@ -32,7 +33,10 @@ __all__ = [
     "files_of",
     "finite",
     "local_folder",
+    "output_of",
+    "own_job",
     "read_run",
+    "record_of",
     "replacing",
     "step_numbers",
     "write_run",
@@ -85,6 +89,30 @@ def read_run(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return record if isinstance(record, dict) else {}
+
+
+def record_of(
+    run: str, own: Job | None, to: str, data: str, tokens_per_step: int
+) -> dict[str, Any]:
+    """What `write_run` leaves of a run that was started from here. own: its job, as it was said on
+    this machine; None for one that goes on from somebody else's, of which nothing is kept that
+    could be imported, read or written. to: where its outputs go; data: hash of its manifest."""
+    record: dict[str, Any] = {"run": run, "tokens_per_step": tokens_per_step, "data": data}
+    if own is None:
+        return record | {"output": plain(Output(to=to))}
+    return record | {"job": plain(own), "folder": str(own.folder.resolve())}
+
+
+def own_job(record: Mapping[str, Any]) -> Job | None:
+    """The job of a run as it was said on this machine, with its folder; None where it was not."""
+    if not {"job", "folder"} <= record.keys():
+        return None
+    return Job(**record["job"], folder=record["folder"])
+
+
+def output_of(record: Mapping[str, Any]) -> Output:
+    """Where the outputs of a recorded run go, and in which form."""
+    return Output(**(record.get("job") or record).get("output", {}))
 
 
 def step_numbers(done: StepDone, tokens_per_step: int = 0) -> dict[str, float | int]:

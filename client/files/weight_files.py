@@ -18,10 +18,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...net.file_names import is_file_name
 from ...net.web.web import Web, WebError, WebFile, is_web
 from ...peer.blobs.weights import ByteRange, TensorLocation, WeightError, Weights, WeightsFile
 
-__all__ = ["File", "Stored", "WeightFilesError", "find", "open_file"]
+__all__ = ["File", "Stored", "WeightFilesError", "find", "open_file", "open_url"]
 
 _INDEX = "model.safetensors.index.json"
 _ALONE = "model.safetensors"
@@ -139,7 +140,7 @@ def _by_index(name: str, web: Web, text: bytes | None = None) -> tuple[list[File
         raise WeightFilesError(f"{name} is not there: expected the index of a folder of weights")
     try:
         listed = json.loads(text)["weight_map"]
-        sound = all(isinstance(v, str) and v and "/" not in v for v in listed.values())
+        sound = all(map(is_file_name, listed.values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightFilesError(
             f"{name} is no index of safetensors files ({type(error).__name__}): expected a table "
@@ -174,16 +175,25 @@ def _text(name: str, web: Web) -> bytes | None:
 def open_file(name: str, web: Web | None = None, why: str = "") -> File:
     """A file at a path or URL. `why`: who says that it is there, for people. Raises
     WeightFilesError."""
+    if is_web(name):
+        return open_url(name, web or Web())
     try:
-        if is_web(name):
-            web = web or Web()
-            return _OnWeb(web, web.look(name))
         return _Elsewhere(name) if "://" in name else _Local(Path(name))
     except FileNotFoundError:
         raise WeightFilesError(f"{name}{f', {why},' if why else ''} is not there") from None
-    except (WebError, OSError, ImportError, ValueError) as error:
+    except (OSError, ImportError, ValueError) as error:
         text = str(error)
         raise WeightFilesError(text if name in text else f"{name}: {text}") from None
+
+
+def open_url(url: str, web: Web) -> File:
+    """A file on the web, by http or https and nothing else: a stranger may have named it. Raises
+    WeightFilesError."""
+    try:
+        return _OnWeb(web, web.look(url))
+    except (WebError, OSError, ValueError) as error:
+        text = str(error)
+        raise WeightFilesError(text if url in text else f"{url}: {text}") from None
 
 
 class _Local:

@@ -17,7 +17,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from ...dag.ir.convert import graph_from_bytes
 from ...net.blobs.client import BlobClient
+from ...net.file_names import is_file_name
+from ...net.web.places import Origin
 from ...peer.blobs.weights import ShapeDtype, split_names
 from ...peer.compute.records import coded_specs, decoded
 from ...proto.broker_pb2 import Checkpoint, Recalled, RunSpec, WeightFile, Weights
@@ -58,6 +60,7 @@ VERSION = 1
 _LISTED = "checkpoint.json"
 _STARTING = ".starting"
 _DIGITS = 6
+_PIECE = 1 << 20
 
 
 class CheckpointError(ValueError):
@@ -66,12 +69,11 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A checkpoint on disk. `spec`: of the run that made it; `folder`: of its job."""
+    """A checkpoint on disk, of anybody's. `spec`: of the run that made it."""
 
     url: str
     checkpoint: Checkpoint
     spec: RunSpec
-    folder: str
     files: dict[str, BlobRef]
     """By name."""
 
@@ -84,10 +86,10 @@ def is_folder(name: str) -> bool:
 # ---------------------------------------------------------------- writing
 
 
-def keep(access: Access, found: Recalled, to: str, folder: str) -> str:
+def keep(access: Access, found: Recalled, to: str, own: Collection[Origin] = frozenset()) -> str:
     """Writes a checkpoint that lies with the broker into the run's folder `to` (a path, or any URL
-    that fsspec knows); returns its own folder. One that is there already stays. `folder`: of the
-    job's file.
+    that fsspec knows); returns its own folder. One that is there already stays. `own`: hosts that
+    this user named for weights.
 
     Raises BlobTransferError, OSError."""
     checkpoint, spec = found.checkpoint, found.spec
@@ -96,12 +98,11 @@ def keep(access: Access, found: Recalled, to: str, folder: str) -> str:
     if files.exists(f"{root}/{_LISTED}"):
         return url
     with _beside(files, root) as here:
-        listed = _brought(access, found, here)
+        listed = _brought(access, found, here, own)
         record = {
             "version": VERSION,
             "run": checkpoint.run,
             "step": checkpoint.step,
-            "folder": folder,
             "checkpoint": MessageToDict(checkpoint),
             "spec": MessageToDict(spec),
             "files": {n: {"sha256": r.hash, "bytes": r.size_bytes} for n, r in listed.items()},
@@ -128,7 +129,9 @@ def _beside(files: Any, root: str) -> Iterator[Path]:
         yield Path(name)
 
 
-def _brought(access: Access, found: Recalled, here: Path) -> dict[str, BlobRef]:
+def _brought(
+    access: Access, found: Recalled, here: Path, own: Collection[Origin]
+) -> dict[str, BlobRef]:
     """Fetches and makes all files of a checkpoint but the list."""
     checkpoint, spec = found.checkpoint, found.spec
     count = len(checkpoint.files)
@@ -153,7 +156,7 @@ def _brought(access: Access, found: Recalled, here: Path) -> dict[str, BlobRef]:
             begun = Weights(starting=spec.weights, graph=spec.graph)
             if spec.HasField("recipe"):
                 begun.recipe.CopyFrom(spec.recipe)
-            rest = (await bring(blobs, begun, starting, but=known)).items_to_write()
+            rest = (await bring(blobs, begun, starting, known, own)).items_to_write()
             items |= {name: item for name, item in rest.items() if name in names - known}
         return items | {name: items[there] for name, there in aliases(graph, items).items()}
 
@@ -201,6 +204,13 @@ def _joined(blocks: list[Item]) -> Item:
         sum(item.size_bytes for item in blocks),
         lambda: (piece for item in blocks for piece in item.pieces()),
     )
+
+
+def _copy(source: Any, to: Path, most_bytes: int) -> None:
+    """Copies a stream, and at most one byte beyond `most_bytes`: of another size, another hash."""
+    with to.open("wb") as file:
+        while data := source.read(min(_PIECE, most_bytes + 1 - file.tell())):
+            file.write(data)
 
 
 def _ref(path: Path) -> BlobRef:
@@ -264,14 +274,13 @@ def read(url: str) -> StoredCheckpoint:
                 "one"
             )
         listed = {
-            str(name): BlobRef(hash=entry["sha256"], size_bytes=entry["bytes"])
+            _part(name): BlobRef(hash=entry["sha256"], size_bytes=entry["bytes"])
             for name, entry in record["files"].items()
         }
         kept = StoredCheckpoint(
             url=url,
             checkpoint=ParseDict(record["checkpoint"], Checkpoint()),
             spec=ParseDict(record["spec"], RunSpec()),
-            folder=str(record["folder"]),
             files=listed,
         )
     except CheckpointError:
@@ -291,6 +300,13 @@ def read(url: str) -> StoredCheckpoint:
     return kept
 
 
+def _part(name: str) -> str:
+    """The name of a file of a checkpoint, which whoever made it has chosen. Raises ValueError."""
+    if not is_file_name(name):
+        raise ValueError(f"it names the file {name!r:.80}: expected plain names of files beside it")
+    return name
+
+
 def upload(access: Access, kept: StoredCheckpoint, say: Callable[[str], None]) -> RunSpec:
     """Brings a checkpoint to a broker; returns the spec of its run, with it to go on from. Raises
     BlobTransferError; CheckpointError for a file with another hash."""
@@ -303,16 +319,20 @@ def upload(access: Access, kept: StoredCheckpoint, say: Callable[[str], None]) -
     with tempfile.TemporaryDirectory(prefix="shoal-checkpoint-") as name:
 
         def here(part: str) -> Path:
-            """A file of the checkpoint on this machine, checked."""
-            path = Path(root) / part
-            if not isinstance(files, LocalFileSystem):
-                path = Path(name) / part
-                files.get_file(f"{root.rstrip('/')}/{part}", str(path))
-            if _ref(path).hash != kept.files[part].hash:
+            """A file of the checkpoint on this machine, checked; one that comes from elsewhere has
+            its name once its hash is right."""
+            wanted = kept.files[part]
+            if isinstance(files, LocalFileSystem):
+                path = coming = Path(root) / part
+            else:
+                path, coming = Path(name) / part, Path(name) / ".coming"
+                with files.open(f"{root.rstrip('/')}/{part}", "rb") as source:
+                    _copy(source, coming, wanted.size_bytes)
+            if _ref(coming) != wanted:
                 raise CheckpointError(
                     f"{kept.url}/{part} has another hash than {_LISTED} says: it was changed"
                 )
-            return path
+            return path if path == coming else coming.replace(path)
 
         async def store(blobs: BlobClient) -> WeightFile:
             model = [part for part in kept.files if part.startswith("model")]

@@ -1,31 +1,62 @@
-"""Going on with a run in another one: what may change, and what may not."""
+"""Going on with a run in another one: what may change, and what may not.
+
+A run, and a checkpoint, may be anybody's. What its job says of its submitter's machine is not even
+read (`Job.from_json`): factory, data and outputs are those of the job as it was said here, in this
+machine's own record of that very run or on the command line.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...job import Job, SettingsError
 from ...job.settings import plain
+from ...net.blobs.client import BlobClient
+from ...net.file_names import is_file_name
 from ...peer.data.manifest import Manifest
 from ...proto.broker_pb2 import Checkpoint, RunSpec
+from ...proto.common_pb2 import BlobRef
+from ..access import Access
 from ..errors import Refused
-from ..files.records import read_run
-from ..job_data import resolved
-from ..submission import bring_data, transfer
+from ..files.records import local_folder, own_job, read_run, record_of
+from ..job_data import read_data, resolved
+from ..submission import transfer
 from . import checkpoints
 
 if TYPE_CHECKING:
     from .session import Client
 
-__all__ = ["changed", "gone_on", "prepared", "with_changes"]
+__all__ = ["GoingOn", "changed", "check_same", "gone_on", "prepared", "with_changes"]
 
 FIXED = ("model", "data", "seed", "train.batch", "train.microbatch", "train.optimizer")
 """Keys of a job that stay: what follows would be neither the old run nor a new one."""
+_MOST_ASKED = 10_000
+"""Blobs in one question, as many as a broker takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoingOn:
+    """What goes on from a checkpoint, with all that it needs at the broker.
+
+    own: its job as it stands on this machine; None where nobody said one here. to: where its
+    outputs go. tokens_per_step: of a step of all replicas together."""
+
+    spec: RunSpec
+    own: Job | None
+    to: str
+    tokens_per_step: int
+
+    def record(self, run: str) -> dict[str, Any]:
+        """What this machine keeps of it once it is a run of that id."""
+        found = record_of(run, self.own, self.to, self.spec.data.hash, self.tokens_per_step)
+        return found | {"from": {"run": self.spec.resumed.run, "step": self.spec.resumed.step}}
 
 
 def prepared(
@@ -33,18 +64,19 @@ def prepared(
     source: str,
     changes: tuple[str, ...],
     job: Job | None,
-    runs: Path,
+    to: Path | str | None,
     say: Callable[[str], None],
-) -> tuple[RunSpec, Job, int]:
-    """What goes on from the newest checkpoint of a run, or from one in a folder: its spec, with all
-    that it needs at the broker, its job, and the tokens of a step. `runs`: where this machine keeps
-    what it knows of runs. Raises as `Client.go_on` does."""
+) -> GoingOn:
+    """What goes on from the newest checkpoint of a run, or from one in a folder. `job`: said on
+    this machine, in place of what its record has; `to`: where outputs go, and where the record is
+    looked for. Raises as `Client.go_on` does."""
     if checkpoints.is_folder(source):
         kept = checkpoints.read(source)
-        folder, found = Path(kept.folder), kept.checkpoint
+        own, found = job or _recorded(kept.checkpoint.run, to), kept.checkpoint
         with client.translated():
             spec = checkpoints.upload(client.access, kept, say)
-            bring_data(client.access, _job_of(spec, folder), spec.data.hash, say)
+            manifest = _manifest(client.access, spec)
+            _bring_data(client.access, own, Job.from_json(spec.job), spec, manifest, say)
     else:
         if client.is_open(source):
             raise Refused(
@@ -57,19 +89,87 @@ def prepared(
                 f"run {source} has no checkpoint: its job makes none (output.every), or it ended "
                 "before the first"
             )
-        spec, found = recalled.spec, recalled.checkpoint
-        folder = Path(read_run(runs / source).get("folder", "."))
-    with client.translated():
-        text = transfer(client.access, lambda blobs: blobs.fetch(spec.data.hash))
-    manifest = Manifest.from_json(text)
-    wanted = with_changes(job or _job_of(spec, folder), changes)
-    spec = gone_on(spec, found, wanted, manifest)
-    wanted = _job_of(spec, wanted.folder)
-    return spec, wanted, wanted.train.batch * (manifest.length or 1)
+        own, spec, found = job or _recorded(source, to), recalled.spec, recalled.checkpoint
+        with client.translated():
+            manifest = _manifest(client.access, spec)
+    before = Job.from_json(spec.job)
+    if own is not None:
+        before = job or before.with_places(own)
+    wanted = with_changes(before, changes)
+    if job is None:
+        check_same(before, wanted)  # a factory or a source by --set, too
+    spec, wanted = gone_on(spec, found, wanted, manifest)
+    if to is not None:
+        wanted = replace(wanted, output=replace(wanted.output, to=str(to)))
+    return GoingOn(
+        spec=spec,
+        own=None if own is None else wanted,
+        to=wanted.output.to,
+        tokens_per_step=wanted.train.batch * (manifest.length or 1),
+    )
 
 
-def _job_of(spec: RunSpec, folder: Path) -> Job:
-    return replace(Job.from_json(spec.job), folder=folder)
+def _recorded(run: str, to: Path | str | None) -> Job | None:
+    """The job of a run that this machine submitted: as it was said here, whatever a broker or a
+    checkpoint has of it."""
+    if not is_file_name(run):
+        return None
+    places = dict.fromkeys((local_folder(to or "runs"), Path("runs")))
+    jobs = (own_job(read_run(place / run)) for place in places)
+    return next((job for job in jobs if job is not None), None)
+
+
+def _manifest(access: Access, spec: RunSpec) -> Manifest:
+    return Manifest.from_json(transfer(access, lambda blobs: blobs.fetch(spec.data.hash)))
+
+
+def _bring_data(
+    access: Access,
+    own: Job | None,
+    before: Job,
+    spec: RunSpec,
+    manifest: Manifest,
+    say: Callable[[str], None],
+) -> None:
+    """Stores the data of a checkpoint, if it is read on this machine; else the broker must have it.
+    Raises BlobTransferError, SettingsError when the job's source has other data by now."""
+    if before.data.where == "peer":
+        return
+    if own is None:
+        if lacks := transfer(access, lambda blobs: _lacking(blobs, manifest)):
+            raise SettingsError(
+                "data.source",
+                f"of this checkpoint's run lies with its submitter, and {lacks} of its "
+                f"{len(manifest.shards)} shards are not at the broker: name a job of your own that "
+                "has the same data here (--job job.toml)",
+            )
+        return
+    with tempfile.TemporaryDirectory(prefix="shoal-data-") as name:
+        data = read_data(own, Path(name), say, None)
+        found = hashlib.sha256(data.manifest.to_json().encode()).hexdigest()
+        if found != spec.data.hash:
+            raise SettingsError(
+                "data.source",
+                f"has other data than the checkpoint was made with: the manifest's hash is "
+                f"{found[:12]}, expected {spec.data.hash[:12]}",
+            )
+
+        async def store(blobs: BlobClient) -> None:
+            for path in data.shards.values():
+                await blobs.store(path)
+
+        transfer(access, store)
+
+
+async def _lacking(blobs: BlobClient, manifest: Manifest) -> int:
+    """How many shards the broker does not have."""
+    refs = [BlobRef(hash=s.hash, size_bytes=s.size_bytes) for s in manifest.shards]
+    lacks = 0
+    for at in range(0, len(refs), _MOST_ASKED):
+        some = refs[at : at + _MOST_ASKED]
+        sizes = await blobs.have(some)
+        lacks += sum(size != ref.size_bytes for ref, size in zip(some, sizes, strict=True))
+    return lacks
 
 
 def with_changes(job: Job, changes: Iterable[str]) -> Job:
@@ -103,6 +203,17 @@ def _value(text: str) -> Any:
         return text
 
 
+def check_same(before: Job, after: Job) -> None:
+    """Raises SettingsError for a key that may not change and does."""
+    if key := changed(before, after):
+        had, has = _at_or_none(before, key), _at_or_none(after, key)
+        raise SettingsError(
+            key,
+            f"is {json.dumps(has)}, and the run had {json.dumps(had)}: it may not change when a "
+            "run goes on",
+        )
+
+
 def changed(before: Job, after: Job) -> str:
     """The first key that may not differ and does; empty: none."""
     for key in FIXED:
@@ -126,27 +237,21 @@ def _first(key: str, had: Any, has: Any) -> str:
     return key
 
 
-def gone_on(spec: RunSpec, found: Checkpoint, job: Job, manifest: Manifest) -> RunSpec:
-    """The spec of a run that goes on from a checkpoint of another one. Microbatches stay as they
-    were, where the job leaves them to the planner. Raises SettingsError for a key that may not
-    change."""
+def gone_on(spec: RunSpec, found: Checkpoint, job: Job, manifest: Manifest) -> tuple[RunSpec, Job]:
+    """The spec of a run that goes on from a checkpoint of another one, and its job. Microbatches
+    stay as they were, where the job leaves them to the planner. Raises SettingsError for a key that
+    may not change."""
     before = Job.from_json(spec.job)
     if job.train.microbatch == "auto":
         job = replace(job, train=replace(job.train, microbatch=before.train.microbatch))
     job = resolved(job, manifest)
-    if key := changed(before, job):
-        had, has = _at_or_none(before, key), _at_or_none(job, key)
-        raise SettingsError(
-            key,
-            f"is {json.dumps(has)}, and the run had {json.dumps(had)}: it may not change when a "
-            "run goes on",
-        )
+    check_same(before, job.without_places())
     out = RunSpec()
     out.CopyFrom(spec)
     out.ClearField("plan")
     out.name, out.job, out.steps = job.name, job.to_json(), job.train.steps or 0
     out.resumed.CopyFrom(found)
-    return out
+    return out, job
 
 
 def _at_or_none(job: Job, key: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +11,13 @@ from typing import TYPE_CHECKING, Literal
 
 from ...broker.round_rows import RoundRows
 from ...job import Job
+from ...net.file_names import is_file_name
 from ...net.interrupts import uninterrupted
+from ...net.web.places import Origin, origin_of
 from ...proto import broker_pb2
 from ...proto.broker_pb2 import RunState
 from ..errors import BrokerUnreachable, RecordError, Refused, RunFailed
-from ..files.records import Recorder, local_folder, read_run
+from ..files.records import Recorder, local_folder, output_of, own_job, read_run
 from .weights import CheckpointWriter
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Run:
     """One run, seen from a client. `folder` holds what this client keeps of it."""
 
     def __init__(self, client: Client, run: str, to: Path | str) -> None:
+        if not is_file_name(run):
+            raise Refused(f"{run!r:.80} is no id of a run: see shoal runs")
         self.client = client
         self.id = run
         self.folder = local_folder(to) / run
@@ -122,8 +125,15 @@ class Run:
     @property
     def outputs(self) -> str:
         """Where its checkpoints go: `folder`, or a folder at the URL that its job names."""
-        to = read_run(self.folder).get("job", {}).get("output", {}).get("to", "")
+        to = output_of(read_run(self.folder)).to
         return f"{to.rstrip('/')}/{self.id}" if "://" in to else str(self.folder)
+
+    @property
+    def _own_origins(self) -> frozenset[Origin]:
+        """Hosts that its job names for weights, where it was said on this machine."""
+        job = own_job(read_run(self.folder))
+        names = job.model.weight_names if job is not None else ()
+        return frozenset(filter(None, map(origin_of, names)))
 
     def keep_checkpoint(self) -> str:
         """Writes the newest checkpoint into `outputs`, and removes the oldest beyond `output.keep`;
@@ -133,12 +143,9 @@ class Run:
         found = self.client.recall(self.id)
         if not found.HasField("checkpoint"):
             raise RunFailed(f"run {self.id} has no checkpoint")
-        record = read_run(self.folder)
         with self.client.translated():
-            url = checkpoints.keep(
-                self.client.access, found, self.outputs, str(record.get("folder", "."))
-            )
-        checkpoints.forget_old(self.outputs, json.loads(found.spec.job)["output"]["keep"])
+            url = checkpoints.keep(self.client.access, found, self.outputs, self._own_origins)
+        checkpoints.forget_old(self.outputs, Job.from_json(found.spec.job).output.keep)
         return url
 
     def cancel(self) -> RunState:
@@ -165,7 +172,7 @@ class Run:
             exported = broker_pb2.Weights(step=exported.step, files=exported.files)
         with (
             self.client.translated(),
-            brought(self.client.access, exported, self.folder, own=self.submitted_here) as found,
+            brought(self.client.access, exported, self.folder, self._own_origins) as found,
         ):
             yield found
 
@@ -210,9 +217,8 @@ class Run:
         from ..files.weight_writer import files_of
         from .weights import write
 
-        chosen = format or read_run(self.folder).get("job", {}).get("output", {}).get("format", "")
+        kind = format or output_of(read_run(self.folder)).format
         target = None if path is None else Path(path)
-        kind = chosen or "safetensors"
         if kind == "peft":
             written = write(self.adapter(), self.folder, target, kind)
         else:
@@ -236,23 +242,22 @@ class Run:
         return evaluated_there(self.client, self.id, self._exported(), batches)
 
     def evaluate(
-        self, module: nn.Module | None = None, batches: int | None = None
+        self,
+        module: nn.Module | None = None,
+        batches: int | None = None,
+        job: Job | None = None,
     ) -> dict[str, float]:
         """Held-out loss and metrics of the exported weights, computed here by the plain module:
-        `module` (its weights are replaced), or what the job's factory makes.
+        `module` (its weights are replaced), or what the factory of `job` makes (default: of the job
+        that was submitted from here; of somebody else's run there is none).
 
-        Raises ValueError where this run was not submitted from `folder`, RunFailed without weights.
+        Raises ValueError where nothing says how to make the module, SettingsError for a job of
+        another model, data or batch, RunFailed without weights.
         """
         from ..models import models
         from . import evaluate
 
-        record = read_run(self.folder)
-        if not record:
-            raise RecordError(
-                f"there is no {self.folder}/run.json: evaluate where the run was submitted from, "
-                "or pass the folder that holds the runs' folders (--to)"
-            )
-        job = Job(**record["job"], module=module, folder=record["folder"])
+        job, data = self._evaluated(module, job)
         if job.data.where == "peer":
             raise RecordError(
                 f"the held-out data of run {self.id} stays with its peer: see the evaluations of "
@@ -264,4 +269,29 @@ class Run:
             models.load_named(built, found)
         with self.client.translated():
             plain = models.on_cpu(built)
-            return evaluate.held_out(self.client.access, plain, job, record["data"], batches)
+            return evaluate.held_out(self.client.access, plain, job, data, batches)
+
+    def _evaluated(self, module: nn.Module | None, job: Job | None) -> tuple[Job, str]:
+        """What is evaluated how, and the hash of the data's manifest. Factories are only taken
+        from this machine: from `job`, or from the record of a run that was submitted here."""
+        from .resume import check_same
+
+        record = read_run(self.folder)
+        own = job or own_job(record)
+        if own is None and module is None:
+            raise RecordError(
+                f"there is no job of this machine in {self.folder}/run.json, and that of somebody "
+                "else's run is not used here: evaluate where the run was submitted from, pass the "
+                "folder that holds the runs' folders (--to), name the job here (--job job.toml), "
+                "or let the peers evaluate it (--network)"
+            )
+        if own is not None and job is None:
+            return replace(own, module=module), str(record["data"])
+        spec = self.client.recall(self.id).spec
+        before = Job.from_json(spec.job)
+        if job is not None:
+            train = replace(job.train, microbatch=before.train.microbatch)
+            job = replace(job, train=train)
+            check_same(before, job.without_places())
+            before = replace(before.with_places(job), module=job.module)
+        return replace(before, module=module or before.module), spec.data.hash

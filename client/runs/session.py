@@ -46,7 +46,7 @@ from ...proto.broker_pb2 import (
 from ...proto.broker_pb2_grpc import RunsStub
 from ..access import AccessError, access_to, find_address, login
 from ..errors import BrokerUnreachable, ClientError, Refused
-from ..files.records import files_of, local_folder, write_run
+from ..files.records import files_of, write_run
 from .run import ENDED, Run
 
 if TYPE_CHECKING:
@@ -253,25 +253,17 @@ class Client:
         """A new run that goes on from the newest checkpoint of a run, or from one in a folder
         (`source`: an id, or a path or URL), with some keys changed ("train.lr=1e-4"), or with
         another job. Model, data, seed and the division of a batch may not change, and a run here
-        must have ended.
+        must have ended. Of a run that was not submitted from this machine, factory, data and
+        outputs are those of `job`: without it there are none here, and outputs go to runs/.
 
         Raises SettingsError for a key that may not, CheckpointError, Refused.
         """
         from .resume import prepared
 
-        spec, job, tokens = prepared(
-            self, source, tuple(changes), job, local_folder(to or "runs"), say
-        )
-        run = Run(self, self.submit_spec(spec), to or job.output.to)
-        record = {
-            "run": run.id,
-            "job": plain(job),
-            "folder": str(job.folder.resolve()),
-            "tokens_per_step": tokens,
-            "data": spec.data.hash,
-            "from": {"run": spec.resumed.run, "step": spec.resumed.step},
-        }
-        write_run(run.folder, record)
+        found = prepared(self, source, tuple(changes), job, to, say)
+        files_of(found.to)
+        run = Run(self, self.submit_spec(found.spec), found.to)
+        write_run(run.folder, found.record(run.id))
         return run
 
     def invite(self, role: str, uses: int, lasts_s: float) -> Invitation:

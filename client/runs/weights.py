@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from torch import Tensor
 
-from ...net.web.web import Web
+from ...net.web.places import Origin
 from ...proto.broker_pb2 import RunEvent, Weights
 from ..access import Access
-from ..files.exported import PUBLIC, ExportedTensors, bring
+from ..files.exported import ExportedTensors, bring
 from ..files.records import replacing
 from ..files.weight_files import WeightFilesError
 from ..files.weight_writer import item_of, write_files
@@ -41,20 +41,19 @@ class ExportError(ValueError):
 
 @contextmanager
 def brought(
-    access: Access, weights: Weights, folder: Path, *, own: bool = False
+    access: Access, weights: Weights, folder: Path, own: Collection[Origin] = frozenset()
 ) -> Iterator[ExportedTensors]:
     """The weights of a run whose output folder is `folder`, each part checked against its hash;
     read as they are asked for, inside the block. Parts lie in the folder until then: when bringing
-    them was cut off, it goes on where it was. `own`: the URLs that the run began with were named
-    by this user, and may lead anywhere.
+    them was cut off, it goes on where it was. `own`: hosts that this user named himself for the
+    weights that the run began with, which may be anywhere.
 
     Raises BlobTransferError, OSError; ExportError when two peers exported one name, or a block is
     missing.
     """
     parts, there = folder / _PARTS, folder.exists()
-    web = Web() if own else PUBLIC
     try:
-        found = transfer(access, lambda blobs: bring(blobs, weights, parts, web=web))
+        found = transfer(access, lambda blobs: bring(blobs, weights, parts, origins=own))
     except WeightFilesError as error:
         raise ExportError(str(error)) from None
     yield found

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["AnswerDeadline", "Asked", "Clock", "TooSlowError", "WebError", "opener"]
+__all__ = ["AnswerDeadline", "Asked", "Clock", "TooSlowError", "WebError", "is_web", "opener"]
 
 Allowed = Callable[[str], str]
 Reachable = Callable[[str, str], str]
@@ -26,6 +26,11 @@ Clock = Callable[[], float]
 
 class WebError(ValueError):
     """A URL that cannot be read, or that answers something else than what was asked for."""
+
+
+def is_web(name: str) -> bool:
+    """Whether it is a URL that is read here."""
+    return name.startswith(("http://", "https://"))
 
 
 class TooSlowError(TimeoutError):
@@ -70,13 +75,23 @@ class Asked(urllib.request.Request):
 
 
 def opener(allowed: Allowed | None, reachable: Reachable | None) -> urllib.request.OpenerDirector:
-    """For requests that are `Asked`; the two as in `web.Web`. Reads the system's certificates."""
+    """For requests that are `Asked`; the two as in `web.Web`. Reads the system's certificates, and
+    nothing but http and https: urllib's own list has files, FTP and data URLs, to which a server
+    could redirect."""
     dial = partial(_dial, reachable or (lambda host, address: ""))
     context = ssl.create_default_context()
-    handlers = [_Redirects(allowed), _Http(dial), _Https(dial, context)]
-    if reachable is not None:
-        handlers.append(urllib.request.ProxyHandler({}))
-    return urllib.request.build_opener(*handlers)
+    made = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(None if reachable is None else {}),
+        urllib.request.UnknownHandler(),
+        _Http(dial),
+        _Https(dial, context),
+        urllib.request.HTTPDefaultErrorHandler(),
+        _Redirects(allowed),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        made.add_handler(handler)
+    return made
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -88,6 +103,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
+        if not is_web(newurl):
+            raise WebError(f"{req.full_url} leads to {newurl:.200}, which is no URL of http(s)")
         if self._allowed is not None and (why := self._allowed(newurl)):
             raise WebError(f"{req.full_url} leads to {newurl:.200}, which is not read: {why}")
         fp.close()  # what comes with it would be read to its end, however long it is

@@ -27,7 +27,7 @@ from functools import cached_property
 from typing import Any
 
 from ..printable import printable
-from .dial import AnswerDeadline, Asked, Clock, TooSlowError, WebError, opener
+from .dial import AnswerDeadline, Asked, Clock, TooSlowError, WebError, is_web, opener
 
 __all__ = ["HEAD_S", "SLOW", "Web", "WebError", "WebFile", "is_web"]
 
@@ -50,11 +50,6 @@ class WebFile:
     url: str
     size_bytes: int
     tag: str = ""
-
-
-def is_web(name: str) -> bool:
-    """Whether it is a URL that is read here."""
-    return name.startswith(("http://", "https://"))
 
 
 class Web:

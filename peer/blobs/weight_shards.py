@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...net.web.places import origin_of
+
 __all__ = [
     "MOST_SHARD_BYTES",
     "MOST_SIZES",
@@ -106,8 +108,11 @@ class WeightManifest:
 
 
 def _url(url: Any) -> str:
-    if not (isinstance(url, str) and len(url) <= MOST_URL and url.isprintable()):
-        raise WeightError(f"a manifest of weights names the URL {url!r:.80}")
+    if not (isinstance(url, str) and len(url) <= MOST_URL and origin_of(url)):
+        raise WeightError(
+            f"a manifest of weights names the URL {url!r:.80}: expected http(s)://HOST/…, without "
+            "a user or anything unprintable in it"
+        )
     return url
 
 

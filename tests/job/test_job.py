@@ -18,7 +18,7 @@ import shoal.job
 from shoal.job import Data, Job, SettingsError, Train, Training, tables
 from shoal.job import spec as job_module
 from shoal.job.methods import method_text
-from shoal.job.settings import read_toml
+from shoal.job.settings import plain, read_toml
 from shoal.job.tables import CODEC_ROLES
 from shoal.job.units import ByteCount, Duration, Rate, UnitError
 
@@ -410,7 +410,8 @@ def test_json_brings_back_the_same_job() -> None:
         recovery={"lease": "10s"},
         train={"microbatch": 8},
     )
-    assert Job.from_json(job.to_json()) == job
+    assert Job.from_table(plain(job)) == job
+    assert Job.from_json(job.to_json()) == job.without_places()
     training = job.resolved(7).training
     assert Training.from_json(training.to_json()) == training
 

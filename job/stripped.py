@@ -1,0 +1,33 @@
+"""What of a job means something on its submitter's machine alone: factory, files, outputs.
+
+A job that came from somebody else, through a broker or in a checkpoint, is read without any of it
+(`Job.from_json`). So nothing of it can be imported, read or written on this machine, whichever verb
+gets it; and a submitter's paths are told to nobody. Whoever wants places in it says them himself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .tables import LIVE, Data, Model, Output
+
+__all__ = ["ELSEWHERE", "data_without", "model_without", "output_without"]
+
+ELSEWHERE = LIVE + "elsewhere"
+"""The factory of such a job: none that could be imported."""
+
+
+def model_without(model: Model) -> Model:
+    """The same model without its factory and files; URLs that peers read weights from stay."""
+    weights = model.weights if model.where == "url" else "init"
+    return replace(model, factory=ELSEWHERE, weights=weights, loss="forward", sidecars=())
+
+
+def data_without(data: Data) -> Data:
+    """The same data without where its submitter has it; the name of a peer's data set stays."""
+    return data if data.where == "peer" else replace(data, source="")
+
+
+def output_without(output: Output) -> Output:
+    """What a broker needs of it: when checkpoints are made, and how many are kept."""
+    return Output(every=output.every, keep=output.keep)
