@@ -28,15 +28,17 @@ TokenFile = Annotated[
 
 
 def read_token(token: str | None, file: Path | None) -> str:
-    """The token that was given, in whichever way; empty when none was. Raises ValueError when two
-    were, OSError for a file that cannot be read."""
+    """The token that was given, in whichever way; empty when none was. It is taken out of the
+    environment, so that no process that is started from here has it. Raises ValueError when two
+    were given, OSError for a file that cannot be read."""
+    inherited = os.environ.pop("SHOAL_TOKEN", "").strip()
     if token and file:
         raise TokenChoiceError("--token and --token-file: expected one of them")
     if token:
         return token.strip()
     if file is not None:
         return (sys.stdin.readline() if str(file) == "-" else file.read_text()).strip()
-    return os.environ.get("SHOAL_TOKEN", "").strip()
+    return inherited
 
 
 class TokenChoiceError(ValueError):
