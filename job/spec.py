@@ -155,7 +155,7 @@ class Job(Settings):
         return replace(job, folder=path.resolve().parent)
 
     def without_places(self) -> Job:
-        """The same job without its live module and all that it names on its submitter's machine
+        """Return the job without its live module and all that it names on its submitter's machine
         (factory, files, data, outputs): nothing is imported, read or written by what is left."""
         return replace(
             self,
@@ -167,7 +167,7 @@ class Job(Settings):
         )
 
     def with_places(self, own: Job) -> Job:
-        """The same job with what `own` says of this machine: its model, data and outputs."""
+        """Return the job with what `own` says of this machine: its model, data and outputs."""
         return replace(
             self,
             model=own.model,
@@ -187,7 +187,7 @@ class Job(Settings):
         return cls.from_table(json_object(text)).without_places()
 
     def resolved(self, steps: int) -> Job:
-        """The same job with its length in steps and its microbatch size as a number, whatever
+        """Return the job with its length in steps and its microbatch size as a number, whatever
         they were given as."""
         known = replace(
             self.train,
@@ -219,8 +219,8 @@ class Job(Settings):
         return self.sync.kind != "allreduce" and self.plan.replicas == "auto"
 
     def decided(self, kind: Literal["allreduce", "local"], replicas: int) -> Job:
-        """The same job with what the planner says of it; "local": replicas train apart, as the job
-        says."""
+        """Return the job with what the planner says of it; "local": replicas train apart, as the
+        job says."""
         sync = self.sync
         if kind == "allreduce":
             sync = replace(sync, kind=kind, every="auto")

@@ -18,16 +18,16 @@ ELSEWHERE = LIVE + "elsewhere"
 
 
 def model_without(model: Model) -> Model:
-    """The same model without its factory and files; URLs that peers read weights from stay."""
+    """Return the model without its factory and files; URLs that peers read weights from stay."""
     weights = model.weights if model.where == "url" else "init"
     return replace(model, factory=ELSEWHERE, weights=weights, loss="forward", sidecars=())
 
 
 def data_without(data: Data) -> Data:
-    """The same data without where its submitter has it; the name of a peer's data set stays."""
+    """Return the data without where its submitter has it; the name of a peer's data set stays."""
     return data if data.where == "peer" else replace(data, source="")
 
 
 def output_without(output: Output) -> Output:
-    """What a broker needs of it: when checkpoints are made, and how many are kept."""
+    """Keep what a broker needs: when checkpoints are made, and how many are kept."""
     return Output(every=output.every, keep=output.keep)

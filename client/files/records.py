@@ -94,8 +94,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 def record_of(
     run: str, own: Job | None, to: str, data: str, tokens_per_step: int
 ) -> dict[str, Any]:
-    """What `write_run` leaves of a run that was started from here. own: its job, as it was said on
-    this machine; None for one that goes on from somebody else's, of which nothing is kept that
+    """Make the record of a run that was started from here. own: its job, as it was said on this
+    machine; None for one that goes on from somebody else's, of which nothing is kept that
     could be imported, read or written. to: where its outputs go; data: hash of its manifest."""
     record: dict[str, Any] = {"run": run, "tokens_per_step": tokens_per_step, "data": data}
     if own is None:

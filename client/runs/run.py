@@ -272,8 +272,8 @@ class Run:
             return evaluate.held_out(self.client.access, plain, job, data, batches)
 
     def _evaluated(self, module: nn.Module | None, job: Job | None) -> tuple[Job, str]:
-        """What is evaluated how, and the hash of the data's manifest. Factories are only taken
-        from this machine: from `job`, or from the record of a run that was submitted here."""
+        """Return the job that says what is evaluated and how, and the hash of the data's manifest.
+        Factories are taken from this machine only: `job`, or the record of a run submitted here."""
         from .resume import check_same
 
         record = read_run(self.folder)
