@@ -78,6 +78,7 @@ ACROSS = {
     "tests/examples",
     "tests/hostile",
     "tests/hostile/broker",
+    "tests/hostile/client",
     "tests/hostile/operators",
     "tests/hostile/peer",
     "tests/hostile/planning",
