@@ -7,9 +7,12 @@ the order of the imports below.
 from __future__ import annotations
 
 import os
+import sys
 
+from ..net.surroundings import fault_of
 from . import admission, daemons, owner, runs, sim, status  # noqa: F401 (importing makes the verbs)
-from .base import app
+from .base import WRONG, app
+from .output import give_up_output, lost_output, prepare_output, say, unread
 
 __all__ = ["app", "main"]
 
@@ -18,4 +21,18 @@ def main() -> None:
     """The `shoal` command."""
     # gRPC's core reports to stderr what comes back as a status too, and is said there in words.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    app()
+    prepare_output()
+    try:
+        app()
+    except SystemExit as end:  # of --help and --version, say
+        unread()
+        if (lost := lost_output()) and not end.code:
+            say(f"shoal: {lost}", err=True)
+            sys.exit(WRONG)
+        raise
+    except OSError as error:
+        if (fault := fault_of(error)) is None:
+            raise
+        give_up_output()
+        say(f"shoal: {fault}", err=True)
+        sys.exit(WRONG)

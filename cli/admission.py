@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from ..job.encodings import decoded
 from ..net.printable import printable
+from ..net.surroundings import user_path
 from .base import FAILED, REFUSED, UNREACHABLE, WRONG, Broker, Json, app, echo, print_json, verb
 
 __all__ = ["Token", "TokenFile", "doctor", "invite", "kick", "read_token"]
@@ -30,19 +32,34 @@ TokenFile = Annotated[
 def read_token(token: str | None, file: Path | None) -> str:
     """The token that was given, in whichever way; empty when none was. It is taken out of the
     environment, so that no process that is started from here has it. Raises ValueError when two
-    were given, OSError for a file that cannot be read."""
-    inherited = os.environ.pop("SHOAL_TOKEN", "").strip()
+    were given, or for a file without one, OSError for a file that cannot be read."""
+    inherited = os.environ.pop("SHOAL_TOKEN", "")
     if token and file:
         raise TokenChoiceError("--token and --token-file: expected one of them")
-    if token:
-        return token.strip()
-    if file is not None:
-        return (sys.stdin.readline() if str(file) == "-" else file.read_text()).strip()
-    return inherited
+    if file is None:
+        return bare_token(token or inherited)
+    try:
+        data = sys.stdin.buffer.readline() if str(file) == "-" else file.read_bytes()
+        found = bare_token(decoded(data))
+    except ValueError as error:
+        raise TokenChoiceError(f"{file} {error}") from None
+    if not found:
+        raise TokenChoiceError(f"{file} is empty: expected a token in it (`shoal invite`)")
+    return found
+
+
+def bare_token(text: str) -> str:
+    """A token without what came along when it was copied: blanks, line ends, marks that cannot be
+    seen, quotes, or the line or assignment that it stood in."""
+    found = next((word for word in text.split() if "shl" in word.lower()), text)
+    return found[max(0, found.lower().find("shl")) :].strip(_AROUND)
+
+
+_AROUND = " \t\r\n\"'`\ufeff\u200b\u00a0\u2018\u2019\u201c\u201d\u00ab\u00bb"
 
 
 class TokenChoiceError(ValueError):
-    """Two tokens were given."""
+    """Two tokens were given, or a file without one."""
 
 
 _MARKS = {"ok": "ok   ", "note": "     ", "wrong": "WRONG"}
@@ -125,12 +142,10 @@ def doctor(
     from ..client.doctor import examine
     from ..peer.host.config import DEFAULT_STATE
 
-    peers = sorted(p.parent for p in DEFAULT_STATE.expanduser().glob("*/*/certificate.pem"))
+    peers = sorted(p.parent for p in user_path(DEFAULT_STATE).glob("*/*/certificate.pem"))
     findings = []
     folders = [credential_folder(address), *peers]
-    for found in examine(
-        address, read_token(token, token_file), folders, DEFAULT_STATE.expanduser()
-    ):
+    for found in examine(address, read_token(token, token_file), folders, user_path(DEFAULT_STATE)):
         findings.append(found)
         if not json:
             echo(f"{_MARKS[found.how]} {found.what:<11} {printable(found.text)}")

@@ -10,15 +10,13 @@ import atexit
 import functools
 import gc
 import json as json_module
-import os
-import select
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -26,7 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from ..net.printable import printable_lines
+from ..net.surroundings import fault_of, naming, user_path
+from .output import complain, echo, give_up_output, lost_output, say, unread
 
 if TYPE_CHECKING:
     from ..proto.broker_pb2 import ReplicaState, RunState
@@ -57,6 +56,7 @@ P = ParamSpec("P")
 _SHOAL = (__package__ or "").rpartition(".")[0]
 
 DONE, FAILED, WRONG, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
+"""WRONG: the input, or what it runs on (no home, a full disk, output that cannot be written)."""
 INTERRUPTED = 130
 """What a shell expects of a program that Ctrl-C ended. A run that was submitted goes on."""
 UNREAD = 141
@@ -72,39 +72,35 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             with _interruptible():
-                function(*args, **kwargs)
-                sys.stdout.flush()  # here, where somebody hears of it
-        except (typer.Exit, typer.Abort):
-            _unread()  # else the interpreter complains when it flushes
+                function(*args, **{name: _in_full(value) for name, value in kwargs.items()})
+                with naming("stdout"):
+                    sys.stdout.flush()  # here, where somebody hears of it
+        except typer.Abort:
+            raise
+        except typer.Exit as end:
+            unread()  # else the interpreter complains when it flushes
+            if not end.exit_code and (lost := lost_output()):
+                say(f"shoal: {lost}", err=True)
+                raise typer.Exit(WRONG) from None
             raise
         except KeyboardInterrupt:
-            complain("interrupted")
+            say("shoal: interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError as error:
-            raise typer.Exit(UNREAD if _unread() else _explain(error)) from None
+            raise typer.Exit(UNREAD if unread() else _explain(error)) from None
         except Exception as error:  # sorted by whose fault it is; a bug of ours shows its traceback
             raise typer.Exit(_explain(error)) from None
+        finally:
+            give_up_output()
 
     return run
 
 
-def _unread() -> bool:
-    """Whether stdout or stderr is a pipe that nobody reads any more; what is still to be said to it
-    is said to nobody then."""
-    found = False
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            number = stream.fileno()
-        except (OSError, ValueError):
-            continue  # captured, by a test say
-        poll = select.poll()
-        poll.register(number, 0)
-        if any(event & select.POLLERR for _, event in poll.poll(0)):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, number)
-            os.close(nowhere)
-            found = True
-    return found
+def _in_full(value: Any) -> Any:
+    """An argument with "~" as the home wherever it is a path, or a list of them."""
+    if isinstance(value, Path):
+        return user_path(value)
+    return [_in_full(one) for one in value] if isinstance(value, list) else value
 
 
 @contextmanager
@@ -198,6 +194,12 @@ To = Annotated[Path, typer.Option("--to", help="The folder that holds the runs' 
 
 def _explain(error: Exception) -> int:
     """Prints what went wrong; returns the exit code."""
+    with suppress(BrokenPipeError):
+        return _explained(error)
+    return UNREAD
+
+
+def _explained(error: Exception) -> int:
     # Only when something of the client was loaded can its errors have come.
     client = sys.modules.get("shoal.client")
     if client is not None and isinstance(error, client.ClientError):
@@ -217,26 +219,16 @@ def _explain(error: Exception) -> int:
     if isinstance(error, ValueError) and ours:  # each ValueError of ours is about the user's input
         complain(str(error))
         return WRONG
-    if isinstance(error, OSError) and error.filename is not None:  # a path that the user named
-        complain(f"{error.filename}: {error.strerror}")
+    if (fault := fault_of(error)) is not None:  # a path that the user named, a disk that is full
+        complain(str(fault))
         return WRONG
     echo("".join(traceback.format_exception(error)).rstrip("\n"), err=True)
     complain("this is a bug in Shoal: please report it with the lines above")
     return FAILED
 
 
-def complain(line: str) -> None:
-    echo(f"shoal: {line}", err=True)
-
-
-def echo(text: str, *, err: bool = False) -> None:
-    """What a verb says to people; whoever puts a stranger's text into one line of it makes that
-    `printable` first, lest it become several."""
-    typer.echo(printable_lines(text), err=err)
-
-
 def print_json(value: Any) -> None:
-    typer.echo(json_module.dumps(value))
+    echo(json_module.dumps(value))
 
 
 def phase_name(state: RunState | ReplicaState) -> str:

@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
+from ..net.surroundings import fault_of, user_path
 from .admission import Token, TokenFile, read_token
 from .base import WRONG, Insecure, app, complain, echo, verb
+from .output import say
 
 __all__ = ["broker", "join", "login"]
 
@@ -74,7 +76,7 @@ def broker(
     if host is None:
         host = "127.0.0.1" if insecure else "0.0.0.0"
     if state is None and not insecure:
-        state = Path("~/.local/share/shoal/broker").expanduser()
+        state = user_path("~/.local/share/shoal/broker")
     os.umask(0o077)  # weights, data and who was admitted are nobody else's
     config = BrokerConfig(
         host=host,
@@ -94,9 +96,11 @@ def broker(
                 for address in (joined("127.0.0.1", broker.port), broker.address):
                     remember(address, broker.secured.operator())
             except OSError as error:
-                complain(f"{error.filename}: {error.strerror}: this user gets no credential here")
+                say(f"shoal: {fault_of(error) or error}: this user gets no credential", err=True)
         # The line goes to stdout by itself, so that a script can read it; logs go to stderr.
-        print(broker.join_line(), flush=True)
+        if not say(broker.join_line()):
+            why = "stdout cannot be written: nobody sees the line to join with (`shoal invite`)"
+            say(f"shoal: {why}", err=True)
 
     asyncio.run(serve(config, ready=ready))
 

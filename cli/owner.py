@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..net.surroundings import user_path
 from .base import WRONG, Broker, Json, app, complain, echo, print_json, verb
 from .runs import pause_run
 
@@ -61,7 +62,7 @@ def _host(state: Path | None) -> Host:
     from ..peer.host.config import DEFAULT_STATE
     from ..peer.host.host import Host
 
-    return Host((state or DEFAULT_STATE).expanduser())
+    return Host(user_path(state or DEFAULT_STATE))
 
 
 def standing(state: Path | None = None) -> dict[str, Any]:

@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 import time
-import tomllib
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import grpc.aio
 
+from ..job.settings import Settings, read_toml
 from ..net.identity.authority import utc
 from ..net.identity.credential import Credential, write_private
 from ..net.identity.enroll import (
@@ -35,6 +36,7 @@ from ..net.identity.enroll import (
 from ..net.identity.names import OWNER, PartyRole
 from ..net.identity.token import Token
 from ..net.local import is_loopback, split
+from ..net.surroundings import config_home
 from ..net.web.proxy import proxy_options
 from .files.records import replacing
 
@@ -45,6 +47,7 @@ __all__ = [
     "credential_folder",
     "find_address",
     "login",
+    "named_in",
     "remember",
 ]
 
@@ -88,8 +91,7 @@ class Access:
 
 def settings_path() -> Path:
     """Where `login` remembers the broker."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "shoal" / "client.toml"
+    return config_home() / "shoal" / "client.toml"
 
 
 def credential_folder(address: str) -> Path:
@@ -171,12 +173,38 @@ def find_address(address: str | None = None) -> str:
     """The broker's HOST:PORT: the argument, else SHOAL_BROKER, else what `login` remembered, else
     where `shoal broker` listens on this machine when nothing else is said.
 
-    Raises AddressError when it is no address.
+    Raises AddressError when it is no address, or client.toml is not what `login` wrote, OSError.
     """
     found = address or os.environ.get("SHOAL_BROKER")
-    if not found and settings_path().is_file():
-        found = tomllib.loads(settings_path().read_text(encoding="utf-8")).get("broker")
-    return _checked(str(found or LOCAL))
+    if found or not (path := settings_path()).is_file():
+        return _checked(found or LOCAL)
+    try:
+        return _checked(read_toml(ClientSettings, path).broker)
+    except ValueError as error:
+        named = "" if str(path) in str(error) else f"{path}: "
+        raise AddressError(
+            f"{named}{error}; `shoal login HOST:PORT` writes that file anew"
+        ) from None
+
+
+def named_in(address: str) -> str:
+    """Where an address comes from, for a message that asks whether it is right; empty where that is
+    not client.toml."""
+    with suppress(ValueError, OSError):
+        if (
+            "SHOAL_BROKER" not in os.environ
+            and read_toml(ClientSettings, path := settings_path()).broker == address
+        ):
+            return f" ({path} has it if nothing else was named)"
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings(Settings):
+    """What `shoal login` keeps in client.toml."""
+
+    broker: str
+    """HOST:PORT of the broker that verbs speak with when none is named."""
 
 
 def _checked(address: str) -> str:
@@ -184,7 +212,7 @@ def _checked(address: str) -> str:
         split(address)
     except ValueError as error:
         raise AddressError(str(error)) from None
-    if any(c in address for c in '"\\ \n'):
+    if any(c in address for c in '"\\/ \n'):
         raise AddressError(f"{address!r} is no address: expected HOST:PORT, e.g. 127.0.0.1:7077")
     return address
 

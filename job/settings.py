@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union
 
+from .encodings import decoded
 from .units import ByteCount, Duration, Rate, UnitError
 
 __all__ = [
@@ -262,17 +263,17 @@ def read_toml(cls: type[S], path: Path, defaults: Mapping[str, Any] | None = Non
     Raises SettingsError with file and line for whatever is wrong in it, OSError when it cannot be
     read.
     """
+    data = path.read_bytes()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = decoded(data)
+    except ValueError as error:
+        raise SettingsError("", str(error), str(path)) from None
+    try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"^(.*) \(at line (\d+)", str(error))
         what, line = match.groups() if match else (str(error), "1")
         raise SettingsError("", f"not valid TOML: {what}", f"{path}:{line}") from None
-    except UnicodeDecodeError as error:
-        raise SettingsError(
-            "", f"is not UTF-8: {error.reason} at byte {error.start}", str(path)
-        ) from None
     except RecursionError:
         raise SettingsError("", "is nested too deeply", str(path)) from None
     except ValueError as error:  # a number of thousands of digits
@@ -286,8 +287,8 @@ def read_toml(cls: type[S], path: Path, defaults: Mapping[str, Any] | None = Non
 def located(error: SettingsError, path: Path) -> SettingsError:
     """The same problem with the line of its key in a file, which may have become unreadable."""
     try:
-        return error.at(_where(path, path.read_text(encoding="utf-8"), error.key))
-    except (OSError, UnicodeDecodeError):
+        return error.at(_where(path, decoded(path.read_bytes()), error.key))
+    except (OSError, ValueError):
         return error.at(str(path))
 
 

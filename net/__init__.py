@@ -11,6 +11,7 @@ __all__ = [
     "links",
     "local",
     "printable",
+    "surroundings",
     "transports",
     "web",
 ]

@@ -39,8 +39,8 @@ ORDER = {
     "broker/scheduler": """
         base < network < cost < baselines codecs search < swarm < planners < replicas""",
     "broker/service": """
-        blobs door < needed secured < shell < calls page < admitting blobs_service < services
-        < server""",
+        blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
+        < services < server""",
     "client": """
         bench doctor errors files job_data < access models < submission < runs < show < front""",
     "compression": """
@@ -50,8 +50,8 @@ ORDER = {
         fused < capture_errors draws experts graph random < convert fx_args operators
         < recipe rules validate < infer""",
     "net": """
-        cap file_names grpc_quirks interrupts links local printable < blobs web < identity
-        < discovery transports""",
+        cap file_names grpc_quirks interrupts links local printable surroundings < blobs web
+        < identity < discovery transports""",
     "peer": "blobs data hours logs sync < core host < rounds < compute < shell < entry",
     "peer/core": """
         reports snapshots < events < options rates run_links snapshot_manager step < rounds

@@ -5,6 +5,7 @@ __all__ = [
     "admitting",
     "blobs",
     "blobs_service",
+    "broker_id",
     "calls",
     "door",
     "needed",

@@ -37,6 +37,7 @@ from ..options import BrokerOptions
 from ..planning.planner import PlannerLimits
 from .admitting import DOOR_OPTIONS, add_admission, add_door
 from .blobs import BlobLimits, BlobStore
+from .broker_id import broker_id
 from .door.public import PublicAddress
 from .door.swarm import Swarm
 from .secured import Secured
@@ -162,6 +163,7 @@ class Broker:
         )  # first: it holds the lock of the folder
         self.blobs = BlobStore(config.state and config.state / "blobs", config.limits)
         try:
+            name = broker_id(config.state)
             await asyncio.to_thread(self.blobs.open)
         except BaseException:
             self._journal.close()
@@ -178,7 +180,7 @@ class Broker:
                 await asyncio.to_thread(self.blobs.close)
                 self._journal.close()
                 raise
-        machine = BrokerMachine(_broker_id(config.state), options, boot=boot, decided=decided)
+        machine = BrokerMachine(name, options, boot=boot, decided=decided)
         self.shell = Shell(machine, self.blobs, self._tasks, self._journal, config.planner)
         self._server = grpc.aio.server(options=server_options())
         try:
@@ -376,19 +378,6 @@ async def _either(*events: asyncio.Event) -> None:
     finally:
         for one in waiting:
             one.cancel()
-
-
-def _broker_id(state: Path | None) -> str:
-    """The persistent id of this broker; a new one for a temporary state."""
-    made = f"broker-{secrets.token_hex(4)}"
-    if state is None:
-        return made
-    path = state / "broker-id"
-    try:
-        return path.read_text().strip() or made
-    except FileNotFoundError:
-        path.write_text(made + "\n")
-        return made
 
 
 def _to_stderr() -> logging.Handler:

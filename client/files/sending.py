@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...net.blobs.client import BlobClient
+from ...net.surroundings import cache_home
 from ...proto.broker_pb2 import WeightFile
 from ...proto.common_pb2 import BlobRef
 from .shards import Cut, Pretrained
@@ -169,8 +169,8 @@ class Remembered:
         if not file.identity:
             return
         named = hashlib.sha256(file.identity.encode()).hexdigest()
-        self._path = (folder or _folder()) / named
         try:
+            self._path = (folder or cache_home() / "shoal" / "hashes") / named
             for line in self._path.read_text().splitlines(keepends=True):
                 if found := self._LINE.fullmatch(line):  # else it was cut off
                     self._hashes[int(found[1]), int(found[2])] = found[3]
@@ -195,8 +195,3 @@ class Remembered:
         self._hashes.clear()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-
-def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "shoal" / "hashes"

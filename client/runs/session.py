@@ -44,7 +44,7 @@ from ...proto.broker_pb2 import (
     RunState,
 )
 from ...proto.broker_pb2_grpc import RunsStub
-from ..access import AccessError, access_to, find_address, login
+from ..access import AccessError, access_to, find_address, login, named_in
 from ..errors import BrokerUnreachable, ClientError, Refused
 from ..files.records import files_of, write_run
 from .run import ENDED, Run
@@ -310,7 +310,7 @@ class Client:
         if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
             return BrokerUnreachable(
                 f"the broker at {self.address} does not answer ({in_words(detail)}): is it running "
-                "(`shoal broker`), and is the address right?"
+                f"(`shoal broker`), and is the address right{named_in(self.address)}?"
             )
         if code == "UNIMPLEMENTED":
             return Refused(

@@ -55,16 +55,20 @@ class Authority:
             made = cls.new(now)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             # The key last: with it the authority is there, and a crash before leaves none.
-            certificate_file.write_bytes(made.pem)
+            write_private(certificate_file, made.pem)
             write_private(key_file, pem_of(made._key))
             return made
+        path = key_file
         try:
             key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+            path = certificate_file
             certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
         except (ValueError, FileNotFoundError) as error:
+            what = "is missing" if isinstance(error, FileNotFoundError) else "is empty or damaged"
             raise AuthorityError(
-                f"{folder} has no usable authority ({error}): restore its two files from a backup, "
-                "or take an empty folder; every peer must then join again"
+                f"{path} {what}, so there is no usable authority: restore the two files of that "
+                "folder from a backup, or take an empty state folder; every peer must then join "
+                "again"
             ) from None
         if not isinstance(key, Ed25519PrivateKey) or certificate.public_key() != key.public_key():
             raise AuthorityError(

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 )
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ..surroundings import naming
 from .names import Party, party_of
 from .token import fingerprint_of_pem
 
@@ -67,7 +68,7 @@ def write_private(path: Path, data: bytes) -> None:
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with naming(path), os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -80,15 +81,33 @@ def load_key(folder: Path) -> EllipticCurvePrivateKey:
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(path, pem_of(new_key()))
+    data = path.read_bytes()
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except ValueError as error:
+        key = serialization.load_pem_private_key(data, None)
+    except (ValueError, TypeError):  # TypeError: one with a password
         raise CredentialError(
-            f"{path} is no key ({error}): remove it to join again under a new id"
+            f"{path} is no key, it is {_damage(data)}: restore it from a copy, or remove it, and "
+            "certificate.pem beside it, to join again under a new id"
         ) from None
     if not isinstance(key, EllipticCurvePrivateKey):
         raise CredentialError(f"{path} is another kind of key: expected P-256; remove it")
     return key
+
+
+def _check_certificate(path: Path, data: bytes) -> None:
+    """Raises CredentialError for a file that is no certificate: emptied or cut off by a power loss,
+    or something else."""
+    try:
+        x509.load_pem_x509_certificate(data)
+    except ValueError:
+        raise CredentialError(
+            f"{path} is no certificate, it is {_damage(data)}: restore it from a copy, or remove "
+            "it and join (a person: log in) again with a token; the key beside it keeps who you are"
+        ) from None
+
+
+def _damage(data: bytes) -> str:
+    return f"damaged ({len(data)} bytes)" if data.strip(b"\0 \r\n") else "empty"
 
 
 @dataclass(frozen=True)
@@ -111,6 +130,8 @@ class Credential:
             return None
         if not (folder / "key.pem").exists():
             raise CredentialError(f"{folder} has a certificate, no key: remove it and join again")
+        for name, part in zip(("certificate", "authority"), parts, strict=True):
+            _check_certificate(folder / f"{name}.pem", part)
         found = cls(pem_of(load_key(folder)), *parts)
         key = serialization.load_pem_private_key(found.key, None).public_key()
         if found._leaf.public_key() != key:

@@ -5,7 +5,9 @@
   purpose is not: codes 0, 2 (wrong input), 3 (gave up on the broker), 4 (refused).
 - The first SIGINT, SIGTERM or SIGHUP lets the workers drain: each ends when its part of a run is
   handed over, or else after the step that it is in, with a countdown here that says what it waits
-  for. The second one makes them leave at once; who has not after 5 s is killed.
+  for. A second SIGINT or SIGTERM makes them leave at once; who has not after 5 s is killed.
+- A signal that a whole unit or terminal gets reaches the workers too, and means the same there: the
+  first one drains, and no further one counts.
 - Workers live in sessions of their own, so that a Ctrl-C in the terminal reaches only this process;
   they end when their standard input does, so this process's death, even by SIGKILL, ends them.
 
@@ -19,18 +21,27 @@ import logging
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from ...net.local import joined, split
 from ...net.printable import printable
-from ..host.config import DEFAULT_STATE, WAITS, JoinConfig, JoinError, PeerConfig, SharedConfig
+from ...net.surroundings import user_path
+from ..host.config import (
+    DEFAULT_STATE,
+    WAITS,
+    JoinConfig,
+    JoinError,
+    PeerConfig,
+    SharedConfig,
+    host_name,
+    with_suffix,
+)
 from ..host.identity import seat
 from ..host.profile import find_devices
 from ..logs import note, to_stderr
@@ -45,6 +56,8 @@ _ON_PURPOSE = (0, 2, 3, 4)
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _HEALTHY_S = 1.0, 60.0, 60.0
 _KILL_AFTER_S = 5.0
+_ONE_WISH_S = 0.3
+"""Two signals within so long are one wish to end."""
 
 
 def supervise(config: JoinConfig) -> int:
@@ -88,24 +101,26 @@ def _seated(config: JoinConfig) -> Iterator[JoinConfig]:
     if config.state is not None:
         yield replace(config, host_state=config.host_state or config.state)
         return
-    name, folder = config.name or socket.gethostname(), DEFAULT_STATE.expanduser()
+    name, folder = config.name or host_name(), user_path(DEFAULT_STATE)
     config = replace(config, host_state=config.host_state or folder)
     with seat(folder, name) as number:
-        numbered = name if number == 1 else f"{name}-{number}"
+        numbered = name if number == 1 else with_suffix(name, f"-{number}")
         yield replace(config, name=numbered, state=folder / numbered)
 
 
 def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]:
     """One worker's settings per device. With several, each name says its device."""
-    name = config.name or socket.gethostname()
-    state = (config.state or DEFAULT_STATE / name).expanduser().resolve()
+    name = config.name or host_name()
+    state = user_path(config.state or DEFAULT_STATE / name).resolve()
     shared = {f.name: getattr(config, f.name) for f in fields(SharedConfig)}
     return [
         PeerConfig(
             **shared
             | {
-                "name": name if len(devices) == 1 else f"{name}-{device.replace(':', '-')}",
-                "host_state": config.host_state and config.host_state.expanduser().resolve(),
+                "name": name
+                if len(devices) == 1
+                else with_suffix(name, f"-{device.replace(':', '-')}"),
+                "host_state": config.host_state and user_path(config.host_state).resolve(),
                 "port": config.port + number if config.port else 0,
                 "address": _after(config.address, number),
             },
@@ -129,7 +144,7 @@ def _trace(config: JoinConfig, device: str) -> str:
     """Where a device's worker writes what it does; `device` is empty where there is only one."""
     if config.trace is None:
         return ""
-    path = config.trace.expanduser().resolve()
+    path = user_path(config.trace).resolve()
     named = f"{path.stem}-{device.replace(':', '-')}{path.suffix}" if device else path.name
     return str(path.with_name(named))
 
@@ -157,13 +172,18 @@ class _Child:
     def start(self) -> None:
         command = [sys.executable, "-m", "shoal.peer.entry.worker"]
         threads = {"OMP_NUM_THREADS": str(self.config.threads)} if self.config.threads else {}
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | threads,
-            start_new_session=True,
-        )
+        # What ends a whole unit waits, at the worker, until that can hand over.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=os.environ | threads,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self.unread = b""
@@ -193,7 +213,7 @@ class _Child:
                 said = json.loads(line)
                 self.waits, wait = str(said[WAITS]), float(said["within_s"])
             except (ValueError, KeyError, TypeError):  # of a library, say
-                print(printable(line.decode(errors="replace")), flush=True)
+                _tell(printable(line.decode(errors="replace")), sys.stdout)
         return wait
 
     def reap(self, ending: bool) -> None:
@@ -234,6 +254,7 @@ class _Supervisor:
         self.children = [_Child(c) for c in configs]
         self.drain_s = drain_s
         self.stops = 0
+        self.asked_at = 0.0
         self.deadline = 0.0  # of the drain, or of the kill after a second stop
 
     def run(self, inbox: int) -> int:
@@ -241,7 +262,7 @@ class _Supervisor:
         try:
             while True:
                 now = time.monotonic()
-                if self._node is not None:
+                if self._node is not None and not self.stops:
                     self._node.keep()
                 for child in self.children:
                     child.reap(ending=self.stops > 0)
@@ -252,7 +273,7 @@ class _Supervisor:
                     return 0 if not codes else codes[0] if codes[0] > 0 else 1
                 for number in _wait(inbox, self._voices, self._patience(now)):
                     if number in _STOPS:
-                        self._stop()
+                        self._asked(number, time.monotonic())
                 self._hear()
                 self._hurry()
         finally:
@@ -279,11 +300,19 @@ class _Supervisor:
             self.deadline = max(self.deadline, time.monotonic() + wait)
             if child.waits != before:
                 name = f"{child.config.name}: " if len(self.children) > 1 else ""
-                print(
+                _tell(
                     f"draining: {name}waits for {printable(child.waits)}, at most {wait:.0f} s; "
-                    "Ctrl-C again leaves at once",
-                    file=sys.stderr,
+                    "Ctrl-C again leaves at once"
                 )
+
+    def _asked(self, number: int, now: float) -> None:
+        """Takes a signal for the first wish to end, or for a second one. The end of a unit or of a
+        terminal is one wish, however often it is said: SIGTERM goes to a process and then to its
+        group, a SIGHUP follows, and a terminal sends several."""
+        if self.stops and (number == signal.SIGHUP or now < self.asked_at + _ONE_WISH_S):
+            return
+        self.asked_at = now
+        self._stop()
 
     def _stop(self) -> None:
         self.stops += 1
@@ -301,7 +330,7 @@ class _Supervisor:
         if self.stops == 1:
             waits = any(c.waits for c in self.children)
             if waits and sys.stderr.isatty() and left > 0:
-                print(f"\rdraining: {left:3.0f} s ", end="", file=sys.stderr, flush=True)
+                _tell(f"\rdraining: {left:3.0f} s ", end="")
             if left <= -_KILL_AFTER_S:
                 self._stop()  # the workers had their own deadline; they are stuck
         elif left <= 0:
@@ -313,6 +342,13 @@ class _Supervisor:
                 note(_log, logging.WARNING, "worker killed", device=child.config.device)
                 child.process.kill()
                 child.process.wait()
+
+
+def _tell(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Says something to whoever looks; a terminal that is gone, or a full disk, is no reason to end
+    before the workers have handed over."""
+    with suppress(OSError, ValueError):
+        print(text, end=end, file=stream or sys.stderr, flush=True)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from ...net.identity.credential import Credential
 from ...net.identity.enroll import BrokerAwayError
 from ...net.identity.token import Token
 from ...net.local import local_address, split
+from ...net.surroundings import user_path
 from ..host.config import JoinConfig, JoinError
 from ..logs import note
 from ..shell.attempt import Finder
@@ -33,7 +34,7 @@ def in_swarm(config: JoinConfig) -> Iterator[tuple[JoinConfig, NodeProcess]]:
     """The settings with the broker's address in them, and the node that keeps finding it. Raises
     JoinError where there can be none, BrokerAwayError when no broker is found."""
     assert config.state is not None, "it was seated"
-    folder = config.state.expanduser().resolve()
+    folder = user_path(config.state).resolve()
     fingerprint = _fingerprint(config, folder)
     if not config.bootstrap and not (folder / "swarm" / "known.json").exists():
         raise JoinError(

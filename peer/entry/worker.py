@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ...dag.plan.plan import PeerId
 from ...net.identity.enroll import BrokerAwayError, NotAdmittedError
 from ...net.local import allow_descriptors
+from ...net.surroundings import fault_of
 from ..host.config import WAITS, PeerConfig
 from ..host.identity import Identity, IdentityError
 from ..logs import note, to_stderr
@@ -41,12 +42,15 @@ __all__ = ["main", "work"]
 # wrong, or a broker that is away, is told at once, and a broker far away is waited for meanwhile.
 
 _log = logging.getLogger(__name__)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PARENT_DIED = signal.SIGUSR1
 
 
 async def work(config: PeerConfig, started: Callable[[Worker], None] | None = None) -> int:
     """Runs one peer to its end; returns the exit code (README.md). `started` gets the worker, so
     that it can be stopped; before that, cancelling this stops it."""
     loaded = _in_thread(lambda: importlib.import_module("..shell.daemon", __package__))
+    began = False
     try:
         with Identity(config.state, config.name) as me:
             credential = None if config.insecure else await obtain(config)
@@ -56,6 +60,7 @@ async def work(config: PeerConfig, started: Callable[[Worker], None] | None = No
             network = credential.fingerprint if credential else b""
             profile = await _in_thread(lambda: daemon.look(config, network))
             worker: Worker = daemon.Worker(config, me, profile, credential)
+            began = True
             if started is not None:
                 started(worker)
             return await worker.run()
@@ -71,6 +76,12 @@ async def work(config: PeerConfig, started: Callable[[Worker], None] | None = No
     except ValueError as error:  # a device that is not here, memory that is not enough
         note(_log, logging.ERROR, "wrong input", why=error)
         return 2
+    except Exception as error:
+        if (fault := fault_of(error)) is None:
+            raise  # a bug of ours, with its traceback
+        # What keeps it from starting would do so again; what came up later may be gone soon.
+        note(_log, logging.ERROR, "broke off" if began else "cannot start", why=fault)
+        return 1 if began else 2
     finally:
         loaded.cancel()
 
@@ -115,6 +126,12 @@ async def _work(config: PeerConfig) -> int:
     stopped = False
     workers: list[Worker] = []
 
+    def drain() -> None:
+        # A unit or a terminal that ends says so to every process, most often more than once. How
+        # long that may last, and whether somebody is in a hurry, the supervisor says.
+        if not stopped:
+            stop(False)
+
     def stop(now: bool) -> None:
         nonlocal stopped
         stopped = True
@@ -133,14 +150,18 @@ async def _work(config: PeerConfig) -> int:
 
     def listen() -> None:
         for word in sys.stdin:
-            if word.strip() in ("drain", "stop"):
-                loop.call_soon_threadsafe(stop, word.strip() == "stop")
+            if word.strip() == "drain":
+                loop.call_soon_threadsafe(drain)
+            elif word.strip() == "stop":
+                loop.call_soon_threadsafe(stop, True)
         loop.call_soon_threadsafe(stop, True)
 
     allow_descriptors()
     starting = loop.create_task(work(config, started))
-    loop.add_signal_handler(signal.SIGINT, stop, False)
-    loop.add_signal_handler(signal.SIGTERM, stop, True)
+    for number in STOPS:
+        loop.add_signal_handler(number, drain)
+    loop.add_signal_handler(PARENT_DIED, stop, True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # what came meanwhile comes now
     threading.Thread(target=listen, name="rope", daemon=True).start()
     try:
         return await starting
@@ -151,11 +172,12 @@ async def _work(config: PeerConfig) -> int:
 
 
 def _tie_to(parent: int) -> bool:
-    """Asks the kernel for a SIGTERM when the parent dies (Linux; elsewhere the rope must do).
-    False: it is dead already."""
+    """Asks the kernel for a signal when the parent dies (Linux; elsewhere the rope must do): one
+    that nobody else sends, as SIGTERM comes with the end of a whole unit. False: it is dead
+    already."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, PARENT_DIED)
     return os.getppid() == parent
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, Literal
 
 from ...net.identity.token import Token
 from ...net.local import is_loopback, split
+from ...net.printable import printable
 from ..hours import Hours
 
 __all__ = [
@@ -20,12 +23,30 @@ __all__ = [
     "PeerConfig",
     "SharedConfig",
     "check_address",
+    "host_name",
+    "with_suffix",
 ]
 
 DEFAULT_STATE = Path("~/.local/share/shoal/peers")
 """One folder per name in it, and in that one per device."""
 WAITS = "waits"
 """Key of what a worker says to its supervisor: what it waits for while it drains."""
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_LONGEST_NAME = 64
+_DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:\d{1,4})?", re.ASCII)
+
+
+def host_name() -> str:
+    """The name of a host's peers where none was given: what can stand in one of the host's own."""
+    found = re.sub(r"[^A-Za-z0-9_.-]+", "-", socket.gethostname(), flags=re.ASCII)
+    return found.strip("-_.")[:_LONGEST_NAME].rstrip("-_.") or "peer"
+
+
+def with_suffix(name: str, suffix: str) -> str:
+    """A name that ends so, no longer than names may be."""
+    return name[: _LONGEST_NAME - len(suffix)] + suffix
 
 
 class JoinError(ValueError):
@@ -157,6 +178,19 @@ class JoinConfig(SharedConfig):
 
     def __post_init__(self) -> None:
         self._check_whereabouts()
+        # Folders have these names, and are made before anybody else is asked.
+        if self.name and not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f'the name "{printable(self.name, 80)}" cannot be: expected 1 to {_LONGEST_NAME} '
+                'letters, digits, "_", "." and "-", a letter or digit first (--name, or `name` in '
+                "peer.toml)"
+            )
+        for device in () if self.devices == "all" else self.devices:
+            if not _DEVICE.fullmatch(device):
+                raise ValueError(
+                    f'the device "{printable(device, 80)}" cannot be: expected "cpu" or such as '
+                    '"cuda:0"'
+                )
         if self.insecure and not is_loopback(split(self.broker)[0]):
             raise ValueError(
                 f"--insecure with {self.broker}: expected a broker on this machine, as anybody on "

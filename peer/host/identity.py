@@ -8,7 +8,6 @@ FOLDER/snapshots/  what a run can go on from; stays until the broker says that n
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import os
@@ -16,13 +15,15 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from ...dag.plan.plan import PeerId
+from ...net.identity.credential import write_private
+from ...net.surroundings import naming, try_lock
 
 __all__ = ["Identity", "IdentityError", "seat"]
 
@@ -35,16 +36,14 @@ class IdentityError(ValueError):
 def seat(folder: Path, name: str) -> Iterator[int]:
     """The lowest number, from 1 up, that no other living process has taken for this name; taken
     until the end of the block. So the same join line, pasted again, makes another peer, and after
-    a restart each has the identity of its number again."""
+    a restart each has the identity of its number again. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
-        with open(folder / f"{name}.{number}.seat", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            yield number
-            return
+        path = folder / f"{name}.{number}.seat"
+        with open(path, "a") as lock:
+            if try_lock(lock, path):
+                yield number
+                return
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,8 @@ class Incarnation:
 
 class Identity:
     """`with Identity(folder, name) as me:` owns the folder until the end of the block; `name` is
-    the readable part of a new id. Raises IdentityError, also when another process owns it."""
+    the readable part of a new id. Raises IdentityError, also when another process owns it, and
+    OSError where the folder cannot be written or locked."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -80,7 +80,8 @@ class Identity:
             shutil.rmtree(scratch, ignore_errors=True)  # of a start that was killed
             scratch.mkdir()
         except BaseException:
-            self._lock.close()
+            with suppress(OSError):
+                self._lock.close()
             raise
         return Incarnation(peer, secrets.token_hex(8), starts + 1, scratch)
 
@@ -95,20 +96,24 @@ class Identity:
         self._lock.close()
 
     def _acquire(self) -> IO[str]:
-        lock = open(self.folder / "lock", "a+")  # noqa: SIM115  # closed by __exit__
+        path = self.folder / "lock"
+        lock = open(path, "a+")  # noqa: SIM115  # closed by __exit__
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip() or "unknown"
-            lock.close()
-            raise IdentityError(
-                f"process {owner} already runs as the peer of {self.folder}: stop it, or give this "
-                "one a folder of its own with --state"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+            if not try_lock(lock, path):
+                lock.seek(0)
+                owner = lock.read().strip() or "unknown"
+                raise IdentityError(
+                    f"process {owner} already runs as the peer of {self.folder}: stop it, or give "
+                    "this one a folder of its own with --state"
+                )
+            with naming(path):
+                lock.truncate(0)
+                lock.write(str(os.getpid()))
+                lock.flush()
+        except BaseException:
+            with suppress(OSError):  # what could not be written cannot be on closing either
+                lock.close()
+            raise
         return lock
 
     def _read(self) -> tuple[PeerId, int]:
@@ -129,7 +134,5 @@ class Identity:
         return PeerId(peer), starts
 
     def _write(self, peer: PeerId, starts: int) -> None:
-        path = self.folder / "peer.json"
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps({"peer": peer, "starts": starts}))
-        new.replace(path)  # at once: a crash leaves the old one or the new one
+        data = json.dumps({"peer": peer, "starts": starts}).encode()
+        write_private(self.folder / "peer.json", data)  # a crash leaves the old one or the new one

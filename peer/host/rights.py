@@ -8,7 +8,6 @@ who wrote it counts on it.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from ...job.settings import Settings, SettingsError, located, read_toml
 from ...job.units import ByteCount, Duration, Rate
+from ...net.surroundings import SurroundingsError, config_home, user_path
 from ...net.web.places import check_place
 from ..hours import Hours
 
@@ -26,8 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 def peer_toml() -> Path:
     """Where the file is, whether or not there is one."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "shoal" / "peer.toml"
+    return config_home() / "shoal" / "peer.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +119,7 @@ class Rights(Settings):
         found = {}
         for name, given in self.data.items():
             one = OwnData(path=given) if isinstance(given, str) else given
-            path = (folder / Path(one.path).expanduser()).absolute()
+            path = (folder / user_path(one.path)).absolute()
             if not set("*?[") & set(str(path)) and not path.is_file():
                 raise SettingsError(f"data.{name}", f"is {path}: there is no such file")
             found[name] = replace(one, path=str(path))
@@ -130,18 +129,15 @@ class Rights(Settings):
 def read_rights(path: Path | None = None) -> Rights:
     """What the file says; everything left out when there is none, which is an error only for one
     that was named. Raises SettingsError with file and line, OSError."""
-    found = path or peer_toml()
-    if path is None and not _is_there(found):
-        return Rights()
-    rights = read_toml(Rights, found)
+    if path is None:
+        try:
+            path = peer_toml()
+            if not path.exists():
+                return Rights()
+        except (PermissionError, SurroundingsError):  # a service whose home is closed, or none
+            return Rights()
+    rights = read_toml(Rights, path)
     try:
-        return rights.with_data_of(found.parent)
+        return rights.with_data_of(path.parent)
     except SettingsError as error:
-        raise located(error, found) from None
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except PermissionError:  # a service whose user's home is closed to it
-        return False
+        raise located(error, path) from None

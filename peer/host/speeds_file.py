@@ -24,16 +24,26 @@ from typing import Any
 import torch
 
 from ...dag.cost.speed import Speeds
+from ...net.surroundings import SurroundingsError, user_path
 from ..logs import note
 from .calibrate import measure_speeds
+from .config import DEFAULT_STATE
 
-__all__ = ["known_speeds"]
+__all__ = ["known_speeds", "speeds_path"]
 
 _log = logging.getLogger(__name__)
 GOOD_S, POOR_S = 7 * 86400.0, 3600.0
 PATIENCE_S = 10.0
 POOR = 0.25
 """Median relative error of a fit from which on it is poor."""
+
+
+def speeds_path() -> Path | None:
+    """Where measured speeds are kept for all peers of this user; None: it has no home."""
+    try:
+        return user_path(DEFAULT_STATE).with_name("speeds.json")
+    except SurroundingsError:
+        return None
 
 
 def known_speeds(

@@ -41,11 +41,12 @@ from ..core.options import OwnerLimits, PeerOptions
 from ..core.rates.probe import probe_payload
 from ..core.snapshots import SnapshotStore
 from ..host.addresses import to_dial
-from ..host.config import DEFAULT_STATE, PeerConfig
+from ..host.config import PeerConfig
 from ..host.host import Host
 from ..host.identity import Incarnation
 from ..host.own_data import Catalogue, answer, host_secret, offers
 from ..host.profile import measure
+from ..host.speeds_file import speeds_path
 from ..hours import Hours
 from ..logs import note
 from . import relayed
@@ -86,7 +87,7 @@ def look(config: PeerConfig, network: bytes = b"") -> broker_pb2.Profile:
         monthly_bytes=config.monthly_bytes or 0,
         data=offers(config.data),
         web=config.web,
-        speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
+        speeds=speeds_path(),
         stretch=config.stretch,
         network=network,
     )

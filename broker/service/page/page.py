@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ....net.identity.authority import utc
 from ....net.identity.names import Party
+from ....net.surroundings import fault_of
 from ...access.admission import Admission
 from ..door.front import PageSockets
 from ..shell import Shell
@@ -57,7 +58,7 @@ class Page:
             )
             self.fingerprint = fingerprint(pair[0]) if certificate is None else ""
         except OSError as error:
-            raise PageError(f"{error.filename or folder}: {error.strerror}") from None
+            raise PageError(str(fault_of(error) or error)) from None
         self._serving = Serving(app, sockets, pair)
 
     async def __aenter__(self) -> Page:

@@ -28,6 +28,7 @@ from uvicorn.server import ServerState
 
 from ....net.identity.authority import SLACK
 from ....net.identity.credential import new_key, pem_of, write_private
+from ....net.surroundings import SurroundingsError
 from ..door.front import PageSockets
 
 __all__ = ["REQUEST_BYTES", "Serving", "fingerprint", "own_certificate", "owners_certificate"]
@@ -159,7 +160,8 @@ def owners_certificate(folder: Path) -> tuple[Path, Path]:
 
 def own_certificate(folder: Path, host: str, now: datetime) -> tuple[Path, Path]:
     """The page's own in the folder, for `host` and this machine; made where there is none that
-    still holds. Raises OSError."""
+    still holds. Raises OSError, also for one that is damaged: who compared its fingerprint would
+    be warned of another."""
     pair = folder / "certificate.pem", folder / "key.pem"
     names = [host, *(n for n in _LOCAL if n != host)]
     if not _holds(pair, names, now):
@@ -185,11 +187,21 @@ def own_certificate(folder: Path, host: str, now: datetime) -> tuple[Path, Path]
 
 
 def _holds(pair: tuple[Path, Path], names: Sequence[str], now: datetime) -> bool:
+    path = pair[0]
     try:
         found = x509.load_pem_x509_certificate(pair[0].read_bytes())
+        path = pair[1]
         key = serialization.load_pem_private_key(pair[1].read_bytes(), None)
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        raise SurroundingsError(
+            f"{path} is empty or damaged: restore it from a copy, or remove it for a new "
+            "certificate of the page, which browsers warn about once more"
+        ) from None
+    try:
         of = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (OSError, ValueError, x509.ExtensionNotFound):
+    except (ValueError, x509.ExtensionNotFound):
         return False
     return (
         found.public_key() == key.public_key()
