@@ -48,6 +48,7 @@ from .models.adapters import is_adapted, plain_name, save_config
 from .models.division import why_it_depends
 from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
+from .models.state_dicts import with_state
 
 __all__ = [
     "Prepared",
@@ -225,6 +226,7 @@ def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
             named=plain_name(module),
         )
         check_names(name for name, _ in captured.graph.metrics)
+        captured = with_state(captured, module)
         if not data.local:
             # Its shapes were captured; ids beyond an embedding or a table of positions are values.
             first = reader_of(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))

@@ -25,37 +25,39 @@ _sym_db = _symbol_database.Default()
 from shoal.proto import common_pb2 as shoal_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shoal/proto/graph.proto\x12\x08shoal.v1\x1a\x18shoal/proto/common.proto\"\xbe\x02\n\x05Graph\x12\x0f\n\x07version\x18\x01 \x01(\r\x12$\n\x06inputs\x18\x02 \x03(\x0b\x32\x14.shoal.v1.GraphInput\x12\'\n\nparameters\x18\x03 \x03(\x0b\x32\x13.shoal.v1.Parameter\x12!\n\x07\x62uffers\x18\x04 \x03(\x0b\x32\x10.shoal.v1.Buffer\x12%\n\toperators\x18\x05 \x03(\x0b\x32\x12.shoal.v1.Operator\x12\x0c\n\x04loss\x18\x06 \x01(\t\x12\x0e\n\x06weight\x18\x07 \x01(\t\x12!\n\x07metrics\x18\x08 \x03(\x0b\x32\x10.shoal.v1.Metric\x12+\n\x0coperator_set\x18\t \x01(\x0e\x32\x15.shoal.v1.OperatorSet\x12\r\n\x05\x62\x61tch\x18\n \x01(\r\x12\x0e\n\x06starts\x18\x0b \x03(\r\">\n\nGraphInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.shoal.v1.TensorSpec\"^\n\tParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.shoal.v1.TensorSpec\x12\x11\n\ttrainable\x18\x03 \x01(\x08\x12\x0c\n\x04tied\x18\x04 \x03(\t\"v\n\x06\x42uffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.shoal.v1.TensorSpec\x12\x12\n\npersistent\x18\x03 \x01(\x08\x12&\n\x06update\x18\x04 \x01(\x0b\x32\x16.shoal.v1.BufferUpdate\"\x88\x01\n\x0c\x42ufferUpdate\x12)\n\x04rule\x18\x01 \x01(\x0e\x32\x1b.shoal.v1.BufferUpdate.Rule\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61\x63tor\x18\x03 \x01(\x01\".\n\x04Rule\x12\x14\n\x10RULE_UNSPECIFIED\x10\x00\x12\x07\n\x03\x45MA\x10\x01\x12\x07\n\x03\x41\x44\x44\x10\x02\"\xbd\x01\n\x08Operator\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12 \n\x04\x61rgs\x18\x03 \x03(\x0b\x32\x12.shoal.v1.Argument\x12\'\n\x06kwargs\x18\x04 \x03(\x0b\x32\x17.shoal.v1.NamedArgument\x12!\n\x07outputs\x18\x05 \x03(\x0b\x32\x10.shoal.v1.Output\x12\x15\n\rreturns_tuple\x18\x06 \x01(\x08\x12\x0e\n\x06module\x18\x07 \x01(\t\":\n\x06Output\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.shoal.v1.TensorSpec\x12\x0c\n\x04grad\x18\x02 \x01(\x08\"@\n\rNamedArgument\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.shoal.v1.Argument\"\x8e\x02\n\x08\x41rgument\x12\x0e\n\x04none\x18\x01 \x01(\x08H\x00\x12\x11\n\x07\x62oolean\x18\x02 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x12H\x00\x12\x0e\n\x04real\x18\x04 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x05 \x01(\tH\x00\x12\x0f\n\x05value\x18\x06 \x01(\tH\x00\x12\x1e\n\x04size\x18\x07 \x01(\x0b\x32\x0e.shoal.v1.SizeH\x00\x12 \n\x05\x64type\x18\x08 \x01(\x0e\x32\x0f.shoal.v1.DTypeH\x00\x12\x17\n\rmemory_format\x18\t \x01(\tH\x00\x12\x10\n\x06\x64\x65vice\x18\n \x01(\x08H\x00\x12&\n\x04list\x18\x0b \x01(\x0b\x32\x16.shoal.v1.ArgumentListH\x00\x42\x06\n\x04kind\"1\n\x0c\x41rgumentList\x12!\n\x05items\x18\x01 \x03(\x0b\x32\x12.shoal.v1.Argument\"%\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t*?\n\x0bOperatorSet\x12\x1c\n\x18OPERATOR_SET_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46ULL\x10\x01\x12\x08\n\x04\x43ORE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shoal/proto/graph.proto\x12\x08shoal.v1\x1a\x18shoal/proto/common.proto\"\xe3\x02\n\x05Graph\x12\x0f\n\x07version\x18\x01 \x01(\r\x12$\n\x06inputs\x18\x02 \x03(\x0b\x32\x14.shoal.v1.GraphInput\x12\'\n\nparameters\x18\x03 \x03(\x0b\x32\x13.shoal.v1.Parameter\x12!\n\x07\x62uffers\x18\x04 \x03(\x0b\x32\x10.shoal.v1.Buffer\x12%\n\toperators\x18\x05 \x03(\x0b\x32\x12.shoal.v1.Operator\x12\x0c\n\x04loss\x18\x06 \x01(\t\x12\x0e\n\x06weight\x18\x07 \x01(\t\x12!\n\x07metrics\x18\x08 \x03(\x0b\x32\x10.shoal.v1.Metric\x12+\n\x0coperator_set\x18\t \x01(\x0e\x32\x15.shoal.v1.OperatorSet\x12\r\n\x05\x62\x61tch\x18\n \x01(\r\x12\x0e\n\x06starts\x18\x0b \x03(\r\x12#\n\x05state\x18\x0c \x03(\x0b\x32\x14.shoal.v1.StateEntry\">\n\nGraphInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.shoal.v1.TensorSpec\"^\n\tParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.shoal.v1.TensorSpec\x12\x11\n\ttrainable\x18\x03 \x01(\x08\x12\x0c\n\x04tied\x18\x04 \x03(\t\"v\n\x06\x42uffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.shoal.v1.TensorSpec\x12\x12\n\npersistent\x18\x03 \x01(\x08\x12&\n\x06update\x18\x04 \x01(\x0b\x32\x16.shoal.v1.BufferUpdate\"J\n\nStateEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\t\x12\x1e\n\x05\x64type\x18\x03 \x01(\x0e\x32\x0f.shoal.v1.DType\"\x88\x01\n\x0c\x42ufferUpdate\x12)\n\x04rule\x18\x01 \x01(\x0e\x32\x1b.shoal.v1.BufferUpdate.Rule\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61\x63tor\x18\x03 \x01(\x01\".\n\x04Rule\x12\x14\n\x10RULE_UNSPECIFIED\x10\x00\x12\x07\n\x03\x45MA\x10\x01\x12\x07\n\x03\x41\x44\x44\x10\x02\"\xbd\x01\n\x08Operator\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12 \n\x04\x61rgs\x18\x03 \x03(\x0b\x32\x12.shoal.v1.Argument\x12\'\n\x06kwargs\x18\x04 \x03(\x0b\x32\x17.shoal.v1.NamedArgument\x12!\n\x07outputs\x18\x05 \x03(\x0b\x32\x10.shoal.v1.Output\x12\x15\n\rreturns_tuple\x18\x06 \x01(\x08\x12\x0e\n\x06module\x18\x07 \x01(\t\":\n\x06Output\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.shoal.v1.TensorSpec\x12\x0c\n\x04grad\x18\x02 \x01(\x08\"@\n\rNamedArgument\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.shoal.v1.Argument\"\x8e\x02\n\x08\x41rgument\x12\x0e\n\x04none\x18\x01 \x01(\x08H\x00\x12\x11\n\x07\x62oolean\x18\x02 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x12H\x00\x12\x0e\n\x04real\x18\x04 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x05 \x01(\tH\x00\x12\x0f\n\x05value\x18\x06 \x01(\tH\x00\x12\x1e\n\x04size\x18\x07 \x01(\x0b\x32\x0e.shoal.v1.SizeH\x00\x12 \n\x05\x64type\x18\x08 \x01(\x0e\x32\x0f.shoal.v1.DTypeH\x00\x12\x17\n\rmemory_format\x18\t \x01(\tH\x00\x12\x10\n\x06\x64\x65vice\x18\n \x01(\x08H\x00\x12&\n\x04list\x18\x0b \x01(\x0b\x32\x16.shoal.v1.ArgumentListH\x00\x42\x06\n\x04kind\"1\n\x0c\x41rgumentList\x12!\n\x05items\x18\x01 \x03(\x0b\x32\x12.shoal.v1.Argument\"%\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t*?\n\x0bOperatorSet\x12\x1c\n\x18OPERATOR_SET_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46ULL\x10\x01\x12\x08\n\x04\x43ORE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.proto.graph_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPERATORSET']._serialized_start=1484
-  _globals['_OPERATORSET']._serialized_end=1547
+  _globals['_OPERATORSET']._serialized_start=1597
+  _globals['_OPERATORSET']._serialized_end=1660
   _globals['_GRAPH']._serialized_start=64
-  _globals['_GRAPH']._serialized_end=382
-  _globals['_GRAPHINPUT']._serialized_start=384
-  _globals['_GRAPHINPUT']._serialized_end=446
-  _globals['_PARAMETER']._serialized_start=448
-  _globals['_PARAMETER']._serialized_end=542
-  _globals['_BUFFER']._serialized_start=544
-  _globals['_BUFFER']._serialized_end=662
-  _globals['_BUFFERUPDATE']._serialized_start=665
-  _globals['_BUFFERUPDATE']._serialized_end=801
-  _globals['_BUFFERUPDATE_RULE']._serialized_start=755
-  _globals['_BUFFERUPDATE_RULE']._serialized_end=801
-  _globals['_OPERATOR']._serialized_start=804
-  _globals['_OPERATOR']._serialized_end=993
-  _globals['_OUTPUT']._serialized_start=995
-  _globals['_OUTPUT']._serialized_end=1053
-  _globals['_NAMEDARGUMENT']._serialized_start=1055
-  _globals['_NAMEDARGUMENT']._serialized_end=1119
-  _globals['_ARGUMENT']._serialized_start=1122
-  _globals['_ARGUMENT']._serialized_end=1392
-  _globals['_ARGUMENTLIST']._serialized_start=1394
-  _globals['_ARGUMENTLIST']._serialized_end=1443
-  _globals['_METRIC']._serialized_start=1445
-  _globals['_METRIC']._serialized_end=1482
+  _globals['_GRAPH']._serialized_end=419
+  _globals['_GRAPHINPUT']._serialized_start=421
+  _globals['_GRAPHINPUT']._serialized_end=483
+  _globals['_PARAMETER']._serialized_start=485
+  _globals['_PARAMETER']._serialized_end=579
+  _globals['_BUFFER']._serialized_start=581
+  _globals['_BUFFER']._serialized_end=699
+  _globals['_STATEENTRY']._serialized_start=701
+  _globals['_STATEENTRY']._serialized_end=775
+  _globals['_BUFFERUPDATE']._serialized_start=778
+  _globals['_BUFFERUPDATE']._serialized_end=914
+  _globals['_BUFFERUPDATE_RULE']._serialized_start=868
+  _globals['_BUFFERUPDATE_RULE']._serialized_end=914
+  _globals['_OPERATOR']._serialized_start=917
+  _globals['_OPERATOR']._serialized_end=1106
+  _globals['_OUTPUT']._serialized_start=1108
+  _globals['_OUTPUT']._serialized_end=1166
+  _globals['_NAMEDARGUMENT']._serialized_start=1168
+  _globals['_NAMEDARGUMENT']._serialized_end=1232
+  _globals['_ARGUMENT']._serialized_start=1235
+  _globals['_ARGUMENT']._serialized_end=1505
+  _globals['_ARGUMENTLIST']._serialized_start=1507
+  _globals['_ARGUMENTLIST']._serialized_end=1556
+  _globals['_METRIC']._serialized_start=1558
+  _globals['_METRIC']._serialized_end=1595
 # @@protoc_insertion_point(module_scope)

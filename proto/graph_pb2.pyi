@@ -18,7 +18,7 @@ FULL: OperatorSet
 CORE: OperatorSet
 
 class Graph(_message.Message):
-    __slots__ = ("version", "inputs", "parameters", "buffers", "operators", "loss", "weight", "metrics", "operator_set", "batch", "starts")
+    __slots__ = ("version", "inputs", "parameters", "buffers", "operators", "loss", "weight", "metrics", "operator_set", "batch", "starts", "state")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class Graph(_message.Message):
     OPERATOR_SET_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     version: int
     inputs: _containers.RepeatedCompositeFieldContainer[GraphInput]
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
@@ -41,7 +42,8 @@ class Graph(_message.Message):
     operator_set: OperatorSet
     batch: int
     starts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[GraphInput, _Mapping]]] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[Buffer, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[Operator, _Mapping]]] = ..., loss: _Optional[str] = ..., weight: _Optional[str] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., operator_set: _Optional[_Union[OperatorSet, str]] = ..., batch: _Optional[int] = ..., starts: _Optional[_Iterable[int]] = ...) -> None: ...
+    state: _containers.RepeatedCompositeFieldContainer[StateEntry]
+    def __init__(self, version: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[GraphInput, _Mapping]]] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[Buffer, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[Operator, _Mapping]]] = ..., loss: _Optional[str] = ..., weight: _Optional[str] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., operator_set: _Optional[_Union[OperatorSet, str]] = ..., batch: _Optional[int] = ..., starts: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[_Union[StateEntry, _Mapping]]] = ...) -> None: ...
 
 class GraphInput(_message.Message):
     __slots__ = ("name", "spec")
@@ -74,6 +76,16 @@ class Buffer(_message.Message):
     persistent: bool
     update: BufferUpdate
     def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.TensorSpec, _Mapping]] = ..., persistent: _Optional[bool] = ..., update: _Optional[_Union[BufferUpdate, _Mapping]] = ...) -> None: ...
+
+class StateEntry(_message.Message):
+    __slots__ = ("name", "tensor", "dtype")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tensor: str
+    dtype: _common_pb2.DType
+    def __init__(self, name: _Optional[str] = ..., tensor: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ...) -> None: ...
 
 class BufferUpdate(_message.Message):
     __slots__ = ("rule", "value", "factor")

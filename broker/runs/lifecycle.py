@@ -245,10 +245,9 @@ class Lifecycle:
             return []
         spec = record.run.spec
         files = [WeightFile(blob=exports[p].weights) for p in record.exporters]
-        weights = Weights(step=record.steps, files=files)
+        weights = Weights(step=record.steps, files=files, graph=spec.graph)
         if any(e.partial for e in exports.values()):
             weights.starting.extend(spec.weights)
-            weights.graph.CopyFrom(spec.graph)
             if spec.HasField("recipe"):
                 weights.recipe.CopyFrom(spec.recipe)
         out: list[Instruction] = [self.context.publish(RunEvent(weights=weights), now)]

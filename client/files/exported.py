@@ -12,7 +12,7 @@ import hashlib
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, get_num_threads
 
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph
-from ...dag.ir.recipe import Recipe, make
+from ...dag.ir.recipe import Initial, Recipe, make
 from ...net.blobs.client import BlobClient
 from ...net.web.places import Origin, origin_of, reachable
 from ...net.web.web import Web
@@ -38,9 +38,9 @@ from ...proto.broker_pb2 import WeightFile, Weights
 from ...proto.common_pb2 import BlobRef
 from .records import replacing
 from .weight_files import File, Stored, WeightFilesError, open_file, open_url
-from .weight_writer import Item, item_of, items_of
+from .weight_writer import Item, cast, item_of, items_of
 
-__all__ = ["ExportedTensors", "aliases", "bring", "opened"]
+__all__ = ["ExportedTensors", "aliases", "bring", "bring_state", "opened", "state_of"]
 
 _AT_ONCE = 3
 _MADE_BYTES = 32 << 20
@@ -52,17 +52,37 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class ExportedTensors(Lazy):
-    """The tensors by the user's names, each read when it is asked for. `entries`: where they lie;
-    `recipe`: what makes others, by all their names. They live as long as the folder."""
+    """Tensors that are read when they are asked for. `entries`: where they lie; `recipe`: what
+    makes others; `dtypes`: what some are given as. They live as long as the folder."""
 
     stored: Stored
     entries: Mapping[str, TensorLocation]
     recipe: Recipe
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+
+    def of_state(self, graph: Graph) -> ExportedTensors:
+        """The tensors of the module's state_dict, by its names, in its order and its dtypes; of
+        these by the graph's names, of which it needs one. Raises WeightFilesError for one that is
+        not here."""
+        entries: dict[str, TensorLocation] = {}
+        made: dict[str, Initial] = {}
+        state = state_of(graph)
+        for name, tensor, _ in state:
+            if tensor in self.entries:
+                entries[name] = self.entries[tensor]
+            elif tensor in self.recipe.tensors:
+                made[name] = self.recipe.tensors[tensor]
+            else:
+                raise WeightFilesError(f'"{name}" of the module is in no part of the export')
+        dtypes = {name: getattr(torch, dtype) for name, _, dtype in state}
+        return ExportedTensors(self.stored, entries, Recipe(self.recipe.seed, made), dtypes)
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.entries:
-            return self.stored.weights.read(self.entries[name])
-        return make(self.recipe.tensors[name], self.recipe.seed, threads=get_num_threads())
+            found = self.stored.weights.read(self.entries[name])
+        else:
+            found = make(self.recipe.tensors[name], self.recipe.seed, threads=get_num_threads())
+        return found.to(self.dtypes.get(name, found.dtype))
 
     def __contains__(self, name: object) -> bool:
         return name in self.entries or name in self.recipe.tensors
@@ -75,20 +95,25 @@ class ExportedTensors(Lazy):
 
     def spec(self, name: str) -> ShapeDtype:
         if name in self.entries:
-            return ShapeDtype(self.entries[name].shape, self.entries[name].dtype)
-        made = self.recipe.tensors[name]
-        return ShapeDtype(made.shape, getattr(torch, made.dtype))
+            shape, dtype = self.entries[name].shape, self.entries[name].dtype
+        else:
+            made = self.recipe.tensors[name]
+            shape, dtype = made.shape, getattr(torch, made.dtype)
+        return ShapeDtype(shape, self.dtypes.get(name, dtype))
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         if name in self.entries:
-            return self.stored.weights.read(self.entries[name].rows(start, stop))
-        made, threads = self.recipe.tensors[name], get_num_threads()
-        return make(made, self.recipe.seed, (start, stop), threads=threads)
+            found = self.stored.weights.read(self.entries[name].rows(start, stop))
+        else:
+            made, threads = self.recipe.tensors[name], get_num_threads()
+            found = make(made, self.recipe.seed, (start, stop), threads=threads)
+        return found.to(self.dtypes.get(name, found.dtype))
 
     def items_to_write(self) -> dict[str, Item]:
         """For `weight_writer.write_files`."""
-        made = {n: self._made(n) for n in self.recipe.tensors if n not in self.entries}
-        return items_of(self.stored, self.entries) | made
+        lying = items_of(self.stored, self.entries)
+        found = {n: cast(item, self.dtypes.get(n, item.dtype)) for n, item in lying.items()}
+        return found | {n: self._made(n) for n in self.recipe.tensors if n not in self.entries}
 
     def _made(self, name: str) -> Item:
         """A tensor that is made, some rows at a time, while it is written."""
@@ -115,9 +140,11 @@ async def bring(
     origins: Collection[Origin] = frozenset(),
 ) -> ExportedTensors:
     """Fetches what the folder lacks of an export; of what was frozen, not what is for the names
-    `but`. `origins`: hosts on the web that this user named himself; of others, only public
-    addresses are read. Raises BlobTransferError, OSError; WeightFilesError when two peers exported
-    one name, a block of a split parameter is missing, or a part is no file of weights."""
+    `but`. Names are the graph's, with all that a tied tensor has; what of it is the module's own
+    says `ExportedTensors.of_state`. `origins`: hosts on the web that this user named himself; of
+    others, only public addresses are read. Raises BlobTransferError, OSError; WeightFilesError when
+    two peers exported one name, a block of a split parameter is missing, or a part is no file of
+    weights."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     paths = [folder / file.blob.hash for file in weights.files]
     await _fetched(blobs, [(f.blob.hash, f.blob.size_bytes) for f in weights.files], folder)
@@ -134,7 +161,7 @@ async def bring(
     except WeightError as error:
         raise WeightFilesError(str(error)) from None
     recipe = Recipe(0)
-    if weights.HasField("graph"):  # something was frozen
+    if weights.HasField("graph"):
         entries |= await _frozen(blobs, weights.starting, folder, {*entries, *but}, origins)
         if weights.HasField("recipe"):
             recipe = Recipe.from_bytes(await _small(blobs, weights.recipe))
@@ -145,6 +172,22 @@ async def bring(
         recipe = Recipe(recipe.seed, made)
     files = {part.source.hash for e in entries.values() for part in e.parts}
     return ExportedTensors(opened([Path(name) for name in sorted(files)]), entries, recipe)
+
+
+async def bring_state(
+    blobs: BlobClient, weights: Weights, folder: Path, origins: Collection[Origin] = frozenset()
+) -> ExportedTensors:
+    """What the run's module has in its state_dict, by its names; raises as `bring` does."""
+    found = await bring(blobs, weights, folder, origins=origins)
+    return found.of_state(graph_from_bytes(await _small(blobs, weights.graph)))
+
+
+def state_of(graph: Graph) -> Sequence[tuple[str, str, str]]:
+    """`Graph.state`; of a graph that was made without one, what it says of names."""
+    if graph.state:
+        return graph.state
+    found = [(n, p.name, p.spec.dtype) for p in graph.parameters for n in (p.name, *p.tied)]
+    return found + [(b.name, b.name, b.spec.dtype) for b in graph.buffers if b.persistent]
 
 
 async def _small(blobs: BlobClient, ref: BlobRef) -> bytes:

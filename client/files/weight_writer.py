@@ -18,7 +18,16 @@ from ...peer.blobs.weights import ShapeDtype, TensorLocation, bytes_of, header_o
 from .records import replacing
 from .weight_files import Stored, WeightFilesError
 
-__all__ = ["FILE_BYTES", "Item", "files_of", "item_of", "items_of", "write_files", "write_values"]
+__all__ = [
+    "FILE_BYTES",
+    "Item",
+    "cast",
+    "files_of",
+    "item_of",
+    "items_of",
+    "write_files",
+    "write_values",
+]
 
 # A safetensors file that is written tensor by tensor, so that no more than one is here at once.
 
@@ -63,6 +72,19 @@ def items_of(stored: Stored, entries: Mapping[str, TensorLocation]) -> dict[str,
         name: Item(e.dtype, e.shape, e.size_bytes, lambda e=e: pieces(e))  # type: ignore[misc]
         for name, e in entries.items()
     }
+
+
+def cast(item: Item, dtype: torch.dtype) -> Item:
+    """The tensor in another dtype, each number rounded once, as `Tensor.to` does."""
+    if dtype == item.dtype:
+        return item
+
+    def pieces() -> Iterator[memoryview]:
+        for piece in item.pieces():
+            own = torch.frombuffer(bytearray(piece), dtype=item.dtype)
+            yield bytes_of(own.to(dtype)).data
+
+    return Item(dtype, item.shape, item.size_bytes // item.dtype.itemsize * dtype.itemsize, pieces)
 
 
 def item_of(tensor: Tensor) -> Item:

@@ -22,7 +22,6 @@ from ...dag.analysis.lookups import beyond
 from ...dag.ir.graph import Graph
 from ...dag.ir.recipe import Recipe
 from ...job import LIVE, Job
-from ...peer.blobs.weights import spec_of
 from ..files import weight_files
 from ..files.shards import Pretrained
 from ..files.weight_files import Stored
@@ -40,6 +39,7 @@ from .initialise import (
 from .losses import loss_function, with_loss, with_own_loss
 from .recorded import recipe_of
 from .recording import Recording, record
+from .state_dicts import tied_names
 
 __all__ = [
     "ModelError",
@@ -50,12 +50,10 @@ __all__ = [
     "fit_options",
     "has_values",
     "is_small",
-    "load_named",
     "on_cpu",
     "outline",
     "ready",
     "starting_files",
-    "tied_names",
 ]
 
 
@@ -313,57 +311,10 @@ def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-# ---------------------------------------------------------------- names and weights
-
-
-def tied_names(module: nn.Module) -> dict[str, str]:
-    """Every name in the module's state, mapped to the first name of the same tensor."""
-    first: dict[int, str] = {}
-    names: list[tuple[str, Tensor]] = [*module.named_parameters(remove_duplicate=False)]
-    names += module.named_buffers(remove_duplicate=False)
-    return {name: first.setdefault(id(tensor), name) for name, tensor in names}
-
-
-def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copies weights into a module by name; one name of a tied tensor is enough.
-
-    Names are those without adapters (`adapters.plain_name`). Raises ModelError, before anything
-    changes, when a name is missing or unknown, or a shape differs.
-    """
-    state = _state(module)
-    _check_names(module, state, weights)
-    with torch.no_grad():
-        for name in weights:  # which may be read one at a time
-            state[name].copy_(weights[name])
-
-
 def _state(module: nn.Module) -> dict[str, Any]:
     """The module's own tensors by their names without adapters."""
     plain = plain_name(module)
     return {plain(name): t for name, t in module.state_dict(keep_vars=True).items()}
-
-
-def _check_names(
-    module: nn.Module, state: Mapping[str, Any], weights: Mapping[str, Tensor]
-) -> None:
-    """Raises ModelError as `load_named` does."""
-    plain = plain_name(module)
-    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
-    unknown = sorted(set(weights) - set(state))
-    given = {first.get(name, name) for name in weights}
-    missing = sorted({first.get(n, n) for n, t in state.items() if isinstance(t, Tensor)} - given)
-    if unknown or missing:
-        raise ModelError(
-            f"the weights do not fit the module: {len(missing)} names are missing "
-            f"({', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}), {len(unknown)} are "
-            f"unknown to it ({', '.join(unknown[:3])}{' …' if len(unknown) > 3 else ''})"
-        )
-    for name in weights:
-        if state[name].shape != (shape := spec_of(weights, name).shape):
-            raise ModelError(
-                f'weight "{name}" has shape {tuple(shape)}: '
-                f"the module's has {tuple(state[name].shape)}"
-            )
 
 
 # ---------------------------------------------------------------- for the capture

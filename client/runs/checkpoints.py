@@ -1,9 +1,11 @@
 """Checkpoints of a run, as files anywhere that fsspec reaches.
 
     RUN/checkpoint-000400/checkpoint.json       what it is of, and every other file with its SHA-256
-                          model.safetensors     the weights, under the names of the user's module;
-                                                large ones as model-00001-of-00003.safetensors, …,
-                                                and model.safetensors.index.json
+                          model.safetensors     the state_dict of the user's module; a large one as
+                                                model-00001-of-00003.safetensors, …, and
+                                                model.safetensors.index.json
+                          beside.safetensors    what the graph has and no state_dict: buffers that
+                                                are not persistent, and constants
                           state-1-of-4.safetensors  of one holder: parameters, optimizer, codecs
                           graph  core_graph  data.json   what the run was submitted with
 
@@ -23,11 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from ...dag.ir.convert import graph_from_bytes
+from ...dag.transforms.split_weights import grouped
 from ...net.blobs.client import BlobClient
 from ...net.file_names import is_file_name
 from ...net.web.places import Origin
@@ -37,12 +41,12 @@ from ...proto.broker_pb2 import Checkpoint, Recalled, RunSpec, WeightFile, Weigh
 from ...proto.common_pb2 import BlobRef
 from ..access import Access
 from ..files import weight_files
-from ..files.exported import aliases, bring, opened
+from ..files.exported import aliases, bring, opened, state_of
 from ..files.records import replacing
 from ..files.sending import send
 from ..files.shards import Pretrained
 from ..files.weight_files import Stored
-from ..files.weight_writer import Item, files_of, item_of, items_of, write_files
+from ..files.weight_writer import Item, cast, files_of, item_of, items_of, write_files
 from ..submission import transfer
 
 __all__ = [
@@ -59,6 +63,7 @@ __all__ = [
 VERSION = 1
 _LISTED = "checkpoint.json"
 _STARTING = ".starting"
+_BESIDE = "beside.safetensors"
 _DIGITS = 6
 _PIECE = 1 << 20
 
@@ -143,24 +148,31 @@ def _brought(
         wanted["core_graph"] = spec.core_graph
     starting = here / _STARTING
 
-    async def fetch(blobs: BlobClient) -> Items:
+    async def fetch(blobs: BlobClient) -> tuple[Items, Items]:
         for part, blob in wanted.items():
             if not (here / part).exists():
                 await blobs.fetch_to(blob.hash, here / part, most_bytes=blob.size_bytes)
         graph = graph_from_bytes((here / "graph").read_bytes())
         items = _trained([here / part for part in states])
-        known = {*items, *aliases(graph, items)}
-        names = {p.name for p in graph.parameters}
-        names |= {b.name for b in graph.buffers if b.persistent}
-        if names - known:  # frozen, or in no stage
+        tensors = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
+        if {*tensors} - {*items, *aliases(graph, items)}:  # frozen, or in no stage
             begun = Weights(starting=spec.weights, graph=spec.graph)
             if spec.HasField("recipe"):
                 begun.recipe.CopyFrom(spec.recipe)
-            rest = (await bring(blobs, begun, starting, known, own)).items_to_write()
-            items |= {name: item for name, item in rest.items() if name in names - known}
-        return items | {name: items[there] for name, there in aliases(graph, items).items()}
+            but = {*items, *aliases(graph, items)}
+            rest = await bring(blobs, begun, starting, but, own)
+            items = rest.items_to_write() | items
+        items |= {name: items[there] for name, there in aliases(graph, items).items()}
+        state = state_of(graph)
+        saved = {tensor for _, tensor, _ in state}
+        return (
+            {n: cast(items[t], getattr(torch, dtype)) for n, t, dtype in state},
+            {n: items[n] for n in tensors if n not in saved},
+        )
 
-    made = files_of(write_files(transfer(access, fetch), here / "model.safetensors"))
+    state, beside = transfer(access, fetch)
+    made = files_of(write_files(state, here / "model.safetensors"))
+    made += files_of(write_files(beside, here / _BESIDE)) if beside else []
     shutil.rmtree(starting, ignore_errors=True)
     return wanted | {path.name: _ref(path) for path in made}
 
@@ -169,12 +181,13 @@ Items = dict[str, Item]
 
 
 def _trained(states: list[Path]) -> Items:
-    """What states have of a module, under the names of the user's; one tensor at a time, as it is
-    written."""
+    """Tensors that states have of a model, by the graph's names; each is read as it is written."""
     found: Items = {}
     for path in states:
         stored = opened([path])
+        whole = grouped(stored.entries)  # of these the file has blocks, which are merged below
         own = {n: e for n, e in stored.entries.items() if n.startswith(("param:", "buffer:"))}
+        own = {n: e for n, e in own.items() if n not in whole}
         coded = coded_specs(stored.weights)
         for name, item in items_of(stored, own).items():
             plain = name.partition(":")[2]
@@ -314,6 +327,8 @@ def upload(access: Access, kept: StoredCheckpoint, say: Callable[[str], None]) -
     spec.CopyFrom(kept.spec)
     spec.resumed.CopyFrom(kept.checkpoint)
     files, root = url_to_fs(kept.url)
+    if "graph" not in kept.files:
+        raise CheckpointError(f"{kept.url} has no graph among its files: it was changed")
     total = sum(ref.size_bytes for ref in kept.files.values())
     say(f"uploading what the broker lacks of {total / 1e6:.1f} MB")
     with tempfile.TemporaryDirectory(prefix="shoal-checkpoint-") as name:
@@ -335,7 +350,7 @@ def upload(access: Access, kept: StoredCheckpoint, say: Callable[[str], None]) -
             return path if path == coming else coming.replace(path)
 
         async def store(blobs: BlobClient) -> WeightFile:
-            model = [part for part in kept.files if part.startswith("model")]
+            model = [part for part in kept.files if part.startswith("model") or part == _BESIDE]
             for part in kept.files:
                 if part not in model:
                     path = here(part)
@@ -345,7 +360,10 @@ def upload(access: Access, kept: StoredCheckpoint, say: Callable[[str], None]) -
             stored = weight_files.find(
                 [str(p) for p in map(here, model) if p.suffix == ".safetensors"]
             )
-            return await send(blobs, Pretrained(stored, stored.entries), say)
+            graph = graph_from_bytes(here("graph").read_bytes())
+            names = {name: tensor for name, tensor, _ in graph.state}
+            entries = {names.get(name, name): e for name, e in stored.entries.items()}
+            return await send(blobs, Pretrained(stored, entries), say)
 
         weights = transfer(access, store)
     del spec.weights[:]

@@ -198,7 +198,7 @@ class Run:
     def load_into(self, module: nn.Module) -> None:
         """Copies the weights into a live module, tied ones once; one tensor at a time. Raises
         ModelError when the names do not fit."""
-        from ..models.models import load_named
+        from ..models.state_dicts import load_named
 
         with self._brought() as found:
             load_named(module, found)
@@ -255,6 +255,7 @@ class Run:
         another model, data or batch, RunFailed without weights.
         """
         from ..models import models
+        from ..models.state_dicts import load_named
         from . import evaluate
 
         job, data = self._evaluated(module, job)
@@ -266,7 +267,7 @@ class Run:
         job = replace(job, model=replace(job.model, weights="init"))  # others come in a moment
         built = models.build(job)
         with self._brought() as found:
-            models.load_named(built, found)
+            load_named(built, found)
         with self.client.translated():
             plain = models.on_cpu(built)
             return evaluate.held_out(self.client.access, plain, job, data, batches)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...net.web.places import Origin
 from ...proto.broker_pb2 import RunEvent, Weights
 from ..access import Access
-from ..files.exported import ExportedTensors, bring
+from ..files.exported import ExportedTensors, bring_state
 from ..files.records import replacing
 from ..files.weight_files import WeightFilesError
 from ..files.weight_writer import item_of, write_files
@@ -43,17 +43,18 @@ class ExportError(ValueError):
 def brought(
     access: Access, weights: Weights, folder: Path, own: Collection[Origin] = frozenset()
 ) -> Iterator[ExportedTensors]:
-    """The weights of a run whose output folder is `folder`, each part checked against its hash;
-    read as they are asked for, inside the block. Parts lie in the folder until then: when bringing
-    them was cut off, it goes on where it was. `own`: hosts that this user named himself for the
-    weights that the run began with, which may be anywhere.
+    """The weights of a run whose output folder is `folder`, by the names of its module's
+    state_dict; each part is checked against its hash, and read as it is asked for, inside the
+    block. Parts lie in the folder until then: when bringing them was cut off, it goes on where it
+    was. `own`: hosts that this user named himself for the weights that the run began with, which
+    may be anywhere.
 
     Raises BlobTransferError, OSError; ExportError when two peers exported one name, or a block is
     missing.
     """
     parts, there = folder / _PARTS, folder.exists()
     try:
-        found = transfer(access, lambda blobs: bring(blobs, weights, parts, origins=own))
+        found = transfer(access, lambda blobs: bring_state(blobs, weights, parts, own))
     except WeightFilesError as error:
         raise ExportError(str(error)) from None
     yield found

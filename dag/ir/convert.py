@@ -11,33 +11,35 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
-from ...proto import common_pb2, graph_pb2
+from ...proto import graph_pb2
+from .convert_args import (
+    MAX_NAME,
+    MAX_TEXT,
+    arg_from_proto,
+    arg_to_proto,
+    dtype_from_proto,
+    dtype_to_proto,
+    name_of,
+    refuse,
+    spec_from_proto,
+    spec_to_proto,
+)
 from .graph import (
-    ITEM_BYTES,
-    Arg,
     Buffer,
     BufferUpdate,
-    Device,
-    Dim,
-    Dtype,
     Graph,
     GraphError,
     Input,
     Lowered,
-    MemoryFormat,
     Operator,
     OperatorSet,
     Output,
     Parameter,
-    Ref,
-    Size,
-    TensorSpec,
 )
 
 __all__ = [
@@ -59,18 +61,6 @@ MAX_RECIPE_BYTES = 64 << 20  # of starting weights; some 150 bytes a tensor
 MAX_OPERATORS = 100_000
 """The most operators of a graph; reading so many takes seconds and 100 MB. A model of 80 layers has
 some 3,000."""
-MAX_NAME = 512  # characters
-MAX_TEXT = 4096  # characters, of an argument or a reason
-MAX_NESTING = 8  # lists in lists, of an argument; operators have at most two
-MAX_RANK = 32
-MAX_SIZE = 1 << 48  # elements along one dimension
-MAX_ELEMENTS = 1 << 53
-
-_DTYPES: dict[str, common_pb2.DType] = {
-    name: getattr(common_pb2.DType, name.upper()) for name in ITEM_BYTES
-}
-_DTYPE_NAMES: dict[int, str] = {number: name for name, number in _DTYPES.items()}
-_MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 _OPERATOR_SETS: dict[OperatorSet, graph_pb2.OperatorSet] = {
     "full": graph_pb2.OperatorSet.FULL,
     "core": graph_pb2.OperatorSet.CORE,
@@ -81,146 +71,12 @@ _TARGET = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.\w+", re.ASCII)
 _KEYWORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
-def _refuse(what: str) -> NoReturn:
-    raise GraphError(f"graph message: {what}")
-
-
-def name_of(text: str, what: str, refuse: Callable[[str], NoReturn] = _refuse) -> str:
-    """The text when it can be a name; `refuse` raises otherwise."""
-    if not text or len(text) > MAX_NAME or not text.isprintable():
-        refuse(f"{what} is {text[:60]!r}: expected 1 to {MAX_NAME} printable characters")
-    return text
-
-
 def _distinct(names: Iterable[str], what: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            _refuse(f"{what} {name!r} occurs twice")
+            refuse(f"{what} {name!r} occurs twice")
         seen.add(name)
-
-
-# ---------------------------------------------------------------- tensor specs
-
-
-def spec_to_proto(spec: TensorSpec) -> common_pb2.TensorSpec:
-    """Raises GraphError for a dtype that has no place on a wire."""
-    return common_pb2.TensorSpec(
-        shape=[
-            common_pb2.Size(times=d.times, plus=d.plus)
-            if isinstance(d, Size)
-            else common_pb2.Size(plus=d)
-            for d in spec.shape
-        ],
-        dtype=_dtype_to_proto(spec.dtype),
-    )
-
-
-def spec_from_proto(message: common_pb2.TensorSpec) -> TensorSpec:
-    """Raises GraphError for an unknown dtype, a negative or an absurd size."""
-    if len(message.shape) > MAX_RANK:
-        _refuse(f"a tensor has {len(message.shape)} dimensions: expected at most {MAX_RANK}")
-    shape = tuple(_dim_from_proto(size) for size in message.shape)
-    if math.prod(d for d in shape if isinstance(d, int)) > MAX_ELEMENTS:
-        _refuse(f"a tensor of shape {list(shape)} has more than {MAX_ELEMENTS} elements")
-    return TensorSpec(shape, _dtype_from_proto(message.dtype))
-
-
-def _dim_from_proto(message: common_pb2.Size) -> Dim:
-    size = _size_from_proto(message)
-    if size.times:
-        return size
-    if size.plus < 0:
-        _refuse(f"a tensor has the size {size.plus}")
-    return size.plus
-
-
-def _size_from_proto(message: common_pb2.Size) -> Size:
-    if not (0 <= message.times <= MAX_SIZE and abs(message.plus) <= MAX_SIZE):
-        _refuse(f"a size is {message.times}b{message.plus:+d}: expected at most {MAX_SIZE}")
-    return Size(message.times, message.plus)
-
-
-def _dtype_to_proto(name: str) -> common_pb2.DType:
-    if name not in _DTYPES:
-        raise GraphError(f"dtype {name} has no place on a wire: expected {', '.join(_DTYPES)}")
-    return _DTYPES[name]
-
-
-def _dtype_from_proto(number: int) -> str:
-    if number not in _DTYPE_NAMES:
-        _refuse(f"dtype {number} is unknown")
-    return _DTYPE_NAMES[number]
-
-
-# ---------------------------------------------------------------- arguments
-
-
-def _arg_to_proto(arg: Arg, depth: int = 0) -> graph_pb2.Argument:
-    found = graph_pb2.Argument()
-    match arg:
-        case None:
-            found.none = True
-        case bool():
-            found.boolean = arg
-        case int():
-            if not -(1 << 63) <= arg < 1 << 63:
-                raise GraphError(f"an argument is {arg}: expected an integer of 64 bits")
-            found.integer = arg
-        case float():
-            found.real = arg
-        case str():
-            found.text = arg
-        case Ref(value):
-            found.value = value
-        case Size(times, plus):
-            found.size.times, found.size.plus = times, plus
-        case Dtype(name):
-            found.dtype = _dtype_to_proto(name)
-        case MemoryFormat(name):
-            found.memory_format = name
-        case Device():
-            found.device = True
-        case tuple():
-            if depth == MAX_NESTING:
-                raise GraphError(f"an argument has more than {MAX_NESTING} lists in lists")
-            found.list.items.extend(_arg_to_proto(item, depth + 1) for item in arg)
-            found.list.SetInParent()  # an empty list is a list too
-    return found
-
-
-def _arg_from_proto(message: graph_pb2.Argument, depth: int = 0) -> Arg:
-    match message.WhichOneof("kind"):
-        case "none":
-            return None
-        case "boolean":
-            return message.boolean
-        case "integer":
-            return message.integer
-        case "real":
-            return message.real
-        case "text":
-            if len(message.text) > MAX_TEXT:
-                _refuse(f"a text argument has {len(message.text)} characters")
-            return message.text
-        case "value":
-            return Ref(message.value)
-        case "size":
-            return _size_from_proto(message.size)
-        case "dtype":
-            return Dtype(_dtype_from_proto(message.dtype))
-        case "memory_format":
-            if message.memory_format not in _MEMORY_FORMATS:
-                _refuse(f"memory format {message.memory_format[:60]!r} is unknown")
-            return MemoryFormat(message.memory_format)
-        case "device":
-            return Device()
-        case "list":
-            if depth == MAX_NESTING:
-                _refuse(f"an argument has more than {MAX_NESTING} lists in lists")
-            return tuple(_arg_from_proto(item, depth + 1) for item in message.list.items)
-        case _:
-            _refuse("an argument is empty or of an unknown kind")
 
 
 # ---------------------------------------------------------------- graphs
@@ -240,7 +96,7 @@ def graph_from_bytes(data: bytes) -> Graph:
 
 def _parsed(data: bytes) -> graph_pb2.Graph:
     if len(data) > MAX_GRAPH_BYTES:
-        _refuse(f"{len(data)} bytes: expected at most {MAX_GRAPH_BYTES}")
+        refuse(f"{len(data)} bytes: expected at most {MAX_GRAPH_BYTES}")
     try:
         message = graph_pb2.Graph.FromString(data)
     except DecodeError as error:
@@ -248,7 +104,7 @@ def _parsed(data: bytes) -> graph_pb2.Graph:
             f"graph message: {len(data)} bytes that are no message: {error}"
         ) from error
     if len(message.operators) > MAX_OPERATORS:
-        _refuse(f"{len(message.operators)} operators: expected at most {MAX_OPERATORS}")
+        refuse(f"{len(message.operators)} operators: expected at most {MAX_OPERATORS}")
     return message
 
 
@@ -264,10 +120,10 @@ def lowered_from_bytes(data: bytes) -> Lowered:
     message = _parsed(data)
     graph, start = graph_from_proto(message), tuple(message.starts)
     if graph.operator_set != "core":
-        _refuse(f"operator set {graph.operator_set}: expected the core form")
+        refuse(f"operator set {graph.operator_set}: expected the core form")
     steps = all(a <= b for a, b in itertools.pairwise(start))
     if not start or not steps or (start[0], start[-1]) != (0, len(graph.operators)):
-        _refuse(
+        refuse(
             f"the starts of the core form are {start[:5]}…: expected ascending numbers from 0 to "
             f"{len(graph.operators)}"
         )
@@ -293,6 +149,10 @@ def graph_to_proto(graph: Graph) -> graph_pb2.Graph:
         metrics=[graph_pb2.Metric(name=name, value=value) for name, value in graph.metrics],
         operator_set=_OPERATOR_SETS[graph.operator_set],
         batch=graph.batch or 0,
+        state=[
+            graph_pb2.StateEntry(name=name, tensor=tensor, dtype=dtype_to_proto(dtype))
+            for name, tensor, dtype in graph.state
+        ],
     )
 
 
@@ -312,8 +172,8 @@ def _operator_to_proto(op: Operator) -> graph_pb2.Operator:
     return graph_pb2.Operator(
         name=op.name,
         target=op.target,
-        args=[_arg_to_proto(a) for a in op.args],
-        kwargs=[graph_pb2.NamedArgument(name=k, value=_arg_to_proto(a)) for k, a in op.kwargs],
+        args=[arg_to_proto(a) for a in op.args],
+        kwargs=[graph_pb2.NamedArgument(name=k, value=arg_to_proto(a)) for k, a in op.kwargs],
         outputs=[
             graph_pb2.Output(spec=spec_to_proto(o.spec) if o.spec else None, grad=o.grad)
             for o in op.outputs
@@ -326,10 +186,10 @@ def _operator_to_proto(op: Operator) -> graph_pb2.Operator:
 def graph_from_proto(message: graph_pb2.Graph) -> Graph:
     """Raises GraphError when a rule of the graph is broken."""
     if message.version != VERSION:
-        _refuse(f"version {message.version}: expected {VERSION}; one side is older than the other")
+        refuse(f"version {message.version}: expected {VERSION}; one side is older than the other")
     sets = [name for name, number in _OPERATOR_SETS.items() if number == message.operator_set]
     if not sets:
-        _refuse(f"operator set {message.operator_set} is unknown")
+        refuse(f"operator set {message.operator_set} is unknown")
     graph = Graph(
         inputs=tuple(
             Input(name_of(i.name, "an input's name"), spec_from_proto(i.spec))
@@ -351,6 +211,14 @@ def graph_from_proto(message: graph_pb2.Graph) -> Graph:
         metrics=tuple((name_of(m.name, "a metric's name"), m.value) for m in message.metrics),
         operator_set=sets[0],
         batch=message.batch or None,
+        state=tuple(
+            (
+                name_of(e.name, "a name of the state"),
+                name_of(e.tensor, f"the tensor of {e.name:.60}"),
+                dtype_from_proto(e.dtype),
+            )
+            for e in message.state
+        ),
     )
     _check_names(graph)
     _check_values(graph)
@@ -363,44 +231,44 @@ def _buffer_from_proto(message: graph_pb2.Buffer) -> Buffer:
         return Buffer(name, spec, message.persistent)
     update, where = message.update, f"the update of buffer {name}"
     if not math.isfinite(update.factor):
-        _refuse(f"{where} has factor {update.factor}")
+        refuse(f"{where} has factor {update.factor}")
     if update.rule == graph_pb2.BufferUpdate.EMA:
         found = BufferUpdate("ema", update.value, update.factor)
     elif update.rule == graph_pb2.BufferUpdate.ADD:
         if update.value:
-            _refuse(f"{where} adds a number and names value {update.value[:60]!r}")
+            refuse(f"{where} adds a number and names value {update.value[:60]!r}")
         found = BufferUpdate("add", "", update.factor)
     else:
-        _refuse(f"{where} has rule {update.rule}, which is unknown")
+        refuse(f"{where} has rule {update.rule}, which is unknown")
     return Buffer(name, spec, message.persistent, found)
 
 
 def _operator_from_proto(message: graph_pb2.Operator) -> Operator:
     name = name_of(message.name, "an operator's name")
     if not _OPERATOR_NAME.fullmatch(name):
-        _refuse(f"an operator's name is {name!r}: expected letters, digits, _ . /")
+        refuse(f"an operator's name is {name!r}: expected letters, digits, _ . /")
     if len(message.target) > MAX_NAME or not _TARGET.fullmatch(message.target):
-        _refuse(f"{name} has target {message.target[:60]!r}: expected namespace.name.overload")
+        refuse(f"{name} has target {message.target[:60]!r}: expected namespace.name.overload")
     if len(message.module) > MAX_NAME:
-        _refuse(f"{name} has a module path of {len(message.module)} characters")
+        refuse(f"{name} has a module path of {len(message.module)} characters")
     for argument in message.kwargs:
         if len(argument.name) > MAX_NAME or not _KEYWORD.fullmatch(argument.name):
-            _refuse(f"{name} has a keyword {argument.name[:60]!r}")
+            refuse(f"{name} has a keyword {argument.name[:60]!r}")
     _distinct((k.name for k in message.kwargs), f"{name} has keyword arguments:")
     outputs = tuple(
         Output(spec_from_proto(o.spec) if o.HasField("spec") else None, o.grad)
         for o in message.outputs
     )
     if not message.returns_tuple and (len(outputs) != 1 or outputs[0].spec is None):
-        _refuse(f"{name} returns one tensor and has {len(outputs)} outputs, or one without a spec")
+        refuse(f"{name} returns one tensor and has {len(outputs)} outputs, or one without a spec")
     for output in outputs:
         if output.grad and not (output.spec and output.spec.is_floating):
-            _refuse(f"{name} has a gradient for an output of spec {output.spec!r}")
+            refuse(f"{name} has a gradient for an output of spec {output.spec!r}")
     return Operator(
         name,
         message.target,
-        tuple(_arg_from_proto(a) for a in message.args),
-        tuple((k.name, _arg_from_proto(k.value)) for k in message.kwargs),
+        tuple(arg_from_proto(a) for a in message.args),
+        tuple((k.name, arg_from_proto(k.value)) for k in message.kwargs),
         outputs,
         message.returns_tuple,
         message.module,
@@ -412,6 +280,7 @@ def _check_names(graph: Graph) -> None:
     _distinct((n for p in graph.parameters for n in (p.name, *p.tied)), "parameter")
     _distinct((b.name for b in graph.buffers), "buffer")
     _distinct((n for n, _ in graph.metrics), "metric")
+    _distinct((n for n, _, _ in graph.state), "state entry")
     _distinct((v for op in graph.operators for v in op.values), "value")
 
 
@@ -422,19 +291,17 @@ def _check_values(graph: Graph) -> None:
     for op in graph.operators:
         for value in op.reads:
             if value not in known:
-                _refuse(f"{op.name} reads {value[:60]!r}, which nothing before it makes")
+                refuse(f"{op.name} reads {value[:60]!r}, which nothing before it makes")
         known |= {v for v, o in zip(op.values, op.outputs, strict=True) if o.spec}
     if graph.loss not in graph.producer or not graph.spec[graph.loss].is_floating:
-        _refuse(f"the loss is {graph.loss[:60]!r}: expected a floating value of an operator")
+        refuse(f"the loss is {graph.loss[:60]!r}: expected a floating value of an operator")
     for value in graph.results:
         if value not in known:
-            _refuse(f"result {value[:60]!r} is no value of the graph")
+            refuse(f"result {value[:60]!r} is no value of the graph")
     for buffer in graph.buffers:
         if buffer.update and buffer.update.rule == "ema":
             value = buffer.update.value
             if value not in graph.producer:
-                _refuse(f"buffer {buffer.name} is updated from {value[:60]!r}, which nothing makes")
+                refuse(f"buffer {buffer.name} is updated from {value[:60]!r}, which nothing makes")
             if graph.spec[value].shape != buffer.spec.shape:
-                _refuse(
-                    f"buffer {buffer.name} is {buffer.spec!r}, its update {graph.spec[value]!r}"
-                )
+                refuse(f"buffer {buffer.name} is {buffer.spec!r}, its update {graph.spec[value]!r}")

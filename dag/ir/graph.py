@@ -268,6 +268,9 @@ class Graph:
     weight: str = ""
     metrics: tuple[tuple[str, str], ...] = ()
     operator_set: OperatorSet = "full"
+    state: tuple[tuple[str, str, str], ...] = ()
+    """The tensors of the module's state_dict in its order, which are what a run exports: the name
+    there, the parameter or buffer here (unsplit), the dtype there."""
     batch: int | None = field(default=None)
     """The microbatch size that the graph is bound to; None while sizes may depend on it."""
 

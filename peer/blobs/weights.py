@@ -168,7 +168,6 @@ class Weights(Lazy):
         self._entries: dict[str, TensorLocation] | None = None
         self._metadata: dict[str, str] = {}
         self._last: tuple[WeightShard, bytes | bytearray | memoryview] | None = None
-        # Small tensors share a shard.
 
     def __getitem__(self, name: str) -> Tensor:
         """A fresh CPU tensor. Raises KeyError for an unknown name, WeightError for a short read."""
@@ -219,7 +218,7 @@ class Weights(Lazy):
             for file in self._files:
                 found |= self._sharded(file) if file.sharded else self._header(file)
             with suppress(WeightError):  # of a snapshot, which has some blocks and not all
-                found |= {n: e for n, e in merged_entries(found).items() if n not in found}
+                found |= merged_entries(found)
             self._entries = found
         return self._entries
 
@@ -354,20 +353,21 @@ def has_start(files: Mapping[str, Tensor], name: str) -> bool:
 
 
 def merged_entries(entries: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
-    """The entries with blocks merged into whole tensors: the bytes of blocks one behind the
-    other."""
+    """The entries with blocks merged into whole tensors, once or again: the bytes of blocks one
+    behind the other. Raises WeightError for a whole tensor of other bytes."""
     found = {name: entry for name, entry in entries.items() if block_of(name) is None}
-    for name, blocks in split_names({n: ShapeDtype(e.shape, e.dtype) for n, e in entries.items()}):
-        parts = [entries[block] for block in blocks]
-        rows = sum(entry.shape[0] for entry in parts)
-        where = tuple(part for entry in parts for part in entry.parts)
-        found[name] = TensorLocation(parts[0].dtype, (rows, *parts[0].shape[1:]), where)
+    for name, blocks in split_names({n: e for n, e in entries.items() if n not in found}):
+        parts = [entries[b] for b in blocks]
+        rows, where = sum(e.shape[0] for e in parts), tuple(p for e in parts for p in e.parts)
+        made = TensorLocation(parts[0].dtype, (rows, *parts[0].shape[1:]), where)
+        if found.setdefault(name, made) != made:
+            raise WeightError(f"{name!r} is there whole and in blocks of other bytes")
     return found
 
 
-def split_names(specs: Mapping[str, ShapeDtype]) -> Iterator[tuple[str, list[str]]]:
-    """Each split parameter among some tensors with the names of its blocks, in order. Raises
-    WeightError when a block is missing or does not fit."""
+def split_names(specs: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Each split parameter among tensors with shape and dtype, with the names of its blocks, in
+    order. Raises WeightError when a block is missing or does not fit."""
     for name, blocks in grouped(specs).items():
         parts = [specs[str(block)] for block in blocks]
         rows = sum(part.shape[0] if part.shape else 0 for part in parts)

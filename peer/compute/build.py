@@ -140,10 +140,9 @@ class BuiltStages:
         )
 
     def exported(self) -> dict[str, Tensor]:
-        """What this peer exports, under the names of the user's module, without what is
-        `unchanged`. Over all peers every other name of its state_dict is there exactly once: the
-        first holder of the lowest stage that has a tensor gives it, with all its tied names; the
-        first stage those that no stage has."""
+        """What this peer exports, under the graph's names, without what is `unchanged`. Over all
+        peers every other parameter and persistent buffer is there exactly once: the first holder
+        of the lowest stage that has a tensor gives it; the first stage those that no stage has."""
         found = {name: t for name, t in self.unread.items() if name not in self.unchanged}
         for value, stage in _owners(self.graph, self.flow).items():
             held = self.held.get(stage)
@@ -154,9 +153,6 @@ class BuiltStages:
             kind, _, name = value.partition(":")
             executor = held.executor
             found[name] = held.parameters()[name] if kind == "param" else executor.buffers[name]
-        tied = {p.name: p.tied for p in self.graph.parameters}
-        for name in tuple(found):
-            found |= {alias: found[name] for alias in tied.get(name, ())}
         return found
 
 

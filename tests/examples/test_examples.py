@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.client.models import models
+from shoal.client.models.state_dicts import tied_names
 from shoal.dag.capture.capture import capture
 from shoal.examples import resnet_digits, unet
 from shoal.job import Job
@@ -108,7 +109,7 @@ def test_an_example_starts_from_the_same_weights_under_the_same_seed(name: str) 
 
 def test_tied_and_normed_parameters_are_what_they_should_be() -> None:
     gpt = built("gpt_bytes")
-    assert models.tied_names(gpt)["head.weight"] == "bytes.weight"
+    assert tied_names(gpt)["head.weight"] == "bytes.weight"
     resnet = built("resnet_digits")
     assert any(name.endswith("running_mean") for name, _ in resnet.named_buffers())
 

@@ -100,7 +100,9 @@ class World:
             part = load(bytes(device.export()))
             assert not set(part) & set(found), "exported twice"
             found |= part
-        return self.starting | found
+        found = self.starting | found
+        graph = next(iter(self.built.values())).graph
+        return found | {n: found[p.name] for p in graph.parameters for n in p.tied}
 
 
 def key_of(step, t):

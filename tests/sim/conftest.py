@@ -103,7 +103,7 @@ class Laboratory:
         return Trained(
             [s.outcome.loss for s in steps],
             [s.outcome.grad_norm for s in steps],
-            self._begun(exported) | merge_blocks(weights),
+            self._with_tied(self._begun(exported) | merge_blocks(weights)),
             [s.evaluation.loss for s in steps if s.HasField("evaluation")],
             world.log,
         )
@@ -117,7 +117,9 @@ class Laboratory:
         for file in exported.starting:
             found |= load(self.blobs[file.blob.hash])
         lasting = {b.name for b in self.graph.buffers if not b.persistent}
-        found = {n: t for n, t in found.items() if n not in lasting}
+        return {n: t for n, t in found.items() if n not in lasting}
+
+    def _with_tied(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         for p in self.graph.parameters:
             found |= {alias: found[p.name] for alias in p.tied if p.name in found}
         return found

@@ -46,7 +46,7 @@ def test_an_open_run_needs_what_it_was_submitted_with_an_ended_one_what_is_left(
     world.say("a", step=StepReport(run=run, term=1, step=0))
     world.export("a", run, 1)
     assert world.machine.runs[run].ended
-    assert needed(world.machine.decided.runs.values()) == ({DATA, EXPORTED}, {DATA})
+    assert needed(world.machine.decided.runs.values()) == ({GRAPH, DATA, EXPORTED}, {DATA})
 
 
 def test_a_manifest_that_is_too_large_is_not_read(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,12 +17,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shoal.client.files import shards as shards_module
+from shoal.client.files.exported import opened
 from shoal.client.files.shards import Pretrained
 from shoal.client.files.weight_files import WeightFilesError, find
 from shoal.client.models.fitting import Wanted, fit
+from shoal.dag.transforms.split_weights import blocks
 from shoal.net.web.web import Web
 from shoal.peer.blobs.weight_shards import WeightManifest, WeightShard
-from shoal.peer.blobs.weights import WeightError, Weights, WeightsFile
+from shoal.peer.blobs.weights import (
+    TensorLocation,
+    WeightError,
+    Weights,
+    WeightsFile,
+    merged_entries,
+)
 
 from ...net.web.web_files import serving
 
@@ -364,3 +373,25 @@ def test_a_manifest_round_trips() -> None:
     shards = (WeightShard("ab" * 32, 8), WeightShard("cd" * 32, 9, "https://x/y", 7))
     made = WeightManifest(shards, {})
     assert WeightManifest.from_json(made.to_json()) == made
+
+
+@given(rows=st.integers(1, 7), parts=st.integers(1, 4), own=st.sets(st.integers(0, 3)))
+def test_blocks_become_whole_tensors_whoever_holds_them(
+    rows: int, parts: int, own: set[int]
+) -> None:
+    """One peer that has all blocks, or some each: `own` are those of the first."""
+    whole = torch.arange(3.0 * rows).view(rows, 3)
+    made = {str(b): whole[slice(*b.rows(rows))].contiguous() for b in blocks("w", parts)}
+    files: list[dict[str, Tensor]] = [{}, {"b": torch.ones(2)}]
+    for i, (name, tensor) in enumerate(made.items()):
+        files[i not in own][name] = tensor
+    with TemporaryDirectory() as at:
+        found: dict[str, TensorLocation] = {}
+        for i, tensors in enumerate(files):
+            save_file(tensors, f"{at}/{i}")
+            found |= opened([Path(at, str(i))]).entries
+        once = merged_entries(found)
+        assert once.keys() == {"w", "b"}
+        assert merged_entries(found | once) == once
+        read = opened([Path(at, "0"), Path(at, "1")]).weights.read(once["w"])
+        assert torch.equal(read, whole)

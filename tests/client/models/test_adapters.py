@@ -13,6 +13,7 @@ peft = pytest.importorskip("peft")
 from shoal.client import submission  # noqa: E402
 from shoal.client.models import models  # noqa: E402
 from shoal.client.models.adapters import AdapterError, plain_name, save_config, trained_only  # noqa: E402
+from shoal.client.models.state_dicts import load_named  # noqa: E402
 from shoal.client.runs import weights  # noqa: E402
 from shoal.job import Job, SettingsError  # noqa: E402
 from shoal.job.settings import plain  # noqa: E402
@@ -104,7 +105,7 @@ def test_an_export_is_what_peft_reads(built: nn.Module, tmp_path: Path) -> None:
 def test_weights_of_a_run_are_loaded_by_names_without_the_adapter(built: nn.Module) -> None:
     found = {plain_name(built)(n): t + 1 for n, t in built.state_dict().items()}
     other = models.build(job(args={"dtype": "bfloat16"}))
-    models.load_named(other, found)
+    load_named(other, found)
     for name, tensor in other.state_dict().items():
         assert torch.equal(tensor, found[plain_name(other)(name)]), name
 

@@ -18,6 +18,7 @@ import shoal
 from shoal.client.models import initialise as memory
 from shoal.client.models import models
 from shoal.client.models.factories import factory_of
+from shoal.client.models.state_dicts import tied_names
 from shoal.client.submission import prepare
 from shoal.dag.ir.recipe import make
 from shoal.job import Job
@@ -202,8 +203,8 @@ def test_transformers_models_begin_as_transformers_begins_them(family: str) -> N
         assert abs(float(p.std(correction=0) - q.std(correction=0))) <= spread * float(
             p.std(correction=0)
         )
-    tied = {n: m for n, m in models.tied_names(theirs).items() if n != m}
-    assert tied == {n: m for n, m in models.tied_names(mine).items() if n != m}
+    tied = {n: m for n, m in tied_names(theirs).items() if n != m}
+    assert tied == {n: m for n, m in tied_names(mine).items() if n != m}
 
 
 def _made(example: Job) -> nn.Module:

@@ -27,6 +27,7 @@ from shoal.client.access import Access, AddressError, find_address
 from shoal.client.files.records import Recorder, read_run
 from shoal.client.files.weight_files import WeightFilesError
 from shoal.client.models import models
+from shoal.client.models.state_dicts import load_named
 from shoal.client.runs import run as run_module
 from shoal.client.runs import session as client_module
 from shoal.client.runs import weights
@@ -284,7 +285,7 @@ def test_weights_come_back_under_the_users_names(tmp_path: Path) -> None:
     assert torch.equal(second.a.weight, first.a.weight)
     del state["b.weight"]  # one name of a tied tensor is enough
     third = Tied()
-    models.load_named(third, state)
+    load_named(third, state)
     assert torch.equal(third.b.weight, first.a.weight)
 
 
@@ -292,10 +293,10 @@ def test_weights_that_do_not_fit_change_nothing() -> None:
     module = Tied()
     before = {k: v.clone() for k, v in module.state_dict().items()}
     with pytest.raises(models.ModelError, match=r"missing \(a.weight"):
-        models.load_named(module, {"c": torch.zeros(1)})
+        load_named(module, {"c": torch.zeros(1)})
     wrong = {**before, "a.weight": torch.zeros(2, 2)}
     with pytest.raises(models.ModelError, match=r'"a.weight" has shape \(2, 2\)'):
-        models.load_named(module, wrong)
+        load_named(module, wrong)
     assert all(torch.equal(v, module.state_dict()[k]) for k, v in before.items())
 
 
