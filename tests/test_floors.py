@@ -47,8 +47,8 @@ ORDER = {
         counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",
     "dag/ir": """
-        fused < capture_errors draws experts graph random < convert fx_args operators
-        < recipe rules validate < infer""",
+        fused < capture_errors draws experts graph random < convert_args < convert
+        < fx_args operators < recipe rules validate < infer""",
     "net": """
         cap file_names grpc_quirks interrupts links local printable surroundings < blobs web
         < identity < discovery transports""",

@@ -13,4 +13,5 @@ __all__ = [
     "recorded",
     "recorded_steps",
     "recording",
+    "state_dicts",
 ]

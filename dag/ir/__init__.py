@@ -4,6 +4,7 @@ validation, and the way to the wire and back."""
 __all__ = [
     "capture_errors",
     "convert",
+    "convert_args",
     "draws",
     "experts",
     "fused",
