@@ -135,7 +135,8 @@ def prepare(
         outline = models.outline(job, say)
         module = models.capturable(outline, job)
         check_tokenizer(job, module)
-        captured = _captured(job, data, module, say)
+        captured = _captured(job, data, module, sizes, say)
+        sizes = captured.right_sizes(sizes, say)
         pretrained = _pretrained(job, stored, module, captured.graph, say)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
@@ -175,7 +176,8 @@ def draft(
         outline = models.outline(job, say)
         module = models.capturable(outline, job)
         check_tokenizer(job, module)
-        graph = _captured(job, data, module, say).graph
+        captured = _captured(job, data, module, sizes, say)
+        graph, sizes = captured.graph, captured.right_sizes(sizes, say)
         pretrained = _pretrained(job, stored, module, graph, say)
         sizes = _divisions(job, data, module, graph, sizes, say)
     read = pretrained.entries if pretrained and job.model.where == "url" else {}
@@ -214,7 +216,9 @@ def _ref(data: bytes) -> BlobRef:
     return BlobRef(hash=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
 
 
-def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
+def _captured(
+    job: Job, data: JobData, module: nn.Module, choices: tuple[int, ...], say: Say
+) -> Captured:
     _check_format(job, module)
     with models.ready(module, job):
         kept = {"": "", "bf16": "bfloat16"}
@@ -224,6 +228,9 @@ def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
             dtype=job.model.dtype,
             kept=KeptDtypes(kept[job.model.frozen_dtype], kept[job.model.trained_dtype]),
             named=plain_name(module),
+            sizes=(job.train.microbatch_size,),
+            choices=choices,
+            samples=None if data.local else lambda m, n: reader_of(job, data).batch(0, m, n),
         )
         check_names(name for name, _ in captured.graph.metrics)
         captured = with_state(captured, module)

@@ -3,11 +3,17 @@
 __all__ = [
     "blocks",
     "capture",
+    "draws_given",
     "export",
     "from_fx",
     "modes",
     "places",
+    "proof",
+    "python_state",
     "repeat",
+    "reseed",
     "rewrite",
+    "torch_calls",
     "trace",
+    "value_proof",
 ]

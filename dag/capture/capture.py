@@ -13,8 +13,8 @@ never copied.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -33,8 +33,11 @@ from .blocks import repeats, shortened
 from .export import export, functional
 from .from_fx import Converted, Names, convert
 from .modes import differing_constant, in_mode, only_flags_differ
+from .proof import Forward, prove
+from .python_state import PythonState
 from .repeat import DifferError, repeated
 from .trace import same_in_eval
+from .value_proof import Samples, prove_values
 
 __all__ = ["CaptureError", "Captured", "capture"]
 
@@ -50,6 +53,15 @@ class Captured:
     graph: Graph
     tensors: dict[str, Tensor]
     core: Lowered | None = None
+    wrong_sizes: Mapping[int, str] = field(default_factory=dict)
+    """Those of the `choices` with which the model computes something else, and what."""
+
+    def right_sizes(self, sizes: Sequence[int], say: Callable[[str], None]) -> tuple[int, ...]:
+        """Leaves the wrong ones out of some sizes of a microbatch, and says which."""
+        for size in sizes:
+            if size in self.wrong_sizes:
+                say(f"no microbatches of {size}: {self.wrong_sizes[size]}")
+        return tuple(size for size in sizes if size not in self.wrong_sizes)
 
 
 def capture(
@@ -61,6 +73,9 @@ def capture(
     kept: KeptDtypes = AS_MADE,
     named: Callable[[str], str] = str,
     core: bool = False,
+    sizes: Sequence[int] = (),
+    choices: Sequence[int] = (),
+    samples: Samples | None = None,
 ) -> Captured:
     """The training graph of a module, for microbatches of any size.
 
@@ -70,22 +85,32 @@ def capture(
     output with `loss`, optionally `weight`, and scalar metrics. `dtype="bf16"`: the casts of mixed
     precision are operators of the graph; weights and the loss stay fp32, or what `kept` says.
     `named`: from the module's names to those of the graph. `core`: also the form for peers with the
-    core operator set, at the example's microbatch size. Tensors on `meta` give the
-    same graph. Raises CaptureError, and GraphError for an operator without core form.
+    core operator set, at the example's microbatch size. `sizes`: numbers of samples that a
+    microbatch will have, `choices`: those that it may have. `samples`: of the data,
+    to try the module with; without them random ones are taken. Tensors on `meta` give the
+    same graph. The module, and what its functions remember, are as they were afterwards. Raises
+    CaptureError, and GraphError for an operator without core form.
     """
     batch = _batch_of(inputs)
     _refuse_hooks(module)
-    names = _names(module, named)
-    known = _tensors(module, named)
-    graph, constants = _whole(module, inputs, loss, names, known)
+    with PythonState(module, loss).restored(), in_mode(module, train=True):
+        names = _names(module, named)
+        known = _tensors(module, named)
+        graph, constants = _whole(module, inputs, loss, names, known)
+    plain = graph
     if dtype == "bf16":
         graph = mixed(kept.applied(graph), batch)
     _refuse_misshapen_states(graph)
     graph = validate(_checked(graph, batch))
+    changing = {b.name for b in graph.buffers if b.update is not None}
+    running = frozenset(n for n, name in names.buffers.items() if name in changing)
+    forward = Forward(module, inputs, loss, running)
+    wrong = prove(forward, sizes or (batch,), choices)
+    prove_values(forward, plain, names, constants, min(2, *sizes, batch), samples)
     known |= constants
     used = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
     tensors = {name: known[name] for name in used}
-    return Captured(graph, tensors, lower(graph.bind(batch)) if core else None)
+    return Captured(graph, tensors, lower(graph.bind(batch)) if core else None, wrong)
 
 
 def _whole(
@@ -96,7 +121,8 @@ def _whole(
     tensors: Mapping[str, Tensor],
 ) -> tuple[Graph, dict[str, Tensor]]:
     """The graph, and the constants that forward makes; blocks that repeat are exported once."""
-    found = repeats(module, inputs, loss)
+    with PythonState(module, loss).restored():
+        found = repeats(module, inputs, loss)
     if found:
         try:
             with shortened(module, found):
@@ -113,13 +139,16 @@ def _traced(
     loss: Callable[..., Any] | None,
     names: Names,
 ) -> tuple[Graph, dict[str, Tensor]]:
-    with in_mode(module, train=True):
+    state = PythonState(module, loss)
+    with state.restored(), in_mode(module, train=True):
         trained = export(module, inputs, loss)
         converted = convert(functional(trained), names)
     graph = simplify(converted.graph)
-    if only_masks_change(graph) and same_in_eval(module, inputs, loss):
+    with state.restored():
+        same = only_masks_change(graph) and same_in_eval(module, inputs, loss)
+    if same:
         return graph, converted.constants
-    with in_mode(module, train=False):
+    with state.restored(), in_mode(module, train=False):
         evaluated = export(module, inputs, loss)
         if not only_flags_differ(trained, evaluated):
             in_eval = convert(functional(evaluated), names)

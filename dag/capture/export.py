@@ -101,7 +101,7 @@ def forward_of(
 
 
 def _taken(module: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
-    """Those of the inputs that the forward takes."""
+    """Names of the inputs that the forward takes."""
     takes = inspect.signature(module.forward).parameters
     if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
         return list(given)

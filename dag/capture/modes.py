@@ -36,16 +36,19 @@ _FLAGS: dict[Any, tuple[int, Any]] = {
 
 @contextmanager
 def in_mode(module: nn.Module, train: bool) -> Iterator[None]:
-    """The module in this mode; every flag is as before afterwards. In train mode submodules that
-    the user has put into eval mode stay there."""
+    """The module after its own `train()` or `eval()`, as a training loop calls them: a part that
+    came in eval mode trains, unless the module's `train` keeps it. Every flag, and which parameters
+    take a gradient, is as before afterwards."""
     before = {m: m.training for m in module.modules()}
-    if train != module.training:
-        module.train(train)
+    takes = {p: p.requires_grad for p in module.parameters()}
+    module.train() if train else module.eval()
     try:
         yield
     finally:
         for m, flag in before.items():
             m.training = flag
+        for p, flag in takes.items():
+            p.requires_grad_(flag)
 
 
 def only_flags_differ(trained: ExportedModel, evaluated: ExportedModel) -> bool:

@@ -24,9 +24,13 @@ __all__ = [
     "CaptureError",
     "Place",
     "explain",
+    "first_line",
+    "is_own_file",
     "line_of",
     "place_of",
     "refused",
+    "text_of",
+    "user_frame",
     "user_place",
 ]
 
@@ -36,6 +40,7 @@ PLACE = "shoal_line"
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(_OURS)) + os.sep
 
 Place = tuple[str, int, str]
 """File, line number, source text of the line."""
@@ -87,6 +92,16 @@ def _is_users(file: str) -> bool:
     return os.path.isfile(file) and not library and not file.startswith((_OURS, _TORCH))
 
 
+@cache
+def is_own_file(file: str) -> bool:
+    """Whether a file is the user's own: no installed library's, and none of Shoal's."""
+    if not file or not _is_users(file) or re.search(r"(?:site|dist)-packages", file):
+        return False
+    inside = os.path.abspath(file).removeprefix(_PACKAGE)
+    shows = inside.startswith(("tests", "examples", "benchmarks"))  # models to try Shoal with
+    return shows or inside == os.path.abspath(file)
+
+
 def place_of(error: BaseException) -> Place | None:
     """The innermost line of the user's code in an error's traceback."""
     frames = list(traceback.extract_tb(error.__traceback__))
@@ -99,15 +114,20 @@ def place_of(error: BaseException) -> Place | None:
     return None
 
 
-def user_place() -> Place | None:
-    """The innermost line of the user's code that is running now."""
+def user_frame() -> tuple[str, int] | None:
+    """File and number of the innermost line of the user's code that is running now."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        file = frame.f_code.co_filename
-        if _is_users(file):
-            return file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip()
+        if _is_users(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
     return None
+
+
+def user_place() -> Place | None:
+    """Return that line with its text."""
+    found = user_frame()
+    return None if found is None else (*found, linecache.getline(*found).strip())
 
 
 def line_of(node: Node) -> str:
@@ -156,11 +176,13 @@ def _construct(code: str) -> tuple[str, str]:
     return "a Python value that depends on data", "use torch operations, e.g. torch.where"
 
 
-def _text(place: Place | None) -> str:
+def text_of(place: Place | None) -> str:
+    """`FILE:LINE: CODE` of a place."""
     return f"{place[0]}:{place[1]}: {place[2]}" if place else "the model's forward"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, without what follows."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__
 
@@ -192,7 +214,7 @@ def explain(error: BaseException, batch_place: Place | None = None) -> CaptureEr
             construct = "a branch on the batch size"
         rule = re.search(r"satisfy the generated guard (.+)", str(error))
         return refused(
-            _text(batch_place),
+            text_of(batch_place),
             f"{construct} {how}" + (f" (it needs {_rule(rule[1])})" if rule and not what else ""),
             "a microbatch may have any size. Write it for a batch dimension of any size "
             "(x.shape[0], -1 in view), with tensor operations over the whole batch",
@@ -200,19 +222,19 @@ def explain(error: BaseException, batch_place: Place | None = None) -> CaptureEr
     if "GuardOnDataDependentSymNode" in names or "DataDependent" in "".join(names):
         construct, advice = _construct(place[2] if place else "")
         return refused(
-            _text(place), f"{construct} needs values that are known only at run time", advice
+            text_of(place), f"{construct} needs values that are known only at run time", advice
         )
     if place is not None:
         for pattern, construct, advice in _HINTS[:3]:
             if re.search(pattern, place[2]):
                 return refused(
-                    _text(place),
+                    text_of(place),
                     f"{construct} cannot be captured",
-                    f"{advice} ({type(error).__name__}: {_first_line(error)})",
+                    f"{advice} ({type(error).__name__}: {first_line(error)})",
                 )
     return refused(
-        _text(place),
-        f"forward raised {type(error).__name__} while it was captured ({_first_line(error)})",
+        text_of(place),
+        f"forward raised {type(error).__name__} while it was captured ({first_line(error)})",
         "if it runs without Shoal, write this line with torch operations that do not depend on "
         "the values in a tensor",
     )

@@ -366,17 +366,18 @@ def _checked_core(core: Lowered, graph: Graph) -> Lowered:
 def _check_specs(graph: Graph, within: tuple[int, int], operators: Sequence[Operator]) -> None:
     """Raises GraphError when operators do not make what the graph says: whatever runs afterwards
     trusts the specs, and kernels with wrong shapes can crash the process. `operators` are those of
-    the graph, or of its evaluation form, of which those that differ are looked at, and what is read
-    of theirs."""
+    the graph, or of its evaluation form, of which those that differ are looked at. What nobody
+    reads differs between devices (the saved statistics of a batch norm in eval mode)."""
     trained = {f"param:{p.name}" for p in graph.parameters if p.trainable} | graph.grads
     known = {value: (spec, value in trained) for value, spec in graph.spec.items()}
     training = operators is graph.operators
     read = {v for op in operators for v in op.reads} | set(graph.results)
+    read |= {b.update.value for b in graph.buffers if b.update}
     for own, op in list(zip(graph.operators, operators, strict=True))[slice(*within)]:
         if not training and (own.target, own.args, own.kwargs) == (op.target, op.args, op.kwargs):
             continue
         for value, (spec, _) in infer_operator(op, known):
-            if spec != graph.spec.get(value) and (training or value in read):
+            if value in read and spec != graph.spec.get(value):
                 raise GraphError(
                     f"{value}: the graph says {graph.spec.get(value)!r}, it is {spec!r}"
                 )

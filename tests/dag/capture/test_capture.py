@@ -94,13 +94,29 @@ def test_batch_norm_statistics_are_values_and_the_momentum_is_in_the_update() ->
     assert updates["norm.num_batches_tracked"] == BufferUpdate("add", "", 1.0)
 
 
-def test_a_norm_that_the_user_froze_stays_frozen() -> None:
-    module = Model(lambda s, x: s.norm(s.linear(x)).mean(), norm=nn.BatchNorm1d(4))
+class KeepsNorm(Model):
+    """Keeps its norm in eval mode, and one layer frozen, as fine-tuning of backbones does."""
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self.norm.eval()
+        self.cold.requires_grad_(False)
+        return self
+
+
+@pytest.mark.parametrize("kind", [Model, KeepsNorm])
+def test_a_part_in_eval_mode_trains_unless_its_own_train_keeps_it(kind) -> None:
+    layers = {"norm": nn.BatchNorm1d(4), "cold": nn.Linear(4, 4)}
+    module = kind(lambda s, x: s.cold(s.norm(s.linear(x))).square().mean(), **layers).train()
+    module.cold.requires_grad_(True)
     module.norm.eval()
     graph = capture(module, {"x": torch.randn(4, 4)}).graph
-    assert not any(b.update for b in graph.buffers)
+    assert any(b.update for b in graph.buffers) is (kind is Model)
+    trained = {p.name for p in graph.parameters if p.trainable}
+    assert ("cold.weight" in trained) is (kind is Model)
     assert module.training
     assert not module.norm.training
+    assert module.cold.weight.requires_grad
 
 
 def test_outputs_may_be_a_dataclass_and_larger_entries_die() -> None:

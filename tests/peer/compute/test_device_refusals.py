@@ -155,6 +155,29 @@ def test_a_graph_that_lies_about_a_shape_is_refused(case):
         case.world(case.plan(1, ["a"]), graph=lying)
 
 
+class KeepsNorm(nn.Module):
+    """Keeps its norm in eval mode, whose statistics are other results on every kind of device."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.down(self.norm(self.up(x))), y)
+
+
+def test_results_that_nobody_reads_may_be_others_on_a_peer(make_case):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 6)).astype("f4")
+    case = make_case(KeepsNorm(), x=x, y=rng.integers(0, 4, 60), batch=4)
+    case.world(case.plan(2, ["a", "b"])).run(1)
+
+
 def test_a_core_form_of_another_graph_is_refused(case):
     plan = case.plan(1, ["a"])
     core = lower(case.captured.graph.bind(2))
