@@ -12,6 +12,7 @@ __all__ = [
     "local",
     "printable",
     "surroundings",
+    "temporary",
     "transports",
     "web",
 ]

@@ -81,18 +81,21 @@ def fault_of(error: BaseException) -> SurroundingsError | None:
         return SurroundingsError(f"this installation is broken: {error}: install it anew")
     number, where, said = None, None, str(error)
     if isinstance(error, OSError):
-        number, where = error.errno, error.filename
+        number, where, said = error.errno, error.filename, error.strerror or said
         if where is None and "No usable temporary directory" in said:
             return SurroundingsError(
                 "no folder for temporary files can be written to: set TMPDIR to one that can"
             )
     elif match := _RUST.search(said):
         number = int(match[1])
+        said = os.strerror(number)
     if number is None or (where is None and number not in _ANYWHERE):
         return None
-    named = "" if where is None else f"{os.fsdecode(where)}: "
+    if isinstance(where, bytes):
+        where = os.fsdecode(where)
+    named = "" if where is None else f"{where}: "  # a descriptor's number, now and then
     advice = _ADVICE.get(number, "")
-    return SurroundingsError(f"{named}{os.strerror(number)}" + (f": {advice}" if advice else ""))
+    return SurroundingsError(f"{named}{said}" + (f": {advice}" if advice else ""))
 
 
 @contextmanager

@@ -24,7 +24,6 @@ import hashlib
 import itertools
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -34,6 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from ...net.temporary import TemporaryFolder
 from ..run_spec import HASH
 
 __all__ = ["BlobLimits", "BlobStore", "BlobStoreError", "Upload"]
@@ -96,6 +96,7 @@ class BlobStore:
         self._clock, self._free = clock, free
         self._given = folder
         self._folder: Path | None = None
+        self._temporary: TemporaryFolder | None = None
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}  # Whole blobs.
         self._used: dict[str, float] = {}  # When each of these, and each part, was last used.
@@ -107,10 +108,10 @@ class BlobStore:
 
     def open(self) -> None:
         """Makes the folder and finds what is in it already. Raises OSError."""
-        if self._given is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="shoal-blobs-"))
-        else:
-            self._folder = self._given
+        self._folder = self._given
+        if self._folder is None:
+            self._temporary = TemporaryFolder("shoal-blobs-")
+            self._folder = self._temporary.path
         for kind in ("whole", "part"):
             (self._folder / kind).mkdir(parents=True, exist_ok=True)
         for path in sorted((self._folder / "whole").iterdir()):
@@ -129,8 +130,8 @@ class BlobStore:
         """Ends running uploads; a temporary folder is gone afterwards."""
         for upload in list(self._open):
             upload.stop()
-        if self._given is None and self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._temporary is not None:
+            self._temporary.close()
         self._folder = None
 
     def __enter__(self) -> Self:

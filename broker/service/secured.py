@@ -2,14 +2,13 @@
 
 FOLDER/authority/          see net/identity/authority.py
 FOLDER/admissions.sqlite   see broker/access/admission.py
+FOLDER/sockets/            of the servers behind the port, while the broker runs
 FOLDER/join-token          the token of the line that the broker prints, for its owner only
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 import time
 from collections import Counter
 from datetime import timedelta
@@ -24,6 +23,7 @@ from ...net.identity.authority import Authority, utc
 from ...net.identity.credential import Credential, server_credentials, write_private
 from ...net.identity.names import OWNER, Party, PartyRole
 from ...net.identity.token import Token, TokenError
+from ...net.temporary import SocketFolder
 from ..access.admission import Admission, AdmissionLimits
 from ..access.guard import Guard
 from .door.front import MultiplexerLimits, PageSockets, PortMultiplexer
@@ -71,9 +71,14 @@ class Secured:
         self.relay = Relay()
         self._own = self._signed(PartyRole.BROKER, "broker")
         self.reach = Reach(self.credential)
-        # Unix sockets have short names; nobody else may open the folder.
-        self.sockets = Path(tempfile.mkdtemp(prefix="shoal-broker-"))
+        self._sockets = SocketFolder(self._folder)
         return self
+
+    @property
+    def sockets(self) -> Path:
+        """The private folder in which the servers behind the port listen, as this process names
+        it."""
+        return self._sockets.path
 
     async def __aexit__(
         self,
@@ -82,7 +87,7 @@ class Secured:
         trace: TracebackType | None,
     ) -> None:
         await self.close_port()
-        await asyncio.to_thread(shutil.rmtree, self.sockets, ignore_errors=True)
+        await asyncio.to_thread(self._sockets.close)
         self.admission.close()
 
     def _signed(self, role: PartyRole, subject: str, lasts: timedelta = _LASTS) -> Credential:

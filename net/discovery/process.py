@@ -26,7 +26,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from ..temporary import TemporaryFolder
 from .record import DirectoryError
 
 __all__ = ["DhtDirectory", "NodeConfig", "NodeProcess", "NodeState", "check_available"]
@@ -47,6 +47,8 @@ _START_S, _LOOK_S = 90.0, 0.1
 """hivemind takes seconds to load, on a busy host many."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LONGEST_LINE = 1 << 16
+_LONGEST_FOLDER = 60
+"""Bytes of a path in which Unix sockets can have names: 107 with those of the daemon."""
 
 
 def check_available() -> None:
@@ -161,12 +163,19 @@ class NodeProcess:
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
         self._process: subprocess.Popen[bytes] | None = None
+        self._temporary: TemporaryFolder | None = None
         self._pause_s, self._start_at = _FIRST_PAUSE_S, 0.0
 
     def __enter__(self) -> Self:
         check_available()
-        sockets = tempfile.mkdtemp(prefix="shoal-swarm-")  # Unix sockets have short names
-        self.config = replace(self.config, sockets=sockets, parent=os.getpid())
+        sockets = Path(os.path.abspath(self.config.folder), "sockets")
+        if len(os.fsencode(sockets)) > _LONGEST_FOLDER:
+            self._temporary = TemporaryFolder("shoal-swarm-")
+            sockets = self._temporary.path
+        else:
+            shutil.rmtree(sockets, ignore_errors=True)  # of a process that was killed
+            sockets.mkdir(mode=0o700, parents=True)
+        self.config = replace(self.config, sockets=str(sockets), parent=os.getpid())
         self.directory = DhtDirectory(self.config.socket)
         self._start()
         return self
@@ -187,6 +196,8 @@ class NodeProcess:
                 self._process.kill()
                 self._process.wait()
         shutil.rmtree(self.config.sockets, ignore_errors=True)
+        if self._temporary is not None:
+            self._temporary.close()
 
     async def started(self, patience_s: float = _START_S) -> NodeState:
         """The node, when it is there for the first time. Raises DirectoryError when it ends before,

@@ -28,7 +28,6 @@ from uvicorn.server import ServerState
 
 from ....net.identity.authority import SLACK
 from ....net.identity.credential import new_key, pem_of, write_private
-from ....net.surroundings import SurroundingsError
 from ..door.front import PageSockets
 
 __all__ = ["REQUEST_BYTES", "Serving", "fingerprint", "own_certificate", "owners_certificate"]
@@ -160,8 +159,7 @@ def owners_certificate(folder: Path) -> tuple[Path, Path]:
 
 def own_certificate(folder: Path, host: str, now: datetime) -> tuple[Path, Path]:
     """The page's own in the folder, for `host` and this machine; made where there is none that
-    still holds. Raises OSError, also for one that is damaged: who compared its fingerprint would
-    be warned of another."""
+    still holds, or one is damaged, which the log says. Raises OSError."""
     pair = folder / "certificate.pem", folder / "key.pem"
     names = [host, *(n for n in _LOCAL if n != host)]
     if not _holds(pair, names, now):
@@ -195,10 +193,12 @@ def _holds(pair: tuple[Path, Path], names: Sequence[str], now: datetime) -> bool
     except FileNotFoundError:
         return False
     except ValueError:
-        raise SurroundingsError(
-            f"{path} is empty or damaged: restore it from a copy, or remove it for a new "
-            "certificate of the page, which browsers warn about once more"
-        ) from None
+        log.warning(
+            "page_certificate_damaged path=%s: a new one takes its place, which browsers warn "
+            "about once more",
+            path,
+        )
+        return False
     try:
         of = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
