@@ -12,20 +12,33 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from ...net.file_names import is_file_name
 from ...net.web.web import Web, WebError, WebFile, is_web
-from ...peer.blobs.weights import ByteRange, TensorLocation, WeightError, Weights, WeightsFile
+from ...peer.blobs.weights import (
+    ByteRange,
+    Serialized,
+    TensorLocation,
+    WeightError,
+    Weights,
+    WeightsFile,
+)
 
-__all__ = ["File", "Stored", "WeightFilesError", "find", "open_file", "open_url"]
+__all__ = ["File", "Stored", "WeightFilesError", "find", "open_file", "open_url", "pretrained_file"]
 
 _INDEX = "model.safetensors.index.json"
 _ALONE = "model.safetensors"
+_PICKLED = (".bin", ".pt", ".pth")
+"""Endings of what torch.save writes."""
 _MOST_INDEX = 64 << 20
 """Bytes of an index: 500,000 names."""
 
@@ -70,7 +83,9 @@ class Stored:
         try:
             return self.weights.entries
         except WeightError as error:
-            raise WeightFilesError(str(error)) from None
+            quantised = "'dtype': 'F8" in str(error)
+            why = ": quantised weights are not trained" if quantised else ""
+            raise WeightFilesError(f"{error}{why}") from None
 
     def file(self, part: ByteRange) -> File:
         assert isinstance(part.source, WeightsFile), "these are files"
@@ -119,19 +134,53 @@ def _at(name: str, web: Web) -> tuple[list[File], _Indices]:
         return [open_file(f"{folder}/{_ALONE}", web)], []
     path = Path(name)
     if path.is_file():
-        return [open_file(name, web)], []
+        return [_own_file(name, web)], []
     if not path.is_dir():
         raise WeightFilesError(f"{path} is not there: expected a safetensors file, or a folder")
+    if (first := pretrained_file(path, safetensors=True)) is not None:
+        return _at(str(first), web)
     found = sorted(path.glob("*.safetensors.index.json"))
     if len(found) > 1:
         listed = ", ".join(p.name for p in found)
         raise WeightFilesError(f"{path} has {len(found)} indices ({listed}): name one of them")
     if found:
         return _by_index(str(found[0]), web)
-    alone = sorted(path.glob("*.safetensors"))
+    alone = [open_file(str(p), web) for p in sorted(path.glob("*.safetensors"))]
+    if not alone and (pickled := pretrained_file(path)) is not None:
+        return _at(str(pickled), web)
     if not alone:
         raise WeightFilesError(f"{path} has no *.safetensors and no {_INDEX}")
-    return [open_file(str(p), web) for p in alone], []
+    _refuse_twice(alone)
+    return alone, []
+
+
+def pretrained_file(
+    folder: Path, variant: str = "", *, safetensors: bool | None = None
+) -> Path | None:
+    """The file or index that transformers' `from_pretrained` takes of a folder, in its order:
+    model.safetensors, its index, pytorch_model.bin, its index; None where there is none of these.
+    `safetensors`: only such files, or none of them."""
+    names = ["model.safetensors", _INDEX] * (safetensors is not False)
+    names += ["pytorch_model.bin", "pytorch_model.bin.index.json"] * (not safetensors)
+    for name in names:
+        stem, _, ending = name.rpartition(".")
+        path = folder / (f"{stem}.{variant}.{ending}" if variant else name)
+        if path.is_file():
+            return path
+    return None
+
+
+def _refuse_twice(files: Sequence[File]) -> None:
+    """Raises WeightFilesError where two files of a folder have a tensor of one name: nothing says
+    which of them is meant."""
+    having: dict[str, str] = {}
+    for file in files:
+        for tensor in Stored({file.name: file}).entries:
+            if having.setdefault(tensor, file.name) != file.name:
+                raise WeightFilesError(
+                    f'{having[tensor]} and {file.name} both have "{tensor}", and no index says '
+                    "which of them counts: name the files that are meant (model.weights)"
+                )
 
 
 def _by_index(name: str, web: Web, text: bytes | None = None) -> tuple[list[File], _Indices]:
@@ -150,7 +199,7 @@ def _by_index(name: str, web: Web, text: bytes | None = None) -> tuple[list[File
         raise WeightFilesError(f"{name}: expected `weight_map` to name files beside it")
     folder = name.rpartition("/")[0]
     beside = {file: f"{folder}/{file}" if folder else file for file in sorted({*listed.values()})}
-    files = [open_file(path, web, f"which {name} names") for path in beside.values()]
+    files = [_own_file(path, web, f"which {name} names") for path in beside.values()]
     return files, [(name, {tensor: beside[file] for tensor, file in listed.items()})]
 
 
@@ -184,6 +233,14 @@ def open_file(name: str, web: Web | None = None, why: str = "") -> File:
     except (OSError, ImportError, ValueError) as error:
         text = str(error)
         raise WeightFilesError(text if name in text else f"{name}: {text}") from None
+
+
+def _own_file(name: str, web: Web, why: str = "") -> File:
+    """As `open_file`, for a name that the user gave himself: of his own machine also a file that
+    torch.save wrote."""
+    if name.endswith(_PICKLED) and "://" not in name and Path(name).is_file():
+        return _Pickled(Path(name))
+    return open_file(name, web, why)
 
 
 def open_url(url: str, web: Web) -> File:
@@ -269,6 +326,51 @@ class _Elsewhere:
 
     def check(self) -> None:
         """Nothing tells."""
+
+
+class _Pickled(_Local):
+    """A file of torch.save, as the safetensors file of its tensors, whose bytes are made when they
+    are read. torch's weights-only loader reads it: nothing in it runs."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.identity = f"{self._identity()}|safetensors"
+        try:
+            try:
+                found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError:  # of before torch 1.6, which cannot be mapped
+                found = torch.load(path, map_location="cpu", weights_only=True)
+            self._made = Serialized(self._tensors(found))
+        except (pickle.UnpicklingError, RuntimeError, EOFError, WeightError) as error:
+            raise WeightFilesError(
+                f"{path} is no file of tensors alone, and nothing else of it is read: "
+                f"{str(error).splitlines()[0]:.200}. Save it as safetensors"
+            ) from None
+        self.size_bytes = self._made.size_bytes
+
+    def _tensors(self, found: Any) -> dict[str, Tensor]:
+        if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+            found = found["state_dict"]
+        tensors = found if isinstance(found, Mapping) else {}
+        other = [n for n, t in tensors.items() if not isinstance(t, Tensor)]
+        if other or not tensors:
+            what = f"{other[0]!r:.60}, which is no tensor" if other else "no table of tensors"
+            raise WeightError(f"it has {what}")
+        return {str(name): tensor.detach() for name, tensor in tensors.items()}
+
+    def check(self) -> None:
+        if not self._path.exists() or f"{self._identity()}|safetensors" != self.identity:
+            raise WeightFilesError(
+                f"{self.name} was changed while it was read: submit again when it is whole"
+            )
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = bytearray()
+        for piece in self._made.pieces(offset, length):
+            data += piece[: length - len(data)]
+            if len(data) == length:
+                break
+        return _whole(self.name, bytes(data), offset, length)
 
 
 def _whole(name: str, data: bytes, offset: int, length: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +17,19 @@ import torch
 from torch import nn
 
 from ...job import Job
+from ...net.file_names import is_file_name
+from ..files.weight_files import pretrained_file
 from .adapters import adapted
 
-__all__ = ["ModelError", "factory_of", "find", "function_of", "is_hugging_face", "story"]
+__all__ = [
+    "ModelError",
+    "factory_of",
+    "find",
+    "function_of",
+    "is_hugging_face",
+    "pretrained_weights",
+    "story",
+]
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -126,20 +137,80 @@ def _hugging_face(folder: Path, job: Job) -> Callable[[], nn.Module]:
         raise ModelError(
             f'"{job.model.factory}" needs transformers: pip install "shoal[hf]"'
         ) from None
-    if not (folder / "config.json").is_file():
+    if not (folder / job.model.args.get("subfolder", "") / "config.json").is_file():
         raise ModelError(f'"{job.model.factory}": there is no config.json in {folder}')
     causal: Any = AutoModelForCausalLM  # its from_config has no annotations
-    args = dict(job.model.args)
-    dtype = _hugging_face_dtype(args.pop("dtype", "float32"), job.model.factory)
+    args, dtype = _config_args(job)
 
     def make() -> nn.Module:
         with _told(job):
-            config = AutoConfig.from_pretrained(folder, **args)
-            model = causal.from_config(config, dtype=dtype)
+            config, unknown = AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **args)
+        if unknown:
+            raise ModelError(
+                f'"{job.model.factory}": `model.args` has {", ".join(sorted(unknown))}, which '
+                "neither the config nor Shoal knows"
+            )
+        with _told(job):
+            model = causal.from_config(config, dtype=dtype or config.dtype or torch.float32)
         assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
         return model
 
     return make
+
+
+def _config_args(job: Job) -> tuple[dict[str, Any], torch.dtype | None]:
+    """What `args` say to the config, and the dtype; None: that of the config. Raises ModelError."""
+    name, args = job.model.factory, dict(job.model.args)
+    if "dtype" in args and "torch_dtype" in args:
+        raise ModelError(f'"{name}": `model.args` has dtype and torch_dtype: expected one of them')
+    for key in ("gguf_file", "quantization_config", "load_in_8bit", "load_in_4bit"):
+        if key in args:
+            raise ModelError(
+                f'"{name}": `model.args.{key}` is of quantised weights, which are not trained: '
+                "expected files in float32, bfloat16 or float16"
+            )
+    dtype = args.pop("torch_dtype", args.pop("dtype", "float32"))
+    args = {key: value for key, value in args.items() if key not in ("variant", "use_safetensors")}
+    return args, None if dtype == "auto" else _hugging_face_dtype(dtype, name)
+
+
+def pretrained_weights(folder: Path, job: Job) -> Path | None:
+    """The file or index of a folder of Hugging Face with the weights of its model, by the order of
+    `from_pretrained`; None for a folder with no weights. Raises ModelError for one whose weights
+    `from_pretrained` would not take so, or would change."""
+    args = {"variant": "", "use_safetensors": None, "subfolder": ""} | dict(job.model.args)
+    folder, name = folder / args["subfolder"], job.model.factory
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if (folder / "adapter_config.json").is_file():
+        raise ModelError(
+            f'"{name}": {folder} has an adapter_config.json beside the config: from_pretrained '
+            "would put that adapter into the model. Merge it into the weights, or move it elsewhere"
+        )
+    explicit = config.get("transformers_weights")
+    if isinstance(explicit, str) and is_file_name(explicit):
+        found: Path | None = folder / explicit
+    else:
+        variant = args["variant"] or ""
+        found = pretrained_file(folder, variant, safetensors=args["use_safetensors"])
+    others = sorted(p.name for p in folder.iterdir() if p.suffix in _WEIGHTS)
+    if found is None and others:
+        listed = f"{', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
+        raise ModelError(
+            f'"{name}": {folder} has {listed}, and none of the files that from_pretrained takes '
+            "(model.safetensors, pytorch_model.bin, or the index of one of them): name the ones "
+            "that are meant (model.weights)"
+        )
+    if found is not None and config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "quantised")
+        raise ModelError(
+            f'"{name}": the weights of {folder} are quantised ({method}, by quantization_config in '
+            "its config.json), and such weights are not trained: expected a folder in float32, "
+            "bfloat16 or float16"
+        )
+    return found
+
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".ckpt")
 
 
 @contextmanager
@@ -156,7 +227,7 @@ def _hugging_face_dtype(name: Any, factory: str) -> torch.dtype:
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in known:
         raise ModelError(
-            f'"{factory}": `model.args.dtype` is {name!r}: expected {", ".join(known)}'
+            f'"{factory}": `model.args.dtype` is {name!r}: expected {", ".join(known)}, "auto"'
         )
     return known[name]
 

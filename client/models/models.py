@@ -26,7 +26,14 @@ from ..files import weight_files
 from ..files.shards import Pretrained
 from ..files.weight_files import Stored
 from .adapters import AdapterError, plain_name
-from .factories import ModelError, factory_of, find, is_hugging_face, story
+from .factories import (
+    ModelError,
+    factory_of,
+    find,
+    is_hugging_face,
+    pretrained_weights,
+    story,
+)
 from .fitting import Wanted, fit
 from .initialise import (
     TooLargeError,
@@ -236,8 +243,8 @@ def starting_files(job: Job) -> Stored | None:
         return weight_files.find([_place(name, job.folder) for name in model.weight_names])
     if model.factory.startswith("hf:") and job.module is None:
         folder = find(model.factory.removeprefix("hf:"), job.folder, "model.factory")
-        if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
-            return weight_files.find([str(folder)])
+        found = pretrained_weights(folder, job)
+        return None if found is None else weight_files.find([str(found)])
     return None
 
 
