@@ -247,7 +247,7 @@ ROWS: tuple[Row, ...] = (
     Row("lags_1000", "lags", options="ratio=1000"),
     Row("powersgd_4", "powersgd", options="rank=4,saving=2", lr=8e-3, beta2=0.95),
     Row("acp_sgd_4", "acp-sgd", options="rank=4,saving=2", lr=8e-3, beta2=0.95),
-    Row("demo_32", "demo", options="block=64,top=32,decay=0.999", lr=2e-3),
+    Row("demo_128th", "demo", options="block=32,top=8,decay=0.999", lr=2e-3),
     Row("demo_1", "demo", options="block=128,top=1,decay=0.999", lr=4e-3),
 )
 """Among them some that send about 400 times fewer bytes, and one that sends 1,000 times fewer."""
