@@ -112,8 +112,11 @@ class Setting:
             changed["seed"] = options.seed
         if world != "real" and scenario.mode == "real":
             changed["time_scale"] = 1.0  # slows what is real only
+        job = scenario.adjusted(Job.from_toml(scenario.job_path))
+        if options.steps is not None and options.steps < (job.train.steps or options.steps + 1):
+            changed["expect"] = replace(scenario.expect, loss_below=None)  # of the whole length
         scenario = replace(scenario, **changed)  # type: ignore[arg-type]
-        job = _changed(scenario.adjusted(Job.from_toml(scenario.job_path)), options)
+        job = _changed(job, options)
         return cls(
             job=job,
             scenario=scenario,

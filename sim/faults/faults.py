@@ -96,7 +96,8 @@ class Faults:
         """Faults of `churn` that happened so far."""
         self._holders: dict[str, None] = {}  # who has built a stage in this world
         self._waiting: list[tuple[Fired, frozenset[str]]] = []  # for a step, and whom they concern
-        self._corrupted: list[tuple[tuple[str, str], Fired]] = []
+        self._corrupted: list[tuple[Fired, tuple[tuple[str, str], ...]]] = []
+        """Each with the pairs of which one at least must get a damaged message."""
 
     def start(self) -> None:
         """Raises SettingsError for a fault on an unknown peer."""
@@ -148,9 +149,10 @@ class Faults:
 
     def missed(self) -> tuple[str, ...]:
         """A sentence for each fault that has not happened, whatever the reason."""
-        for pair, fired in self._corrupted:
-            if self._world.network.corrupts(*pair):
-                fired.at_s, fired.why_not = None, f"since no message came from {' to '.join(pair)}"
+        for fired, pairs in self._corrupted:
+            if all(self._world.network.corrupts(*pair) for pair in pairs):
+                ways = ", nor ".join(" to ".join(pair) for pair in pairs)
+                fired.at_s, fired.why_not = None, f"since no message came from {ways}"
         return tuple(
             f"{sentence(f.fault)}: it did not happen, "
             + (f.why_not or "since the world ended before its time or its step came")
@@ -164,7 +166,7 @@ class Faults:
         if not fired.why_not:
             fired.at_s = self._world.now
         if fault.do == "corrupt":
-            self._corrupted += [(pair, fired) for pair in self._damage.pairs(fault, both=False)]
+            self._corrupted.append((fired, tuple(self._damage.pairs(fault, both=False))))
 
     def _next_of_churn(self) -> None:
         """One at a time: the stream may have no end."""

@@ -101,9 +101,9 @@ class FaultTable(Renamed):
     """kill: the process ends without a word. stop: it freezes, and goes on after `for`. leave: its
     owner's Ctrl-C. join: one that is gone comes again. cut-off: nothing passes between `who` and
     `with`. slow: what passes between them takes `factor` times as long. flap: they are parted and
-    come together again in turn, until `for` is over. corrupt: the next message from `who` to `with`
-    arrives changed. broker_restart: the broker's process ends without a word, and another begins
-    with its journal."""
+    come together again in turn, until `for` is over. corrupt: the next message from each of `who`
+    to each of `with` that sends one arrives changed. broker_restart: the broker's process ends
+    without a word, and another begins with its journal."""
     who: tuple[str, ...] = ()
     """Selectors of peers; every fault but broker_restart has some. "broker" may stand beside them
     where something is between."""

@@ -81,15 +81,17 @@ class Scenario(Renamed):
     """Where relative paths start; not part of the file."""
     path: Path = Path()
     """The file; not part of itself."""
-    own: bool = True
-    """Whether the job is the one that the file names, or it names none; not part of the file."""
+    left: tuple[str, ...] = ()
+    """Tables of the file that are for the job that it names, where another one takes its place;
+    not part of the file."""
 
-    OURS: ClassVar[frozenset[str]] = frozenset({"folder", "path", "own"})
+    OURS: ClassVar[frozenset[str]] = frozenset({"folder", "path", "left"})
     KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({"network": "network_set"})
 
     @classmethod
     def from_toml(cls, path: str | Path, job: str | Path | None = None) -> Scenario:
         """The scenario in a file; `job` stands in the place of the one that it names, if it does.
+        Of another one than that neither `job_overrides` nor `expect` says anything: both are left.
 
         Raises SettingsError with file and line, OSError when the file cannot be read.
         """
@@ -98,8 +100,12 @@ class Scenario(Renamed):
         defaults = {"name": path.stem} | ({"job": given} if given else {})
         scenario = read_toml(cls, path, defaults)
         folder = path.resolve().parent
-        own = given is None or (folder / scenario.job).resolve() == Path(given)
-        return replace(scenario, folder=folder, path=path, job=given or scenario.job, own=own)
+        scenario = replace(scenario, folder=folder, path=path)
+        if given is None or scenario.job_path.resolve() == Path(given):
+            return replace(scenario, job=given or scenario.job)
+        nothing: dict[str, Any] = {"job_overrides": {}, "expect": Expectations()}
+        left = tuple(name for name, none in nothing.items() if getattr(scenario, name) != none)
+        return replace(scenario, job=given, left=left, **nothing)
 
     def wrong(self, key: str, problem: str) -> SettingsError:
         """An error about a key of the file, to be raised: with its line."""
@@ -151,12 +157,11 @@ class Scenario(Renamed):
         return sum(p.price(seconds) for p in self.peers)
 
     def adjusted(self, job: Job) -> Job:
-        """The job with the values of `job_overrides` in the place of its own, table by table; as it
-        is where it came in the place of the one that the scenario names.
+        """The job with the values of `job_overrides` in the place of its own, table by table.
 
         Raises SettingsError for a key or a value that a job cannot have.
         """
-        if not self.job_overrides or not self.own:
+        if not self.job_overrides:
             return job
         table = plain(job)
         try:
@@ -169,10 +174,11 @@ class Scenario(Renamed):
 
     @property
     def left_out(self) -> str:
-        """What people are told of `job_overrides` that another job leaves out; empty: none."""
-        if self.own or not self.job_overrides:
+        """Sentence about tables that another job leaves out; empty: there are none."""
+        if not self.left:
             return ""
-        return f"without the job_overrides of {self.name}, which are for the job that it names"
+        tables = " and ".join(self.left)
+        return f"without {tables} of {self.name}: said of the job that it names, not of this one"
 
     @property
     def job_path(self) -> Path:

@@ -282,7 +282,9 @@ def test_every_built_in_scenario_has_a_job_and_a_line_about_it(entry: Any) -> No
     assert scenario.mode == entry.mode
     assert 20 < len(entry.about) <= 100
     job = scenario.adjusted(Job.from_toml(scenario.job_path))
-    assert scenario.job_path.is_relative_to(SCENARIOS.parents[1])  # it ships with the package
+    assert scenario.job_path.is_relative_to(
+        SCENARIOS.resolve().parents[1]
+    )  # it ships with the package
     assert job.train.batch > 0
     if entry.mode == "real":
         check_real(scenario)
@@ -379,15 +381,25 @@ def test_an_override_that_no_job_has_is_named_with_its_line(folder: Path) -> Non
         Setting.of(SimOptions(scenario="home.toml"))
 
 
-def test_overrides_are_for_the_job_that_the_scenario_names(folder: Path) -> None:
-    (folder / "home.toml").write_text(SCENARIO + "[job_overrides.train]\nsteps = 3\n")
+def test_overrides_and_expectations_are_for_the_job_that_the_scenario_names(folder: Path) -> None:
+    more = "[job_overrides.train]\nsteps = 3\n[expect]\nstep_time_error_at_most = 0.0\n"
+    (folder / "home.toml").write_text(SCENARIO + more)
     (folder / "other.toml").write_text(JOB.replace("steps = 4", "steps = 2"))
     for words, steps in (((), 3), (("--job", "job.toml"), 3), (("--job", "other.toml"), 2)):
         code, output = call("home.toml", "--ghost", "--json", "out.json", *words)
-        assert code == 0
-        assert json.loads(Path("out.json").read_text())["steps"] == steps
-        said = "without the job_overrides of home, which are for the job that it names" in output
-        assert said == (steps == 2)
+        found = json.loads(Path("out.json").read_text())
+        assert found["steps"] == steps
+        missed = "[expect] step_time_error_at_most" in found["error"]
+        said = "without job_overrides and expect of home: said of the job that it names" in output
+        assert (code == 1, missed, said) == ((steps == 3, steps == 3, steps == 2))
+
+
+def test_a_shorter_run_is_not_held_to_the_loss_of_the_whole_length(folder: Path) -> None:
+    (folder / "home.toml").write_text(SCENARIO + "[expect]\nloss_below = 0.5\n")
+    for steps, wanted in ((2, None), (4, 0.5), (5, 0.5)):
+        setting = Setting.of(SimOptions(scenario="home.toml", steps=steps))
+        assert setting.scenario is not None
+        assert setting.scenario.expect.loss_below == wanted
 
 
 # ---------------------------------------------------------------- expectations

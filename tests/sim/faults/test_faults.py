@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.dag.schedule.schedule import Action
 from shoal.job.settings import SettingsError
@@ -245,6 +247,16 @@ def test_a_corruption_that_met_no_message_is_missed():
     stage.run(1)
     assert "no message came from a to b" in faults.missed()[0]
     assert stage.done == [(0.0, "corrupt", "a", "b")]
+
+
+@given(unmet=st.sets(st.sampled_from(["b", "spare"])))
+def test_a_corruption_towards_several_has_happened_once_one_of_them_got_a_message(
+    unmet: set[str],
+):
+    stage, faults = playing(f.corrupt("a", ["b", "spare"]))
+    stage.unmet |= {("a", name) for name in unmet}
+    stage.run(1)
+    assert bool(faults.missed()) == (unmet == {"b", "spare"})
 
 
 # -------------------------------------------------------------------- whom, and how long
