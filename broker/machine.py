@@ -361,9 +361,9 @@ class BrokerMachine:
             return [Log("message_ignored", (("message", kind), ("peer", member.id), ("why", text)))]
         replica = self.registry.changing(about)
         if replica is None:
-            text = f"the run {clean(about, 60)!r} is not known"
-            fields = (("message", str(kind)), ("peer", member.id), ("why", text))
-            return [Log("message_ignored", fields)]
+            no = ("why", f"the run {clean(about, 60)!r} is not known")
+            return [Log("message_ignored", (("message", str(kind)), ("peer", member.id), no))]
+        replica.sound(member, message)
         if kind == "round":
             rounds, number = self.registry.rounds.get(replica.record.run.id), replica.record.number
             return rounds.reported(member, number, message.round, now) if rounds else []

@@ -86,6 +86,11 @@ class RunRequirements:
         """Whether its replicas are planned together before it begins."""
         return self.undecided or self.replicas > 1
 
+    def evaluates_after(self, step: int, steps: int) -> bool:
+        """Whether an evaluation is due after a step, from 0, of so many."""
+        due = self.eval_every > 0 and (step + 1) % self.eval_every == 0
+        return due or (self.eval_every > 0 and step + 1 == steps)
+
     @property
     def least(self) -> int:
         """The fewest peers that it can start with."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
+from ..net.finite import finite
 from ..net.surroundings import fault_of, naming, user_path
 from .output import complain, echo, give_up_output, lost_output, say, unread
 
@@ -228,7 +229,8 @@ def _explained(error: Exception) -> int:
 
 
 def print_json(value: Any) -> None:
-    echo(json_module.dumps(value))
+    with naming("stdout"):  # ASCII of any length, where `echo` bounds a line
+        typer.echo(json_module.dumps(finite(value)))
 
 
 def phase_name(state: RunState | ReplicaState) -> str:

@@ -5,6 +5,7 @@ __all__ = [
     "cap",
     "discovery",
     "file_names",
+    "finite",
     "grpc_quirks",
     "identity",
     "interrupts",

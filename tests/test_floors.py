@@ -50,7 +50,7 @@ ORDER = {
         fused < capture_errors draws experts graph random < convert_args < convert
         < fx_args operators < recipe rules validate < infer""",
     "net": """
-        cap file_names grpc_quirks interrupts links local printable surroundings temporary
+        cap file_names finite grpc_quirks interrupts links local printable surroundings temporary
         < blobs web < identity < discovery transports""",
     "peer": "blobs data hours logs sync < core host < rounds < compute < shell < entry",
     "peer/core": """

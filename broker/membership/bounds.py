@@ -2,8 +2,9 @@
 that planning can reckon with.
 
 A number beyond what any device or line has is clamped, one that is none counts as not said; people
-are told of either. Speeds have bounds of their own (`speeds.py`), and what is said of links
-(`broker/links/links.py`). Nothing here is refused: a wrong number of an honest peer must not keep
+are told of either. What a step or a round came to is bounded likewise, with the names of metrics.
+Speeds have bounds of their own (`speeds.py`), and what is said of links (`broker/links/links.py`).
+Nothing here is refused: a wrong number of an honest peer must not keep
 it out, and of a hostile one harms nobody once it is bounded.
 """
 
@@ -11,9 +12,21 @@ from __future__ import annotations
 
 import math
 
-from ...proto.broker_pb2 import Profile, StepReport
+from ...net.printable import printable
+from ...proto.broker_pb2 import Evaluation, Outcome, Profile, RoundReport, StepReport
 
-__all__ = ["LEAST_CAP", "MOST_CAP", "MOST_CORES", "MOST_MEMORY_BYTES", "sound", "sound_report"]
+__all__ = [
+    "LEAST_CAP",
+    "MOST_CAP",
+    "MOST_CORES",
+    "MOST_MEASURED",
+    "MOST_MEMORY_BYTES",
+    "MOST_METRICS",
+    "MOST_NAME",
+    "sound",
+    "sound_report",
+    "sound_round",
+]
 
 MOST_MEMORY_BYTES = 2**46
 """64 TiB, the most that one machine addresses today. Sums over 10,000 peers fit into 63 bits."""
@@ -25,6 +38,13 @@ MOST_S = 10 * 365 * 86_400.0
 """Of staying, and of any duration in a report: ten years."""
 MOST_BYTES = 2**60
 """Sent or received in a step, or in a month."""
+MOST_MEASURED = 3.5e38
+"""Of a loss, a norm or a metric: no float32 is larger. Sums of such numbers, each times a count of
+samples, stay far below the largest float64."""
+MOST_METRICS = 256
+"""Numbers that a model's forward returns beside its loss."""
+MOST_NAME = 200
+"""Characters of the name of one."""
 
 _WHOLE = (
     ("device_memory_bytes", MOST_MEMORY_BYTES, "device memory"),
@@ -61,13 +81,46 @@ def sound(profile: Profile) -> tuple[str, ...]:
 
 
 def sound_report(report: StepReport) -> None:
-    """Bounds what a step took, in place. Losses and norms stay: they may be no numbers."""
+    """Bounds what a step took and what came of it, in place. Losses and norms that are no numbers
+    stay so: a run diverged."""
     for key in ("sent_bytes", "again_bytes"):
         setattr(report, key, min(getattr(report, key), MOST_BYTES))
     report.peak_bytes = min(report.peak_bytes, MOST_MEMORY_BYTES)
     report.compute_s, report.update_s = _seconds(report.compute_s), _seconds(report.update_s)
     for stage in report.stages:
         stage.forward_s, stage.backward_s = _seconds(stage.forward_s), _seconds(stage.backward_s)
+    if report.HasField("outcome"):
+        outcome = report.outcome
+        outcome.grad_norm, outcome.lr = _measured(outcome.grad_norm), _measured(outcome.lr)
+        _sound_results(outcome)
+    if report.HasField("evaluation"):
+        _sound_results(report.evaluation)
+
+
+def sound_round(report: RoundReport) -> None:
+    """Bounds what a round took and what came of it, in place."""
+    report.drift = _measured(report.drift)
+    report.waited_s = _seconds(report.waited_s)
+    report.sent_bytes = min(report.sent_bytes, MOST_BYTES)
+    if report.HasField("evaluation"):
+        _sound_results(report.evaluation)
+
+
+def _sound_results(found: Outcome | Evaluation) -> None:
+    """Bounds losses and metrics. A metric's name is one printable line; of two with one name the
+    first counts."""
+    found.loss, found.weight = _measured(found.loss), _measured(found.weight)
+    metrics: dict[str, float] = {}
+    for metric in found.metrics[:MOST_METRICS]:
+        metrics.setdefault(printable(metric.name, MOST_NAME), _measured(metric.value))
+    del found.metrics[:]
+    for name, value in metrics.items():
+        found.metrics.add(name=name, value=value)
+
+
+def _measured(said: float) -> float:
+    """A number that a device made; beyond all of float32 it counts as infinite."""
+    return math.copysign(math.inf, said) if abs(said) > MOST_MEASURED else said
 
 
 def _seconds(said: float) -> float:

@@ -49,7 +49,6 @@ from ...proto.broker_pb2 import (
 )
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, Log, Tell
-from ..membership.bounds import sound_report
 from ..membership.member import Member, clean
 from ..recovery.recover import Recover
 from ..recovery.view import Pair
@@ -187,7 +186,6 @@ class Lifecycle:
             return stale
         record, term = self.record, self.context.term
         assert record.ledger is not None, record
-        sound_report(report)
         if report.step + 1 == record.steps:
             term.finished[member.id] = None
         new = record.ledger.report(member.id, report)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from ...proto.broker_pb2 import RUNNING, WAITING, PeerMessage, SnapshotReport
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, ReplicaId
+from ..membership.bounds import sound_report, sound_round
 from ..membership.member import Member
 from ..membership.membership import Membership
 from ..records.replica import ReplicaRecord
@@ -47,6 +48,26 @@ class Replica:
         """Whether it waits, and nothing is asked for it yet."""
         record = self.record
         return record.phase == WAITING and self.lifecycle.asked is None and not record.paused
+
+    def sound(self, member: Member, message: PeerMessage) -> None:
+        """Make what a member says of a step or a round such that all behind this can reckon with
+        it, in place: numbers are bounded, names are printable, and results count from the plan's
+        hub alone, of evaluations those that are due."""
+        plan = self.record.plan
+        is_hub = plan is not None and member.id == plan.hub
+        match message.WhichOneof("kind"):
+            case "step":
+                sound_report(report := message.step)
+                run, steps = self.context.run, self.record.steps
+                wanted = not run.requirements.has_rounds
+                if not is_hub:
+                    report.ClearField("outcome")
+                if not (is_hub and wanted and run.requirements.evaluates_after(report.step, steps)):
+                    report.ClearField("evaluation")
+            case "round":
+                sound_round(message.round)
+                if not (is_hub and self.context.run.requirements.eval_every):
+                    message.round.ClearField("evaluation")
 
     def said(
         self, kind: str, member: Member, message: PeerMessage, now: float

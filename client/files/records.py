@@ -12,7 +12,6 @@ RUN/model.safetensors or RUN/model/   the weights at the end
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 from collections import Counter
@@ -24,6 +23,7 @@ from typing import Any
 from ...broker.round_rows import RoundRow
 from ...job import Job, Output, SettingsError
 from ...job.settings import plain
+from ...net.finite import finite
 from ...proto.broker_pb2 import RunEvent, StepDone, VersionEvaluated
 from .columns import EVALUATED, own_numbers
 
@@ -31,7 +31,6 @@ __all__ = [
     "Recorder",
     "evaluation_numbers",
     "files_of",
-    "finite",
     "local_folder",
     "output_of",
     "own_job",
@@ -223,8 +222,3 @@ def _recovered(path: Path) -> list[dict[str, Any]]:
         with replacing(path) as new:
             new.write_bytes(whole)
     return [json.loads(line) for line in whole.splitlines()]
-
-
-def finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: a diverged loss is null."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

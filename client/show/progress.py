@@ -16,9 +16,10 @@ from rich.text import Text
 from ...broker import round_rows
 from ...broker.round_rows import RoundRow, RoundRows
 from ...job.words import count_of, some_of
+from ...net.finite import finite
 from ...net.interrupts import uninterrupted
 from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
-from ..files.records import evaluation_numbers, finite, step_numbers
+from ..files.records import evaluation_numbers, step_numbers
 from ..runs.run import Run
 from ..runs.weights import CheckpointWriter
 from .formation import formation_lines
@@ -143,7 +144,8 @@ def row_of(
     row |= {"replica": event.replica, "kind": event.WhichOneof("kind")}
     match event.WhichOneof("kind"):
         case "step":
-            return row | finite(step_numbers(event.step, tokens_per_step))
+            row |= finite(step_numbers(event.step, tokens_per_step))
+            return row
         case "state":
             phase = Phase.Name(event.state.phase).lower()
             row |= {"phase": phase, "step": event.state.step, "steps": event.state.steps}

@@ -165,6 +165,13 @@ class Plan:
         return tuple(dict.fromkeys(p for s in self.stages for p in s.holders))
 
     @cached_property
+    def hub(self) -> PeerId | None:
+        """The peer that reports losses and evaluations: the first holder of the stage that makes
+        the loss. None without an outline."""
+        stage = next((s.index for s in self.outline.stages if s.makes_loss), None)
+        return None if stage is None else next(iter(self.stages[stage].holders), None)
+
+    @cached_property
     def warm(self) -> tuple[PeerId, ...]:
         """Peers that hold no stage and keep snapshots."""
         holders = set(self.peers)

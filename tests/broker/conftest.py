@@ -62,13 +62,13 @@ HASH = "ab" * 32
 
 
 def make_spec(steps: int = 3, microbatches: int = 2, **job_keys: Any) -> RunSpec:
-    priority = job_keys.pop("priority", 0)
+    priority, eval_every = job_keys.pop("priority", 0), job_keys.pop("eval_every", 0)
     job = Job(
         model="m.py:f",
         steps=steps,
         batch=2 * microbatches,
         microbatch=2,
-        eval_every=0,
+        eval_every=eval_every,
         **job_keys,
     )
     text = job.to_json().replace('"priority": 0', f'"priority": {priority}')

@@ -10,6 +10,7 @@ import math
 from collections import Counter, deque
 from typing import Any
 
+from ....net.printable import printable
 from ....proto.broker_pb2 import (
     BUILDING,
     CANCELLED,
@@ -144,7 +145,7 @@ class Digest:
         self._moment(event, kind, shown)
 
     def _moment(self, event: RunEvent, kind: str, text: str) -> None:
-        shown = text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
+        shown = printable(text, MOST_TEXT)
         self._moments.append({"at_s": event.at_s, "term": event.term, "kind": kind, "text": shown})
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ....net.finite import finite
 from ....proto.broker_pb2 import Description, LinkState, PeerState, Phase, RunSpec, RunState
 from ...events import DescribeAsked, RunId
 from ...membership.member import clean
@@ -47,7 +48,7 @@ class Seen:
         """JSON of what the page shows to somebody."""
         if viewer not in self.texts:
             page = _page(self.description, self.of(viewer), self.now)
-            self.texts[viewer] = json.dumps(page, allow_nan=False)
+            self.texts[viewer] = json.dumps(finite(page), allow_nan=False)
         return self.texts[viewer]
 
 
@@ -163,7 +164,7 @@ def _run(state: RunState, digest: Digest) -> dict[str, Any]:
         "run": state.run,
         "name": clean(state.name, 120),
         "phase": Phase.Name(state.phase).lower(),
-        "reason": state.reason.text[:2000],
+        "reason": clean(state.reason.text, 2000),
         "step": state.step,
         "steps": state.steps,
         "term": state.term,

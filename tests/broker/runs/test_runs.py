@@ -49,7 +49,7 @@ def test_a_run_goes_from_waiting_to_done(world) -> None:
     world.report("a", run, 0)
     assert world.state(run).step == 0  # not committed: b has not reported
     step = world.published(world.report("b", run, 0, loss=3.0))[0].step
-    assert (step.step, step.outcome.loss, step.seconds) == (0, 1.0, 5.0)
+    assert (step.step, step.outcome.loss, step.seconds) == (0, 3.0, 5.0)  # b makes the loss
     assert (step.sent_bytes, step.compute_s) == (20, 1.0)
 
     world.report("b", run, 1)
@@ -197,7 +197,7 @@ def test_weights_of_another_step_have_no_effect(world) -> None:
 
 
 def test_an_evaluation_is_part_of_its_step(world) -> None:
-    run = world.start("a")
+    run = world.start("a", eval_every=1)
     message = StepReport(run=run, term=1, step=0)
     message.evaluation.loss = 2.5
     event = world.published(world.say("a", step=message))[0]
