@@ -11,5 +11,6 @@ __all__ = [
     "process",
     "request",
     "risk",
+    "said",
     "wire",
 ]

@@ -32,6 +32,7 @@ from .process import (
     receive,
     send,
 )
+from .said import follow
 
 __all__ = ["Children", "DroppedError", "EndedError", "ForkServer", "PlannerLimits"]
 
@@ -238,7 +239,10 @@ class ForkServer:
                 env={**os.environ, **_ONE_THREAD},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
             )
+        assert self._process.stderr is not None
+        follow(self._process.stderr)  # type: ignore[arg-type]  # a buffered reader of bytes
         self._lock = threading.Lock()
         self._is_ready = False
 
