@@ -32,6 +32,7 @@ from ..dag.transforms.precision import KeptDtypes
 from ..job import Job, SettingsError
 from ..net.blobs.client import BlobClient, Sent
 from ..peer.data.manifest import Manifest
+from ..peer.data.survey import Ignored, survey
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
 from .access import Access
@@ -138,7 +139,8 @@ def prepare(
         captured = _captured(job, data, module, sizes, say)
         sizes = captured.right_sizes(sizes, say)
         pretrained = _pretrained(job, stored, module, captured.graph, say)
-        sizes = _divisions(job, data, module, captured.graph, sizes, say)
+        ignoring = _surveyed(job, data, module, captured.graph, say)
+        sizes = _divisions(job, data, module, captured.graph, ignoring, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         there = pretrained.entries if pretrained else {}
         tensors = {n: t for n, t in captured.tensors.items() if n not in there}
@@ -179,7 +181,8 @@ def draft(
         captured = _captured(job, data, module, sizes, say)
         graph, sizes = captured.graph, captured.right_sizes(sizes, say)
         pretrained = _pretrained(job, stored, module, graph, say)
-        sizes = _divisions(job, data, module, graph, sizes, say)
+        ignoring = _surveyed(job, data, module, graph, say)
+        sizes = _divisions(job, data, module, graph, ignoring, sizes, say)
     read = pretrained.entries if pretrained and job.model.where == "url" else {}
     if words := takes(starting_bytes(graph, lambda n: n in read or outline.is_made(n))):
         say(f"submitting it uploads the weights that it begins with: {words}")
@@ -280,11 +283,30 @@ def _check_format(job: Job, module: nn.Module) -> None:
         )
 
 
+def _surveyed(job: Job, data: JobData, module: nn.Module, graph: Graph, say: Say) -> Ignored:
+    """Look through all of the data that is here (peer/data/survey.py). Raises DataError; ModelError
+    for a Hugging Face model with labels that are ignored, whose means cannot be weighed."""
+    if data.local:
+        return Ignored()
+    found = survey(graph, reader_of(job, data))
+    if found.seen and not graph.weight and job.train.microbatches > 1:
+        why = "the data has labels that the loss ignores, and the model returns no weight: each"
+        why += " microbatch counts the same, however few of its labels count"
+        if job.model.loss == "forward" and is_hugging_face(module):
+            raise models.ModelError(
+                f'{why}. Expected a model.loss that returns {{"loss", "weight"}}, where weight is '
+                "what its mean is over; or train.microbatch = train.batch"
+            )
+        say(f'{why} (return {{"loss": …, "weight": number of labels}} to have them weighed)')
+    return found
+
+
 def _divisions(
     job: Job,
     data: JobData,
     module: nn.Module,
     graph: Graph,
+    ignoring: Ignored,
     sizes: tuple[int, ...],
     say: Say,
 ) -> tuple[int, ...]:
@@ -297,7 +319,9 @@ def _divisions(
             "depends on them cannot be tried on data that stays with its peer"
         )
         return ()
-    why = why_it_depends(module, job, graph, reader_of(job, data))
+    why = why_it_depends(
+        module, job, graph, reader_of(job, data), {*ignoring.seen, *ignoring.unknown}
+    )
     if why:
         say(f"microbatches of {job.train.microbatch_size}, whatever the plan: {why}")
     return () if why else sizes

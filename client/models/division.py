@@ -5,20 +5,20 @@ is the same for every division. It is not for a loss that sums over samples, for
 the samples of a microbatch with each other (a mixture's balance loss), and for batch statistics.
 The planner may choose the division only where nobody can tell from the training which one it took.
 
-Mostly the operators of the graph say so (dag/analysis/samples.py). Where they do not, a small model
-is tried with values; of a large one it is then not known.
+The operators of the graph have to show it (dag/analysis/samples.py), for all labels of the data: a
+few samples on which nothing differs show nothing of the next ones. A small model is tried with
+values besides; where that contradicts, it is not chosen.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...dag.analysis import lookups
 from ...dag.analysis.samples import why_samples_meet
 from ...dag.ir.graph import Graph
 from ...dag.ir.operators import takes_key
@@ -37,23 +37,27 @@ SMALL = 1e-4
 of a bias in front of a softmax or a normalisation is zero but for it."""
 
 
-def why_it_depends(module: nn.Module, job: Job, graph: Graph, reader: Reader) -> str:
-    """Why another division of a batch could be another training, in words; empty: it is the same.
+def why_it_depends(
+    module: nn.Module, job: Job, graph: Graph, reader: Reader, ignoring: Collection[str] = ()
+) -> str:
+    """Say why another division of a batch could be another training, in words; empty: the graph's
+    operators show that it is the same, whatever the data. `ignoring`: names of the cross-entropies
+    of which it is not shown that they count every label of all of the data (peer/data/survey.py).
 
-    Unless the graph's operators show it, compares loss and gradients of the first few training
-    samples together with those one by one, in fp32 on this machine. A model that draws random masks
-    is tried without them, in eval mode. The module is as it was afterwards.
+    What operators show is tried as well, where the model is small: loss and gradients of the first
+    few training samples together are compared with those one by one, in fp32 on this machine. A
+    model that draws random masks is tried without them, in eval mode. The module is as it was
+    afterwards.
     """
     if any(b.update is not None for b in graph.buffers):
         return "its buffers take statistics of each microbatch"
+    if why := why_samples_meet(graph, lambda op: op.name not in ignoring):
+        return why
+    if not models.is_small(module):
+        return ""
     training = not any(takes_key(op.target) for op in graph.operators)
     modes = {part: part.training for part in module.modules()}
     try:
-        why = _by_operators(graph, reader.batch(0, 0, SAMPLES))
-        if not why:
-            return ""
-        if not models.is_small(module):
-            return f"{why}, and a model of this size is not tried with values"
         with models.ready(module, job):
             module.train(training)
             return _difference(module, job, reader)
@@ -64,16 +68,9 @@ def why_it_depends(module: nn.Module, job: Job, graph: Graph, reader: Reader) ->
             part.training = mode
 
 
-def _by_operators(graph: Graph, batch: Mapping[str, Tensor]) -> str:
-    """Why the operators do not show that every division is the same training; empty: they do."""
-    known = {f"in:{name}": tensor for name, tensor in batch.items()}
-    ignoring = lookups.ignoring(graph.bind(SAMPLES), known)
-    return why_samples_meet(graph, lambda op: op.name not in ignoring)
-
-
 def _difference(module: nn.Module, job: Job, reader: Reader) -> str:
-    """The same for a module that is ready. Needs memory for the activations of twice SAMPLES
-    samples, and for one gradient."""
+    """Say how a module that is ready differs on a few samples; empty: it does not. Needs memory for
+    the activations of twice SAMPLES samples, and for one gradient."""
 
     def run(batch: Mapping[str, Tensor]) -> tuple[float, Tensor]:
         output = module(**batch)

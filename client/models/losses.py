@@ -3,17 +3,18 @@ a microbatch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ...job import Job
 from .factories import function_of
 
-__all__ = ["loss_function", "with_loss", "with_own_loss"]
+__all__ = ["loss_function", "with_loss", "with_own_loss", "with_weight"]
 
 
 def loss_function(job: Job) -> Callable[..., Any] | None:
@@ -35,6 +36,46 @@ def with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Modul
         count = (wanted != -100).sum()
         total = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="sum")
         return {"loss": total / count.clamp(min=1), "weight": count.float()}
+
+    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+class _Means(TorchFunctionMode):
+    """Notes of each cross-entropy that is a mean what it is a mean over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (F.cross_entropy, F.nll_loss):
+            given = signature(func).bind(*args, **kwargs)
+            given.apply_defaults()
+            labels, weight = given.arguments["target"], given.arguments["weight"]
+            if given.arguments["reduction"] == "mean" and not labels.is_floating_point():
+                counts = labels != given.arguments["ignore_index"]
+                if weight is not None:
+                    counts = weight[labels.clamp(min=0)] * counts
+                self.over.append(counts.sum())
+        return func(*args, **kwargs)
+
+
+def with_weight(base: type[nn.Module]) -> type[nn.Module]:
+    """A Hugging Face class that makes its loss of the labels itself. Where that is one mean over
+    the labels that are not ignored, their number is its weight: else each microbatch would count
+    the same, however few labels it has."""
+
+    def forward(self: nn.Module, **batch: Tensor) -> Any:
+        with _Means() as means:
+            output = base.forward(self, **batch)
+        loss = getattr(output, "loss", None)
+        if len(means.over) != 1 or loss is None or getattr(output, "weight", None) is not None:
+            return output
+        numbers = {k: v for k, v in output.items() if isinstance(v, Tensor) and v.dim() == 0}
+        return numbers | {"loss": loss, "weight": means.over[0].float()}
 
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 

@@ -43,7 +43,7 @@ from .initialise import (
     recording_of,
     replace_parameters,
 )
-from .losses import loss_function, with_loss, with_own_loss
+from .losses import loss_function, with_loss, with_own_loss, with_weight
 from .recorded import recipe_of
 from .recording import Recording, record
 from .state_dicts import tied_names
@@ -352,6 +352,8 @@ def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
                     'tokens: name them, such as targets = "y", or give a model.loss'
                 )
             module.__class__ = with_loss(kind, data.inputs, data.targets)
+        elif is_hugging_face(module):
+            module.__class__ = with_weight(kind)
         yield module
     finally:
         module.__class__ = kind

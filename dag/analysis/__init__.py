@@ -6,5 +6,6 @@ __all__ = [
     "blocks",
     "lookups",
     "products",
+    "sample_kinds",
     "samples",
 ]

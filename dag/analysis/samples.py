@@ -20,61 +20,26 @@ Masks of random operators are taken for part of the operator: they differ with t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
 from ..ir.graph import Arg, Dim, Graph, Operator, Ref, Size, TensorSpec, refs
 from ..ir.operators import POINTWISE
+from .sample_kinds import (
+    COUNT,
+    FIXED,
+    Kind,
+    MeetError,
+    Numbers,
+    SampleRows,
+    SampleShare,
+    SampleSum,
+    fits,
+    is_whole,
+    words,
+)
 
 __all__ = ["why_samples_meet"]
-
-COUNT = "samples"
-
-
-@dataclass(frozen=True)
-class SampleRows:
-    """A value with rows for each sample, `times` of them along `dim`; `dim` counts from the first
-    dimension."""
-
-    dim: int
-    times: int = 1
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """The numbers of the samples along `dim`, the only dimension with sizes. Masks of transformers
-    look their rows up with it."""
-
-    dim: int
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A value that does not depend on the samples."""
-
-
-@dataclass(frozen=True)
-class SampleSum:
-    """A value that is a sum over the samples of what each gives. `of`: the value that it is,
-    whatever casts and lower bounds came after."""
-
-    of: str
-
-
-@dataclass(frozen=True)
-class SampleShare:
-    """A `SampleSum` divided by the `SampleSum` named `of`; `COUNT` is the number of samples."""
-
-    of: str
-
-
-Kind = SampleRows | Numbers | Fixed | SampleSum | SampleShare
-FIXED = Fixed()
-
-
-class MeetError(Exception):
-    """Samples meet in an operator, as far as is known here."""
 
 
 def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> str:
@@ -86,14 +51,17 @@ def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> 
     kinds: dict[str, Kind] = {f"param:{p.name}": FIXED for p in graph.parameters}
     kinds |= {f"buffer:{b.name}": FIXED for b in graph.buffers}
     kinds |= {f"in:{i.name}": SampleRows(0) for i in graph.inputs}
+    whole = {f"in:{i.name}" for i in graph.inputs if i.spec.dtype == "bool"}
     for op in graph.operators:
+        if is_whole(op, whole):
+            whole.update(op.values)
         try:
-            made = _Seen(op, graph.spec, kinds, ignores_none).kind()
+            made = _Seen(op, graph.spec, kinds, ignores_none, whole).kind()
         except MeetError as error:
             where = f"module {op.module!r}" if op.module else "the model itself"
             return f"{op.target.split('.')[1]} of {where} {str(error) or 'may mix samples'}"
         for value, output in zip(op.values, op.outputs, strict=True):
-            if output.spec is not None and _fits(made, output.spec.shape):
+            if output.spec is not None and fits(made, output.spec.shape):
                 kinds[value] = made  # else it is a by-product; who reads it is refused
     loss = kinds.get(graph.loss)
     weight = kinds.get(graph.weight) if graph.weight else FIXED
@@ -102,16 +70,6 @@ def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> 
     if weight != SampleSum(loss.of) and (loss.of != COUNT or weight != FIXED):
         return "the loss is a mean over something else than its weight"
     return ""
-
-
-def _fits(kind: Kind, shape: tuple[Dim, ...]) -> bool:
-    """Whether a tensor of this shape can hang on the samples like that."""
-    sized = [(i, d) for i, d in enumerate(shape) if isinstance(d, Size)]
-    if isinstance(kind, Numbers):
-        return sized == [(kind.dim, Size(1))]
-    if not isinstance(kind, SampleRows):
-        return not sized
-    return sized == [(kind.dim, Size(kind.times))]
 
 
 class _Seen:
@@ -123,8 +81,10 @@ class _Seen:
         specs: Mapping[str, TensorSpec],
         kinds: Mapping[str, Kind],
         ignores_none: Callable[[Operator], bool],
+        whole: Collection[str],
     ) -> None:
         self.op, self.specs, self.kinds, self.ignores_none = op, specs, kinds, ignores_none
+        self.whole = whole
         self.name = op.target.split(".")[1]
         self.out: tuple[Dim, ...] = op.outputs[0].spec.shape if op.outputs[0].spec else ()
         self.reads = op.reads
@@ -147,7 +107,7 @@ class _Seen:
             made = self.pointwise()
         else:
             self.meet()
-        return made if _fits(made, self.out) else self.meet()
+        return made if fits(made, self.out) else self.meet()
 
     def _of_nothing(self) -> Kind:
         """The kind of a value that depends on no sample: the same everywhere, or as often as there
@@ -221,6 +181,7 @@ class _Seen:
         if self._knows_batch():
             size = self.arg(1)
             whole = isinstance(size, Size) and size.plus == 0 and len(self.op.args) == 2
+            whole = whole and not self.op.kwargs  # which round
             if self.name == "div" and isinstance(kinds[0], SampleSum) and whole:
                 return SampleShare(COUNT)
             self.meet("knows how many samples there are")
@@ -234,25 +195,34 @@ class _Seen:
         first, second = self.arg(0), self.arg(1)
         a, b = self.of(first), self.of(second)
         keyword = dict(self.op.kwargs)
-        if self.name in ("_to_copy", "to", "alias", "clone", "detach", "contiguous", "neg"):
-            return (
-                a if self.name != "neg" or isinstance(a, SampleShare) else SampleSum(self.op.name)
-            )
+        if self.name in ("_to_copy", "to", "alias", "clone", "detach", "contiguous"):
+            of = self.specs[self.reads[0]]
+            rounds = of.is_floating and not self.specs[self.op.name].is_floating
+            return self.meet("rounds a sum") if rounds and self.reads[0] not in self.whole else a
         if self.name in ("clamp", "clamp_min"):
-            # A sum of nothing has weight 0: what it is divided by instead does not matter.
+            # A sum of nothing has weight 0: what it is divided by instead does not matter. One of
+            # whole numbers is nothing, or at least 1.
             least = keyword.get("min", second)
             most = keyword.get("max", self.arg(2) if self.name == "clamp" else None)
             if isinstance(a, SampleSum) and most is None and least in (1, 1.0):
-                return a
+                if not isinstance(first, Ref) or first.value not in self.whole:
+                    self.meet("bounds a sum that may be a fraction")
+                return SampleSum(a.of, bounded=True)
+        if isinstance(a, SampleSum) and a.bounded:
+            self.meet("makes something else than a divisor of a bounded sum")
+        if self.name == "neg":
+            return a if isinstance(a, SampleShare) else SampleSum(self.op.name)
         if self.name in ("add", "sub") and "alpha" not in keyword:
             if isinstance(a, SampleShare) and b in (a, FIXED):
                 return a
             if isinstance(b, SampleShare) and a in (b, FIXED):
                 return b
-            if isinstance(a, SampleSum) and isinstance(b, SampleSum):
+            if isinstance(a, SampleSum) and isinstance(b, SampleSum) and not b.bounded:
                 return SampleSum(self.op.name)
         if self.name == "mul" and FIXED in (a, b):
             other = b if a == FIXED else a
+            if isinstance(other, SampleSum) and other.bounded:
+                self.meet("makes something else than a divisor of a bounded sum")
             return other if isinstance(other, SampleShare) else SampleSum(self.op.name)
         if self.name in ("div", "true_divide") and not keyword:
             if b == FIXED:
@@ -281,6 +251,8 @@ class _Seen:
     def _linear_sum(self, found: Kind) -> Kind:
         """A sum or mean over further dimensions of what is a sum or share already."""
         if self.name not in ("sum", "mean") or not isinstance(found, (SampleSum, SampleShare)):
+            self.meet()
+        if isinstance(found, SampleSum) and found.bounded:
             self.meet()
         return SampleSum(self.op.name) if isinstance(found, SampleSum) else found
 
@@ -357,9 +329,26 @@ class _Seen:
         self.aligned(self.arg(0), mask)
         return found
 
+    def padded(self) -> Kind:
+        """pad: the last dimensions, two numbers for each."""
+        found, pads = self.rows(self.arg(0)), self.arg(1)
+        self.fixed(*self.op.args[1:])
+        if not isinstance(pads, tuple) or found.dim >= len(self.out) - len(pads) // 2:
+            self.meet("pads along the samples")
+        return found
+
+    def replaced(self) -> Kind:
+        """slice_scatter: a part of each sample by another."""
+        found, dim = self.rows(self.arg(0)), self.arg(2, 0)
+        if self.of(self.arg(1)) != found or dim % len(self.out) == found.dim:
+            self.meet()
+        return found
+
     def looked_up(self) -> Kind:
         """embedding: a row for each index."""
         self.fixed(self.arg(0))
+        if self.arg(3, dict(self.op.kwargs).get("scale_grad_by_freq", False)):
+            self.meet("scales gradients by how often a microbatch has a row")
         return self.rows(self.arg(1))
 
     def gathered(self) -> Kind:
@@ -482,16 +471,12 @@ class _Seen:
         return (found, SampleShare(COUNT), SampleSum(self.op.name))[reduction]
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_LIKE_POINTWISE = _words(
+_LIKE_POINTWISE = words(
     "_to_copy to alias clone contiguous detach type_as lift_fresh_copy dropout feature_dropout "
     "broadcast_tensors bernoulli_like zeros_like ones_like full_like masked_fill where "
     "_native_batch_norm_legit_no_training"
 )
-_REPEATS = _words(
+_REPEATS = words(
     "full zeros ones expand new_full new_zeros new_ones zeros_like ones_like full_like repeat "
     "expand_as broadcast_to bernoulli rand randn exponential"
 )
@@ -519,6 +504,8 @@ _RULES: dict[str, Callable[[_Seen], Kind]] = (
     | _rules("matmul mm bmm", _Seen.product)
     | _rules("addmm", _Seen.added_product)
     | _rules("scaled_dot_product_attention attention", _Seen.attention)
+    | _rules("pad constant_pad_nd", _Seen.padded)
+    | _rules("slice_scatter", _Seen.replaced)
     | _rules("embedding", _Seen.looked_up)
     | _rules("gather scatter scatter_add", _Seen.gathered)
     | _rules("reshape view _unsafe_view _reshape_alias flatten unflatten view_as", _Seen.reshaped)

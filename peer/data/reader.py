@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,9 @@ class _Stored:
             first = self.ends[n] - self.shards[n].count
             parts.append(self._map(n)[max(start - first, 0) : stop - first])
         return np.concatenate(parts)
+
+    def pieces(self) -> Iterator[_Array]:
+        return (self._map(n) for n in range(len(self.shards)))
 
     def _map(self, n: int) -> _Array:
         if n not in self.open:
@@ -104,6 +107,14 @@ class Reader:
         """Tensors of a held-out microbatch."""
         return self._gather(self.sampler.held_out(microbatch, size), names)
 
+    def samples(self, at: Indices, names: Collection[str] = ()) -> dict[str, Tensor]:
+        """Tensors of the samples that begin at these items (`Sampler`); `names` as in `needs`."""
+        return self._gather(at, names)
+
+    def pieces(self, column: str) -> Iterator[_Array]:
+        """All items of a column, shard after shard; nobody may write to them."""
+        return self._stored[column].pieces()
+
     def _span(self) -> int:
         return self.manifest.length + 1 if self.manifest.kind != "arrays" else 1
 
@@ -130,6 +141,9 @@ class Reader:
             return found
         for name in wanted:
             stored = self._stored[name]
-            rows = np.concatenate([stored.read(s, s + 1) for s in starts])
+            if starts == [*range(starts[0], starts[0] + len(starts))]:
+                rows = stored.read(starts[0], starts[0] + len(starts))
+            else:
+                rows = np.concatenate([stored.read(s, s + 1) for s in starts])
             found[name] = torch.from_numpy(rows.astype(rows.dtype.newbyteorder("="), copy=False))
         return found
