@@ -71,6 +71,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.max_concurrent_streams", 128),
+    # A member that ended its handshake may have no need of this peer: partners have a stream open.
+    ("grpc.max_connection_idle_ms", 60_000),
     # Else a second process on the same port would get every other connection.
     ("grpc.so_reuseport", 0),
 )

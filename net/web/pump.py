@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 __all__ = ["BUFFER_BYTES", "Stream", "close", "join"]
@@ -16,13 +17,17 @@ LINGER_S = 10.0
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def join(one: Stream, other: Stream) -> None:
+def _nothing() -> None:
+    """Nobody asks whether bytes pass."""
+
+
+async def join(one: Stream, other: Stream, passes: Callable[[], None] = _nothing) -> None:
     """Passes bytes on, both ways, until both sides have ended or one breaks; closes neither. A
     side that is not read holds the other up, within BUFFER_BYTES; when one has ended, the other
-    gets LINGER_S to do so. Raises OSError when one breaks."""
+    gets LINGER_S to do so. `passes` is called whenever some do. Raises OSError when one breaks."""
     tasks = [
-        asyncio.create_task(_pass_on(one[0], other[1])),
-        asyncio.create_task(_pass_on(other[0], one[1])),
+        asyncio.create_task(_pass_on(one[0], other[1], passes)),
+        asyncio.create_task(_pass_on(other[0], one[1], passes)),
     ]
     try:
         _, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -37,8 +42,11 @@ async def join(one: Stream, other: Stream) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pass_on(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passes: Callable[[], None]
+) -> None:
     while data := await reader.read(BUFFER_BYTES):
+        passes()
         writer.write(data)
         await writer.drain()
     with suppress(OSError, RuntimeError):

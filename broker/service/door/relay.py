@@ -12,6 +12,11 @@ handshake. B ends such a connection within ten seconds, so one that is older has
 is counted by itself. Of the young ones there are so many; when another comes, the oldest one goes
 of the address that has most of them: a handshake takes a second, so who needs more time than others
 is not missed, and no number of strangers keeps B's partners out.
+
+Who has ended a handshake is a member, and may have no need of B all the same: B itself ends what
+has no stream for a while (`SERVER_OPTIONS` of net/transports/grpc_transport.py). When all places of
+B are taken, one gives way on which nothing passed for long, of the address that has most; else one
+of the address that has most, if the newcomer's has fewer.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ....net.identity.names import PartyRole, dns_name
@@ -44,6 +49,9 @@ class RelayLimits:
     and as many again while they are replaced."""
     at_once: int = 2048
     """All of these."""
+    idle_s: float = 60.0
+    """One on which no byte passed for so long gives way to others: partners ping each other every
+    ten seconds."""
     young_s: float = 12.0
     """So long a connection is young: the peer ends what has not proven itself within 10 s of its
     answer (net/transports/grpc_transport.py)."""
@@ -61,8 +69,11 @@ class _Dial:
     name: str
     source: str
     patience: asyncio.Timeout
-    proven: bool = False
-    """Old enough; see RelayLimits.young_s."""
+    passed_at: float = 0.0
+    """When bytes passed last, on the loop's clock."""
+
+    def passes(self) -> None:
+        self.passed_at = asyncio.get_running_loop().time()
 
     def drop(self) -> None:
         if not self.patience.expired():
@@ -77,7 +88,7 @@ class Relay:
         self._told: dict[str, Callable[[str], bool]] = {}
         self._waiting: dict[str, asyncio.Future[tuple[Stream, asyncio.Event]]] = {}
         self._young: dict[_Dial, None] = {}  # the oldest first
-        self._proven: Counter[str] = Counter()  # by name
+        self._proven: dict[_Dial, None] = {}  # older than RelayLimits.young_s
         self._unanswered: Counter[tuple[str, str]] = Counter()
 
     def here(self, peer: str, tell: Callable[[str], bool]) -> None:
@@ -97,7 +108,7 @@ class Relay:
         if tell is None:
             log.info("relay_unknown name=%s", name)
             return
-        if self._full(name):
+        if self._full(name, source):
             return
         if self._unanswered[source, name] >= limits.unanswered:
             log.warning("relay_too_many name=%s from=%s", name, source)
@@ -106,20 +117,38 @@ class Relay:
             task.set_name(f"relay {name}")
         async with asyncio.timeout(None) as patience:
             dial = _Dial(name, source, patience)
+            dial.passes()
             self._make_room(dial)
             self._young[dial] = None
             try:
                 await self._meet(dial, tell, hello, stream)
             finally:
                 self._young.pop(dial, None)
-                self._proven[name] -= dial.proven
-                self._proven += Counter()  # drops the zeros
+                self._proven.pop(dial, None)
 
-    def _full(self, name: str) -> bool:
-        limits, proven = self.limits, self._proven
-        if proven[name] < limits.of_a_peer and proven.total() < limits.at_once:
+    def _full(self, name: str, source: str) -> bool:
+        """Whether there is no place for one more from `source`, after another gave way if it has
+        to."""
+        limits = self.limits
+        of_a_peer = [d for d in self._proven if d.name == name]
+        for dials, most in ((of_a_peer, limits.of_a_peer), ([*self._proven], limits.at_once)):
+            if len(dials) >= most and not self._gives_way(dials, source):
+                log.warning("relay_full name=%s open=%d", name, len(of_a_peer))
+                return True
+        return False
+
+    def _gives_way(self, dials: Sequence[_Dial], source: str) -> bool:
+        """Drops one of these for another from `source`, if one is idle or of an address that has
+        more of them."""
+        have = Counter(d.source for d in dials)
+        since = asyncio.get_running_loop().time() - self.limits.idle_s
+        idle = [d for d in dials if d.passed_at <= since]
+        gone = max(idle or dials, key=lambda d: (have[d.source], -d.passed_at))
+        if not idle and have[gone.source] <= have[source] + 1:
             return False
-        log.warning("relay_full name=%s open=%d", name, proven[name])
+        log.warning("relay_dropped name=%s from=%s", gone.name, gone.source)
+        del self._proven[gone]
+        gone.drop()
         return True
 
     def _make_room(self, dial: _Dial) -> None:
@@ -141,11 +170,10 @@ class Relay:
         if dial not in self._young:
             return
         del self._young[dial]
-        if self._full(dial.name):
+        if self._full(dial.name, dial.source):
             dial.drop()
         else:
-            dial.proven = True
-            self._proven[dial.name] += 1
+            self._proven[dial] = None
 
     async def _meet(
         self, dial: _Dial, tell: Callable[[str], bool], hello: bytes, stream: Stream
@@ -166,7 +194,7 @@ class Relay:
             other[1].write(hello)
             grown_up = asyncio.get_running_loop().call_later(self.limits.young_s, self._prove, dial)
             try:
-                await join(stream, other)
+                await join(stream, other, dial.passes)
             finally:
                 grown_up.cancel()
         finally:
@@ -184,5 +212,5 @@ class Relay:
         await over.wait()
 
     def __repr__(self) -> str:
-        count = len(self._young) + self._proven.total()
+        count = len(self._young) + len(self._proven)
         return f"<Relay for {len(self._told)} peers, {count} connections>"

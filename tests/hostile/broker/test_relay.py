@@ -58,7 +58,7 @@ async def test_of_those_that_grow_old_only_so_many_stay():
         for dial in list(relay._young):
             relay._prove(dial)  # as its timer does
         assert await ended(strangers[2], SOON_S)
-        assert relay._proven.total() == 2
+        assert len(relay._proven) == 2
         await gone(strangers[:2])
 
 
@@ -83,3 +83,28 @@ async def test_a_dial_that_is_not_answered_ends_whoever_dialled():
         broker.secured.relay.limits = RelayLimits(answer_s=0.1)
         assert await ended(await silent(broker.address, hello_for("b")), SOON_S)
         assert len(b.relayed) == 1
+
+
+async def test_idle_ones_and_those_of_whoever_has_most_give_way():
+    """They are of members: nothing else lets them grow old."""
+    async with network("b") as (broker, (b,)):
+        relay = broker.secured.relay
+        relay.limits = RelayLimits(of_a_peer=3, idle_s=1000.0)
+        held = []
+        for i in range(3):
+            held.append(await silent(broker.address, hello_for("b")))
+            await b.told(i + 1)
+        for dial in list(relay._young):
+            relay._prove(dial)
+        again = await silent(broker.address, hello_for("b"))  # of the address that has all
+        assert await ended(again, SOON_S)
+        partner = await silent(broker.address, hello_for("b"), "127.0.0.9")
+        await b.told(4)
+        assert sum(await asyncio.gather(*(ended(s, SOON_S) for s in held))) == 1
+        for dial in list(relay._young):
+            relay._prove(dial)
+        relay.limits = RelayLimits(of_a_peer=3, idle_s=0.0)
+        later = await silent(broker.address, hello_for("b"))  # all are idle
+        await b.told(5)
+        assert len(relay._proven) == 2
+        await gone([partner, later, *held])
