@@ -12,6 +12,7 @@ __all__ = [
     "links",
     "local",
     "printable",
+    "repeats",
     "surroundings",
     "temporary",
     "transports",

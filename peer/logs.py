@@ -10,6 +10,7 @@ import sys
 
 from ..net.grpc_quirks import pass_over_broken_streams
 from ..net.printable import SafeFormatter
+from ..net.repeats import Repeats
 
 __all__ = ["LineFormatter", "note", "to_stderr"]
 
@@ -37,6 +38,7 @@ def to_stderr(level: str) -> None:
     """Sends this process's log lines to stderr; once, at the entry point."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
+    handler.addFilter(Repeats())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     pass_over_broken_streams()
 

@@ -2,6 +2,7 @@
 
 __all__ = [
     "admission",
+    "admissions_file",
     "guard",
     "knocks",
     "limits",

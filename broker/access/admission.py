@@ -1,7 +1,8 @@
 """Who may come in: invitations, the keys that used them, and who was shown the door.
 
-All of it stands in one SQLite file, since it must outlive the broker: a token that was used up
-stays used up, and who was kicked stays out. Time is an argument everywhere, seconds since 1970.
+All of it stands in one SQLite file (admissions_file.py), since it must outlive the broker: a token
+that was used up stays used up, and who was kicked stays out. Time is an argument everywhere,
+seconds since 1970.
 
 Rules.
 
@@ -31,6 +32,7 @@ from ...net.identity.authority import Authority, AuthorityError, public_key_of, 
 from ...net.identity.names import Party, PartyRole
 from ...net.identity.token import Token
 from ...proto.admission_pb2 import Admitted, JoinRequest
+from .admissions_file import AdmissionsFile
 
 __all__ = ["JOINABLE", "PROTOCOL", "Admission", "AdmissionError", "AdmissionLimits"]
 
@@ -38,19 +40,6 @@ PROTOCOL = 1
 """The version of joining that this broker speaks."""
 JOINABLE = (PartyRole.PEER, PartyRole.SUBMITTER, PartyRole.OPERATOR)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS invitations (
-  id TEXT PRIMARY KEY, proof BLOB NOT NULL, role TEXT NOT NULL, uses INTEGER NOT NULL,
-  used INTEGER NOT NULL DEFAULT 0, ends_s REAL NOT NULL, by TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS parties (
-  subject TEXT PRIMARY KEY, role TEXT NOT NULL, key BLOB NOT NULL UNIQUE, invitation TEXT NOT NULL,
-  joined_s REAL NOT NULL, kicked_s REAL) STRICT;
-CREATE TABLE IF NOT EXISTS uses (
-  subject TEXT NOT NULL, invitation TEXT NOT NULL, PRIMARY KEY (subject, invitation)) STRICT;
-INSERT OR IGNORE INTO uses SELECT p.subject, p.invitation FROM parties p
-  JOIN invitations i ON i.id = p.invitation;
-"""
 
 
 class AdmissionError(Exception):
@@ -88,23 +77,14 @@ class Admission:
     ) -> None:
         self.authority = authority
         self.limits = limits or AdmissionLimits()
-        try:
-            self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute(
-                "PRAGMA synchronous = FULL"
-            )  # used up means used up, after a crash too
-            self._db.executescript(_SCHEMA)
-        except sqlite3.Error as error:
-            raise OSError(
-                f"{path}: {error}: expected the broker's list of admissions; is its folder "
-                "writable and the disk not full? A file that is broken: restore it from a backup"
-            ) from None
+        self._file = AdmissionsFile(path)
+        self._db = self._file.db
         rows = self._db.execute("SELECT subject FROM parties WHERE kicked_s IS NOT NULL")
         self._kicked = {subject for (subject,) in rows}
 
     def close(self) -> None:
-        self._db.close()
+        """Closes the file; nothing can be asked afterwards."""
+        self._file.close()
 
     # ------------------------------------------------------------ invitations
 
@@ -139,6 +119,7 @@ class Admission:
             "INSERT INTO invitations (id, proof, role, uses, ends_s, by) VALUES (?, ?, ?, ?, ?, ?)",
             (token.name, token.proof, role.value, uses, ends_s, by),
         )
+        self._file.confirm()
         return token
 
     def open_for(self, token: Token, now_s: float) -> float:
@@ -211,9 +192,11 @@ class Admission:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 self._count_use(known[0], token.name)
+            self._file.confirm()
             return self._admitted(Party(PartyRole(role), known[0]), request.request, now_s)
         subject = f"{request.name}-{base64.b32encode(key).decode().lower()[:8]}"
         self._write_party(subject, role, key, token.name, now_s)
+        self._file.confirm()
         return self._admitted(Party(PartyRole(role), subject), request.request, now_s)
 
     def _write_party(
@@ -305,6 +288,7 @@ class Admission:
                 "(SELECT invitation FROM uses WHERE subject = ?)",
                 (subject, subject),
             )
+        self._file.confirm()
         self._kicked.add(subject)
         return PartyRole(row[0])
 

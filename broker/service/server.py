@@ -28,6 +28,7 @@ from ...net.identity.authority import Authority, AuthorityError, utc
 from ...net.identity.names import Party
 from ...net.local import allow_descriptors, free_port, is_loopback, joined, local_address, split
 from ...net.printable import SafeFormatter
+from ...net.repeats import Repeats
 from ...proto.admission_pb2 import Invitation, PageKey
 from ..access.admission import AdmissionError
 from ..events import DrainAsked, StopAsked
@@ -383,6 +384,7 @@ async def _either(*events: asyncio.Event) -> None:
 def _to_stderr() -> logging.Handler:
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.addFilter(Repeats())
     return handler
 
 

@@ -42,6 +42,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from ...proto.discovery_pb2 import Whereabouts
 from ..local import local_address
 from ..printable import SafeFormatter
+from ..repeats import Repeats
 from . import tied
 from .process import NodeConfig
 from .record import check_multiaddr, multiaddr, newest, read
@@ -300,6 +301,7 @@ def main() -> int:
     os.umask(0o077)
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(Repeats())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     log.setLevel(logging.INFO)
     set_parent_death_signal = 1
