@@ -8,6 +8,7 @@ __all__ = [
     "sending",
     "shards",
     "uplink",
+    "web_folder",
     "weight_files",
     "weight_writer",
 ]

@@ -35,6 +35,7 @@ from ...dag.transforms.split_weights import grouped
 from ...net.blobs.client import BlobClient
 from ...net.file_names import is_file_name
 from ...net.web.places import Origin
+from ...net.web.web import is_web
 from ...peer.blobs.weights import ShapeDtype, split_names
 from ...peer.compute.records import coded_specs, decoded
 from ...proto.broker_pb2 import Checkpoint, Recalled, RunSpec, WeightFile, Weights
@@ -45,6 +46,7 @@ from ..files.exported import aliases, bring, opened, state_of
 from ..files.records import replacing
 from ..files.sending import send
 from ..files.shards import Pretrained
+from ..files.web_folder import WebFolder
 from ..files.weight_files import Stored
 from ..files.weight_writer import Item, cast, files_of, item_of, items_of, write_files
 from ..submission import transfer
@@ -219,11 +221,15 @@ def _joined(blocks: list[Item]) -> Item:
     )
 
 
-def _copy(source: Any, to: Path, most_bytes: int) -> None:
-    """Copies a stream, and at most one byte beyond `most_bytes`: of another size, another hash."""
+def _copy(files: Any, path: str, to: Path, most_bytes: int) -> None:
+    """Copies a file, and at most one byte beyond `most_bytes`: of another size, another hash."""
     with to.open("wb") as file:
-        while data := source.read(min(_PIECE, most_bytes + 1 - file.tell())):
-            file.write(data)
+        if isinstance(files, WebFolder):
+            file.writelines(files.pieces(path, most_bytes))
+            return
+        with files.open(path, "rb") as source:
+            while data := source.read(min(_PIECE, most_bytes + 1 - file.tell())):
+                file.write(data)
 
 
 def _ref(path: Path) -> BlobRef:
@@ -256,11 +262,19 @@ def _step(folder: str) -> int:
 # ---------------------------------------------------------------- reading
 
 
+def _opened(url: str) -> tuple[Any, str]:
+    """Return what reads at a path or URL, and the folder there by its own name. Raises
+    WebError."""
+    if is_web(url):
+        return WebFolder(url), url.rstrip("/")
+    files, root = url_to_fs(url)
+    return files, root.rstrip("/")
+
+
 def find(url: str) -> str:
     """The folder of a checkpoint: `url` itself or, of a run's folder, its newest one. Raises
-    CheckpointError where there is none."""
-    files, root = url_to_fs(url)
-    root = root.rstrip("/")
+    CheckpointError where there is none, WebError."""
+    files, root = _opened(url)
     if files.exists(f"{root}/{_LISTED}"):
         return url
     found = _whole(files, root)
@@ -273,10 +287,10 @@ def find(url: str) -> str:
 
 
 def read(url: str) -> StoredCheckpoint:
-    """What `keep` has written; its files' sizes are checked. Raises CheckpointError, OSError."""
+    """What `keep` has written; its files' sizes are checked where they are told. Raises
+    CheckpointError, OSError, WebError."""
     url = find(url)
-    files, root = url_to_fs(url)
-    root = root.rstrip("/")
+    files, root = _opened(url)
     where = f"{url}/{_LISTED}"
     try:
         record = json.loads(files.cat_file(f"{root}/{_LISTED}"))
@@ -300,7 +314,7 @@ def read(url: str) -> StoredCheckpoint:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, ParseError) as error:
         raise CheckpointError(f"{where} cannot be read: {type(error).__name__} {error}") from None
-    for name, ref in listed.items():
+    for name, ref in listed.items() if not isinstance(files, WebFolder) else ():
         try:
             size = files.size(f"{root}/{name}")
         except FileNotFoundError:
@@ -326,7 +340,7 @@ def upload(access: Access, kept: StoredCheckpoint, say: Callable[[str], None]) -
     spec = RunSpec()
     spec.CopyFrom(kept.spec)
     spec.resumed.CopyFrom(kept.checkpoint)
-    files, root = url_to_fs(kept.url)
+    files, root = _opened(kept.url)
     if "graph" not in kept.files:
         raise CheckpointError(f"{kept.url} has no graph among its files: it was changed")
     total = sum(ref.size_bytes for ref in kept.files.values())
@@ -341,8 +355,7 @@ def upload(access: Access, kept: StoredCheckpoint, say: Callable[[str], None]) -
                 path = coming = Path(root) / part
             else:
                 path, coming = Path(name) / part, Path(name) / ".coming"
-                with files.open(f"{root.rstrip('/')}/{part}", "rb") as source:
-                    _copy(source, coming, wanted.size_bytes)
+                _copy(files, f"{root}/{part}", coming, wanted.size_bytes)
             if _ref(coming) != wanted:
                 raise CheckpointError(
                     f"{kept.url}/{part} has another hash than {_LISTED} says: it was changed"

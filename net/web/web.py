@@ -21,7 +21,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -118,6 +118,21 @@ class Web:
         if len(data) > most_bytes:
             raise WebError(f"{url} has more than the {most_bytes} bytes that are read of it")
         return data
+
+    def pieces(self, url: str, most_bytes: int) -> Iterator[bytes]:
+        """All of a file, and at most one byte beyond `most_bytes`, in pieces. Raises WebError."""
+        try:
+            answer, pace = self._open(url, {"Accept-Encoding": "identity"})
+            with answer:
+                pace.body(most_bytes)
+                left = most_bytes + 1
+                while left and (piece := answer.read(min(1 << 20, left))):
+                    left -= len(piece)
+                    yield piece
+        except _AbsentError as error:
+            raise WebError(f"{url}: {error}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise WebError(f"{url} cannot be read: {error}") from None
 
     def _body(self, file: WebFile, answer: Any, offset: int, length: int) -> bytes:
         total = _total(file.url, answer, offset, length)

@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -20,7 +21,9 @@ from torch import Tensor, arange, nn, zeros
 from shoal.broker.options import BrokerOptions
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.client.files.exported import bring
+from shoal.client.files.web_folder import WebFolder
 from shoal.client.files.weight_files import WeightFilesError, find
+from shoal.client.runs.checkpoints import CheckpointError, read
 from shoal.dag.capture.capture import capture
 from shoal.dag.ir.convert import graph_to_bytes
 from shoal.net.blobs.client import BlobClient
@@ -176,3 +179,34 @@ async def submitted(channel: grpc.aio.Channel, url: str, data: bytes) -> str:
     except grpc.aio.AioRpcError as error:
         return error.details() or "refused"
     return ""
+
+
+# ---------------------------------------------------------------- a checkpoint on the web
+
+
+def test_a_checkpoint_on_the_web_is_found_and_its_server_leads_nowhere_else() -> None:
+    files = {"graph": {"sha256": "0" * 64, "bytes": 5}}
+    listed: dict[str, Any] = {"version": 1, "spec": {}, "files": files}
+    with untouched() as inside, serving() as served:
+        here = served.address.replace("127.0.0.1", "localhost")
+        for step in (4, 12):
+            listed["checkpoint"] = {"run": "r-1", "step": str(step)}
+            place = f"/runs/r-1/checkpoint-{step:06}/checkpoint.json"
+            served.files[place] = json.dumps(listed).encode()
+        page = b'<a href="checkpoint-000004/">x</a> <a href="checkpoint-000012/">y</a> '
+        served.files["/runs/r-1/"] = page + b'<a href="checkpoint-000020/">cut off</a>'
+        for url in (f"{here}/runs/r-1", f"{here}/runs/r-1/checkpoint-000012/"):
+            kept = read(url)
+            assert (kept.checkpoint.step, set(kept.files)) == (12, {"graph"})
+        served.redirects["/runs/r-1/checkpoint-000012/checkpoint.json"] = f"http://{inside}/x"
+        with pytest.raises((CheckpointError, WebError), match="no public address"):
+            read(f"{here}/runs/r-1/checkpoint-000012")
+
+
+@pytest.mark.parametrize("size", [0, 1, 10, 11, 5000])
+def test_no_more_of_a_file_on_the_web_comes_than_was_listed(size: int) -> None:
+    with serving() as served:
+        served.files["/f"] = bytes(size)
+        folder = WebFolder(served.address)
+        data = b"".join(folder.pieces(f"{served.address}/f", 10))
+        assert len(data) == min(size, 11)
