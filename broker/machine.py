@@ -145,6 +145,7 @@ class BrokerMachine:
             registry.all_changing(registry.replicas())
             self._seen = self.members.version
         for replica in registry.changed.values():
+            out += replica.keeping.look(registry.is_wanted, now)
             out += replica.losses.hand_over(now)
         out += self.data.advance(registry.changed.values(), now)
         out += self.probing.advance(self.members, now)
@@ -243,9 +244,8 @@ class BrokerMachine:
             out += replica.lifecycle.resume(now)
             for peer in replica.context.away.peers:
                 self.members.expected[peer] = self._holding(replica)
-        for (
-            replica
-        ) in self.registry.replicas():  # a plan may name a keeper that has another part by now
+        for replica in self.registry.replicas():
+            # A plan may name a keeper that has another part by now.
             for peer in replica.context.welcome:
                 self.members.expected.setdefault(peer, self._holding(replica))
         fields = (("start", starts), ("runs", len(self.runs)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..dag.plan.plan import PeerId
 from ..proto.broker_pb2 import BUILDING, EXPORTING, RUNNING, WAITING
 from .events import ReplicaId
@@ -28,7 +30,7 @@ def validate(machine: BrokerMachine) -> None:
 
     holders: dict[PeerId, ReplicaId] = {}
     replicas = machine.registry.replicas()
-    parts = {replica.id: frozenset(replica.record.parts) for replica in replicas}
+    parts = {replica.id: frozenset(replica.context.parts) for replica in replicas}
     for replica in replicas:
         _validate_replica(replica)
         if replica.record.active:
@@ -87,7 +89,9 @@ def _validate_replica(replica: Replica) -> None:
         wanted = record.run.requirements
         assert wanted.allows(record.plan), f"{record}: {record.plan}, expected {wanted.batchings}"
         assert record.term >= 1, record
-        assert replica.context.term.plan is record.plan, record
+        now = replica.context.plan
+        assert now is not None, record
+        assert replace(now, keepers=record.plan.keepers) == record.plan, record
     if record.phase == EXPORTING:
         assert record.committed == record.steps, record
 

@@ -436,6 +436,11 @@ class Recovery(Settings):
     """What a run does while too few peers are there."""
 
     @property
+    def spares(self) -> int:
+        """How many peers of the pool keep copies, if there are so many."""
+        return 1 if self.warm_spares == "auto" else self.warm_spares
+
+    @property
     def rebuilds(self) -> bool:
         """Whether a lost stage may be made anew from its neighbours."""
         return "neighbour" in self.ladder or self.swaps

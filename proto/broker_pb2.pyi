@@ -808,7 +808,7 @@ class Renamed(_message.Message):
     def __init__(self, old: _Optional[str] = ..., to: _Optional[str] = ...) -> None: ...
 
 class SnapshotOrder(_message.Message):
-    __slots__ = ("run", "term", "step", "needed", "keeper", "upload", "hold", "round")
+    __slots__ = ("run", "term", "step", "needed", "keeper", "upload", "hold", "round", "dial")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -817,6 +817,7 @@ class SnapshotOrder(_message.Message):
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    DIAL_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
@@ -825,7 +826,8 @@ class SnapshotOrder(_message.Message):
     upload: bool
     hold: int
     round: int
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., needed: _Optional[int] = ..., keeper: _Optional[str] = ..., upload: _Optional[bool] = ..., hold: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+    dial: DialOrder
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., needed: _Optional[int] = ..., keeper: _Optional[str] = ..., upload: _Optional[bool] = ..., hold: _Optional[int] = ..., round: _Optional[int] = ..., dial: _Optional[_Union[DialOrder, _Mapping]] = ...) -> None: ...
 
 class WeightFile(_message.Message):
     __slots__ = ("blob", "sharded")

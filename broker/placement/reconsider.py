@@ -127,7 +127,7 @@ class Replanner:
     def _offers(self, replica: Replica) -> dict[PeerId, PeerOffer]:
         """The offers of the run's holders, as they are known now."""
         here = self.members.members
-        return {p: here[p].offer for p in replica.record.parts if p in here}
+        return {p: here[p].offer for p in replica.context.parts if p in here}
 
     def _look(self, replica: Replica, now: float) -> list[Instruction]:
         record = replica.record
@@ -145,7 +145,7 @@ class Replanner:
     def _facts(self, replica: Replica, now: float) -> ConsiderPlan:
         record = replica.record
         assert record.plan is not None
-        mine = [self.members.members[p] for p in record.parts if p in self.members.members]
+        mine = [self.members.members[p] for p in replica.context.parts if p in self.members.members]
         free = [
             m
             for m in suited(replica, self.members, now)

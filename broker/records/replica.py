@@ -113,11 +113,6 @@ class ReplicaRecord:
         return self.committed > self._begins_at
 
     @property
-    def parts(self) -> tuple[PeerId, ...]:
-        """Everybody with a part in the present plan, holders first."""
-        return () if self.plan is None else (*self.plan.peers, *self.plan.warm)
-
-    @property
     def exporters(self) -> tuple[PeerId, ...]:
         """Who uploads weights at the end: the first holder of each stage."""
         stages = self.plan.stages if self.plan else ()

@@ -58,8 +58,7 @@ class SuspectTracker:
         self.tries += 1
         self._blamed.update(peers := tuple(peers) or (PeerId(""),))
         for peer in peers:
-            away = self._away_s[peer] = min(_MOST_AWAY_S, 2 * self._away_s.get(peer, _AWAY_S / 2))
-            self._until[peer] = now + away
+            self.leave_out(peer, now)
         return self.tries <= _TRIES or (len(self._blamed) == 1 and PeerId("") not in self._blamed)
 
     def claim(self, by: PeerId, code: str) -> bool:
@@ -67,6 +66,11 @@ class SuspectTracker:
         with the same code."""
         self.claims[by] = code
         return any(said == code for peer, said in self.claims.items() if peer != by)
+
+    def leave_out(self, peer: PeerId, now: float) -> None:
+        """Leave a peer out for a while, that doubles each time."""
+        away = self._away_s[peer] = min(_MOST_AWAY_S, 2 * self._away_s.get(peer, _AWAY_S / 2))
+        self._until[peer] = now + away
 
     def accuse(self, by: PeerId, peer: PeerId) -> bool:
         """One says that it hears nothing of another. Whether that one is to blame: if a second

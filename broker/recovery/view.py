@@ -26,6 +26,7 @@ class View:
 
     pairs: of the term's holders that exchange frames. speed_of: FLOP/s of the holders, as they were
     when the term began. found: the set that could be gone on from; None: the starting weights.
+    present: the `plan`, where there is one.
     """
 
     replica: ReplicaRecord
@@ -35,6 +36,7 @@ class View:
     speed_of: Mapping[PeerId, float]
     found: SnapshotSet | None
     now: float
+    present: Plan | None = None
 
     @property
     def id(self) -> ReplicaId:
@@ -46,9 +48,10 @@ class View:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the present term; only asked where there is one."""
-        assert self.replica.plan is not None, self.replica
-        return self.replica.plan
+        """The plan of the present term, with those that keep snapshots now; only asked where there
+        is one."""
+        assert self.present is not None, self.replica
+        return self.present
 
     @property
     def planned(self) -> PlanWithReport:

@@ -3,6 +3,7 @@
 __all__ = [
     "context",
     "deadline",
+    "enlisting",
     "handover",
     "lifecycle",
     "losses",

@@ -41,7 +41,8 @@ __all__ = ["ReplicaContext", "Term"]
 class Term:
     """The present term, which begins with a plan.
 
-    pairs: of holders that exchange frames. begun_from: the set that it goes on from; None: the
+    plan: as it began, but for the keepers, which may be others by now. pairs: of holders that
+    exchange frames. begun_from: the set that it goes on from; None: the
     starting weights. transfers: who gives what of it to whom. speed_of: FLOP/s of the holders, as
     they were when it began. leaving: holders that shall not be counted on, and why, in words.
     finished: who has reported the last step, be it in a replay. down: to whom links are broken, and
@@ -131,6 +132,11 @@ class ReplicaContext:
         waiting = sum(r.phase == WAITING and not r.paused for r in others)
         return free if self.promised or len(free) > waiting * len(own) else []
 
+    def rank(self, member: Member, now: float) -> tuple[bool, float]:
+        """How late it is asked to keep copies: whether it is lost again and again, and how long
+        before the end of the run it means to leave, seconds."""
+        return self.suspects.shaky(member.id, now), self.record.lacks_s(member, now)
+
     @property
     def work(self) -> RoundWork | None:
         """Its work in a round; None: it is in none."""
@@ -160,6 +166,16 @@ class ReplicaContext:
         mine = now + self.built_s + (work.first_step + work.steps - step) * step_s
         done = record.committed - work.first_step
         return shortened(work, done, mine - end, step_s, len(others))
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the present term, with those that keep snapshots now."""
+        return self.term.plan
+
+    @property
+    def parts(self) -> tuple[PeerId, ...]:
+        """Everybody with a part in the present plan, holders first."""
+        return () if self.plan is None else (*self.plan.peers, *self.plan.warm)
 
     def mine(self, peer: PeerId) -> Member | None:
         """A peer that has a part in it now; None for any other."""
@@ -194,7 +210,7 @@ class ReplicaContext:
     def welcome(self) -> tuple[PeerId, ...]:
         """Who may come back with its part: holders that are waited for, and those that only keep
         copies, for which nobody waits."""
-        plan = self.record.plan if self.record.active else None
+        plan = self.plan if self.record.active else None
         return (*self.away.peers, *(plan.warm if plan else ()))
 
     def welcomes_nobody(self) -> None:

@@ -28,7 +28,6 @@ from ..events import Instruction, Tell
 from ..membership.member import Member
 from ..recovery.replacements import able_left, replacements
 from ..recovery.view import View
-from ..snapshots.keepers import instead
 from .context import ReplicaContext
 from .snapshots import ReplicaSnapshots
 
@@ -273,7 +272,7 @@ class Handover:
         """Why these cannot hand over, the last of them, say; empty: they can."""
         if not view.run.takes_snapshots:
             return "its run takes no snapshots (recovery.ladder)"
-        keepers = instead(view.plan, view.members, self._snapshots.unreliable)
+        keepers = self._snapshots.keepers(view.plan)
         if any(keepers.get(p) in (None, *leavers) for p in leavers):
             return "nobody who stays can keep its snapshot"
         found, here = replacements(view, leavers), view.members.members

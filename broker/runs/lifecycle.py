@@ -154,7 +154,7 @@ class Lifecycle:
         if self.record.pausing:
             return self.put_aside(now, because=text)
         self.context.waits_no_longer()
-        out = self.context.release(self.record.parts, Reason(code="released", text=text), now)
+        out = self.context.release(self.context.parts, Reason(code="released", text=text), now)
         return out + self._enter(WAITING, now, code, text)
 
     # ------------------------------------------------------------ BUILDING to EXPORTING
@@ -321,7 +321,7 @@ class Lifecycle:
         at = f"with {found.step} steps" if found else "before its first step"
         text = f"paused {at}{lacks}: `shoal resume {self.record.run.id}` goes on"
         text = f"{because}; {text}" if because else text
-        out = self.context.release(self.record.parts, Reason(code="released", text=text), now)
+        out = self.context.release(self.context.parts, Reason(code="released", text=text), now)
         return out + self._enter(WAITING, now, "paused", text)
 
     def check_unpause(self) -> None:
@@ -357,7 +357,7 @@ class Lifecycle:
         record, context = self.record, self.context
         assert not record.ended, record
         out = self.snapshots.forget()
-        out += context.release(record.parts, Reason(code=code, text=text), now, goes_on=False)
+        out += context.release(context.parts, Reason(code=code, text=text), now, goes_on=False)
         self.asked, self.offered = None, {}
         self._losses = ReplayedLosses()
         context.waits_no_longer()

@@ -130,7 +130,7 @@ class Losses:
         if status.term != self._record.term or context.mine(member.id) is None:
             return []
         peer, down = PeerId(status.peer), context.term.down
-        if status.up or peer not in self._record.parts:
+        if status.up or peer not in context.parts:
             down.get(peer, {}).pop(member.id, None)
             return []
         down.setdefault(peer, {})[member.id] = None
@@ -162,15 +162,16 @@ class Losses:
     def fault(self, member: Member, fault: Fault, now: float) -> list[Instruction]:
         record, context = self._record, self._context
         other = context.mine(PeerId(fault.about))
+        holds = member.run == record.id and member.id in record.peers
         convicted = (
             other is not None
             and other is not member
-            and member.run == record.id
+            and holds
             and context.suspects.accuse(member.id, other.id)  # also late
         )
         code = clean(fault.reason.code, 60) or "fault"
         breaks = code not in FAULTS_OF_ONE | FAULTS_OF_TERMS
-        claimed = breaks and member.run == record.id and context.suspects.claim(member.id, code)
+        claimed = breaks and holds and context.suspects.claim(member.id, code)
         late = (convicted or claimed) and fault.term + 1 == record.term
         stale = self._life.stale("fault", member, fault.term, BUILDING, RUNNING, EXPORTING)
         if stale and not (late and record.active and member.state == "assigned"):
@@ -181,13 +182,17 @@ class Losses:
         what = clean(fault.reason.text, 2000) or clean(fault.reason.code, 60) or "no reason given"
         where = f"at step {fault.step}" if record.phase == RUNNING else record.where
         text = f"peer {member.label} reports a fault {where}{about}: {what}"
+        out_of = other if other is not None and convicted else member
+        if not self.needs(out_of.id):  # another may keep the copies
+            context.suspects.leave_out(out_of.id, now)
+            reason = Reason(code="released", text=text)
+            return [*context.release((out_of.id,), reason, now), *context.note(text, now)]
         if code == "snapshot":
             self._snapshots.sets.spoilt(context.term.begun_from)
         if code in FAULTS_OF_TERMS:
             return self._go_on((), code, text, now, live=False)
         if breaks and (claimed or self._is_alone(member, now)):
             return self._life.fail(code, text, now)
-        out_of = other if other is not None and convicted else member
         return self._without((out_of.id,), code, text, now)
 
     def _is_alone(self, member: Member, now: float) -> bool:

@@ -13,6 +13,7 @@ from ..records.replica import ReplicaRecord
 from ..records.run import RunRecord
 from ..records.steps import WrongStepError
 from .context import ReplicaContext
+from .enlisting import KeeperSearch
 from .handover import Handover
 from .lifecycle import Lifecycle
 from .losses import Losses
@@ -32,6 +33,7 @@ class Replica:
         self.record, self.run = record, record.run
         self.context = ReplicaContext(run, record, members)
         self.snapshots = ReplicaSnapshots(self.context)
+        self.keeping = KeeperSearch(self.context, self.snapshots)
         self.handover = Handover(self.context, self.snapshots)
         self.lifecycle = Lifecycle(self.context, self.snapshots, self.handover)
         self.losses = Losses(self.lifecycle)
@@ -101,10 +103,10 @@ class Replica:
     def give_up_warm(self, now: float) -> list[Instruction]:
         """Another run has work for its keepers. Holders keep each other's snapshots from here
         on."""
-        if self.record.plan is None or self.record.phase != RUNNING:
+        if self.context.plan is None or self.record.phase != RUNNING:
             return []
         reason = Reason(code="released", text="another run has work for it")
-        out = self.context.release(self.record.plan.warm, reason, now)
+        out = self.context.release(self.context.plan.warm, reason, now)
         return out + self.snapshots.order(now) if out else out
 
     def steady(self, member: Member, now: float) -> bool:

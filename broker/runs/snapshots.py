@@ -15,6 +15,7 @@ from ...proto.broker_pb2 import (
     EXPORTING,
     RUNNING,
     BrokerMessage,
+    DialOrder,
     RoundPosition,
     Snapshot,
     SnapshotOrder,
@@ -48,8 +49,10 @@ class ReplicaSnapshots:
         """Whose version is in the set that was ordered last, of a run with rounds."""
         self._needed = 0
         """Snapshots of fewer steps may go, as peers were told."""
-        self._keepers: dict[PeerId, PeerId] = {}
-        """By holder, as peers were told."""
+        self._keepers: dict[PeerId, PeerId] | None = None
+        """By holder, as peers were told; None: nothing but the plan."""
+        self._dials: dict[PeerId, DialOrder] = {}
+        """By holder, how it reaches a keeper that came after the term began, where it dials."""
         self._instead: tuple[object, dict[PeerId, PeerId]] = (None, {})
         """By holder, as it was found, and what that was found by."""
         self._refuse: dict[PeerId, None] = {}
@@ -73,6 +76,7 @@ class ReplicaSnapshots:
             speed_of=context.term.speed_of,
             found=self.found(),
             now=now,
+            present=context.plan,
         )
 
     def found(self) -> SnapshotSet | None:
@@ -127,7 +131,7 @@ class ReplicaSnapshots:
         """`first`: steps that are in the stages then."""
         every = self._record.run.requirements.recovery.snapshot_every
         self.cadence = SnapshotSchedule(0 if every == "auto" else every, first, self.cadence.took)
-        self._keepers, self.on_hold = {}, 0
+        self._keepers, self._dials, self.on_hold = None, {}, 0
 
     def begin_round(self, now: float) -> list[Instruction]:
         """It begins a round with a new version, which is in no set so far: one is ordered, unless
@@ -184,10 +188,10 @@ class ReplicaSnapshots:
 
     def _refused(self, keeper: Member, holder: PeerId, why: str, now: float) -> list[Instruction]:
         """Another one keeps this holder's copies from here on, if there is one."""
-        members, plan = self._context.members, self._record.plan
+        members, plan = self._context.members, self._context.plan
         assert plan is not None, self._record
         self._refuse[keeper.id] = None
-        other = instead(plan, members, self.unreliable).get(holder)
+        other = self.keepers(plan).get(holder)
         text = f"peer {keeper.label} does not keep a copy of the snapshots of {holder}: {why}"
         if other is None or other in self._refuse:
             text += ". Nobody else can: without a copy the loss of that peer costs more steps"
@@ -219,24 +223,25 @@ class ReplicaSnapshots:
     def order(self, now: float) -> list[Instruction]:
         """The next set, if one is due; and that older ones may go, when a newer one is whole."""
         record, cadence = self._record, self.cadence
-        if record.phase not in (RUNNING, EXPORTING) or record.plan is None:
+        plan = self._context.plan
+        if record.phase not in (RUNNING, EXPORTING) or plan is None:
             return []
-        keepers = self._keepers_now(record.plan)
+        keepers = self.keepers(plan)
         if cadence.pending is not None:
             asked = cadence.pending, record.term, record.peers, keepers, self._of_round
             if self.sets.copied(*asked):
                 # Copies to holders share links with the training: more of them would cost more.
                 suspects = self._context.suspects
-                cadence.copied(now, suspects.between_s(now) if record.plan.warm else math.inf)
+                cadence.copied(now, suspects.between_s(now) if plan.warm else math.inf)
             elif self._keepers_differ(keepers) or cadence.overdue(now):
-                cadence.missed(cadence.pending)
+                cadence.given_up()
         needed = self._needed
         if cadence.whole is not None and cadence.whole <= record.committed:
             needed = max(needed, cadence.whole)
-        due, saves = self._due(record.plan, now)
+        due, saves = self._due(plan, now)
         if due is None and needed == self._needed:
             return []
-        told = dict.fromkeys((*record.parts, *self.sets.peers))
+        told = dict.fromkeys((*self._context.parts, *self.sets.peers))
         self.sets.not_needed(needed)
         self._needed, self._keepers = needed, keepers
         if due is not None:
@@ -265,38 +270,48 @@ class ReplicaSnapshots:
             self._keepers = keepers  # the next report compares no thousand of them
         return keepers is not self._keepers
 
-    def _keepers_now(self, plan: Plan) -> dict[PeerId, PeerId]:
-        """Found anew only when a member came, went or changed its part: asked at every report."""
+    def keepers(self, plan: Plan) -> dict[PeerId, PeerId]:
+        """By holder, who keeps its copies now. Found anew only when a member came, went or changed
+        its part: asked at every report."""
         members = self._context.members
         facts = plan, members.version, self.unreliable
         if self._instead[0] != facts:
-            self._instead = facts, instead(plan, members, self.unreliable)
+            self._instead = facts, instead(plan, self._context.mine, self.unreliable)
         return self._instead[1]
+
+    def kept_by(self, dials: Mapping[PeerId, DialOrder], now: float) -> list[Instruction]:
+        """Others keep the copies from here on. `dials`: of the holders that dial their keeper."""
+        assert self._context.plan is not None, self._record
+        self._dials |= dials
+        self.cadence.given_up()  # a set that is on its way goes to those before
+        out = self.order(now)
+        self._keepers = self.keepers(self._context.plan)
+        return out or self.tell_order()
 
     def hold(self, step: int) -> list[Instruction]:
         """Orders a set of this step, in place of the one that is pending, and that nobody begins
         the step."""
-        record = self._record
-        assert record.plan is not None, record
+        record, plan = self._record, self._context.plan
+        assert plan is not None, record
         self.cadence.ordered(step)
         self._of_round = self._round_at(step, held=True)
         if record.checkpoints.untaken:
             record.checkpoints.given_up(late=True)
         self.on_hold = step
-        self._keepers = self._keepers_now(record.plan)
-        return self._tell_order(record.parts, step)
+        self._keepers = self.keepers(plan)
+        return self._tell_order(self._context.parts, step)
 
     def save(self, rounds: RoundPosition) -> list[Instruction]:
         """Orders a checkpoint of the version that it has, in place of a set that is pending: taken
         as soon as its round begins."""
-        record = self._record
-        assert record.plan is not None, record
+        record, plan = self._record, self._context.plan
+        assert plan is not None, record
         step, spec = record.committed, record.run.spec
-        record.checkpoints.begin(record.run.id, record.term, step, spec, record.plan, rounds=rounds)
+        record.checkpoints.begin(record.run.id, record.term, step, spec, plan, rounds=rounds)
         self.cadence.ordered(step)
         self._of_round = self._round_at(step)
-        self._keepers = self._keepers_now(record.plan)
-        return self._tell_order(record.parts, step, upload=True)
+        self._keepers = self.keepers(plan)
+        return self._tell_order(self._context.parts, step, upload=True)
 
     def let_go(self) -> list[Instruction]:
         """No step is on hold any more."""
@@ -307,7 +322,7 @@ class ReplicaSnapshots:
 
     def tell_order(self) -> list[Instruction]:
         """What holds, without another snapshot."""
-        return self._tell_order(self._record.parts, 0)
+        return self._tell_order(self._context.parts, 0)
 
     def _tell_order(
         self, peers: Iterable[PeerId], step: int, *, upload: bool = False
@@ -334,8 +349,11 @@ class ReplicaSnapshots:
         for peer in peers:
             if member := self._context.members.members.get(peer):
                 message = BrokerMessage(snapshot=order)
-                if keepers:
-                    message.snapshot.keeper = keepers.get(peer, "")
+                if keepers is not None:
+                    keeper, dial = keepers.get(peer, ""), self._dials.get(peer)
+                    message.snapshot.keeper = keeper
+                    if dial is not None and dial.peer == keeper:
+                        message.snapshot.dial.CopyFrom(dial)
                 out.append(Tell(member.stream, message))
         return out
 

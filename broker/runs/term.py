@@ -9,9 +9,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ...dag.plan.plan import PeerId, Plan, SnapshotKeeper
+from ...dag.plan.plan_slice import PlanSlice
 from ...dag.plan.report import PlanWithReport
 from ...dag.plan.swaps import swapped_operators, swaps
 from ...dag.schedule.convert_plan import plan_to_proto
@@ -29,7 +31,7 @@ from ...proto.broker_pb2 import (
 from ...proto.common_pb2 import Reason
 from ...proto.graph_pb2 import CORE
 from ..events import Instruction, Tell
-from ..membership.member import dial
+from ..membership.member import Member, dial
 from ..recovery.recover import Recover
 from ..recovery.resume import resume, transfers
 from ..recovery.view import Pair
@@ -38,7 +40,7 @@ from ..snapshots.sets import SnapshotSet
 from .context import ReplicaContext, Term
 from .snapshots import ReplicaSnapshots
 
-__all__ = ["begin_term"]
+__all__ = ["assignment", "begin_term", "tell_part"]
 
 BLOCKS = 0
 """In place of a term: what lost stages are made from, of which nothing is reported."""
@@ -72,7 +74,7 @@ def begin_term(
     step = found.step if found else fresh
     mine = context.work_from(step, now) if within else None
     plan, report = _with_keepers(context, snapshots, wanted.planned, found, now)
-    before, others = record.parts, _others_swapped(context, plan, step)
+    before, others = context.parts, _others_swapped(context, plan, step)
     renamed = [Renamed(old=a, to=b) for a, b in wanted.taken_by.items()]
     event = RunEvent(plan=plan_to_proto(plan), report=report_to_proto(report), renamed=renamed)
     event.local.extend(record.local if wanted.local is None else wanted.local)
@@ -95,7 +97,7 @@ def begin_term(
         begun_from=found,
         speed_of={p: members.members[p].offer.flops_per_s for p in plan.peers},
     )
-    base = _assign(context, step, found)
+    base = assignment(context, step, found)
     if mine is not None and rounds is not None:  # it goes on with it
         mine.term = record.term
         begun = RoundBegun(round=rounds.round, work=[mine])
@@ -107,21 +109,14 @@ def begin_term(
         base.round.evaluate &= step == mine.first_step
     term_.transfers = tuple(base.resume.transfers)
     dials, near = _dials(context, plan)
-    for peer in record.parts:
+    for peer in context.parts:
         member = members.members[peer]
         if member.state == "pool":
             out += members.assign(member, record.id)
-        assign = Assign()
-        assign.CopyFrom(base)
-        spec = record.run.spec
-        core = member.profile.operator_set == CORE
-        assign.graph.CopyFrom(spec.core_graph if core else spec.graph)
         # Who makes a stage anew asks everybody.
         known = plan.peers if wanted.rebuilt else near[peer]
-        assign.slice.CopyFrom(slice_to_proto(slices.of(peer, known)))
-        assign.dials.extend(dials[peer])
-        out.append(Tell(member.stream, BrokerMessage(assign=assign)))
-    gone = [p for p in before if p not in record.parts]
+        out.append(tell_part(context, member, base, slices.of(peer, known), dials[peer]))
+    gone = [p for p in before if p not in context.parts]
     reason = Reason(code="released", text="the run goes on without it")
     return out + context.release(gone, reason, now), inexact_from
 
@@ -136,8 +131,25 @@ def _others_swapped(context: ReplicaContext, plan: Plan, step: int) -> bool:
     return step > 0 and saved != now_swapped
 
 
-def _assign(context: ReplicaContext, step: int, found: SnapshotSet | None) -> Assign:
-    """What all of them are told."""
+def tell_part(
+    context: ReplicaContext,
+    member: Member,
+    base: Assign,
+    part: PlanSlice,
+    dials: Iterable[DialOrder],
+) -> Tell:
+    """The Assign of one peer. `base`: of `assignment`."""
+    assign, spec = Assign(), context.run.spec
+    assign.CopyFrom(base)
+    core = member.profile.operator_set == CORE
+    assign.graph.CopyFrom(spec.core_graph if core else spec.graph)
+    assign.slice.CopyFrom(slice_to_proto(part))
+    assign.dials.extend(dials)
+    return Tell(member.stream, BrokerMessage(assign=assign))
+
+
+def assignment(context: ReplicaContext, step: int, found: SnapshotSet | None) -> Assign:
+    """The part of an Assign that is the same for all peers of a term."""
     record, run = context.record, context.run
     base = Assign(
         run=record.id,
@@ -167,8 +179,8 @@ def _dials(
     """By peer, whom it dials, and with whom it has links, whoever dials. Of each pair the one that
     stands first does, or the one that can."""
     members, relays = context.members, context.run.options.relays
-    orders: dict[PeerId, list[DialOrder]] = {p: [] for p in context.record.parts}
-    near: dict[PeerId, list[PeerId]] = {p: [] for p in context.record.parts}
+    orders: dict[PeerId, list[DialOrder]] = {p: [] for p in context.parts}
+    near: dict[PeerId, list[PeerId]] = {p: [] for p in context.parts}
     links: dict[frozenset[PeerId], Pair] = {}
     keepers = [(k.holder, k.peer) for k in plan.keepers]
     given = [(PeerId(g.source), PeerId(g.destination)) for g in context.term.transfers]
@@ -192,18 +204,17 @@ def _with_keepers(
     found: SnapshotSet | None,
     now: float,
 ) -> PlanWithReport:
-    record, run, members = context.record, context.run, context.members
+    run = context.run
     if not run.takes_snapshots:
         return planned
-    warm = [m for p in record.parts if (m := context.mine(p)) and m.closed is None]
-    wanted = run.requirements.recovery.warm_spares
+    warm = [m for p in context.parts if (m := context.mine(p)) and m.closed is None]
     keepers = choose_keepers(
         planned,
         (*warm, *context.spares(planned.plan.peers)),
-        members,
-        1 if wanted == "auto" else wanted,
+        context.members,
+        run.requirements.recovery.spares,
         run.options.relays,
-        lambda m: (context.suspects.shaky(m.id, now), record.lacks_s(m, now)),
+        lambda m: context.rank(m, now),
         snapshots.unreliable,
     )
     plan = replace(planned.plan, keepers=keepers)

@@ -60,10 +60,11 @@ def choose_keepers(
 
 
 def instead(
-    plan: Plan, members: Membership, unreliable: Container[PeerId] = ()
+    plan: Plan, mine: Callable[[PeerId], Member | None], unreliable: Container[PeerId] = ()
 ) -> dict[PeerId, PeerId]:
-    """By holder, the keeper that is there now: the plan's or, when it is gone, one of the holders
-    beside it (`ring_pairs`). `unreliable` ones come last."""
+    """Return by holder the keeper that is there now: the plan's or, when it is gone, one of the
+    holders beside it (`ring_pairs`). `mine`: a peer that has a part in the replica; None for any
+    other. `unreliable` ones come last."""
     found: dict[PeerId, PeerId] = {}
     holders, planned = plan.peers, dict[PeerId, list[PeerId]]()
     for keeper in plan.keepers:
@@ -72,7 +73,7 @@ def instead(
         if holder not in planned:
             continue
         beside = (holders[(i + 1) % len(holders)], holders[i - 1])
-        here = [p for p in (*planned[holder], *beside) if p != holder and _here(p, members)]
+        here = [p for p in (*planned[holder], *beside) if p != holder and mine(p)]
         if here:
             found[holder] = min(here, key=lambda p: p in unreliable)  # the first of equal ones
     return found
@@ -83,11 +84,6 @@ def ring_pairs(plan: Plan) -> Iterable[tuple[PeerId, PeerId]]:
     holders = plan.peers
     if plan.keepers and len(holders) > 1:
         yield from zip(holders, (*holders[1:], holders[0]), strict=True)
-
-
-def _here(peer: PeerId, members: Membership) -> bool:
-    member = members.members.get(peer)
-    return member is not None and member.state == "assigned"
 
 
 def _alike(a: Member, b: Member) -> int:

@@ -36,7 +36,7 @@ from enum import Enum
 
 from ...dag.plan.action import ROUNDS, Kind
 from ...dag.plan.plan import PeerId
-from ...dag.schedule.flow import Role, Transfer
+from ...dag.schedule.flow import Role
 from ...job.words import size_text
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
@@ -48,7 +48,7 @@ from .rounds.gate import RoundGate
 from .rounds.rounds import Rounds
 from .run_links import RunLinks
 from .snapshot_manager import SnapshotManager
-from .step import FrameVerdict, Steps
+from .step import FrameVerdict, Steps, waits_for
 
 __all__ = ["STOP_AT", "Assignment", "Phase"]
 
@@ -291,7 +291,7 @@ class Assignment:
         if out or self.steps.in_flight:  # a device that computes for long is not stuck
             return out or self._watch(now)
         missing = self.steps.missing()
-        what = _waits_for(missing) if missing else "the data of the step"
+        what = waits_for(missing) if missing else "the data of the step"
         about = missing[0].source if missing else ""
         text = f"{self._peer} has waited too long in step {self.steps.step} for {what}"
         return [self._fault("stalled", text, about=about)]
@@ -470,15 +470,16 @@ class Assignment:
 
     # ------------------------------------------------------------ snapshots
 
-    def snapshot_ordered(self, step: int, now: float) -> list[e.Instruction]:
-        """A snapshot is to be taken when so many updates are in; 0: none. Which step is on hold
-        has changed, perhaps."""
-        if not self._holds:
+    def snapshot_ordered(self, order: broker_pb2.SnapshotOrder, now: float) -> list[e.Instruction]:
+        """Take a snapshot when its updates are in, if it names a step. Who keeps copies and which
+        step is on hold have changed, perhaps."""
+        if not (self._holds and self.alive):
             return []
-        if not step:
-            return self._advance(now)
-        self.keeping.wanted = step
-        return [*self._take_snapshot(), *self._advance(now)]
+        out, self.peers = self._links.keeper(order), self._links.peers
+        if not order.step:
+            return [*out, *self._advance(now)]
+        self.keeping.wanted = order.step
+        return [*out, *self._take_snapshot(), *self._advance(now)]
 
     def _take_snapshot(self) -> list[e.Instruction]:
         """The ordered one, if it is time."""
@@ -583,13 +584,4 @@ def _name(key: FrameKey) -> str:
     return (
         f"the {key.role.value} frame of {key.port} from {key.source} to {key.destination} "
         f"(step {key.step}, microbatch {key.microbatch}, hop {key.hop})"
-    )
-
-
-def _waits_for(missing: tuple[Transfer, ...]) -> str:
-    first = missing[0]
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return (
-        f"{first.role.value} {first.port} of microbatch {first.microbatch} "
-        f"from {first.source}{more}"
     )

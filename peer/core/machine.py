@@ -367,7 +367,7 @@ class PeerMachine:
         out = self.keeping.ordered(order)
         part = self.assignment
         if part is not None and part.matches(order.run, order.term):
-            out += part.snapshot_ordered(order.step, now)
+            out += part.snapshot_ordered(order, now)
         return out
 
     def _welcomed(self, welcome: broker_pb2.Welcome, now: float) -> list[e.Instruction]:
@@ -390,12 +390,13 @@ class PeerMachine:
     # ------------------------------------------------------------ assignments
 
     def _assign(self, assign: broker_pb2.Assign) -> list[e.Instruction]:
-        if assign.term <= self._terms.get(assign.run, -1):
+        part, last = self.assignment, self._terms.get(assign.run, -1)
+        holds = any(self.peer in s.holders for s in assign.slice.plan.stages)
+        again = assign.term == last and not holds and part is None  # a keeper, as it was before
+        if assign.term <= last and not again:
             return []
         self._remember(assign.run, assign.term)
-        part = self.assignment
-        memory = self._hello.profile.device_memory_bytes
-        options = self.options
+        memory, options = self._hello.profile.device_memory_bytes, self.options
         goes_on = self.drain.hands_over and part is not None and part.run == assign.run
         if self.availability.closed is not None and not goes_on:
             return self._step_back()
@@ -404,8 +405,7 @@ class PeerMachine:
         if part is not None and part.alive and part.run != assign.run:
             return [_refused(assign, "busy", f"{self.peer} still holds {part.run}")]
         out = self.probes.end_all("assigned", f"{self.peer} was given a part in {assign.run}")
-        live = assign.resume.live and any(self.peer in s.holders for s in assign.slice.plan.stages)
-        live = live and self.peer not in assign.resume.rebuilt
+        live = assign.resume.live and holds and self.peer not in assign.resume.rebuilt
         codecs = not assign.resume.rebuilt  # they begin anew then
         if live and (part is None or not part.has(assign.first_step, codecs=codecs)):
             step = "nothing" if part is None or part.steps is None else part.steps.updates

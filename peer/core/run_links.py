@@ -25,6 +25,8 @@ class RunLinks:
         self._told_down: set[PeerId] = set()
         self._down_since: dict[PeerId, float] = {}
         """Of needed ones."""
+        self._dialled = 0
+        """Generation of the newest dial of a keeper that came after the plan was made."""
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._up
@@ -32,6 +34,23 @@ class RunLinks:
     def expect(self, peers: Iterable[PeerId]) -> None:
         """These are all; none is up."""
         self._up = dict.fromkeys(peers, False)
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        return tuple(self._up)
+
+    def keeper(self, order: broker_pb2.SnapshotOrder) -> list[e.Instruction]:
+        """Dial or expect the keeper that an order names: it may have come, or come back, after the
+        plan was made."""
+        peer, dial = PeerId(order.keeper), order.dial
+        if not peer:
+            return []
+        known = peer in self._up
+        self._up.setdefault(peer, False)
+        if dial.peer == peer and dial.generation > self._dialled:
+            self._dialled = dial.generation
+            return [e.Dial(peer, dial.address, dial.generation)]
+        return [] if known else [e.ExpectPeer(peer)]
 
     def changed(self, peer: PeerId, up: bool, *, tells: bool) -> list[e.Instruction]:
         """A link came up or broke; with `tells` the broker hears of it, unless it knows."""

@@ -29,7 +29,7 @@ from .events import Built, Result
 ENDLESS = 2**53
 """Steps of a replica before it is known how many it makes."""
 
-__all__ = ["ENDLESS", "Done", "FrameVerdict", "PeerProgram", "Steps", "transfer_of"]
+__all__ = ["ENDLESS", "Done", "FrameVerdict", "PeerProgram", "Steps", "transfer_of", "waits_for"]
 
 
 def transfer_of(key: FrameKey) -> Transfer:
@@ -385,3 +385,13 @@ class Steps:
         action = self.program.actions[self.position] if self.program.actions else "-"
         doing = "computing" if self.in_flight else f"waiting for {len(self.missing())} frames"
         return f"step {self.step} {action} {doing}"
+
+
+def waits_for(missing: tuple[Transfer, ...]) -> str:
+    """Transfers that did not come, in words."""
+    first = missing[0]
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return (
+        f"{first.role.value} {first.port} of microbatch {first.microbatch} "
+        f"from {first.source}{more}"
+    )

@@ -91,7 +91,11 @@ class JournalCheck(Check):
             return
         if known is None:
             raise Broken("I10", f"{about.run} has its {kind} told, and no journal has it")
-        phase = broker_pb2.BUILDING if kind == "assign" else broker_pb2.RUNNING
+        builds = kind == "assign" and not (
+            known.phase == broker_pb2.RUNNING
+            and not about.slice.visits  # a keeper, which came late
+        )
+        phase = broker_pb2.BUILDING if builds else broker_pb2.RUNNING
         late = kind != "assign" and known.phase == broker_pb2.EXPORTING
         if known.term != about.term or (known.phase != phase and not late):
             raise _lost(about.run, f"has its {kind} of term {about.term} told", known)

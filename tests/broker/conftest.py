@@ -179,7 +179,7 @@ class World:
         """Its process ends: those that have links with it see them break, too."""
         member = self.machine.members.members.get(PeerId(peer))
         known = self.machine.replica(member.run) if member else None
-        for other in known.record.parts if known else ():
+        for other in known.context.parts if known else ():
             if other != peer and other in self.machine.members.members:
                 self.say(
                     other, link_status=LinkStatus(run=known.id, term=known.record.term, peer=peer)

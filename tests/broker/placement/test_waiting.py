@@ -38,7 +38,7 @@ def test_runs_get_peers_by_priority_then_first_come(world) -> None:
 
 
 def test_a_run_that_lacks_peers_altogether_is_overtaken_and_one_that_waits_is_not(world) -> None:
-    world.start("a")
+    world.start("a", recovery={"warm_spares": 0})
     world.join("b")
     big, _ = world.submit(world.spec(plan={"stages": 3}))
     small, out = world.submit()
@@ -126,7 +126,7 @@ def test_a_run_waits_for_memory_and_says_how_much_more(world) -> None:
 
 
 def test_a_run_that_lacks_memory_waits_for_peers_that_work_elsewhere(world) -> None:
-    busy = world.start("a", "b")
+    busy = world.start("a", "b", recovery={"warm_spares": 0})
     world.join("c")
     run, out = world.submit()
     out = lacking(world, run, out)
@@ -142,7 +142,7 @@ def test_a_run_that_lacks_memory_waits_for_peers_that_work_elsewhere(world) -> N
 
 
 def test_a_run_that_lacks_more_memory_than_there_is_is_overtaken(world) -> None:
-    world.start("a")
+    world.start("a", recovery={"warm_spares": 0})
     world.join("b")
     run, out = world.submit(world.spec(priority=5))
     small, _ = world.submit()

@@ -10,6 +10,7 @@ from shoal.broker.events import (
     RunId,
 )
 from shoal.broker.recovery.suspects import SuspectTracker
+from shoal.dag.plan.plan import PeerId
 from shoal.proto.broker_pb2 import (
     BUILDING,
     DONE,
@@ -85,7 +86,8 @@ def test_a_pool_peer_takes_the_part_of_a_lost_holder_at_once(world, phase) -> No
     out = world.close("a")
     assert world.state(run).phase == BUILDING
     assert "peer a was lost" in world.state(run).reason.text
-    assert "stage 0 -> c (from the pool)" in world.state(run).reason.text
+    kind = "warm" if phase == "RUNNING" else "from the pool"
+    assert f"stage 0 -> c ({kind})" in world.state(run).reason.text
     assert "from the starting weights" in world.state(run).reason.text
     for peer in "bc":
         assign = world.told(out, peer)[0].assign
@@ -149,7 +151,7 @@ def test_a_takeover_gives_the_part_to_the_new_incarnation_in_a_new_term(world) -
 
 
 def test_a_fault_of_one_peer_frees_it_and_names_peer_step_and_cause(world) -> None:
-    run = world.start("a", "b")
+    run = world.start("a", "b", recovery={"warm_spares": 0})
     world.join("c")
     reason = Reason(code="memory", text="there is no more of it")
     out = world.say("b", fault=Fault(run=run, term=1, step=2, reason=reason))
@@ -174,7 +176,7 @@ def blame(world, run, by: str, about: str, term: int) -> None:
 
 
 def test_one_word_removes_nobody_but_who_spoke_it(world) -> None:
-    run = world.start("a", "honest", "evil")
+    run = world.start("a", "honest", "evil", recovery={"warm_spares": 0})
     world.join("c")
     blame(world, run, "evil", "honest", term=1)
     text = world.state(run).reason.text
@@ -197,11 +199,18 @@ def test_who_two_others_do_not_hear_goes_at_once(world) -> None:
 
 
 def test_who_is_not_in_a_run_says_nothing_about_it(world) -> None:
-    run = world.start("a", "honest", "evil")
-    world.join("accomplice")
-    blame(world, run, "accomplice", "honest", term=1)
-    blame(world, run, "evil", "honest", term=1)
-    assert world.machine.replica(run).record.peers == ("a", "honest", "accomplice")
+    for spares in (0, 1):  # the other one is in the pool, or keeps copies
+        run = world.start("a", "honest", "evil", recovery={"warm_spares": spares})
+        world.join("accomplice")
+        assert (world.machine.members.members["accomplice"].state == "pool") == (not spares)
+        blame(world, run, "accomplice", "honest", term=1)
+        blame(world, run, "evil", "honest", term=1)
+        suspects = world.machine.replica(run).context.suspects
+        assert suspects.out(PeerId("evil"), world.now)
+        assert not suspects.out(PeerId("honest"), world.now)
+        world.cancel(run)
+        for peer in ("a", "honest", "evil", "accomplice"):
+            world.drained(peer, run)
 
 
 def test_the_same_one_counts_once_however_often_it_says_so() -> None:
@@ -268,7 +277,7 @@ def test_a_step_that_fails_with_one_peer_after_the_other_ends_the_run(world) -> 
 
 @pytest.mark.parametrize("code", ["host", "export"])
 def test_a_fault_of_the_only_holder_gives_its_part_to_another(world, code: str) -> None:
-    run = world.start("a")
+    run = world.start("a", recovery={"warm_spares": 0})
     world.join("b")
     full = Reason(code=code, text="OSError: [Errno 28] No space left on device")
     out = world.say("a", fault=Fault(run=run, term=1, reason=full))

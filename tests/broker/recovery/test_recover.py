@@ -38,7 +38,7 @@ def test_it_changes_nothing_and_what_it_decides_can_be_done(seed, live, pick) ->
             if not replica.record.active:
                 continue
             pool = {m.id for m in machine.members.pool}
-            gone = [p for p in replica.record.parts if p not in pool and pick.random() < 0.4]
+            gone = [p for p in replica.context.parts if p not in pool and pick.random() < 0.4]
             before = everything(machine)
             decision, why = recover(replica.snapshots.view(driver.now), gone, live)
             assert everything(machine) == before
@@ -76,7 +76,7 @@ def test_a_sibling_comes_first_and_goes_on_from_what_it_has(world) -> None:
     decision, why = recover(view_of(world, run), ["a"], live=False)
     assert isinstance(decision, Recover)
     assert (decision.live, decision.taken_by) == (False, {"a": "c"})
-    assert "stage 0 -> c (from the pool)" in why
+    assert "stage 0 -> c (warm)" in why
 
 
 @pytest.mark.parametrize("ladder", [["snapshot"], ["snapshot", "checkpoint"], []])

@@ -216,7 +216,7 @@ def test_asked_twice_is_asked_once(asked: Any) -> None:
 @pytest.mark.parametrize("turned", [False, True])
 def test_of_several_replicas_all_stop_or_none(world: Any, turned: bool) -> None:
     """One that could not go on from where it stops keeps the others running, in any order."""
-    keeps = world.start("a", "b", steps=STEPS)
+    keeps = world.start("a", "b", steps=STEPS, recovery={"warm_spares": 0})
     loses = world.start("c", "d", steps=STEPS, recovery={"ladder": ["checkpoint"]})
     step(world, keeps, 0, "a", "b")
     step(world, loses, 0, "c", "d")

@@ -107,7 +107,7 @@ def test_events_are_kept_up_to_a_bound_and_replayed_from_any_number(make_world) 
 
 
 def test_describe_shows_peers_and_runs(world) -> None:
-    run = world.start("a")
+    run = world.start("a", recovery={"warm_spares": 0})
     world.join("b")
     world.now += 2
     answer = world.only(world.handle(DescribeAsked("q")), Answer).message
