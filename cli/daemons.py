@@ -74,7 +74,7 @@ def broker(
     from ..net.local import joined
 
     if host is None:
-        host = "127.0.0.1" if insecure else "0.0.0.0"
+        host = "127.0.0.1" if insecure else "::"
     if state is None and not insecure:
         state = user_path("~/.local/share/shoal/broker")
     os.umask(0o077)  # weights, data and who was admitted are nobody else's
@@ -233,6 +233,7 @@ def login(
 ) -> None:
     """Remember a broker, with a credential for it. Example: shoal login HOST:7077 --token shl1.…"""
     from .. import client
+    from ..net.address import address_of
 
     path = client.login(address, read_token(token, token_file))
-    echo(f"{path}: the broker is {address}")
+    echo(f"{path}: the broker is {address_of(address)}")

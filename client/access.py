@@ -22,8 +22,10 @@ import grpc
 import grpc.aio
 
 from ..job.settings import Settings, read_toml
+from ..net.address import USUAL_PORT, AddressError, address_of
 from ..net.identity.authority import utc
 from ..net.identity.credential import Credential, write_private
+from ..net.identity.diagnosis import why_no_tls
 from ..net.identity.enroll import (
     BrokerAwayError,
     EnrollError,
@@ -32,6 +34,7 @@ from ..net.identity.enroll import (
     enroll,
     renew,
     shown_by,
+    validity_problem,
 )
 from ..net.identity.names import OWNER, PartyRole
 from ..net.identity.token import Token
@@ -51,12 +54,8 @@ __all__ = [
     "remember",
 ]
 
-LOCAL = "127.0.0.1:7077"
-"""Where `shoal broker` listens when no port is given."""
-
-
-class AddressError(ValueError):
-    """No address, or something that is none."""
+LOCAL = f"127.0.0.1:{USUAL_PORT}"
+"""Where `shoal broker` listens on this machine when no port is given."""
 
 
 class AccessError(Exception):
@@ -85,6 +84,10 @@ class Access:
             self.address, self._credential.for_channel(), options=options
         )
 
+    def why_not(self) -> str:
+        """What keeps it from a connection, found out by small steps; empty: nothing is found."""
+        return "" if self._credential is None else why_no_tls(self.address, self._credential)
+
     def __repr__(self) -> str:
         return f"<Access to {self.address} with {self._credential or 'no credential'}>"
 
@@ -97,8 +100,8 @@ def settings_path() -> Path:
 def credential_folder(address: str) -> Path:
     """The folder of the credential for a broker; the names of this machine are one. Raises
     AddressError."""
-    host, port = split(_checked(address))
-    named = "localhost" if is_loopback(host) else host.lower().replace(":", "_")
+    host, port = split(address_of(address))
+    named = "localhost" if is_loopback(host) else host.replace(":", "_")
     return settings_path().parent / "credentials" / f"{named}_{port}"
 
 
@@ -114,7 +117,7 @@ def remember(address: str, credential: Credential) -> None:
         known is None
         or known.authority != credential.authority
         or known.party.role != credential.party.role
-        or known.ends <= utc(time.time())
+        or not known.holds(utc(time.time()))
     ):
         credential.save(folder)
 
@@ -125,7 +128,7 @@ def login(address: str, token: str = "", name: str = "") -> Path:
 
     Raises AddressError, TokenError, AccessError, and BrokerAwayError when nobody answers.
     """
-    checked = _checked(address)
+    checked = address_of(address)
     if token:
         _enrol(checked, Token.parse(token), name or _user())
     path = settings_path()
@@ -177,9 +180,9 @@ def find_address(address: str | None = None) -> str:
     """
     found = address or os.environ.get("SHOAL_BROKER")
     if found or not (path := settings_path()).is_file():
-        return _checked(found or LOCAL)
+        return address_of(found or LOCAL)
     try:
-        return _checked(read_toml(ClientSettings, path).broker)
+        return address_of(read_toml(ClientSettings, path).broker)
     except ValueError as error:
         named = "" if str(path) in str(error) else f"{path}: "
         raise AddressError(
@@ -207,16 +210,6 @@ class ClientSettings(Settings):
     """HOST:PORT of the broker that verbs speak with when none is named."""
 
 
-def _checked(address: str) -> str:
-    try:
-        split(address)
-    except ValueError as error:
-        raise AddressError(str(error)) from None
-    if any(c in address for c in '"\\/ \n'):
-        raise AddressError(f"{address!r} is no address: expected HOST:PORT, e.g. 127.0.0.1:7077")
-    return address
-
-
 def access_to(address: str) -> Access:
     """The right that this user has at a broker; a credential at its half is renewed. Raises
     AccessError, CredentialError, and BrokerAwayError where a broker with identities was before."""
@@ -237,10 +230,10 @@ def access_to(address: str) -> Access:
             f"token (`shoal invite --role submitter`), then `shoal login {address} --token …`"
         )
     now = utc(time.time())
-    if credential.ends <= now:
+    whose = f"the credential for the broker at {address}"
+    if problem := validity_problem(credential.certificate, now, whose):
         raise AccessError(
-            f"the credential for the broker at {address} ended on {credential.ends:%Y-%m-%d}: ask "
-            f"its operator for a new token, then `shoal login {address} --token …`"
+            f"{problem}: ask its operator for a token, then `shoal login {address} --token …`"
         )
     if now >= credential.renew_at():
         with suppress(EnrollError):  # it still holds; what is wrong shows when it is used

@@ -12,6 +12,7 @@ from typing import Literal
 
 import grpc
 
+from ..net.address import address_of
 from ..net.grpc_quirks import in_words
 from ..net.identity.authority import utc
 from ..net.identity.credential import Credential, CredentialError
@@ -51,6 +52,7 @@ def examine(
     """Looks at one thing after the other; ends early where nothing further can be seen. `folders`:
     of the credentials that this host has for peers and for its user; `owned`: where the owner of
     this host pauses it. Raises ValueError when the address is none."""
+    address = address_of(address)
     host, port = split(address)
     if owned is not None:
         yield from _owner(Host(owned))

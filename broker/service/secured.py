@@ -95,7 +95,8 @@ class Secured:
 
     def credential(self) -> Credential:
         """The broker's own: what it shows, and dials peers with."""
-        if utc(time.time()) >= self._own.renew_at():
+        now = utc(time.time())
+        if now >= self._own.renew_at() or now < self._own.begins:  # the clock was set back
             self._own = self._signed(PartyRole.BROKER, "broker")
         return self._own
 

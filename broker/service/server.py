@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from ...net.address import AddressError, address_of, host_of
 from ...net.discovery.process import check_available
 from ...net.discovery.record import DirectoryError, check_multiaddr, check_swarm
 from ...net.grpc_quirks import pass_over_broken_streams
@@ -64,7 +65,7 @@ class BrokerConfig:
     """How the daemon listens, keeps and leaves."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0: all of this host's."""
+    """Address to listen on; "::": all of this host's, 0.0.0.0: all of IPv4."""
     port: int = 7077
     """0: any free one."""
     public: str = ""
@@ -95,11 +96,13 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise BrokerConfigError(f"port is {self.port}: expected 0 to 65535")
-        if self.public:
-            try:
-                split(self.public)
-            except ValueError as error:
-                raise BrokerConfigError(f"public: {error}") from None
+        try:
+            object.__setattr__(self, "host", host_of(self.host))
+            if self.public:
+                public = address_of(self.public, self.port or None)
+                object.__setattr__(self, "public", public)
+        except AddressError as error:
+            raise BrokerConfigError(str(error)) from None
         self._check_swarm()
         if self.page_certificate is not None and (self.insecure or not self.page):
             raise BrokerConfigError(
@@ -198,8 +201,10 @@ class Broker:
     def _address(self, port: int) -> str:
         """Where others reach it."""
         host = self.config.host
-        everywhere = host in ("0.0.0.0", "::")
-        return self.config.public or joined(local_address() if everywhere else host, port)
+        if host in ("0.0.0.0", "::"):
+            mine = local_address()
+            host = "127.0.0.1" if host == "0.0.0.0" and ":" in mine else mine
+        return self.config.public or joined(host, port)
 
     async def _enter_swarm(self, boot: str) -> None:
         """Before anything else runs: a node takes seconds, and holders of a run have one lease to

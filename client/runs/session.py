@@ -308,6 +308,8 @@ class Client:
     def _error(self, code: str, detail: str) -> ClientError | None:
         """What a gRPC status means to a client; None for what should not happen."""
         if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+            if why := self.access.why_not():
+                return BrokerUnreachable(f"no connection to the broker at {self.address}: {why}")
             return BrokerUnreachable(
                 f"the broker at {self.address} does not answer ({in_words(detail)}): is it running "
                 f"(`shoal broker`), and is the address right{named_in(self.address)}?"

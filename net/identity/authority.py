@@ -26,6 +26,8 @@ from .token import Token, fingerprint_of
 __all__ = ["Authority", "AuthorityError"]
 
 _YEARS = timedelta(days=3650)
+_WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)
+"""No clock that is right says less: this was written later."""
 SLACK = timedelta(minutes=10)
 """A certificate is valid from so long before it was made: clocks differ."""
 MOST_REQUEST_BYTES = 4096
@@ -52,6 +54,11 @@ class Authority:
         """The one in the folder; made, if there is none. Raises AuthorityError, OSError."""
         key_file, certificate_file = folder / "authority.key", folder / "authority.crt"
         if not key_file.exists():
+            if now < _WRITTEN:
+                raise AuthorityError(
+                    f"this host's clock says {now:%Y-%m-%d}, which is long ago: set it first (most "
+                    "systems: `timedatectl set-ntp true`), as certificates go by the clock"
+                )
             made = cls.new(now)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             # The key last: with it the authority is there, and a crash before leaves none.
@@ -74,10 +81,18 @@ class Authority:
             raise AuthorityError(
                 f"{key_file} is not the key of {certificate_file}: restore both from one backup"
             )
+        if now < certificate.not_valid_before_utc:
+            raise AuthorityError(
+                f"{certificate_file} is of the future: it is valid from "
+                f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and this host's clock "
+                f"says {now:%Y-%m-%d %H:%M}. If the clock is wrong, set it. If it is right, it was "
+                "ahead when the file was made: remove both files; every peer must then join again"
+            )
         if certificate.not_valid_after_utc <= now:
             raise AuthorityError(
-                f"{certificate_file} ended on {certificate.not_valid_after_utc:%Y-%m-%d}: remove "
-                "both files; every peer must then join again"
+                f"{certificate_file} ended on {certificate.not_valid_after_utc:%Y-%m-%d}, and "
+                f"this host's clock says {now:%Y-%m-%d}. If the clock is right, remove both "
+                "files; every peer must then join again"
             )
         return cls(key, certificate)
 

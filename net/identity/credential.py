@@ -173,14 +173,22 @@ class Credential:
         return party
 
     @property
+    def begins(self) -> datetime:
+        """Not valid before."""
+        return self._leaf.not_valid_before_utc
+
+    @property
     def ends(self) -> datetime:
         """Not valid any more from then on."""
         return self._leaf.not_valid_after_utc
 
     def renew_at(self) -> datetime:
         """When it is time for a new one: at the half of its life."""
-        begins = self._leaf.not_valid_before_utc
-        return begins + (self.ends - begins) / 2
+        return self.begins + (self.ends - self.begins) / 2
+
+    def holds(self, now: datetime) -> bool:
+        """Whether it is valid by a clock."""
+        return self.begins <= now < self.ends
 
     def for_channel(self) -> grpc.ChannelCredentials:
         """To dial with: shows the certificate, and believes the authority alone."""

@@ -15,6 +15,7 @@ import http.client
 import socket
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from ..grpc_quirks import in_words
 from ..local import split
 from ..printable import printable
 from ..web.proxy import ProxyRefusedError, dial, proxy_options
+from .authority import utc
 from .credential import Credential, load_key, pem_of, request_of
 from .names import BROKER_NAME, DOOR_NAME
 from .token import Token, fingerprint_of_pem
@@ -79,12 +81,12 @@ def channel_options(address: str, name: str = BROKER_NAME) -> list[tuple[str, in
     return [("grpc.ssl_target_name_override", name), *proxy_options(address)]
 
 
-def shown_by(address: str) -> Shown:
+def shown_by(address: str, within_s: float = _CALL_S) -> Shown:
     """Asks the broker at HOST:PORT for its authority's certificate, which is not believed by that.
     Raises BrokerAwayError, ProxyError."""
     host, port = split(address)
     try:
-        connection = dial(host, port, _CALL_S)
+        connection = dial(host, port, within_s)
     except OSError as error:
         raise BrokerAwayError(_unreachable(address, error)) from None
     asked = http.client.HTTPConnection(host, port)
@@ -97,8 +99,11 @@ def shown_by(address: str) -> Shown:
         pem, date = answer.read(_LARGEST_CERTIFICATE), answer.headers["Date"]
         x509.load_pem_x509_certificate(pem)
         ahead_s = time.time() - parsedate_to_datetime(date).timestamp()
-    except TimeoutError as error:
-        raise BrokerAwayError(_unreachable(address, error)) from None
+    except TimeoutError:
+        raise BrokerAwayError(
+            f"{address} lets itself be dialled, and no answer comes for {within_s:.0f} s: it is no "
+            "broker, it stands still, or packets vanish on the way"
+        ) from None
     except (http.client.HTTPException, OSError, ValueError, TypeError):
         raise _no_broker(address, "what answers there speaks otherwise") from None
     finally:
@@ -128,11 +133,34 @@ def _unreachable(address: str, reason: OSError) -> str:
 def check_clock(ahead_s: float) -> None:
     """Raises NotAdmittedError when this host's clock is not the broker's."""
     if abs(ahead_s) > SKEW_S:
-        raise NotAdmittedError(
-            f"this host's clock is {_span(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} "
-            "the broker's, and certificates go by the clock: set the wrong one (most systems: "
-            "`timedatectl set-ntp true`)"
+        raise NotAdmittedError(clock_text(ahead_s))
+
+
+def clock_text(ahead_s: float) -> str:
+    """What a difference of clocks means, for people."""
+    return (
+        f"this host's clock is {_span(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} the "
+        "broker's, and certificates go by the clock: set the wrong one (most systems: "
+        "`timedatectl set-ntp true`)"
+    )
+
+
+def validity_problem(certificate: bytes, now: datetime, whose: str) -> str:
+    """Why a certificate (PEM) does not hold at a time, and what to do; empty: it does. `whose`:
+    what it is, for people."""
+    found = x509.load_pem_x509_certificate(certificate)
+    if now < found.not_valid_before_utc:
+        return (
+            f"{whose} is not valid before {found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and it "
+            f"is {now:%Y-%m-%d %H:%M} by this host's clock: if that is right, it was made by a "
+            "clock that was ahead, and has to be made anew"
         )
+    if now >= found.not_valid_after_utc:
+        return (
+            f"{whose} ended on {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, and it is "
+            f"{now:%Y-%m-%d %H:%M} by this host's clock: if that is right, a new one is needed"
+        )
+    return ""
 
 
 def enroll(address: str, token: Token, folder: Path, name: str, *, via: str = "") -> Credential:
@@ -146,6 +174,9 @@ def enroll(address: str, token: Token, folder: Path, name: str, *, via: str = ""
             "check the address, and ask the operator for a new line if the broker was set up anew"
         )
     check_clock(shown.ahead_s)
+    whose = f"the certificate of the authority at {address}"
+    if problem := validity_problem(shown.authority, utc(time.time()), whose):
+        raise NotAdmittedError(f"{problem} by its operator (authority.crt in the broker's folder)")
     key = load_key(folder)
     request = JoinRequest(
         version=PROTOCOL,

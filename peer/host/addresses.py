@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .config import check_address
+from ...net.address import AddressError, address_of
 
 __all__ = ["read_addresses", "to_dial"]
 
@@ -45,6 +45,7 @@ def read_addresses(path: Path) -> dict[str, str]:
         raise ValueError(f"{path} is no table of addresses in {kind}: {error}") from None
     if not isinstance(table, dict):
         raise ValueError(f"{path}: expected a table of addresses, not a {type(table).__name__}")
+    found: dict[str, str] = {}
     for address, instead in table.items():
         if isinstance(instead, dict):
             raise ValueError(
@@ -53,14 +54,11 @@ def read_addresses(path: Path) -> dict[str, str]:
             )
         if not isinstance(instead, str):
             raise ValueError(f'{path}: "{address}" stands for {instead!r}: expected "HOST:PORT"')
-        for side in (address, instead):
-            try:
-                check_address(side)
-            except ValueError:
-                raise ValueError(
-                    f'{path}: "{side}" is no address: expected HOST:PORT, e.g. 127.0.0.1:7077'
-                ) from None
-    return dict(table)
+        try:
+            found[address_of(address, None)] = address_of(instead, None)
+        except AddressError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return found
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

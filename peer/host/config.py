@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ...net.address import address_of
 from ...net.identity.token import Token
 from ...net.local import is_loopback, split
 from ...net.printable import printable
@@ -22,7 +23,6 @@ __all__ = [
     "JoinError",
     "PeerConfig",
     "SharedConfig",
-    "check_address",
     "host_name",
     "with_suffix",
 ]
@@ -51,12 +51,6 @@ def with_suffix(name: str, suffix: str) -> str:
 
 class JoinError(ValueError):
     """Settings with which nobody can join; the message says what is missing."""
-
-
-def check_address(address: str) -> str:
-    """The address, when it is HOST:PORT; raises ValueError otherwise."""
-    split(address)
-    return address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +171,10 @@ class JoinConfig(SharedConfig):
     """See PeerConfig; with several devices, each writes to a file beside it."""
 
     def __post_init__(self) -> None:
+        if self.broker:
+            object.__setattr__(self, "broker", address_of(self.broker))
+        if self.address not in ("", "none"):
+            object.__setattr__(self, "address", address_of(self.address, self.port or None))
         self._check_whereabouts()
         # Folders have these names, and are made before anybody else is asked.
         if self.name and not _NAME.fullmatch(self.name):
@@ -200,8 +198,6 @@ class JoinConfig(SharedConfig):
             raise ValueError("--insecure with a token: expected one of them")
         if self.token:
             Token.parse(self.token)
-        if self.address not in ("", "none"):
-            split(self.address)
         if self.devices != "all" and not self.devices:
             raise ValueError('devices are empty: expected "all" or names such as "cpu", "cuda:0"')
         if self.hours:
@@ -226,8 +222,6 @@ class JoinConfig(SharedConfig):
             )
 
     def _check_whereabouts(self) -> None:
-        if self.broker:
-            check_address(self.broker)
         if not self.swarm:
             if not self.broker:
                 raise ValueError(

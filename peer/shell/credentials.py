@@ -7,13 +7,23 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import grpc
 import grpc.aio
 
 from ...net.identity.authority import utc
 from ...net.identity.credential import Credential, server_credentials
-from ...net.identity.enroll import BrokerAwayError, EnrollError, enroll, renew
+from ...net.identity.enroll import (
+    BrokerAwayError,
+    EnrollError,
+    NotAdmittedError,
+    check_clock,
+    enroll,
+    renew,
+    shown_by,
+    validity_problem,
+)
 from ...net.identity.names import PartyRole
 from ...net.identity.token import Token
 from ...net.local import joined
@@ -40,13 +50,19 @@ async def obtain(config: PeerConfig) -> Credential:
     not answer, as long as the settings say, and looks it up again if that can be done. Raises
     NoCredentialError, CredentialError, EnrollError."""
     known = Credential.load(config.state)
-    if known is not None and known.ends > utc(time.time()) and _fits(known, config.token):
+    now = utc(time.time())
+    if known is not None and known.holds(now) and _fits(known, config.token):
         return known
     if not config.token:
+        whose = f"the certificate in {config.state}"
+        problem = known and validity_problem(known.certificate, now, whose)
+        if problem:
+            with suppress(BrokerAwayError):  # it cannot be asked what time it is
+                dialled = to_dial(config.via, config.broker)
+                check_clock((await asyncio.to_thread(shown_by, dialled)).ahead_s)
         raise NoCredentialError(
-            f"{config.state} has no certificate"
-            + (f" that still holds: its last one ended {known.ends:%Y-%m-%d}" if known else "")
-            + ": join with the whole line that the broker printed, --token included"
+            f"{problem or f'{config.state} has no certificate'}: join with the whole line that the "
+            "broker printed, --token included"
         )
     token, broker = Token.parse(config.token), config.broker
     finder = finder_of(config, token.fingerprint)
@@ -98,13 +114,14 @@ class Credentials:
         """A new one: by the old one, or by the token when the host slept past its end."""
         config, broker = self._config, self._broker()
         dialled = to_dial(config.via, broker)
-        if self.now.ends > utc(time.time()):
+        if self.now.holds(utc(time.time())):
             return renew(dialled, self.now, config.state)
         if not config.token:
-            raise NoCredentialError(
-                f"the certificate ended on {self.now.ends:%Y-%m-%d %H:%M} UTC while nobody could "
-                "renew it: join again with a token"
-            )
+            check_clock(shown_by(dialled).ahead_s)
+            problem = validity_problem(self.now.certificate, utc(time.time()), "the certificate")
+            if utc(time.time()) < self.now.begins:
+                raise NotAdmittedError(problem)
+            raise NoCredentialError(f"{problem}, by a token: nobody could renew it in time")
         token = Token.parse(config.token)
         return enroll(broker, token, config.state, config.name, via=dialled)
 
@@ -113,8 +130,9 @@ class Credentials:
         NoCredentialError when it is too late and there is no token."""
         pause_s = _FIRST_PAUSE_S
         while True:
-            wait_s = (self.now.renew_at() - utc(time.time())).total_seconds()
-            if wait_s > 0:
+            now = utc(time.time())
+            wait_s = (self.now.renew_at() - now).total_seconds()
+            if wait_s > 0 and now >= self.now.begins:
                 await asyncio.sleep(min(wait_s, _LOOK_S))
                 continue
             try:

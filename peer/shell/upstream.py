@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable, Coroutine
 
 import grpc.aio
@@ -16,6 +18,7 @@ import grpc.aio
 from ...net.blobs.client import BlobClient
 from ...net.cap import Cap
 from ...net.identity.credential import Credential
+from ...net.identity.diagnosis import why_no_tls
 from ...proto import broker_pb2
 from ..core import events as e
 from ..host.addresses import to_dial
@@ -31,6 +34,9 @@ __all__ = ["Upstream"]
 _log = logging.getLogger(__name__)
 _OLD_CHANNEL_S = 600.0
 """What a channel gets to finish once a certificate was renewed."""
+
+_LOOK_S = 60.0
+"""Between two looks at what keeps it from the broker."""
 
 Start = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 """Makes a task of the worker's."""
@@ -62,6 +68,7 @@ class Upstream:
             else Credentials(credential, config, self._renewed, lambda: self._named)
         )
         self._finder = None if credential is None else finder_of(config, credential.fingerprint)
+        self._looked_at = -math.inf
         self._stream: ControlStream | None = None
         self._streaming: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -138,9 +145,25 @@ class Upstream:
         if tried.elsewhere:
             self._moved(tried.elsewhere)
             tried = await self._attempt()
-        if not tried.reached and self._named != self._config.broker:
-            self._moved(self._config.broker)  # what was found may be old: both are tried in turn
-        self._post(e.Detached(tried.why))
+        why = tried.why
+        if not tried.reached:
+            if found := await self._why_not():
+                why = f"{why}; {found}"
+            if self._named != self._config.broker:
+                # What was found may be old: both are tried in turn.
+                self._moved(self._config.broker)
+        self._post(e.Detached(why))
+
+    async def _why_not(self) -> str:
+        """What keeps it from the broker, looked for now and then; empty: nothing is found."""
+        now = time.monotonic()
+        if self.credential is None or now - self._looked_at < _LOOK_S:
+            return ""
+        self._looked_at = now
+        found = await asyncio.to_thread(why_no_tls, self.address, self.credential)
+        if found:
+            note(_log, logging.WARNING, "no connection to the broker", peer=self._peer, why=found)
+        return found
 
     async def _attempt(self) -> Attempt:
         opened = asyncio.Event()

@@ -38,7 +38,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from ....net.identity.names import DOOR_NAME, PartyRole
-from ....net.local import is_loopback
+from ....net.local import is_loopback, listening
 from ....net.web.pump import BUFFER_BYTES, Stream, close, join
 from ...access.knocks import RateLimiter
 from .hello import HelloError, read_hello
@@ -147,14 +147,11 @@ class PortMultiplexer:
         self._passed = 0  # connections, to the servers behind
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(
-            self._connected,
-            None if self._host == "::" else self._host,  # "::" is everything, IPv4 too
-            self.port,
-            limit=BUFFER_BYTES,
-            backlog=_WAITING_CONNECTIONS,
-        )
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        open_ = listening(self._host, self.port, _WAITING_CONNECTIONS)
+        self.port = int(open_[0].getsockname()[1])
+        self._servers = [
+            await asyncio.start_server(self._connected, sock=s, limit=BUFFER_BYTES) for s in open_
+        ]
         return self
 
     async def __aexit__(
@@ -163,7 +160,8 @@ class PortMultiplexer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._server.close()
+        for server in self._servers:
+            server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

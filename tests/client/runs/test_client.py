@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.client import BrokerUnreachable, Client, Refused, RunFailed
-from shoal.client.access import Access, AddressError, find_address
+from shoal.client.access import Access, find_address
 from shoal.client.files.records import Recorder, read_run
 from shoal.client.files.weight_files import WeightFilesError
 from shoal.client.models import models
@@ -36,6 +36,7 @@ from shoal.client.submission import draft, prepare, transfer
 from shoal.dag.capture.capture import capture
 from shoal.dag.transforms.lower import lower
 from shoal.job import Job, Model, SettingsError
+from shoal.net.address import AddressError
 from shoal.proto import broker_pb2 as pb
 from shoal.proto.broker_pb2_grpc import RunsServicer, add_RunsServicer_to_server
 
@@ -131,10 +132,10 @@ def test_the_address_comes_from_argument_environment_or_login(
 
 
 @pytest.mark.parametrize(
-    "address", ["host", "host:", ":7", "host:0", "host:99999", "a b:7", 'a":7']
+    "address", ["ho st", "host:", ":7", "host:0", "host:99999", "a b:7", 'a":7']
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(AddressError, match="expected HOST:PORT"):
+    with pytest.raises(AddressError, match="expected"):
         find_address(address)
 
 

@@ -32,7 +32,7 @@ def test_an_address_that_is_not_named_is_dialled_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("via.toml", '"10.0.0.2" = "127.0.0.1:9001"', '"10.0.0.2" is no address'),
+        ("via.toml", '"10.0.0.2" = "127.0.0.1:9001"', 'no port in "10.0.0.2"'),
         ("via.toml", '"10.0.0.2:1" = "127.0.0.1:0"', '"127.0.0.1:0" is no address'),
         ("via.toml", '"10.0.0.2:1" = 9001', "stands for 9001"),
         ("via.toml", 'host.example = "127.0.0.1:1"', '"host" is a table: expected HOST:PORT'),
