@@ -255,9 +255,9 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         with_it = f'with sync.kind = "{job.sync.kind}"'
         if job.recovery.rebuilds:
             yield "recovery.ladder", f'{with_it}, all rungs but "neighbour" are'
-        if job.output.every and (job.sync.kind != "local" or job.sync.apart):
+        if job.output.every not in (0, "auto") and (job.sync.kind != "local" or job.sync.apart):
             also = f' and method = "{job.sync.chosen}"' if job.sync.apart else ""
-            yield "output.every", f"{with_it}{also}, only 0 is"
+            yield "output.every", f'{with_it}{also}, only 0 is, as "auto" stands for there'
         if job.data.where == "peer":
             yield "data.where", f'{with_it}, "submitter" is'
         if job.train.microbatches % job.replicas:

@@ -470,14 +470,16 @@ class Output(Settings):
 
     to: str = "runs/"
     """Folder; the run's own folder in it is called after its id."""
-    every: int = 0
-    """Steps between checkpoints, from which `shoal resume` goes on; 0: none, weights at the end."""
-    keep: int = 3
+    every: int | Literal["auto"] = "auto"
+    """Steps between checkpoints, from which `shoal resume` goes on; 0: none, weights at the end;
+    "auto": as many as take half an hour."""
+    keep: int = 2
     """How many checkpoints are kept, with the broker and in the run's folder."""
     format: Literal["safetensors", "hf", "peft"] = "safetensors"
     """One safetensors file, a folder that `from_pretrained` takes ("hf:" models), or the adapter
     alone as peft's does."""
 
     def check(self) -> None:
-        at_least(self, 0, "every")
+        if self.every != "auto":
+            at_least(self, 0, "every")
         at_least(self, 1, "keep")

@@ -67,7 +67,9 @@ class ReplicaRecord:
         self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
         output = run.requirements.output
         apart = run.requirements.has_rounds
-        self.checkpoints = Checkpoints(0 if apart else output.every, output.keep)
+        self.checkpoints = Checkpoints(
+            0 if apart else output.every, output.keep, 0 if apart else run.spec.resumed.step
+        )
         self._begins_at = 0 if apart else run.spec.resumed.step
         self.names: dict[int, dict[PeerId, PeerId]] = {}
         """By term, who took whose place since then."""

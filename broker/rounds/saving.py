@@ -9,21 +9,31 @@ that did not come to be is made up for at the next version.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from ...proto.broker_pb2 import DONE, EXPORTING, BrokerMessage, RoundPosition, RoundStart
 from ..events import Instruction, Tell
 from ..runs.run import Run
+from ..snapshots.checkpoints import AUTO_S
 
 __all__ = ["finish", "is_due", "save_version"]
 
 
 def is_due(run: Run, committed: int) -> bool:
     """Whether a version with so many microbatches is one of those that are kept."""
-    every, steps = (
-        run.submitted.requirements.output.every,
-        committed // run.submitted.spec.microbatches,
-    )
-    return bool(every) and steps // every > _saved(run) // every
+    steps = committed // run.submitted.spec.microbatches
+    match _every(run):
+        case "auto":
+            step_s = max(r.record.round_step_s for r in run.replicas)
+            return (steps - _saved(run)) * step_s >= AUTO_S
+        case every:
+            return bool(every) and steps // every > _saved(run) // every
+
+
+def _every(run: Run) -> int | Literal["auto"]:
+    wish = run.submitted.requirements
+    saves = wish.sync.kind == "local" and not wish.sync.apart
+    return wish.output.every if saves else 0
 
 
 def save_version(run: Run, chosen: Sequence[int], at: RoundPosition) -> list[Instruction]:
@@ -38,9 +48,9 @@ def save_version(run: Run, chosen: Sequence[int], at: RoundPosition) -> list[Ins
 def _save_last(run: Run, number: int, at: RoundPosition) -> list[Instruction]:
     """Saves the last version, from the replica that exports it; one that is still on its way is
     given up for that."""
-    every, spec = run.submitted.requirements.output.every, run.submitted.spec
+    every, spec = _every(run), run.submitted.spec
     replica = run.replicas[number]
-    if not every or at.committed // spec.microbatches <= _saved(run):
+    if every in (0, "auto") or at.committed // spec.microbatches <= _saved(run):
         return []
     for other in run.replicas:
         other.record.checkpoints.given_up()

@@ -254,7 +254,7 @@ class ReplicaSnapshots:
         record, steps = self._record, self._record.steps
         if self.on_hold:
             return None, False
-        saves = record.checkpoints.due(record.committed, steps)
+        saves = record.checkpoints.due(record.committed, steps, record.step_s or 0.0)
         if saves is not None:
             its = record.term, saves, record.run.spec, plan, record.inexact_from
             record.checkpoints.begin(record.run.id, *its)

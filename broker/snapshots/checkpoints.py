@@ -1,14 +1,17 @@
 """The checkpoints of a run: when one is due, and which are complete.
 
 A checkpoint is a set of snapshots that lies with the broker, every `every` steps and after the last
-one, whatever else the run does to survive. Every holder brings its own there, beside the training.
-One at a time: while it is on its way, no other is begun, and one that is due is left out. Of
-replicas that train apart it is of a version, and `broker/rounds/saving.py` says when one is due.
+one, whatever else the run does to survive; with "auto" whenever steps of half an hour are behind
+the one before, and none at the end, where the weights are. Every holder brings its own there,
+beside the training. One at a time: while it is on its way, no other is begun, and one that is due
+is left out. Of replicas that train apart it is of a version, and `broker/rounds/saving.py` says
+when one is due.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.swaps import swapped_operators
@@ -24,7 +27,11 @@ from ...proto.broker_pb2 import (
 from ..run_spec import HASH
 from .sets import SnapshotSet
 
-__all__ = ["Checkpoints", "as_set"]
+__all__ = ["AUTO_S", "Checkpoints", "as_set"]
+
+AUTO_S = 1800.0
+"""With `every = "auto"`, steps that take so long lie between two checkpoints: what a run may lose
+where nobody keeps copies."""
 
 _LEAD = 8
 """Steps before a checkpoint's at which it may be ordered: everybody hears of it in time."""
@@ -36,7 +43,8 @@ class Checkpoints:
     made. `kept`: the newest `keep` complete ones, the newest last; they change by the run's events
     only."""
 
-    def __init__(self, every: int, keep: int) -> None:
+    def __init__(self, every: int | Literal["auto"], keep: int, first: int = 0) -> None:
+        """`first`: steps that were done before, of a run that goes on from another's checkpoint."""
         self.every, self._keep = every, keep
         self.kept: list[Checkpoint] = []
         self._coming: Checkpoint | None = None
@@ -44,7 +52,7 @@ class Checkpoints:
         """Of its snapshots: a replica that trains apart counts steps of its own."""
         self._missing: dict[PeerId, CheckpointFile] = {}
         self._untaken: dict[PeerId, None] = {}
-        self._next = 0  # None of a step before this one is begun.
+        self._next = first + (every == "auto")  # None of a step before this one is begun.
         self._late = 0
         """How much further ahead they are ordered, because somebody was past the step before."""
         self._overdue = False
@@ -68,10 +76,16 @@ class Checkpoints:
         """The step of the snapshots of the one that is on its way."""
         return None if self._coming is None else self._step
 
-    def due(self, committed: int, steps: int) -> int | None:
-        """The step of the one to begin now, if one is due."""
+    def due(self, committed: int, steps: int, step_s: float = 0.0) -> int | None:
+        """The step of the one to begin now, if one is due. `step_s`: seconds of a step; 0: not
+        known."""
         if not self.every or self._coming is not None:
             return None
+        if self.every == "auto":
+            since = committed - (self._next - 1)
+            step = committed + 1 + self._late
+            due = self._overdue or since * step_s >= AUTO_S
+            return step if due and step < steps else None
         if self._next > steps:
             return None
         after = max(committed + 1 + self._late, self._next)

@@ -4,15 +4,16 @@ begins with                         goes to
 ----------------------------------  --------------------------------------------------------
 a TLS hello for "door.shoal"        the server that asks for no certificate: joining
 a TLS hello for a peer's name       that peer, by the relay
-a TLS hello that offers HTTP/1.1    the page and its metrics (`page/`), if the broker has one
+a TLS hello that offers HTTP/1.1,   the page and its metrics (`page/`), if the broker has one
+  or names no protocol at all
 any other TLS hello                 the server that demands a certificate: everything else
 "SHOAL-RELAY TICKET"                who dialled the peer that now comes, by the relay
 a libp2p greeting                   the node of the swarm's directory, if the broker has one
 "GET /authority.pem"                answered here: the certificate that a token pins, which is
                                     public, with the date, which tells of clocks that differ
-another "GET /…"                    the page without TLS, for this host's own user; others are told
-                                    where it is
-anything else                       closed
+another request of HTTP             the page without TLS, for this host's own user; others are told
+                                    where it is (`clear.py`)
+anything else                       closed; an older TLS is told that it is too old
 
 gRPC's server cannot make a client certificate optional, and speaks to no browser: hence two of
 them and the page's behind this, on Unix sockets in a private folder. Nothing is decrypted here; a
@@ -32,7 +33,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -41,7 +41,8 @@ from ....net.identity.names import DOOR_NAME, PartyRole
 from ....net.local import is_loopback, listening
 from ....net.web.pump import BUFFER_BYTES, Stream, close, join
 from ...access.knocks import RateLimiter
-from .hello import HelloError, read_hello
+from .clear import answer, whole_request
+from .hello import HelloError, TooOldError, read_hello
 from .reach import socket_name
 from .relay import Relay
 
@@ -50,6 +51,8 @@ __all__ = ["MultiplexerLimits", "PageSockets", "PortMultiplexer", "RateLimiter",
 log = logging.getLogger(__name__)
 
 _TLS_HANDSHAKE = 0x16
+_TOO_OLD = bytes.fromhex("15030300020246")
+"""A fatal alert, protocol_version (RFC 8446, section 6)."""
 _WAITING_CONNECTIONS = 512
 _TOLD, _TOLD_PER_S = 3, 0.1
 """Lines of the log about one address that knocks too often: in a row, and then per second."""
@@ -181,6 +184,14 @@ class PortMultiplexer:
                 self.refused["connections"] += 1
         except (HelloError, asyncio.LimitOverrunError):
             self.refused["hello"] += 1
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            self.refused["inner"] += 1
+            if self._told.allowed("inner", time.monotonic()):
+                log.error(
+                    "sockets_gone why=%s: the servers behind the port cannot be reached any "
+                    "more, so that nobody can attach: start the broker again",
+                    error,
+                )
         except (OSError, asyncio.IncompleteReadError):
             pass  # a stranger, or one that went away: nothing is owed
         except asyncio.CancelledError:
@@ -193,7 +204,7 @@ class PortMultiplexer:
     async def _pass_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str
     ) -> None:
-        line = hello = request = b""
+        line, hello, request = b"", b"", None
         try:
             async with asyncio.timeout(self.limits.hello_s):
                 first = await reader.readexactly(5)
@@ -202,12 +213,17 @@ class PortMultiplexer:
                 elif first[0] == _TLS_HANDSHAKE:
                     hello = await self._whole_hello(first, reader)
                 elif first != _LIBP2P or not self._swarm:
-                    request = await self._whole_request(first, reader)
+                    request = await whole_request(first, reader, self.limits.hello_bytes)
         except TimeoutError:
             self.refused["time"] += 1
             return
-        if request:
-            await self._answer_http(request, reader, writer, source)
+        if request is not None:
+            host = str((writer.get_extra_info("peername") or ("?",))[0])
+            if self._page is not None and not request.asks_authority and is_loopback(host):
+                await self._look((reader, writer), request.whole, self._page.plain, source)
+                return
+            writer.write(answer(request, self._authority, page=self._page is not None))
+            await writer.drain()
             return
         if line:
             ticket = line.removeprefix(_TICKET).strip().decode("ascii", "replace")
@@ -218,10 +234,13 @@ class PortMultiplexer:
                 node = asyncio.open_connection("127.0.0.1", self._swarm, limit=BUFFER_BYTES)
                 await _join(first, (reader, writer), node)
             return
-        name, http = read_hello(hello)
-        if http:
-            if self._page is not None:
-                await self._look((reader, writer), hello, self._page.tls, source)
+        try:
+            name, http = read_hello(hello)
+        except TooOldError:
+            writer.write(_TOO_OLD)
+            raise
+        if http and self._page is not None:
+            await self._look((reader, writer), hello, self._page.tls, source)
             return
         door, relayed = name == DOOR_NAME, name.endswith(_PEERS)
         if (door or relayed) and not self._may_knock(source):
@@ -267,46 +286,6 @@ class PortMultiplexer:
         if self._told.allowed(source, now):
             log.warning("too_many_knocks address=%s: closed; it may knock again soon", source)
         return False
-
-    async def _whole_request(self, first: bytes, reader: asyncio.StreamReader) -> bytes:
-        """What stands before the empty line. Raises HelloError for what begins in no known way."""
-        if not first.startswith(b"GET /"):
-            raise HelloError("it begins in no known way")
-        request = first
-        while b"\r\n\r\n" not in request:
-            more = await reader.read(1024)
-            if not more or len(request) > self.limits.hello_bytes:
-                raise HelloError(f"{len(request)} bytes of a request without an end")
-            request += more
-        return request
-
-    async def _answer_http(
-        self,
-        request: bytes,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        source: str,
-    ) -> None:
-        found = request.split(b" ", 2)[1] == b"/authority.pem"
-        peer = writer.get_extra_info("peername") or ("?",)
-        if not found and self._page is not None and is_loopback(str(peer[0])):
-            await self._look((reader, writer), request, self._page.plain, source)
-            return
-        status, kind = (
-            ("200 OK", "application/x-pem-file") if found else ("404 Not Found", "text/plain")
-        )
-        page = "" if self._page is None else " Its page is served over https:// only."
-        body = (
-            self._authority
-            if found
-            else f"A broker of Shoal. Its certificate: /authority.pem.{page}\n".encode()
-        )
-        head = (
-            f"HTTP/1.1 {status}\r\nDate: {formatdate(usegmt=True)}\r\nContent-Type: {kind}\r\n"
-            f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
-        await writer.drain()
 
     def __repr__(self) -> str:
         return f"<PortMultiplexer on port {self.port}, {self._open.total()} connections>"

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["ClientHello", "HelloError", "read_hello"]
+__all__ = ["ClientHello", "HelloError", "TooOldError", "read_hello"]
 
 _CLIENT_HELLO = 1
 _SERVER_NAME = 0
 _HOST_NAME = 0
-_HOST = re.compile(rb"[A-Za-z0-9.-]{1,253}")
+_HOST = re.compile(rb"[A-Za-z0-9._-]{1,253}")
 _VERSIONS, _TLS_1_3 = 43, 0x0304
 _PROTOCOLS = 16
 
@@ -22,9 +22,14 @@ class HelloError(ValueError):
     """Bytes that are no TLS ClientHello."""
 
 
+class TooOldError(HelloError):
+    """A ClientHello that does not offer TLS 1.3."""
+
+
 class ClientHello(NamedTuple):
     """name: the host that the client asks for; empty when it names none. http: it offers HTTP/1.1,
-    as browsers and Prometheus do, and gRPC never does."""
+    as browsers and Prometheus do, or names no protocol and nobody of ours, as proxies and probes
+    do; gRPC always offers HTTP/2, and never that."""
 
     name: str
     http: bool
@@ -68,7 +73,7 @@ def read_hello(record: bytes) -> ClientHello:
     hello.part(2)  # cipher suites
     hello.part(1)  # compression
     extensions = hello.part(2)
-    found, offers, http = "", False, False
+    found, offers, http = "", False, None
     while extensions.left:
         kind, content = extensions.number(2), extensions.part(2)
         if kind == _VERSIONS:
@@ -78,8 +83,8 @@ def read_hello(record: bytes) -> ClientHello:
         elif kind == _SERVER_NAME and not found:
             found = _name(content.part(2))
     if not offers:
-        raise HelloError("it does not offer TLS 1.3: older ones show certificates to everybody")
-    return ClientHello(found, http)
+        raise TooOldError("it does not offer TLS 1.3: older ones show certificates to everybody")
+    return ClientHello(found, not found.endswith(".shoal") if http is None else http)
 
 
 def _offers_http(protocols: _Bytes) -> bool:

@@ -8,6 +8,9 @@ path           answer                                    who
 /state.json    the same once, for programs               a key or its cookie
 /metrics       for Prometheus                            a key or its cookie
 
+A proxy may give all of them a prefix, and keep it or take it off: only what is behind the last
+slash counts. HEAD is answered as GET, without a body; OPTIONS with the methods that there are.
+
 A key comes as `Authorization: Bearer KEY`. In a link it stands behind the `#`, which browsers send
 to nobody; the page hands it in once and takes it out of the address. Each answer closes its
 connection: a connection is one request, which is what the front counts.
@@ -95,9 +98,12 @@ def page_app(watcher: Watcher, metrics: Metrics, keys: PageKeys, cookie: str) ->
         return answer
 
     async def live(request: Request) -> Response:
+        if request.method == "HEAD":  # it would have no end
+            return Response(media_type="text/event-stream")
         return StreamingResponse(
             _stream(watcher, viewer(request), lambda: may(request) is not None),
             media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},
         )
 
     async def state(request: Request) -> Response:
@@ -160,7 +166,19 @@ class _Headers:
                 message = {**message, "headers": [*message["headers"], *self.ALWAYS]}
             await send(message)
 
-        await self._app(scope, receive, sends)
+        if scope.get("method") == "OPTIONS":
+            allowed = Response(status_code=204, headers={"Allow": "GET, HEAD, OPTIONS"})
+            await allowed(scope, receive, sends)
+            return
+        await self._app({**scope, "path": self._path(scope), "root_path": ""}, receive, sends)
+
+    def _path(self, scope: Scope) -> str:
+        """Without the prefix of a proxy."""
+        given = dict(scope["headers"]).get(b"x-forwarded-prefix", b"").decode("latin-1")
+        path = str(scope["path"])
+        if given.strip("/") and path.strip("/") == given.strip("/"):
+            return "/"
+        return "/" + path.rpartition("/")[2]
 
 
 def _html() -> tuple[str, str]:

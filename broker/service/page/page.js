@@ -249,10 +249,13 @@ function ask(text) {
   status("closed", "lost");
 }
 
+// Behind a proxy it may have a prefix.
+const here = location.pathname.replace(/\/?$/, "/");
+
 async function enter(key) {
   let answer;
   try {
-    answer = await fetch("/enter", key ? { headers: { Authorization: `Bearer ${key}` } } : {});
+    answer = await fetch(here + "enter", key ? { headers: { Authorization: `Bearer ${key}` } } : {});
   } catch {
     status("the broker does not answer", "lost");
     setTimeout(() => enter(key), 3000);
@@ -266,7 +269,7 @@ async function enter(key) {
 
 function follow() {
   if (live) live.close();
-  live = new EventSource("/live");
+  live = new EventSource(here + "live");
   live.onmessage = (event) => {
     draw(JSON.parse(event.data));
     status("live", "live");

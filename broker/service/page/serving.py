@@ -206,6 +206,7 @@ def _holds(pair: tuple[Path, Path], names: Sequence[str], now: datetime) -> bool
     return (
         found.public_key() == key.public_key()
         and list(of) == list(map(_name, names))
+        and found.not_valid_before_utc <= now  # the clock was ahead then
         and found.not_valid_after_utc - now > _LEAST_LEFT
     )
 
