@@ -1,6 +1,7 @@
 """The net room: links between peers, and what carries them; it knows no jobs."""
 
 __all__ = [
+    "address",
     "blobs",
     "cap",
     "discovery",

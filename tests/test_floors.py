@@ -51,7 +51,7 @@ ORDER = {
         < fx_args operators < recipe rules validate < infer""",
     "net": """
         cap file_names finite grpc_quirks interrupts links local printable surroundings
-        < repeats temporary < blobs web < identity < discovery transports""",
+        < address repeats temporary < blobs web < identity < discovery transports""",
     "peer": "blobs data hours logs sync < core host < rounds < compute < shell < entry",
     "peer/core": """
         reports snapshots < events < options rates run_links snapshot_manager step < rounds

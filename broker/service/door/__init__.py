@@ -2,6 +2,7 @@
 dialled, and the way into a swarm."""
 
 __all__ = [
+    "clear",
     "front",
     "hello",
     "public",
