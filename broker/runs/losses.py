@@ -191,13 +191,16 @@ class Losses:
             self._snapshots.sets.spoilt(context.term.begun_from)
         if code in FAULTS_OF_TERMS:
             return self._go_on((), code, text, now, live=False)
-        if breaks and (claimed or self._is_alone(member, now)):
+        if breaks and (claimed or self._is_alone(member, now, code)):
             return self._life.fail(code, text, now)
         return self._without((out_of.id,), code, text, now)
 
-    def _is_alone(self, member: Member, now: float) -> bool:
-        """Whether a peer is the run's only holder, and no other is there to take its part."""
+    def _is_alone(self, member: Member, now: float, code: str = "") -> bool:
+        """Whether a peer is the run's only holder, or the only one that has its data and finds
+        fault with that, and no other is there to take its part."""
         alone = self._record.peers == (member.id,) and not self._context.has_others
+        # What is wrong with data that only it has, nobody else could say.
+        alone |= bool(self._record.local) and code == "data"
         return alone and replacements(self._snapshots.view(now), (member.id,)) is None
 
     def _without(

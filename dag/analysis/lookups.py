@@ -75,13 +75,14 @@ class Lookup:
         """Whether the rows are classes, of a cross-entropy."""
         return self.operator.target in _CLASSES
 
-    def refusal(self, value: int) -> str:
-        """What is wrong with a row number, in words."""
+    def refusal(self, value: int | None) -> str:
+        """What is wrong with a row number, in words; None: without it, for data that is private."""
         op = self.operator
+        number = "that is not there" if value is None else str(value)
         where = f"module {op.module!r}" if op.module else "the model itself"
         return (
             f"{where} ({op.target.split('.')[1]}) is asked for "
-            f"{'class' if self.of_classes else 'row'} {value}, and has {self.least} to {self.most}"
+            f"{'class' if self.of_classes else 'row'} {number}, and has {self.least} to {self.most}"
         )
 
 

@@ -4,6 +4,7 @@ lost stage made anew from its neighbours."""
 __all__ = [
     "execute",
     "neighbour",
+    "rows",
     "saved",
     "stage_module",
     "stand_ins",

@@ -35,13 +35,14 @@ from torch import Tensor, nn
 from ..ir.graph import Graph, TensorSpec
 from ..ir.random import step_key, table
 from ..transforms.evaluation import evaluation as evaluation_form
+from .rows import RowError, lacking
 from .saved import SavedTensors
 from .stage_module import StageModule, build
 
 if TYPE_CHECKING:
     from ..plan.cut import Stage
 
-__all__ = ["Forwarded", "Gradients", "StageExecutor", "TensorSpecError", "check_spec"]
+__all__ = ["Forwarded", "Gradients", "RowError", "StageExecutor", "TensorSpecError", "check_spec"]
 
 Gradients = Mapping[str, "Tensor | Sequence[Tensor | None] | None"]
 """Gradients of values that left: one tensor, or one per reading stage in stage order. None: the
@@ -156,10 +157,14 @@ class StageExecutor:
         return tensor.to(self.device, copy=True, memory_format=torch.contiguous_format)
 
     def _build(self, graph: Graph, where: tuple[int, int], extra: tuple[str, ...]) -> StageModule:
-        tensors: dict[str, Tensor] = {f"param:{n}": t for n, t in self.parameters.items()}
-        tensors |= {f"buffer:{n}": t for n, t in self.buffers.items()}
         gives = tuple(dict.fromkeys((*self._sent, *self._results, *extra)))
-        return build(graph, *where, gives, tensors, self.device)
+        return build(graph, *where, gives, self._standing, self.device)
+
+    @property
+    def _standing(self) -> dict[str, Tensor]:
+        """Parameters and buffers by value name."""
+        tensors: dict[str, Tensor] = {f"param:{n}": t for n, t in self.parameters.items()}
+        return tensors | {f"buffer:{n}": t for n, t in self.buffers.items()}
 
     @property
     def live(self) -> tuple[tuple[int, int], ...]:
@@ -176,7 +181,8 @@ class StageExecutor:
         """Runs the stage on one microbatch and keeps what its backward needs.
 
         `ports` holds every received value, `inputs` every data input that the stage reads, on any
-        device, already checked against their specs.
+        device, already checked against their specs. Raises RowError for a row that an operator is
+        asked for and does not have.
         """
         assert (step, microbatch) not in self._kept, f"F{microbatch} of step {step} ran twice"
         backward = self.stage.has_backward
@@ -225,16 +231,23 @@ class StageExecutor:
 
     def evaluate(self, ports: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Forwarded:
         """Runs the evaluation form (running batch-norm statistics, no dropout) without autograd;
-        keeps nothing and changes nothing."""
+        keeps nothing and changes nothing. Raises RowError as `forward` does."""
+        if self._evaluation is None:
+            self._evaluation = evaluation_form(self._graph), self._operators
         if self._evaluating is None:
-            graph, where = self._evaluation or (evaluation_form(self._graph), self._operators)
-            self._evaluating = self._build(graph, where, ())
+            self._evaluating = self._build(*self._evaluation, ())
         module = self._evaluating
         taken = self._place(ports, inputs)
         # The core form's attention asks for a key even where it drops nothing.
         key = (step_key(self._seed, 0, 0),) if module.takes_key else ()
-        with torch.no_grad():
-            made = module.run(*(taken[value] for value in module.takes), *key)
+        try:
+            with torch.no_grad():
+                made = module.run(*(taken[value] for value in module.takes), *key)
+        except (IndexError, RuntimeError) as error:
+            found = lacking(*self._evaluation, {**taken, **self._standing}, error)
+            if found is None:
+                raise
+            raise found from error
         return self._forwarded(dict(zip(module.gives, made, strict=True)))
 
     def apply_updates(self, statistics: Sequence[Mapping[str, Tensor]]) -> None:
@@ -278,10 +291,18 @@ class StageExecutor:
         args: list[object] = [taken[value] for value in module.takes]
         if module.takes_key:
             args.append(step_key(self._seed, step, microbatch))
-        if grad and not self.saved_bytes:
-            return self._counted(args, taken)
-        with torch.set_grad_enabled(grad):
-            return dict(zip(module.gives, module.run(*args), strict=True))
+        try:
+            if grad and not self.saved_bytes:
+                return self._counted(args, taken)
+            with torch.set_grad_enabled(grad):
+                return dict(zip(module.gives, module.run(*args), strict=True))
+        except (IndexError, RuntimeError) as error:
+            values = {**taken, **self._standing}
+            key = step_key(self._seed, step, microbatch) if module.takes_key else 0
+            found = lacking(self._graph, self._operators, values, error, key)
+            if found is None:
+                raise
+            raise found from error
 
     def _counted(self, args: Sequence[object], taken: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Runs a microbatch with autograd, and counts what that keeps."""

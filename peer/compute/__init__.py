@@ -6,6 +6,7 @@ __all__ = [
     "codings",
     "device",
     "exchange",
+    "inputs",
     "order",
     "rebuilt",
     "records",

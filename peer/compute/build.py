@@ -38,6 +38,7 @@ from ..sync.strategy import Holder, Strategy
 from ..sync.vector import parts_of
 from .codings import Codings
 from .exchange import Exchanges, LocalStage, TransferSpecs
+from .inputs import CheckedReader
 from .order import BuildOrder, check_host_memory, check_memory
 from .store import Store
 from .streams import Streams
@@ -60,7 +61,7 @@ class BuiltStages:
     """This peer's stages by index."""
     exchange: Exchanges
     streams: Streams
-    reader: Reader
+    data: CheckedReader
     unread: dict[str, Tensor]
     """Exported here, though no operator reads them."""
     files: Mapping[str, Tensor]
@@ -91,7 +92,7 @@ class BuiltStages:
         size, found = self.order.plan.microbatch_size, dict[str, None]()
         for stage, names in self.reading:
             ran = self.wire.microbatches(self.order.peer, stage, training=False)
-            found |= dict.fromkeys(self.reader.needs_held_out(ran, size, names))
+            found |= dict.fromkeys(self.data.reader.needs_held_out(ran, size, names))
         return tuple(found)
 
     @cached_property
@@ -227,8 +228,9 @@ def build_work(
     exchange = Exchanges(order.peer, wire, held, device)
     files = order.weights if files is None else files
     rounds = _rounds(order, vector, local, held) if order.training.rounds else None
+    data = CheckedReader(order.run, graph, reader, private=order.private)
     return BuiltStages(
-        order, graph, flow, wire, held, exchange, streams, reader, unread, files, rounds
+        order, graph, flow, wire, held, exchange, streams, data, unread, files, rounds
     )
 
 

@@ -193,21 +193,21 @@ class TorchDevice:
         for stage, names in work.reading:
             for m in work.wire.microbatches(work.order.peer, stage):
                 at, number = work.place(step, m)
-                found |= dict.fromkeys(work.reader.needs(at, (number,), size, names))
+                found |= dict.fromkeys(work.data.reader.needs(at, (number,), size, names))
         return (*found, *(name for name in work.held_out_needs if name not in found))
 
     def prefetch(self, step: int) -> None:
         """Reads the samples of a step, fetching shards where they are not here yet. Blocks.
 
-        Raises DataError or OSError when a shard cannot be had.
+        Raises DataError or OSError when a shard cannot be had, DataError for a row that is asked
+        for and not there.
         """
         work = self._now
         for name in self.needs(step):
             work.order.shard(name)
-        size = work.order.plan.microbatch_size
         for stage, names in work.reading:
             for m in work.wire.microbatches(work.order.peer, stage):
-                batch = work.reader.batch(*work.place(step, m), size, names)
+                batch = work.data.train(*work.place(step, m), names)
                 if self.device.type == "cuda":
                     batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
                 work.inputs[step, m, stage] = batch
@@ -254,7 +254,8 @@ class TorchDevice:
 
     def compute(self, step: int, action: Action) -> Result:
         """Runs one action. What it takes must be in the store; what it gives is there afterwards.
-        Nothing that it takes is changed or freed. Of an action of a round, `step` is its number."""
+        Nothing that it takes is changed or freed. Of an action of a round, `step` is its number.
+        Raises DataError for a row that is asked for and not there."""
         work = self._now
         # On a CPU another process's turn does not count: the plan knows who shares the cores.
         passed = time.thread_time if self.device.type == "cpu" else time.perf_counter
@@ -267,7 +268,9 @@ class TorchDevice:
             (t, self._take(work.store.get(_key(work.order, step, t))))
             for t in work.flow.takes(peer, action)
         ]
-        given = self._run(work, step, action, taken)
+        trains = action.kind in (Kind.FORWARD, Kind.BACKWARD)
+        with work.data.named(step, work.place(step, action.microbatch) if trains else None):
+            given = self._run(work, step, action, taken)
         ready = self._finish()
         for transfer, tensor in given.items():
             work.store.put(_key(work.order, step, transfer), StoredValue(tensor, ready))
@@ -310,8 +313,7 @@ class TorchDevice:
         ports = {t.value: _there(t, v) for t, v in taken}
         inputs = work.inputs.pop((step, m, action.stage), None)
         if inputs is None and held.stage.inputs:
-            size = work.order.plan.microbatch_size
-            inputs = work.reader.batch(*work.place(step, m), size, held.stage.inputs)
+            inputs = work.data.train(*work.place(step, m), held.stage.inputs)
         forwarded = held.executor.forward(*work.place(step, m), ports, inputs or {})
         if held.stage.statistics:
             held.collected[m] = forwarded.updates
@@ -342,8 +344,7 @@ class TorchDevice:
         ports = {t.value: _there(t, v) for t, v in taken}
         inputs: Inputs = {}
         if held.stage.inputs:
-            size = work.order.plan.microbatch_size
-            inputs = work.reader.held_out(m, size, held.stage.inputs)
+            inputs = work.data.held_out(m, held.stage.inputs)
         forwarded = held.executor.evaluate(ports, inputs)
         if held.stage.makes_loss:
             self._report(work, False, m, ports, inputs, forwarded.results)

@@ -111,6 +111,8 @@ class BuildOrder:
     training: Training
     shard: Callable[[str], Path]
     """Path of a data shard by hash, its content verified; may fetch it, and block."""
+    private: bool = False
+    """Whether data of it stays with its peers."""
     first_step: int = 0
     resumed: tuple[tuple[memoryview, ...], ...] = ()
     """Snapshots after `first_step` steps that it goes on from, in their parts."""
@@ -198,6 +200,7 @@ def order_from_assign(
         manifest=Manifest.from_json(small(assign.data, MOST_MANIFEST_BYTES)),
         training=training,
         shard=shard,
+        private=bool(assign.local),
         first_step=assign.first_step,
         resumed=parts,
         anew=bool(assign.resume.files),

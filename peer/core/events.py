@@ -260,10 +260,12 @@ class RoundReady(OfTerm):
 
 @immutable
 class ComputeFailed(OfStep):
-    """An action raised; the device is usable again after a `Discard`."""
+    """An action raised; the device is usable again after a `Discard`. code: "data" where its
+    samples ask for what the model does not have."""
 
     action: Action
     why: str
+    code: str = "compute"
 
 
 @immutable

@@ -192,8 +192,8 @@ class PeerMachine:
                 return part.data_ready(step, now)
             case e.DataFailed(step=step, why=why, code=code):
                 return part.data_failed(step, code, why, self.attachment.away)
-            case e.ComputeFailed(step=step, action=action, why=why):
-                return part.fail("compute", f"{action} of step {step} on {self.peer}: {why}")
+            case e.ComputeFailed(step=step, action=action, why=why, code=code):
+                return part.fail(code, f"{action} of step {step} on {self.peer}: {why}")
             case e.ExportedWeights(step=step, blob=blob):
                 return part.exported(step, blob)
             case e.ExportFailed(step=step, why=why):

@@ -7,7 +7,7 @@ decides how a batch may be divided.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +36,8 @@ class Ignored(NamedTuple):
 
 
 def refused(what: str, item: int | None, kind: str, where: str = "") -> DataError:
-    """The error about a value that the model has no row for. item: the number of the sample or, of
-    text and tokens, of the item; None: not known."""
+    """The error about a value that the model has no row for (`MissingRow`, in words). item: the
+    number of the sample or, of text and tokens, of the item; None: not known."""
     of = "sample" if kind == "arrays" else "a window at item"
     at = "the data" if item is None else f"{of} {item} of the data"
     return DataError(
@@ -46,14 +46,29 @@ def refused(what: str, item: int | None, kind: str, where: str = "") -> DataErro
     )
 
 
-def survey(graph: Graph, reader: Reader, names: Collection[str] = ()) -> Ignored:
-    """Look at all samples, trained on and held out. `names`: the inputs whose data is here (empty:
-    all).
+def survey(graph: Graph, reader: Reader, *, private: bool = False) -> Ignored:
+    """Look at all samples, trained on and held out. `private`: errors do not quote the data.
 
     Raises DataError for the first sample that asks for a row that is not there.
     """
+    try:
+        return _surveyed(graph, reader)
+    except _MissingError as error:
+        what = error.lookup.refusal(None if private else error.value)
+        raise refused(what, error.item, reader.manifest.kind) from None
+
+
+class _MissingError(Exception):
+    """A row that is not there, and the item that asks for it."""
+
+    def __init__(self, lookup: Lookup, value: int, item: int | None) -> None:
+        super().__init__(item)
+        self.lookup, self.value, self.item = lookup, value, item
+
+
+def _surveyed(graph: Graph, reader: Reader) -> Ignored:
     manifest = reader.manifest
-    given = [f"in:{i.name}" for i in graph.inputs if i.name in (names or manifest.fields)]
+    given = [f"in:{i.name}" for i in graph.inputs if i.name in manifest.fields]
     tried = Lookups(graph.bind(2), given)
     if not tried.seen:
         return Ignored(unknown=tried.unseen)
@@ -84,8 +99,7 @@ def _values(reader: Reader, lookup: Lookup) -> set[str]:
                 wrong &= piece != lookup.ignored
             if wrong.any():
                 at = int(np.flatnonzero(wrong)[0])
-                what = lookup.refusal(int(piece[at]))
-                raise refused(what, first + at, "tokens")
+                raise _MissingError(lookup, int(piece[at]), first + at)
         first += len(piece)
     return found
 
@@ -126,7 +140,7 @@ def _pieces(
         if found.missing is not None:
             sample = found.missing.sample
             item = None if sample is None else int(items[sample])
-            raise refused(str(found.missing), item, reader.manifest.kind)
+            raise _MissingError(found.missing.lookup, found.missing.value, item)
         if not names:
             break  # no value of the data has a say
     return ignoring

@@ -167,6 +167,11 @@ class Catalogue:
             which = ", ".join(lost)
             raise DataError(f"the plan does not keep {which} beside the data {made.data!r}")
 
+    def has(self, manifest: str) -> bool:
+        """Whether a manifest is of this host's data."""
+        with self._lock:
+            return any(made.hash == manifest for made in self._made.values())
+
     def path(self, manifest: str, shard: str) -> Path | None:
         """Where a shard of a manifest of this host's is; None: it is none. A shard is read by the
         manifest that it was made for, and by no other: that one could have it go elsewhere."""

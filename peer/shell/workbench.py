@@ -39,6 +39,9 @@ from ..compute.warming import frozen_shards, warm
 from ..core import events as e
 from ..core.rounds.exchange import run_of
 from ..core.snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
+from ..data.manifest import DataError
+from ..data.reader import Reader
+from ..data.survey import survey
 from ..host.own_data import Catalogue
 from ..sync.optimizer import warm_up
 from .lane import SerialExecutor
@@ -182,7 +185,9 @@ class DeviceRuntime:
                     lambda: self._spans.compute(self._device.compute, run, step, action),
                     lambda result: calls.post(e.Computed(run, term, step, action, result)),
                     lambda error: calls.post(
-                        e.ComputeFailed(run, term, step, action, said_of(error))
+                        e.ComputeFailed(
+                            run, term, step, action, said_of(error), code_of_action(error)
+                        )
                     ),
                 )
             case e.SendFrame(key) if key.role is Role.SNAPSHOT:
@@ -322,6 +327,9 @@ class DeviceRuntime:
                     + live,
                     memory_bytes=wanted.memory_bytes,
                 )
+                mine = Reader(order.manifest, order.shard, seed=0, microbatches=1)
+                if not assign.first_step and self._own_data.has(assign.data.hash):
+                    survey(order.graph, mine, private=True)  # nobody else could
                 return self._device.build(order)
 
         def done(built: e.Built) -> None:
@@ -381,7 +389,14 @@ def code_of(error: Exception, otherwise: str) -> str:
         return "neighbour"
     if isinstance(error, BlobTransferError | BlobMismatchError):
         return "blob"
+    if isinstance(error, DataError):
+        return "data"
     return "host" if isinstance(error, OSError) else otherwise
+
+
+def code_of_action(error: Exception) -> str:
+    """A word for programs about an action that raised: "data" for what its samples ask for."""
+    return "data" if isinstance(error, DataError) else "compute"
 
 
 def _nothing(_: object) -> None:

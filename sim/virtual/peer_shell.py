@@ -33,7 +33,8 @@ from ...peer.core.machine import PeerMachine
 from ...peer.core.options import PeerOptions
 from ...peer.core.rates.probe import probe_payload
 from ...peer.core.snapshots import BLOCKS, PART_BYTES, SnapshotId, SnapshotStore
-from ...peer.shell.workbench import code_of, said_of
+from ...peer.data.manifest import DataError
+from ...peer.shell.workbench import code_of, code_of_action, said_of
 from ...proto import broker_pb2, common_pb2
 from .. import trace
 from .clock import Observed, Timers
@@ -450,7 +451,11 @@ class PeerShell:
     def _compute(self, wanted: p.Compute) -> None:
         assert self._pace is not None
         action, began = wanted.action, self.world.now
-        done = self.device.compute(wanted.step, action)
+        try:
+            done = self.device.compute(wanted.step, action)
+        except DataError as error:
+            self._compute_failed(wanted, error)
+            return
         copies_s = max(0.0, self._copies_until - began)
         seconds = copies_s + self._pace.seconds(action) * self.stretch
         if self.world.logs:
@@ -469,6 +474,16 @@ class PeerShell:
             self.handle(answer)
 
         self._end_compute(seconds, ended)
+
+    def _compute_failed(self, wanted: p.Compute, error: DataError) -> None:
+        why, code = said_of(error), code_of_action(error)
+        failed = p.ComputeFailed(wanted.run, wanted.term, wanted.step, wanted.action, why, code)
+
+        def ended() -> None:
+            self._computing = None
+            self.handle(failed)
+
+        self._end_compute(OVERHEAD_S, ended)
 
     def _end_compute(self, seconds: float, ended: Callable[[], None]) -> None:
         self._computing = self.world.now + seconds, ended

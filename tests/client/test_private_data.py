@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shoal.broker.options import BrokerOptions
 from shoal.broker.service.server import Broker, BrokerConfig
-from shoal.client import Client, Refused, connect
+from shoal.client import Client, Refused, RunFailed, connect
 from shoal.job import Job
 from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
@@ -152,6 +152,22 @@ async def test_what_cannot_be_is_said_in_one_line_before_anything_starts(lab: La
         with pytest.raises(Refused, match=said) as refused:
             await lab.ask(lab.job(where="peer", source=source, inputs=inputs))
         assert str(lab.folder) not in str(refused.value), "paths of a peer are its own"
+
+
+async def test_bad_data_that_only_a_peer_has_ends_the_run_at_once(lab: Lab) -> None:
+    """The submitter cannot look at it; nobody waits for other peers, and no value is told."""
+    with np.load(lab.file) as file:
+        arrays = dict(file)
+    arrays["y"][37] = 4711  # held out
+    np.savez(lab.file, **arrays)
+    await lab.join("home")
+    await lab.join("clinic", data={"patients": {"path": str(lab.file)}})
+    wanted = (
+        r"sample 37 of the data: the model itself \(cross_entropy_loss\) is asked for class that"
+    )
+    with pytest.raises(RunFailed, match=wanted) as failed:
+        await lab.train(lab.job(where="peer", source="patients"))
+    assert "4711" not in str(failed.value)
 
 
 @pytest.mark.slow  # held by tests/broker/placement/test_datasets.py, too
