@@ -4,7 +4,13 @@ Nothing heavy is imported before a verb needs it: `shoal --help` stays fast, and
 the order of the imports below.
 """
 
+# ruff: noqa: E402 (signals are listened to before the rest is loaded)
+
 from __future__ import annotations
+
+from .early import leave_when_told
+
+leave_when_told()  # before what takes a second to load
 
 import os
 import sys

@@ -26,6 +26,7 @@ import typer
 
 from ..net.finite import finite
 from ..net.surroundings import fault_of, naming, user_path
+from .early import leave
 from .output import complain, echo, give_up_output, lost_output, say, unread
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    usual = (signal.SIG_DFL, signal.default_int_handler)
+    usual = (signal.SIG_DFL, signal.default_int_handler, leave)
     ours = [n for n, handler in before.items() if handler in usual]  # not what nohup ignores
     if threading.current_thread() is not threading.main_thread():
         ours = []

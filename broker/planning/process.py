@@ -102,7 +102,10 @@ def exactly(where: socket.socket, count: int) -> bytes | None:
 def main(arguments: list[str]) -> None:
     """`process SOCKET`: the broker has the other end."""
     control = socket.socket(fileno=int(arguments[0]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the broker, which ends this one
+    # What ends a terminal or a whole unit is for the broker, which ends this one: a plan that
+    # breaks off before that would be a run's failure.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     _load()
     control.sendall(ORDER.pack(b"R", os.getpid(), 0))
     while (order := exactly(control, ORDER.size)) is not None:

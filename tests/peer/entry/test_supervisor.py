@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_the_supervisor_does_not_load_torch() -> None:
 class Joined:
     """A supervisor process with one worker. Both write to one pipe: it ends when both are gone."""
 
-    def __init__(self, state: Path, give_up: str) -> None:
+    def __init__(self, state: Path, give_up: str, stderr: int = subprocess.PIPE) -> None:
         code = (
             "import sys; from pathlib import Path\n"
             "from shoal.peer.host.config import JoinConfig\n"
@@ -96,7 +97,7 @@ class Joined:
         )
         self.state = state
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-c", code], stderr=stderr, text=True, start_new_session=True
         )
 
     def wait_for(self, pattern: str) -> str:
@@ -138,6 +139,36 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Joined]]:
         one.all_gone()
         assert one.process.stderr is not None
         one.process.stderr.close()
+
+
+@pytest.mark.process
+def test_what_a_whole_unit_gets_is_one_wish_and_drains(start: Callable[..., Joined]) -> None:
+    joined = start()
+    joined.wait_for("no broker")
+    worker = joined.worker()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+        for pid in (worker, joined.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+    rest = joined.all_gone()
+    assert "stop asked" in rest
+    assert "at_once=True" not in rest
+    assert joined.process.returncode == 0
+
+
+@pytest.mark.process
+def test_a_terminal_that_is_gone_ends_nobody_before_its_time(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    joined = Joined(tmp_path, "None", stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while b"no broker" not in seen:
+        seen += os.read(ours, 4096)
+    os.close(ours)  # as `ssh` does when its line breaks; every print fails from here on
+    for number in (signal.SIGHUP, signal.SIGINT):
+        joined.process.send_signal(number)
+    assert joined.process.wait() == 0
+    assert sorted(p.name for p in (tmp_path / "cpu").iterdir()) == ["lock", "peer.json"]
 
 
 @pytest.mark.process
