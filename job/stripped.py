@@ -1,4 +1,4 @@
-"""What of a job means something on its submitter's machine alone: factory, files, outputs.
+"""A job without what means something on its submitter's machine alone: factory, files, outputs.
 
 A job that came from somebody else, through a broker or in a checkpoint, is read without any of it
 (`Job.from_json`). So nothing of it can be imported, read or written on this machine, whichever verb

@@ -1,4 +1,4 @@
-"""What planning processes say on stderr, as lines of the broker's log.
+"""Stderr of the planning processes, as lines of the broker's log.
 
 They run a stranger's graph, so its names are in what they log, and what torch writes by itself is
 nobody's to choose. Nothing of it reaches a terminal or a file but through the broker's own log,

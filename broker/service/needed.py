@@ -57,14 +57,15 @@ def needed(runs: Iterable[RunRecord]) -> tuple[set[str], set[str]]:
 
 
 class Listing(NamedTuple):
-    """What a manifest names. shards: whether peers find each on the web, by hash; urls: where."""
+    """Blobs and URLs that a manifest names. shards: whether peers find each on the web, by
+    hash; urls: where."""
 
     shards: Mapping[str, bool]
     urls: tuple[str, ...]
 
 
 def listed(store: BlobStore, manifest: str) -> Listing:
-    """What a manifest of data or weights names. Raises BlobStoreError."""
+    """Read which shards a manifest of data or weights names. Raises BlobStoreError."""
     try:
         table = json.loads(store.get(manifest, MOST_MANIFEST_BYTES))
         shards = {s["hash"]: "url" in s for s in table["shards"] if HASH.fullmatch(s["hash"])}
@@ -78,8 +79,9 @@ def listed(store: BlobStore, manifest: str) -> Listing:
 
 
 def lacking_shards(store: BlobStore, spec: RunSpec) -> list[str]:
-    """Shards of a run's weights that neither lie here nor on the web. Raises BlobStoreError, also
-    for a URL on a host that the run's job does not name: peers are chosen by these alone."""
+    """Find the shards of a run's weights that neither lie here nor on the web. Raises
+    BlobStoreError, also for a URL on a host that the run's job does not name: peers are chosen by
+    these alone."""
     missing = list[str]()
     for file in spec.weights:
         if not file.sharded:

@@ -103,14 +103,15 @@ def record_of(
 
 
 def own_job(record: Mapping[str, Any]) -> Job | None:
-    """The job of a run as it was said on this machine, with its folder; None where it was not."""
+    """Return the job of a run as it was said on this machine, with its folder; None where it was
+    not."""
     if not {"job", "folder"} <= record.keys():
         return None
     return Job(**record["job"], folder=record["folder"])
 
 
 def output_of(record: Mapping[str, Any]) -> Output:
-    """Where the outputs of a recorded run go, and in which form."""
+    """Return where the outputs of a recorded run go, and in which form."""
     return Output(**(record.get("job") or record).get("output", {}))
 
 

@@ -43,7 +43,7 @@ _MOST_ASKED = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class GoingOn:
-    """What goes on from a checkpoint, with all that it needs at the broker.
+    """A run that goes on from a checkpoint, before it has an id; its blobs are at the broker.
 
     own: its job as it stands on this machine; None where nobody said one here. to: where its
     outputs go. tokens_per_step: of a step of all replicas together."""
@@ -54,7 +54,7 @@ class GoingOn:
     tokens_per_step: int
 
     def record(self, run: str) -> dict[str, Any]:
-        """What this machine keeps of it once it is a run of that id."""
+        """Return what this machine keeps of it once it is a run of that id."""
         found = record_of(run, self.own, self.to, self.spec.data.hash, self.tokens_per_step)
         return found | {"from": {"run": self.spec.resumed.run, "step": self.spec.resumed.step}}
 
@@ -67,9 +67,9 @@ def prepared(
     to: Path | str | None,
     say: Callable[[str], None],
 ) -> GoingOn:
-    """What goes on from the newest checkpoint of a run, or from one in a folder. `job`: said on
-    this machine, in place of what its record has; `to`: where outputs go, and where the record is
-    looked for. Raises as `Client.go_on` does."""
+    """Make what goes on from the newest checkpoint of a run, or from one in a folder. `job`: said
+    on this machine, in place of what its record has; `to`: where outputs go, and where the record
+    is looked for. Raises as `Client.go_on` does."""
     if checkpoints.is_folder(source):
         kept = checkpoints.read(source)
         own, found = job or _recorded(kept.checkpoint.run, to), kept.checkpoint
@@ -110,8 +110,8 @@ def prepared(
 
 
 def _recorded(run: str, to: Path | str | None) -> Job | None:
-    """The job of a run that this machine submitted: as it was said here, whatever a broker or a
-    checkpoint has of it."""
+    """Return the job of a run that this machine submitted: as it was said here, whatever a broker
+    or a checkpoint has of it."""
     if not is_file_name(run):
         return None
     places = dict.fromkeys((local_folder(to or "runs"), Path("runs")))
@@ -131,7 +131,7 @@ def _bring_data(
     manifest: Manifest,
     say: Callable[[str], None],
 ) -> None:
-    """Stores the data of a checkpoint, if it is read on this machine; else the broker must have it.
+    """Store the data of a checkpoint, if it is read on this machine; else the broker must have it.
     Raises BlobTransferError, SettingsError when the job's source has other data by now."""
     if before.data.where == "peer":
         return
@@ -162,7 +162,7 @@ def _bring_data(
 
 
 async def _lacking(blobs: BlobClient, manifest: Manifest) -> int:
-    """How many shards the broker does not have."""
+    """Count the shards that the broker does not have."""
     refs = [BlobRef(hash=s.hash, size_bytes=s.size_bytes) for s in manifest.shards]
     lacks = 0
     for at in range(0, len(refs), _MOST_ASKED):

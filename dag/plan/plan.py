@@ -166,7 +166,7 @@ class Plan:
 
     @cached_property
     def hub(self) -> PeerId | None:
-        """The peer that reports losses and evaluations: the first holder of the stage that makes
+        """Peer that reports losses and evaluations: the first holder of the stage that makes
         the loss. None without an outline."""
         stage = next((s.index for s in self.outline.stages if s.makes_loss), None)
         return None if stage is None else next(iter(self.stages[stage].holders), None)
