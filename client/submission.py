@@ -138,7 +138,7 @@ def prepare(
         check_tokenizer(job, module)
         captured = _captured(job, data, module, sizes, say)
         sizes = captured.right_sizes(sizes, say)
-        pretrained = _pretrained(job, stored, module, captured.graph, say)
+        pretrained = _pretrained(job, stored, outline, captured.graph, say)
         ignoring = _surveyed(job, data, module, captured.graph, say)
         sizes = _divisions(job, data, module, captured.graph, ignoring, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
@@ -180,7 +180,7 @@ def draft(
         check_tokenizer(job, module)
         captured = _captured(job, data, module, sizes, say)
         graph, sizes = captured.graph, captured.right_sizes(sizes, say)
-        pretrained = _pretrained(job, stored, module, graph, say)
+        pretrained = _pretrained(job, stored, outline, graph, say)
         ignoring = _surveyed(job, data, module, graph, say)
         sizes = _divisions(job, data, module, graph, ignoring, sizes, say)
     read = pretrained.entries if pretrained and job.model.where == "url" else {}
@@ -194,11 +194,12 @@ def draft(
 
 
 def _pretrained(
-    job: Job, stored: Stored | None, module: nn.Module, graph: Graph, say: Say
+    job: Job, stored: Stored | None, outline: models.ModelOutline, graph: Graph, say: Say
 ) -> Pretrained | None:
     if stored is None:
         return None
-    return fit(stored, wanted_by(graph), **models.fit_options(module, job), say=say)
+    options = models.fit_options(outline.module, job, outline.changed)
+    return fit(stored, wanted_by(graph), **options, say=say)
 
 
 def _check_codecs(job: Job) -> None:

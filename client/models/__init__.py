@@ -10,6 +10,7 @@ __all__ = [
     "losses",
     "making",
     "models",
+    "pretrained",
     "recorded",
     "recorded_steps",
     "recording",

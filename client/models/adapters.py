@@ -20,6 +20,7 @@ __all__ = [
     "AdapterError",
     "adapted",
     "is_adapted",
+    "made_of_base",
     "plain_name",
     "save_config",
     "trained_only",
@@ -69,17 +70,39 @@ def plain_name(module: nn.Module) -> Callable[[str], str]:
     layer = _peft("peft.tuners.tuners_utils", "BaseTunerLayer")
     if layer is None:
         return str
+    beside = _peft("peft.utils.other", "AuxiliaryTrainingWrapper")
     whole = _peft("peft", "PeftModel")
     prefix = _PREFIX if whole is not None and isinstance(module, whole) else ""
-    wrapped = {name for name, part in module.named_modules() if isinstance(part, layer)}
+    wrapped = {name for name, part in module.named_modules() if isinstance(part, (layer, beside))}
 
     def plain(name: str) -> str:
-        owner, base, rest = name.rpartition(".base_layer.")
-        if base and owner in wrapped:
-            name = f"{owner}.{rest}"
+        for inner in (".token_adapter.base_layer.", ".base_layer.", ".original_module."):
+            owner, base, rest = name.rpartition(inner)
+            if base and owner in wrapped:
+                name = f"{owner}.{rest}"
         return name.removeprefix(prefix)
 
     return plain
+
+
+def made_of_base(module: nn.Module) -> str:
+    """The setting of an adapter whose values are made of those of the base; empty: there is
+    none."""
+    for config in _configs(module).values():
+        initial = getattr(config, "init_lora_weights", True)
+        if getattr(config, "use_dora", False):
+            return "use_dora"
+        if isinstance(initial, str) and initial not in ("gaussian", "eva", "orthogonal"):
+            return f'init_lora_weights = "{initial}"'
+    return ""
+
+
+def _configs(module: nn.Module) -> Mapping[str, Any]:
+    """peft's own, by the name of an adapter; empty for a module without adapters."""
+    if not is_adapted(module):
+        return {}
+    found = (getattr(part, "peft_config", None) for part in module.modules())
+    return next((c for c in found if c), {})
 
 
 def save_config(module: nn.Module, folder: Path) -> Path | None:
@@ -88,8 +111,7 @@ def save_config(module: nn.Module, folder: Path) -> Path | None:
     they."""
     if not is_adapted(module):
         return None
-    found = (getattr(part, "peft_config", None) for part in module.modules())
-    configs: Mapping[str, Any] = next((c for c in found if c), {})
+    configs = _configs(module)
     if [*configs] != [_NAME]:
         names = ", ".join(configs) or "(none that peft names)"
         raise AdapterError(f'the model has the adapters {names}: expected one, called "{_NAME}"')

@@ -11,7 +11,7 @@ A content never changes: writing into a storage gives it another one, made of th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,12 +110,14 @@ class Op:
 @dataclass(eq=False, slots=True)
 class StorageContent:
     """What lies in a storage: result `result` of an operator, or what it wrote into the storage of
-    `written`, or else the tensor `real`, which came from outside."""
+    `written`, or else the tensor `real`, which came from outside, or what `read` gives, as of a
+    file."""
 
     op: Op | None = None
     result: int = 0
     written: StorageView | None = None
     real: Tensor | None = None
+    read: Callable[[], Tensor] | None = None
     like: StorageView | None = None
     """How a result lies in its storage."""
 

@@ -19,7 +19,6 @@ from torch import nn
 from ...job import Job
 from ...net.file_names import is_file_name
 from ..files.weight_files import pretrained_file
-from .adapters import adapted
 
 __all__ = [
     "ModelError",
@@ -39,25 +38,22 @@ class ModelError(ValueError):
 
 
 def factory_of(job: Job) -> Callable[[], nn.Module]:
-    """What makes the job's module, with an adapter if it wants one."""
+    """What makes the job's module, without the adapter of `model.lora`."""
     name = job.model.factory
     if name.startswith("hf:"):
         folder = find(name.removeprefix("hf:"), job.folder, "model.factory")
-        base = _hugging_face(folder, job)
-    else:
-        function = function_of(name, job.folder, "model.factory")
+        return _hugging_face(folder, job)
+    function = function_of(name, job.folder, "model.factory")
 
-        def base() -> nn.Module:
-            module = _call(function, dict(job.model.args), name)
-            if not isinstance(module, nn.Module):
-                raise ModelError(
-                    f'factory "{name}" returned {type(module).__name__}: expected a torch.nn.Module'
-                )
-            return module
+    def base() -> nn.Module:
+        module = _call(function, dict(job.model.args), name)
+        if not isinstance(module, nn.Module):
+            raise ModelError(
+                f'factory "{name}" returned {type(module).__name__}: expected a torch.nn.Module'
+            )
+        return module
 
-    if not job.model.lora:
-        return base
-    return lambda: adapted(base(), job.model.lora, name.removeprefix("hf:"))
+    return base
 
 
 def function_of(where: str, folder: Path, key: str) -> Callable[..., Any]:

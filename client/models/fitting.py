@@ -9,7 +9,7 @@ tensor are made of the files' separate ones: their bytes lie one behind the othe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from ..files.weight_files import Stored, WeightFilesError
 
 __all__ = ["Wanted", "fit", "wanted_by"]
 
-ADAPTERS = ("*.lora_*", "*.modules_to_save.*")
+ADAPTERS = ("*.lora_*", "*.modules_to_save.*", "*.trainable_tokens_*")
 """Parameters that peft puts beside a model's own: no file of the model has them."""
 
 
@@ -56,17 +56,22 @@ def fit(
     prefix: str = "",
     rename: Mapping[str, str] | None = None,
     fresh: Sequence[str] = (),
+    but: Collection[str] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Pretrained:
     """The tensors of files by the names of a model. `fresh`: globs of parameters that they need not
-    have. What they have beside is left out, and said.
+    have; `but`: names that begin otherwise, whatever files have. A module that peft trains beside
+    its original (`modules_to_save`) begins as that. What files have beside is left out, and said.
 
     Raises WeightFilesError for one that is missing, and one of another shape or kind.
     """
     found: dict[str, TensorLocation] = {}
     missing: list[str] = []
     used: set[str] = set()
+    wanted = [_like_original(one, {w.names[0]: w for w in wanted}) for one in wanted]
     for one in wanted:
+        if one.names[0] in but:
+            continue
         for name in _candidates(one.names, prefix, rename or {}):
             if (made := _entry(stored.entries, name, one.shape)) is not None:
                 entry, sources = made
@@ -98,6 +103,19 @@ def fit(
     if left:
         say(f"{len(left)} tensors of the files are not the model's, and left out ({_some(left)})")
     return Pretrained(stored, found)
+
+
+_SAVED = re.compile(r"(.*)\.modules_to_save\.[^.]+\.(.*)")
+
+
+def _like_original(one: Wanted, all_: Mapping[str, Wanted]) -> Wanted:
+    """A parameter of `modules_to_save` with the names of its original besides."""
+    match = _SAVED.fullmatch(one.names[0])
+    if match is None:
+        return one
+    name = f"{match[1]}.{match[2]}"
+    original = next((w for w in all_.values() if name in w.names), None)
+    return one._replace(names=(*one.names, *(original.names if original else (name,))))
 
 
 def _candidates(names: Sequence[str], prefix: str, rename: Mapping[str, str]) -> Iterator[str]:

@@ -51,6 +51,9 @@ class _Making:
                 continue
             if content.real is not None:
                 self._made[content] = content.real.untyped_storage()
+            elif content.read is not None:
+                assert content.like is not None, "a tensor that is read is known by how it lies"
+                self._made[content] = _stored(content.read(), content.like)
             elif (initial := self._reading.storage(content)) is not None:
                 made = make(initial, self._seed, threads=torch.get_num_threads())
                 self._made[content] = made.untyped_storage()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,19 +21,15 @@ from ...dag.analysis.lookups import beyond
 from ...dag.ir.graph import Graph
 from ...dag.ir.recipe import Recipe
 from ...job import LIVE, Job
-from ..files import weight_files
 from ..files.shards import Pretrained
-from ..files.weight_files import Stored
-from .adapters import AdapterError, plain_name
+from ..files.weight_files import WeightFilesError
+from .adapters import AdapterError, adapted, made_of_base, plain_name
 from .factories import (
     ModelError,
     factory_of,
-    find,
     is_hugging_face,
-    pretrained_weights,
     story,
 )
-from .fitting import Wanted, fit
 from .initialise import (
     TooLargeError,
     Within,
@@ -44,9 +39,10 @@ from .initialise import (
     replace_parameters,
 )
 from .losses import loss_function, with_loss, with_own_loss, with_weight
+from .pretrained import changed as changed_by
+from .pretrained import fit_options, fitted, loaded, starting_files
 from .recorded import recipe_of
 from .recording import Recording, record
-from .state_dicts import tied_names
 
 __all__ = [
     "ModelError",
@@ -78,6 +74,7 @@ class ModelOutline:
     recipe: how those begin that need no values; others: the parameters that do, by name. Names are
     those of the graph.
     live: whether the module is the user's own.
+    changed: names that files have, of parameters that an adapter begins otherwise (as PiSSA does).
     """
 
     module: nn.Module
@@ -85,6 +82,7 @@ class ModelOutline:
     recipe: Recipe | None = None
     others: Mapping[str, Tensor] = field(default_factory=dict)
     live: bool = False
+    changed: frozenset[str] = frozenset()
 
     def is_made(self, name: str) -> bool:
         """Whether the recipe makes it, so that nobody sends it."""
@@ -111,12 +109,13 @@ def build(job: Job) -> nn.Module:
 
 def _fill(found: ModelOutline, job: Job) -> None:
     """Gives an outline its values: those of files, and of its recording."""
-    module, plain, fitted = found.module, plain_name(found.module), _fitted(found.module, job)
-    entries = fitted.entries if fitted else {}
+    module, plain = found.module, plain_name(found.module)
+    files = fitted(module, job, found.changed)
+    entries = files.entries if files else {}
 
     def read(name: str) -> Tensor | None:
         entry = entries.get(plain(name))
-        return None if fitted is None or entry is None else fitted.stored.weights.read(entry)
+        return None if files is None or entry is None else files.stored.weights.read(entry)
 
     if found.recording is not None:
         give_values(module, found.recording, job.seed, read)
@@ -133,6 +132,7 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> ModelOu
     A factory that cannot do without values is run as it is, which is said, with the memory; where
     that is more than this machine has, ModelError is raised before it is taken.
     """
+    changed = frozenset[str]()
     if job.module is not None:
         if not isinstance(job.module, nn.Module):
             raise ModelError(
@@ -151,9 +151,17 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> ModelOu
             "in a job that was read back: pass Job(model=module, …)"
         )
     else:
-        module, recording = _made(factory_of(job), job, say)
+        module, recording, files = _made(factory_of(job), job, say)
+        changed = changed_by(module, recording, files)
+    setting = "" if job.model.lora else made_of_base(module)
+    if setting and starting_files(job) is not None:
+        raise ModelError(
+            f"the adapter of the model ({setting}) was made of weights that are replaced "
+            "afterwards (model.weights): load them in the factory before the adapter is made, "
+            "or let `model.lora` make it"
+        )
     if recording is None:
-        return ModelOutline(module=module)
+        return ModelOutline(module=module, changed=changed)
     try:
         check_seed(recording, job.seed)
         recipe, others, empty = recipe_of(module, recording, job.seed)
@@ -171,6 +179,7 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> ModelOu
         recipe=recipe,
         others=others,
         live=job.module is not None,
+        changed=changed,
     )
 
 
@@ -207,11 +216,23 @@ def has_values(module: nn.Module) -> bool:
 
 def _made(
     factory: Callable[[], nn.Module], job: Job, say: Callable[[str], None]
-) -> tuple[nn.Module, Recording | None]:
-    """The factory's module, without values if it can do without them."""
+) -> tuple[nn.Module, Recording | None, Pretrained | None]:
+    """The factory's module, without values if it can do without them, with the adapter that the job
+    wants; and the files that its base begins with, if an adapter was made over them."""
+    base: list[Pretrained] = []
+
+    def with_adapter(module: nn.Module, recording: Recording | None) -> nn.Module:
+        if not job.model.lora:
+            return module
+        if (found := fitted(module, job)) is not None:
+            loaded(module, found, recording)
+            base[:] = [found]
+        return adapted(module, job.model.lora, job.model.factory.removeprefix("hf:"))
+
     try:
-        return record(factory, job.seed)
-    except AdapterError:
+        module, recording = record(factory, job.seed, with_adapter)
+        return module, recording, next(iter(base), None)
+    except (AdapterError, WeightFilesError):
         raise
     except Exception as error:  # the user's code, on tensors that it does not expect
         why = error
@@ -219,7 +240,7 @@ def _made(
     try:
         with torch.random.fork_rng(devices=[]), Within() as within:
             torch.manual_seed(job.seed)
-            module = factory()
+            module = with_adapter(factory(), None)
     except ModelError as error:
         if isinstance(error.__cause__, TooLargeError):
             raise ModelError(
@@ -232,53 +253,7 @@ def _made(
         f'factory "{name}" needs values ({why}): its weights are made here, '
         f"{within.taken / 2**30:.2f} GiB in memory, and uploaded"
     )
-    return module, None
-
-
-def starting_files(job: Job) -> Stored | None:
-    """The files that the job's model begins with; None: what its factory gives. Headers are read.
-    Raises ModelError, WeightFilesError."""
-    model = job.model
-    if model.weights != "init":
-        return weight_files.find([_place(name, job.folder) for name in model.weight_names])
-    if model.factory.startswith("hf:") and job.module is None:
-        folder = find(model.factory.removeprefix("hf:"), job.folder, "model.factory")
-        found = pretrained_weights(folder, job)
-        return None if found is None else weight_files.find([str(found)])
-    return None
-
-
-def _place(name: str, folder: Path) -> str:
-    return name if "://" in name else str(find(name, folder, "model.weights"))
-
-
-def _fitted(module: nn.Module, job: Job) -> Pretrained | None:
-    """What files have of a module's weights, by the names without adapters."""
-    stored = starting_files(job)
-    if stored is None:
-        return None
-    plain, state = plain_name(module), _state(module)
-    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
-    names: dict[str, list[str]] = {}
-    for name in state:
-        names.setdefault(first.get(name, name), []).append(name)
-    wanted = [
-        Wanted(
-            (name, *(other for other in all_ if other != name)),
-            tuple(state[name].shape),
-            state[name].dtype,
-            isinstance(state[name], nn.Parameter),
-        )
-        for name, all_ in names.items()
-        if isinstance(state.get(name), Tensor)
-    ]
-    return fit(stored, wanted, **fit_options(module, job))
-
-
-def fit_options(module: nn.Module, job: Job) -> dict[str, Any]:
-    """What `fitting.fit` is told of a module."""
-    prefix = getattr(module, "base_model_prefix", "") if is_hugging_face(module) else ""
-    return {"prefix": prefix, "rename": job.model.rename, "fresh": job.model.fresh}
+    return module, None, next(iter(base), None)
 
 
 def on_cpu(module: nn.Module) -> nn.Module:
@@ -316,12 +291,6 @@ def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
     }
     memo |= {id(b): change(b.detach()) for b in module.buffers()}
     return copy.deepcopy(module, memo)
-
-
-def _state(module: nn.Module) -> dict[str, Any]:
-    """The module's own tensors by their names without adapters."""
-    plain = plain_name(module)
-    return {plain(name): t for name, t in module.state_dict(keep_vars=True).items()}
 
 
 # ---------------------------------------------------------------- for the capture

@@ -63,6 +63,15 @@ class Recording:
         seed = self.seed if seed is None else seed
         return value_of(self.view(tensor), seed, self.reading)
 
+    def read_from(self, tensor: Tensor, read: Callable[[], Tensor]) -> None:
+        """Gives a tensor of the recording other values, as of a file: those that `read` returns, of
+        its shape and dtype, whenever they are asked for."""
+        self._put(tensor, StorageContent(read=read, like=StorageView.of(tensor, None)))
+
+    def is_read(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the values that `read_from` gave it, unchanged."""
+        return self.has(tensor) and self._contents[_where(tensor)].read is not None
+
     def shown(self, tensor: Tensor) -> Tensor:
         """The same for the factory itself."""
         self.looked = self.looked or depends_on_draws(self.view(tensor))
@@ -260,9 +269,14 @@ def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def record(factory: Callable[[], Any], seed: int) -> tuple[Any, Recording]:
+def record(
+    factory: Callable[[], Any],
+    seed: int,
+    then: Callable[[Any, Recording], Any] = lambda made, recording: made,
+) -> tuple[Any, Recording]:
     """What the factory returns, made without values, and how these would be made. Buffers of a
-    module, and tensors that are its plain attributes, have theirs."""
+    module, and tensors that are its plain attributes, have theirs. `then`: makes another of it,
+    which is recorded too."""
     recording = Recording(seed)
     load = torch.load
 
@@ -278,7 +292,7 @@ def record(factory: Callable[[], Any], seed: int) -> tuple[Any, Recording]:
         _Seeing(recording),
     ):
         torch.manual_seed(seed)
-        made = factory()
+        made = then(factory(), recording)
     if isinstance(made, nn.Module):
         _give_values(made, recording)
     return made, recording

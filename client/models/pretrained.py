@@ -1,0 +1,111 @@
+"""The files that a model begins with: which they are, what of them is which tensor, and a base that
+has their values before an adapter is made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...job import Job
+from ...peer.blobs.weights import TensorLocation
+from ..files import weight_files
+from ..files.shards import Pretrained
+from ..files.weight_files import Stored
+from .adapters import plain_name
+from .factories import find, is_hugging_face, pretrained_weights
+from .fitting import Wanted, fit
+from .recording import Recording
+from .state_dicts import tied_names
+
+__all__ = ["changed", "fit_options", "fitted", "loaded", "starting_files"]
+
+
+def starting_files(job: Job) -> Stored | None:
+    """The files that the job's model begins with; None: what its factory gives. Headers are read.
+    Raises ModelError, WeightFilesError."""
+    model = job.model
+    if model.weights != "init":
+        return weight_files.find([_place(name, job.folder) for name in model.weight_names])
+    if model.factory.startswith("hf:") and job.module is None:
+        folder = find(model.factory.removeprefix("hf:"), job.folder, "model.factory")
+        found = pretrained_weights(folder, job)
+        return None if found is None else weight_files.find([str(found)])
+    return None
+
+
+def _place(name: str, folder: Path) -> str:
+    return name if "://" in name else str(find(name, folder, "model.weights"))
+
+
+def fitted(module: nn.Module, job: Job, but: frozenset[str] = frozenset()) -> Pretrained | None:
+    """What files have of a module's weights, by the names without adapters, `but` some."""
+    stored = starting_files(job)
+    if stored is None:
+        return None
+    plain, state = plain_name(module), _state(module)
+    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
+    names: dict[str, list[str]] = {}
+    for name in state:
+        names.setdefault(first.get(name, name), []).append(name)
+    wanted = [
+        Wanted(
+            (name, *(other for other in all_ if other != name)),
+            tuple(state[name].shape),
+            state[name].dtype,
+            isinstance(state[name], nn.Parameter),
+        )
+        for name, all_ in names.items()
+        if isinstance(state.get(name), Tensor)
+    ]
+    return fit(stored, wanted, **fit_options(module, job, but))
+
+
+def fit_options(module: nn.Module, job: Job, but: frozenset[str]) -> dict[str, Any]:
+    """What `fitting.fit` is told of a module."""
+    prefix = getattr(module, "base_model_prefix", "") if is_hugging_face(module) else ""
+    return {"prefix": prefix, "rename": job.model.rename, "fresh": job.model.fresh, "but": but}
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """The module's own tensors by their names without adapters."""
+    plain = plain_name(module)
+    return {plain(name): t for name, t in module.state_dict(keep_vars=True).items()}
+
+
+def loaded(module: nn.Module, files: Pretrained, recording: Recording | None) -> None:
+    """Gives a base the values that files have, in place, before an adapter is made of them; of a
+    recording they are read when they are asked for."""
+    plain = plain_name(module)
+    for name, parameter in module.named_parameters():
+        if (entry := files.entries.get(plain(name))) is None:
+            continue
+
+        def read(entry: TensorLocation = entry, dtype: torch.dtype = parameter.dtype) -> Tensor:
+            return files.stored.weights.read(entry).to(dtype)
+
+        if recording is None:
+            parameter.data.copy_(read())
+        else:
+            recording.read_from(parameter, read)
+
+
+def changed(
+    module: nn.Module, recording: Recording | None, files: Pretrained | None
+) -> frozenset[str]:
+    """The names that files have of parameters which an adapter changed when it was made."""
+    if files is None:
+        return frozenset()
+    plain, found = plain_name(module), set[str]()
+    for name, parameter in module.named_parameters():
+        if (entry := files.entries.get(plain(name))) is None:
+            continue
+        if recording is not None:
+            same = recording.is_read(parameter)
+        else:
+            same = torch.equal(files.stored.weights.read(entry).to(parameter.dtype), parameter)
+        if not same:
+            found.add(plain(name))
+    return frozenset(found)
