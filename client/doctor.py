@@ -16,12 +16,14 @@ from ..net.address import address_of
 from ..net.grpc_quirks import in_words
 from ..net.identity.authority import utc
 from ..net.identity.credential import Credential, CredentialError
+from ..net.identity.diagnosis import VANISH, handshake_problem, why_no_tls
 from ..net.identity.enroll import (
     SKEW_S,
     BrokerAwayError,
     Shown,
     channel_options,
     shown_by,
+    validity_problem,
 )
 from ..net.identity.token import Token, TokenError, fingerprint_of_pem
 from ..net.local import local_address, split
@@ -30,10 +32,13 @@ from ..net.web.proxy import ProxyError, ProxyRefusedError, dial, proxy_for
 from ..peer.host.host import Host
 from ..proto.broker_pb2 import BlobQuery
 from ..proto.broker_pb2_grpc import BlobsStub
+from ..proto.common_pb2 import BlobRef
 
 __all__ = ["Finding", "examine"]
 
 _PATIENCE_S = 5.0
+_ASKED, _SIZE_S = 4096, 20.0
+"""Blobs of the largest question, of 66 bytes each, and how long its answer may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +55,8 @@ def examine(
     address: str, token: str, folders: list[Path], owned: Path | None = None
 ) -> Iterator[Finding]:
     """Looks at one thing after the other; ends early where nothing further can be seen. `folders`:
-    of the credentials that this host has for peers and for its user; `owned`: where the owner of
-    this host pauses it. Raises ValueError when the address is none."""
+    of the credential that this user has for the broker, then of those of this host's peers;
+    `owned`: where the owner of this host pauses it. Raises ValueError when the address is none."""
     address = address_of(address)
     host, port = split(address)
     if owned is not None:
@@ -81,23 +86,38 @@ def examine(
     fingerprint = fingerprint_of_pem(shown.authority)
     yield Finding(what="broker", how="ok", text=f"authority {fingerprint.hex()[:16]}…")
     yield _clock(shown)
+    yield _tls(address, shown)
     if token:
         yield _token(token, fingerprint, address)
+    yield from _credentials(address, shown, folders, token)
+    yield _reachable(host)
+
+
+def _credentials(address: str, shown: Shown, folders: list[Path], token: str) -> Iterator[Finding]:
+    """Those of the broker, by its authority; the first folder is of this very address."""
     found_any = False
-    for folder in folders:
+    for i, folder in enumerate(folders):
         try:
             credential = Credential.load(folder)
         except CredentialError as error:
             found_any = True
             yield Finding(what="credential", how="wrong", text=str(error))
             continue
-        if credential is not None and credential.authority == shown.authority:
+        if credential is None:
+            continue
+        if credential.authority == shown.authority:
             found_any = True
-            yield _credential(credential, address, folder)
+            yield from _credential(credential, address, folder)
+        elif i == 0:  # this user's for this very address
+            found_any = True
+            text = (
+                f"{credential.party} in {folder} is of another authority than answers there: the "
+                "broker was set up anew, or it is another one; log in again with a new token"
+            )
+            yield Finding(what="credential", how="wrong", text=text)
     if not found_any and not token:
         text = "this host has none for the broker: join or log in with a token first"
         yield Finding(what="credential", how="note", text=text)
-    yield _reachable(host)
 
 
 def _owner(host: Host) -> Iterator[Finding]:
@@ -147,6 +167,14 @@ def _clock(shown: Shown) -> Finding:
     return Finding(what="clock", how="wrong", text=f"{text}; {more}")
 
 
+def _tls(address: str, shown: Shown) -> Finding:
+    """By a handshake, in which the broker proves to be who its authority says."""
+    problem = validity_problem(shown.authority, utc(time.time()), "the broker's authority")
+    if problem := problem or handshake_problem(address, shown.authority):
+        return Finding(what="tls", how="wrong", text=problem)
+    return Finding(what="tls", how="ok", text="a handshake is whole, and it is the broker")
+
+
 def _token(text: str, fingerprint: bytes, address: str) -> Finding:
     try:
         token = Token.parse(text)
@@ -158,12 +186,13 @@ def _token(text: str, fingerprint: bytes, address: str) -> Finding:
     return Finding(what="token", how="ok", text="whole, and of this broker; its uses are not seen")
 
 
-def _credential(credential: Credential, address: str, folder: Path) -> Finding:
-    """Also whether the broker takes it."""
+def _credential(credential: Credential, address: str, folder: Path) -> Iterator[Finding]:
+    """Also whether the broker takes it, and whether a message of full size comes through, in both
+    directions."""
     who = f"{credential.party} in {folder}"
-    if credential.ends <= utc(time.time()):
-        text = f"{who} ended on {credential.ends:%Y-%m-%d %H:%M} UTC: a new token is needed"
-        return Finding(what="credential", how="wrong", text=text)
+    if problem := validity_problem(credential.certificate, utc(time.time()), who):
+        yield Finding(what="credential", how="wrong", text=problem)
+        return
     options = channel_options(address)
     with grpc.secure_channel(address, credential.for_channel(), options=options) as channel:
         stub = BlobsStub(channel)  # type: ignore[no-untyped-call]  # generated
@@ -171,15 +200,33 @@ def _credential(credential: Credential, address: str, folder: Path) -> Finding:
             grpc.channel_ready_future(channel).result(_PATIENCE_S)
             stub.Have(BlobQuery(), timeout=_PATIENCE_S)  # asks for nothing
         except grpc.FutureTimeoutError:
-            text = f"{who}: no TLS connection within {_PATIENCE_S:.0f} s; does a proxy break it up?"
-            return Finding(what="credential", how="wrong", text=text)
+            why = why_no_tls(address, credential) or "does a proxy break it up?"
+            text = f"{who}: no TLS connection within {_PATIENCE_S:.0f} s; {why}"
+            yield Finding(what="credential", how="wrong", text=text)
+            return
         except grpc.RpcError as error:
             why = in_words(
                 printable((isinstance(error, grpc.Call) and error.details()) or str(error))
             )
-            return Finding(what="credential", how="wrong", text=f"{who} is refused: {why}")
-    text = f"{who}, until {credential.ends:%Y-%m-%d %H:%M} UTC"
-    return Finding(what="credential", how="ok", text=text)
+            yield Finding(what="credential", how="wrong", text=f"{who} is refused: {why}")
+            return
+        text = f"{who}, until {credential.ends:%Y-%m-%d %H:%M} UTC"
+        yield Finding(what="credential", how="ok", text=text)
+        yield _size(stub)
+
+
+def _size(stub: BlobsStub) -> Finding:
+    """Whether many full packets pass, there and back: the question comes back in the answer."""
+    asked = BlobQuery(blobs=[BlobRef(hash=f"{i:064x}") for i in range(_ASKED)])
+    try:
+        stub.Have(asked, timeout=_SIZE_S)
+    except grpc.RpcError as error:
+        why = in_words(printable((isinstance(error, grpc.Call) and error.details()) or str(error)))
+        text = (
+            f"{asked.ByteSize()} bytes do not come through within {_SIZE_S:.0f} s ({why}): {VANISH}"
+        )
+        return Finding(what="size", how="wrong", text=text)
+    return Finding(what="size", how="ok", text=f"{asked.ByteSize()} bytes pass, there and back")
 
 
 def _reachable(host: str) -> Finding:
