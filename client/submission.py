@@ -32,7 +32,7 @@ from ..dag.transforms.precision import KeptDtypes
 from ..job import Job, SettingsError
 from ..net.blobs.client import BlobClient, Sent
 from ..peer.data.manifest import Manifest
-from ..peer.data.survey import Ignored, survey
+from ..peer.data.survey import Ignored, not_finite, survey
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
 from .access import Access
@@ -289,7 +289,10 @@ def _surveyed(job: Job, data: JobData, module: nn.Module, graph: Graph, say: Say
     for a Hugging Face model with labels that are ignored, whose means cannot be weighed."""
     if data.local:
         return Ignored()
-    found = survey(graph, reader_of(job, data))
+    reader = reader_of(job, data)
+    for line in not_finite(reader):
+        say(line)
+    found = survey(graph, reader)
     if found.seen and not graph.weight and job.train.microbatches > 1:
         why = "the data has labels that the loss ignores, and the model returns no weight: each"
         why += " microbatch counts the same, however few of its labels count"

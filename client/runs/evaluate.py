@@ -50,6 +50,7 @@ def held_out(
     manifest = Manifest.from_json(text)
     if not manifest.held_out or not count:
         raise DataError("nothing is held out in this run: set holdout and eval_batches above 0")
+    _check_there(manifest, train.batch, batches)
     with tempfile.TemporaryDirectory(prefix="shoal-eval-") as name:
         folder = Path(name)
         reader = Reader(manifest, folder.joinpath, seed=job.seed, microbatches=train.microbatches)
@@ -63,6 +64,16 @@ def held_out(
 
         transfer(access, fetch)
         return _evaluate(module, job, reader, count)
+
+
+def _check_there(manifest: Manifest, batch: int, batches: int | None) -> None:
+    """Raise DataError where so many batches would have held-out samples of arrays twice."""
+    there = manifest.different_held_out
+    if manifest.kind == "arrays" and batches and batches > max(1, there // batch):
+        raise DataError(
+            f"{there} samples are held out, and {batches} batches of {batch} would have some of "
+            f"them twice: expected at most {max(1, there // batch)}"
+        )
 
 
 def _evaluate(module: nn.Module, job: Job, reader: Reader, count: int) -> dict[str, float]:
@@ -102,6 +113,10 @@ def evaluated_there(
     parameters, RunFailed where the run does not come so far, Refused for another's."""
     spec = _spec(client.recall(run).spec, weights, batches)
     with client.translated():
+        if batches:
+            text = transfer(client.access, lambda blobs: blobs.fetch(spec.data.hash))
+            batch = Job.from_json(spec.job).train.batch
+            _check_there(Manifest.from_json(text), batch, batches)
         graph = transfer(
             client.access, lambda blobs: blobs.fetch(spec.graph.hash, most_bytes=MAX_GRAPH_BYTES)
         )

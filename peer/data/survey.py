@@ -19,7 +19,7 @@ from .manifest import DataError
 from .reader import Reader
 from .sampler import Indices
 
-__all__ = ["Ignored", "refused", "survey"]
+__all__ = ["Ignored", "not_finite", "refused", "survey"]
 
 PIECE = 1 << 21
 """Elements of a value that are worked out at once, about."""
@@ -83,6 +83,25 @@ def _surveyed(graph: Graph, reader: Reader) -> Ignored:
     # What several items decide together has more values than windows side by side show.
     unknown = tried.unseen | {x.operator.name for x in others if x.of_classes}
     return Ignored(frozenset(seen), unknown)
+
+
+def not_finite(reader: Reader) -> Iterator[str]:
+    """Say for each array how many of its samples have a NaN or an infinity, where any has, and
+    which is the first: a loss of such a sample is one, too, and then all weights are."""
+    for column in reader.manifest.columns:
+        if np.dtype(column.dtype).kind != "f":
+            continue
+        count, first, at = 0, 0, 0
+        for piece in reader.pieces(column.name):
+            bad = ~np.isfinite(piece).reshape(len(piece), -1).all(1)
+            if bad.any() and not count:
+                first = at + int(np.flatnonzero(bad)[0])
+            count, at = count + int(bad.sum()), at + len(piece)
+        if count:
+            yield (
+                f"{column.name!r} has a NaN or an infinity in {count} of {at} samples, first in "
+                f"sample {first}"
+            )
 
 
 def _values(reader: Reader, lookup: Lookup) -> set[str]:

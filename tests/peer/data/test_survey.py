@@ -109,3 +109,14 @@ def test_every_token_is_looked_at(
     else:  # 4 and 5 are rows, and no classes
         with pytest.raises(DataError, match=rf"item {at} of the data: .* asked for .* {wrong}, "):
             survey.survey(net, read)
+
+
+def test_numbers_that_are_not_finite_are_said_with_the_first_sample(tmp_path: Path) -> None:
+    x = np.zeros((9, 2, 3), np.float32)
+    x[4, 1, 2], x[7, 0, 0] = np.nan, np.inf
+    np.savez(tmp_path / "d.npz", x=x, w=np.ones(9), y=np.zeros(9, int))
+    source = str(tmp_path / "d.npz")
+    read = reader(tmp_path, kind="arrays", source=source, inputs="x,w", holdout=0.0)
+    assert [*survey.not_finite(read)] == [
+        "'x' has a NaN or an infinity in 2 of 9 samples, first in sample 4"
+    ]
