@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -243,14 +244,16 @@ def forget_old(to: str, most: int) -> None:
     one that was cut off counts for nothing."""
     files, root = url_to_fs(to)
     whole = _whole(files, root)[-most:]
-    for path in files.glob(f"{root.rstrip('/')}/checkpoint-*"):
+    for path in files.glob(f"{escape(root.rstrip('/'))}/checkpoint-*"):
         if whole and _step(str(path)) < _step(whole[0]):
             files.rm(str(path), recursive=True)
 
 
 def _whole(files: Any, root: str) -> list[str]:
     """The folders of whole checkpoints in a run's, the newest last."""
-    listed = files.glob(f"{root.rstrip('/')}/checkpoint-*/{_LISTED}")
+    there = root.rstrip("/")
+    there = there if isinstance(files, WebFolder) else escape(there)  # a folder's own name
+    listed = files.glob(f"{there}/checkpoint-*/{_LISTED}")
     return sorted((str(path).rpartition("/")[0] for path in listed), key=_step)
 
 

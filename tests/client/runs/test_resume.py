@@ -92,7 +92,10 @@ def listed(folder: Path, **entries: Any) -> Path:
     return folder
 
 
-def test_a_folder_is_read_or_the_newest_one_in_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["runs", "run [1]*"])
+def test_a_folder_is_read_or_the_newest_one_in_it(tmp_path: Path, name: str) -> None:
+    tmp_path /= name
+    tmp_path.mkdir()
     listed(tmp_path / "checkpoint-000004")
     listed(tmp_path / "checkpoint-000012", checkpoint={"run": "r-1", "step": "12"})
     (tmp_path / "checkpoint-000020").mkdir()  # begun, and cut off
