@@ -92,6 +92,7 @@ def capture(
     CaptureError, and GraphError for an operator without core form.
     """
     batch = _batch_of(inputs)
+    _refuse_kinds(module)
     _refuse_hooks(module)
     with PythonState(module, loss).restored(), in_mode(module, train=True):
         names = _names(module, named)
@@ -226,6 +227,30 @@ def _refuse_shared_memory(module: nn.Module) -> None:
                 "tie them by assigning the same Parameter object to both"
             )
         seen[where] = name
+
+
+_PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def _refuse_kinds(module: nn.Module) -> None:
+    """Modules that are no Python to follow, or that divide the work themselves."""
+    for path, part in module.named_modules():
+        where = f"module {path!r}" if path else "the model"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{where} is compiled by torch.jit, and holds no Python that a capture could "
+                "follow: give the nn.Module that it was made from"
+            )
+        if type(part).__name__ in _PARALLEL and type(part).__module__.startswith("torch."):
+            raise CaptureError(
+                f"{where} is a {type(part).__name__}, which divides batches or weights itself: "
+                "give what it holds (its .module); Shoal divides both among peers"
+            )
+        if any(map(nn.parameter.is_lazy, part._parameters.values())):
+            raise CaptureError(
+                f"{where} is lazy: its weights have no shape before its first call. Name its sizes "
+                "(nn.Linear for nn.LazyLinear), or call the model once in the factory"
+            )
 
 
 def _refuse_hooks(module: nn.Module) -> None:

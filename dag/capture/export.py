@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, Self, cast
 
 import torch
@@ -24,12 +23,18 @@ from torch.export import Dim, ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
-from torch.utils.checkpoint import CheckpointFunction
 
-from ..ir.capture_errors import CaptureError, Place, explain, line_of, refused, user_place
+from ..ir.capture_errors import (
+    CaptureError,
+    Place,
+    explain,
+    line_of,
+    refused,
+    unfollowed,
+)
 from ..ir.fx_args import name_of
 from ..ir.operators import allowed
-from .places import BatchSizeWatch, Notes
+from .places import BatchSizeWatch, Notes, own_gradients
 
 __all__ = ["ExportedModel", "export", "forward_of", "functional"]
 
@@ -67,6 +72,7 @@ class _Wrapper(nn.Module):
         super().__init__()
         self.module = module
         self.names, self.loss, self.seen = names, loss, seen
+        self.notes = Notes()
         self.train(module.training)
 
     def train(self, mode: bool = True) -> Self:
@@ -76,8 +82,9 @@ class _Wrapper(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.names, inputs, strict=True))
-        with Notes():
+        with self.notes:
             returned = _returned(self.module, given, self.loss)
+        self.notes.check()
         return _results(returned, self.seen)
 
 
@@ -96,7 +103,8 @@ def forward_of(
 ) -> tuple[Tensor, ...]:
     """Loss, weight (if any) and metrics of a microbatch, run outside of an export. Raises
     CaptureError where an export would for what gradients are made of."""
-    with _quiet(), _own_gradients():
+    # A part that is compiled would be so for every mode around this call.
+    with _quiet(), own_gradients(), torch.compiler.set_stance("force_eager"):
         return _results(_returned(module, given, loss), _Seen())
 
 
@@ -175,7 +183,7 @@ def export(
     # Two names for one tensor would become one input of the program.
     given = tuple(t.detach().clone() for t in inputs.values())
     batch = Dim("batch", min=2)
-    with _quiet(), _right_losses(), _own_gradients():
+    with _quiet(), _right_losses(), own_gradients():
         try:
             with preserve_node_meta():
                 program = torch.export.export(
@@ -184,6 +192,9 @@ def export(
         except CaptureError:
             raise
         except Exception as error:  # whatever torch.export raises is explained to the user
+            wrapper.notes.check()
+            if "fake tensor in the exported program" in str(error):
+                raise unfollowed(wrapper.notes.unseen) from error
             raise explain(error, _batch_place(wrapper, given, error)) from error
         _detach_no_grad(program)
     # The forward ran more than once if torch asked for it; the names of one pass are enough.
@@ -234,72 +245,6 @@ def _unlisted(program: ExportedProgram, tried: set[Any]) -> dict[Any, Callable[.
     }
     known = default_decompositions() if missing else {}
     return {t: known[t] for t in missing if t in known}
-
-
-def _here() -> str:
-    """The line of the user's code that is being traced."""
-    place = user_place()
-    return f"{place[0]}:{place[1]}: {place[2]}" if place else "the model's forward"
-
-
-def _is_users(frame: FrameType) -> bool:
-    """Whether the call comes from outside of torch."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] != "torch"
-
-
-@contextlib.contextmanager
-def _own_gradients() -> Iterator[None]:
-    """While a module is traced, refuses a gradient of the user's own making: torch.export sees only
-    the operators of its forward, so a graph would train with another gradient and say nothing."""
-    apply = torch.autograd.Function.__dict__["apply"]
-    hook, inference = torch.Tensor.register_hook, torch.inference_mode.__init__
-
-    def watched(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        if cls is CheckpointFunction:
-            raise CaptureError(
-                f"{_here()}\n  reentrant checkpointing runs this part without gradients, so it "
-                "would not be trained: write checkpoint(…, use_reentrant=False), or leave it out "
-                "(plan.recompute does the same for any model; a Hugging Face model: "
-                "gradient_checkpointing_disable())"
-            )
-        if not cls.__module__.startswith("torch."):  # torch's own (checkpoint) change no gradient
-            raise refused(
-                _here(),
-                f"torch.autograd.Function {cls.__name__} has a backward of its own, which a graph "
-                "of operators cannot hold",
-                "write the forward so that autograd gives this gradient, e.g. x + (y - x).detach() "
-                "for a straight-through estimate",
-            )
-        return apply.__get__(None, cls)(*args, **kwargs)
-
-    def hooked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_users(sys._getframe(1)):
-            raise refused(
-                _here(),
-                "a hook changes the gradient of a tensor, which a graph of operators cannot hold",
-                "write the forward so that autograd gives this gradient, e.g. x + (y - x).detach()",
-            )
-        return hook(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def entered(mode: Any, *args: Any, **kwargs: Any) -> None:
-        if _is_users(sys._getframe(1)):
-            raise refused(
-                _here(),
-                "torch.inference_mode() is not seen by the capture, and gradients would go through "
-                "what is in it",
-                "use torch.no_grad()",
-            )
-        inference(mode, *args, **kwargs)
-
-    setattr(torch.autograd.Function, "apply", classmethod(watched))  # noqa: B010 (mypy)
-    setattr(torch.Tensor, "register_hook", hooked)  # noqa: B010 (mypy)
-    setattr(torch.inference_mode, "__init__", entered)  # noqa: B010 (mypy)
-    try:
-        yield
-    finally:
-        setattr(torch.Tensor, "register_hook", hook)  # noqa: B010 (mypy)
-        setattr(torch.inference_mode, "__init__", inference)  # noqa: B010 (mypy)
-        setattr(torch.autograd.Function, "apply", apply)  # noqa: B010 (mypy)
 
 
 @contextlib.contextmanager

@@ -47,8 +47,8 @@ _KEEP = (
     "or leave it out; what follows the step (a rate, a schedule) belongs into [train]"
 )
 _DRAW = (
-    "one draw would hold for the whole run: draw with torch and without a branch, as in "
-    "h = h + branch * torch.bernoulli(torch.full((h.shape[0], 1), 0.9)), or leave it out"
+    "one draw would hold for the whole run: draw with torch and without a branch, such as "
+    "h + branch * F.dropout(h.new_ones(h.shape[0], 1), p, self.training), or leave it out"
 )
 
 
@@ -105,7 +105,8 @@ def _session(forward: Forward, on_meta: bool) -> Iterator[_Trial]:
     ):
         state = PythonState(module, forward.loss)
         with state.restored():
-            yield _Trial(forward, tensors, state, "meta" if on_meta else None)
+            takes = {n: t.requires_grad for n, t in tensors.items()}
+            yield _Trial(forward, tensors, takes, state, "meta" if on_meta else None)
 
 
 def bare(tensor: Tensor, device: str) -> Tensor:
@@ -122,6 +123,8 @@ class _Trial:
 
     forward: Forward
     tensors: Mapping[str, Tensor]
+    takes: Mapping[str, bool]
+    """Which of them took a gradient."""
     state: PythonState
     device: str | None
     first: CallTrace = field(default_factory=lambda: CallTrace([], ()))
@@ -137,12 +140,24 @@ class _Trial:
         if not isinstance(found, CallTrace):
             return None
         self.first = found
+        self._flags()
         self.calls_in_sequence()
         self.draws()
         for size in (_FEW, *sizes):
             if why := self.size(size):
                 raise why
         return {n: str(why) for n in choices if (why := self.size(n))}
+
+    def _flags(self) -> None:
+        """Raises CaptureError where forward decides what is trained, after it was looked up."""
+        for name, tensor in self.tensors.items():
+            if tensor.requires_grad != self.takes[name]:
+                set_ = [c for c in self.first.calls if c.name.startswith("requires_grad")]
+                raise refused(
+                    text_of(set_[0].where if set_ else None),
+                    f"forward changes requires_grad of {name}",
+                    "set it before training (model.freeze, or in __init__)",
+                )
 
     def calls_in_sequence(self) -> None:
         """Raises CaptureError where a later call does something else."""

@@ -145,7 +145,8 @@ class _Comparison:
         wants = self.train and number == 0
         old = {n: self.values.graph[n].clone() for n in self._updated()}
         try:
-            with torch.set_grad_enabled(wants), _drawing(draws, key):
+            # As a loop does, though nothing goes back (a forward may call retain_grad).
+            with torch.set_grad_enabled(self.train), _drawing(draws, key):
                 theirs = forward_of(self.forward.module, batch, self.forward.loss)
         except UnlikeDrawsError as error:
             _log.info("not tried with values: %s", error)

@@ -30,6 +30,7 @@ __all__ = [
     "place_of",
     "refused",
     "text_of",
+    "unfollowed",
     "user_frame",
     "user_place",
 ]
@@ -139,7 +140,7 @@ def line_of(node: Node) -> str:
         if _is_users(file):
             return f"{file}:{line}: {linecache.getline(file, int(line)).strip()}"
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return f"module {stack[-1][0]!r}" if stack else "the model's forward"
+    return f"module {stack[-1][0].removeprefix('module.')!r}" if stack else text_of(None)
 
 
 def _trace(node: Node) -> str:
@@ -149,6 +150,7 @@ def _trace(node: Node) -> str:
 _HINTS: tuple[tuple[str, str, str], ...] = (
     (r"\.(item|tolist)\(", "`.item()` or `.tolist()`", "keep the value a tensor"),
     (r"\.(numpy|data_ptr)\(", "`.numpy()`", "use torch functions on the tensor itself"),
+    (r"\bdeepcopy\(|\bcopy\.copy\(", "a copy of a module", "call the module itself"),
     (r"\bprint\(|\bf[\"']|\.format\(", "printing a tensor's value", "return it as a metric"),
     (
         r"^(el)?if\b|^assert\b|\bif\b.*\belse\b",
@@ -198,6 +200,24 @@ def _names(error: BaseException) -> Iterator[str]:
         yield kind.__name__
 
 
+def unfollowed(place: Place | None) -> CaptureError:
+    """The error for a tensor that comes from where torch.export does not look: through `.data`,
+    where a line has it."""
+    if place is None:
+        return refused(
+            text_of(None),
+            "a tensor comes from where no operator made it (other threads, callbacks, code that "
+            "changes storages)",
+            "make every tensor from the inputs and parameters with torch operations",
+        )
+    return refused(
+        text_of(place),
+        "`.data` is not followed by a capture, so what it gives or sets would be missing",
+        "write .detach() for a value without its gradient; for a change, a new tensor (a limit on "
+        "weights belongs into the forward that reads them, e.g. self.weight.clamp(-1, 1))",
+    )
+
+
 def explain(error: BaseException, batch_place: Place | None = None) -> CaptureError:
     """The CaptureError for what torch.export raised. `batch_place`: where the batch size was fixed,
     when that is what went wrong."""
@@ -225,7 +245,7 @@ def explain(error: BaseException, batch_place: Place | None = None) -> CaptureEr
             text_of(place), f"{construct} needs values that are known only at run time", advice
         )
     if place is not None:
-        for pattern, construct, advice in _HINTS[:3]:
+        for pattern, construct, advice in _HINTS[:4]:
             if re.search(pattern, place[2]):
                 return refused(
                     text_of(place),

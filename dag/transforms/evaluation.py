@@ -141,6 +141,12 @@ def check_evaluation(graph: Graph, captured: Graph) -> None:
                     "changes its running ones: use F.batch_norm(…, training=self.training), or "
                     "nn.BatchNorm with track_running_stats=False"
                 )
+            if takes_key(ours.target) and not takes_key(theirs.target):
+                raise EvaluationError(
+                    f"{where} draws {ours!r} in train mode only: write the mask as dropout, which "
+                    "the capture knows, such as h * F.dropout(h.new_ones(h.shape[0], 1), p, "
+                    "self.training)"
+                )
             raise EvaluationError(
                 f"{where} does something else in eval mode than known flags explain: expected "
                 f"{ours!r}, got {theirs!r}; let forward do the same in both modes, apart from "

@@ -51,7 +51,8 @@ def with_updates(graph: Graph, new: Mapping[str, Any], places: Mapping[str, str]
             raise CaptureError(
                 f"{places[name]}\n  buffer {name!r} is changed by the forward: only batch norms "
                 "(each called once per forward) and counters (buffer += number) may change one; "
-                "return the new value as a metric, or make it a function of the inputs"
+                "return the new value as a metric, or make it a function of the inputs (of "
+                "spectral_norm, which keeps its vectors so: use weight_norm in its place)"
             )
         updates[name] = BufferUpdate("ema", value.value, momentum)
         norms[maker.name] = maker
