@@ -52,7 +52,10 @@ class RoundRow:
     drift: float
     sent_bytes: int
     waited_s: float
-    """The longest that a member waited for the version behind its last local step."""
+    """The longest that a member waited for the version behind its last local step: for others that
+    still worked or evaluated, and for the exchange."""
+    exchange_s: float
+    """From when all that meet were ready to the version; 0: not known."""
     seconds: float
 
     @property
@@ -82,6 +85,7 @@ class RoundRow:
             "drift": self.drift,
             "sent_bytes": self.sent_bytes,
             "waited_s": self.waited_s,
+            "exchange_s": self.exchange_s,
             "seconds": self.seconds,
         }
 
@@ -142,6 +146,7 @@ class RoundRows:
             drift=done.drift,
             sent_bytes=done.sent_bytes,
             waited_s=done.waited_s,
+            exchange_s=done.exchange_s,
             seconds=done.seconds,
         )
         self._samples += row.samples
@@ -175,16 +180,20 @@ def sentence(row: RoundRow) -> str:
     if row.loss is not None:
         parts.append(f"local loss {row.loss:.4f}")
     parts += [f"drift {row.drift:.3g}", f"{row.sent_bytes / 1e6:.2f} MB"]
-    parts.append(f"{row.seconds:.1f} s, up to {row.waited_s:.1f} s of it for the exchange")
+    parts.append(f"{row.seconds:.1f} s, up to {row.waited_s:.1f} s of it waiting")
+    if row.exchange_s:
+        parts[-1] += f"; exchange {row.exchange_s:.1f} s"
     if row.attempt > 1:
         parts.append(f"attempt {row.attempt}")
     return " · ".join(parts)
 
 
 def evaluated(event: RunEvent) -> str:
-    """The evaluation of a version in one line."""
+    """One line on the evaluation of a version, or of the weights that replicas go on with."""
     told = event.evaluated
     of = f"version after {told.round} rounds, {told.step} steps"
+    if told.replicas:
+        of = f"mean of {told.replicas} replicas, each by itself, {of.removeprefix('version ')}"
     return f"{of} · held-out {told.evaluation.loss:.4f}"
 
 

@@ -145,9 +145,11 @@ def resume(
     with clients.connect(broker) as client:
         # One that has not ended is meant to go on itself.
         paused = not changes and other is None and client.is_open(run)
+        since = 0
         if paused:
-            client.unpause(run)
             found = client.run(run, to or "runs")
+            since = 1 + max((event.number for event in found.so_far()), default=-1)
+            client.unpause(run)
         else:
             say = partial(echo, err=True)
             found = client.go_on(run, changes, other, to, say)
@@ -161,7 +163,7 @@ def resume(
             if detach:
                 echo(_how_to_follow(client, found), err=True)
                 return
-            _follow(found, json=json, export=True)
+            _follow(found, json=json, export=True, since=since)
 
 
 def pause_run(run: str, broker: str | None, *, json: bool) -> None:
@@ -278,11 +280,11 @@ def _detachable(client: Client, run: Run) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _follow(run: Run, *, json: bool, export: bool) -> None:
-    """Shows a run until it has ended, then exports."""
+def _follow(run: Run, *, json: bool, export: bool, since: int = 0) -> None:
+    """Shows a run from an event on until it has ended, then exports."""
     from ..client.show.progress import follow
 
-    state = run.checked(follow(run, json=json))
+    state = run.checked(follow(run, json=json, since=since))
     target = run.export() if export else None
     if json:
         print_json({"state": state_row(state), "weights": target and str(target)})

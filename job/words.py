@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["count_of", "size_text", "some_of"]
+__all__ = ["WRONG_CHOICE", "count_of", "size_text", "some_of"]
+
+WRONG_CHOICE = "the wrong choice"
+"""Said of a plan, or of replicas, that something else would clearly outrun: whoever shows the
+sentence shows it first."""
 
 
 def count_of(count: int, what: str) -> str:

@@ -29,6 +29,8 @@ class Following:
         """The loss of every step."""
         self.seconds: list[float] = []
         """The time of every step, since the one before."""
+        self._paces: dict[int, list[float]] = {}
+        """The same, of each replica."""
         self.microbatch_size = 0
         """As the plan divides a batch; 0 without a plan."""
         self.microbatches = 0
@@ -52,14 +54,14 @@ class Following:
         match event.WhichOneof("kind"):
             case "plan":
                 self._plans[event.replica] = event.plan, event.report
-                self._planned(event.plan, event.report)
+                self._planned(event.plan)
             case "round_begun" | "round_done":
                 self.events.append(event)
                 self.summary.bytes_on_wire += event.round_done.sent_bytes
             case "evaluated":
                 self.summary.eval_loss = event.evaluated.evaluation.loss
             case "step":
-                self._stepped(event.step)
+                self._stepped(event.step, event.replica)
             case "state":
                 self.events.append(event)
                 state, summary = event.state, self.summary
@@ -72,19 +74,41 @@ class Following:
             case _:
                 pass
 
-    def _planned(self, plan: broker_pb2.Plan, report: broker_pb2.PlanReport) -> None:
-        summary, predicted = self.summary, report.predicted
+    @property
+    def report(self) -> broker_pb2.PlanReport | None:
+        """Report of the newest plan; of several replicas the peers, links, spares and reasons of
+        all of theirs in one. None before the first plan."""
+        if not self._plans:
+            return None
+        first, *others = [report for _, (_, report) in sorted(self._plans.items())]
+        found = broker_pb2.PlanReport()
+        found.CopyFrom(first)
+        for other in others:
+            found.predicted.peers.extend(other.predicted.peers)
+            found.predicted.links.extend(other.predicted.links)
+            found.spares.extend(s for s in other.spares if s not in found.spares)
+            found.reasons.extend(r for r in other.reasons if r not in found.reasons)
+        return found
+
+    def _planned(self, plan: broker_pb2.Plan) -> None:
+        summary, report = self.summary, self.report
+        assert report is not None, "a plan was seen"
+        predicted = report.predicted
         summary.codecs = tuple(dict.fromkeys(c.codec for c in plan.codecs))
         methods = dict.fromkeys(e.strategy for e in plan.exchanges if _encodes(e.strategy))
         summary.lossy = (*filter(_loses, summary.codecs), *methods)
         stages = [p.stages for p, _ in self._plans.values()]
         holders = {peer for each in stages for stage in each for peer in stage.holders}
         summary.stages, summary.holders = max(map(len, stages)), len(holders)
-        summary.predicted_step_s = predicted.step_s
+        summary.predicted_step_s = predicted.step_s  # of several replicas see `_own_paces`
         bubbles = [p.bubble for p in predicted.peers]
         summary.bubble = sum(bubbles) / max(1, len(bubbles))
-        summary.bottlenecks = tuple(predicted.bottlenecks)
-        summary.against = {a.name: a.step_s for a in predicted.alternatives}
+        each = [(n, r.predicted.bottlenecks) for n, (_, r) in sorted(self._plans.items())]
+        summary.bottlenecks = tuple(f"replica {n}: {b[0]}" for n, b in each if b)
+        summary.against = {}
+        if len(each) == 1:  # else they are of one replica, and what is compared are all together
+            summary.bottlenecks = tuple(predicted.bottlenecks)
+            summary.against = {a.name: a.step_s for a in predicted.alternatives}
         spares = {s.peer: s.reason for _, r in self._plans.values() for s in r.spares}
         summary.spares = tuple(
             f"{self._names.get(p, p)}: {why}" for p, why in spares.items() if p not in holders
@@ -98,9 +122,10 @@ class Following:
             orders = ([v.stage for v in route.visits] for route in plan.routes)
             summary.swapped = any(order != sorted(order) for order in orders)
 
-    def _stepped(self, step: broker_pb2.StepDone) -> None:
+    def _stepped(self, step: broker_pb2.StepDone, replica: int) -> None:
         self.losses.append(step.outcome.loss)
         self.seconds.append(step.seconds)
+        self._paces.setdefault(replica, []).append(step.seconds)
         self._compute_s += step.compute_s
         self.summary.bytes_on_wire += step.sent_bytes
         again = self.summary.retransmitted_bytes or 0
@@ -131,6 +156,8 @@ class Following:
             self._apart(tokens_per_step)
         if len(self.seconds) > 1:
             summary.step_s = statistics.median(self.seconds[1:])
+            if len(self._paces) > 1:
+                self._own_paces()
             summary.tokens_per_s = tokens_per_step / summary.step_s if summary.step_s else 0.0
             if took := sum(r.seconds for r in self.played.rows):
                 summary.tokens_per_s = summary.tokens / took
@@ -138,6 +165,19 @@ class Following:
                 summary.compute_share = self._compute_s / (
                     (took or sum(self.seconds)) * summary.cores
                 )
+
+    def _own_paces(self) -> None:
+        """Seconds of a local step, predicted and measured: of each replica by itself, then the mean
+        over the steps that they made, so that unequal replicas are compared each with its plan."""
+        paces = {n: seconds[1:] or seconds for n, seconds in self._paces.items()}
+        total = sum(map(len, paces.values()))
+        plans = {n: self._plans[n][1].predicted.step_s for n in paces if n in self._plans}
+        weighed = [(len(s) / total, statistics.median(s), plans.get(n)) for n, s in paces.items()]
+        self.summary.step_s = sum(share * measured for share, measured, _ in weighed)
+        known = all(predicted for _, _, predicted in weighed)
+        self.summary.predicted_step_s = (
+            sum(share * (predicted or 0.0) for share, _, predicted in weighed) if known else 0.0
+        )
 
     def _apart(self, tokens_per_step: int) -> None:
         """What is otherwise in several replicas, which each make steps of their own."""

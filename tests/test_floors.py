@@ -34,8 +34,8 @@ ORDER = {
         < records < recovery round_rows < runs < journal rounds < placement < registry < clients
         < machine planning < service validate""",
     "broker/rounds": """
-        contributions pairs saving segments version work < ahead exchange gossip < handing < windows
-        < attempts telling < holding < coordinator""",
+        contributions evaluations pairs saving segments version work < ahead exchange gossip
+        < handing < windows < attempts telling < holding < coordinator""",
     "broker/scheduler": """
         base < network < cost < baselines codecs search < swarm < planners < replicas""",
     "broker/service": """

@@ -184,7 +184,10 @@ class PoolScheduler:
     def _measured_at(self, replica: Replica, members: Sequence[Member], now: float) -> float:
         """Until when the run's plan waits for probes, at most; `now`: no longer."""
         peers = [m.id for m in members]
-        if not self.probing.on or replica.run.requirements.wanted or self.probing.settled(peers):
+        alone = len(peers) < 2  # whose plan has no link
+        if alone or not self.probing.on or replica.run.requirements.wanted:
+            return now
+        if self.probing.settled(peers):
             return now
         longest = self.probing.options.probe_s
         until = self._patience.setdefault(replica.id, now + longest)

@@ -22,7 +22,7 @@ from ...dag.transforms.vocabulary import planned_graph
 from ...job.gossip import SapsOptions
 from ...job.rounds import RoundSettings, SparseLocoOptions, StreamingOptions, options_of
 from ...job.training import Training
-from ...job.words import count_of
+from ...job.words import WRONG_CHOICE, count_of
 from ...proto import broker_pb2
 from ..events import FormReplicas, PlanFailed, PlanReady, ReplicasFormed
 from ..placement.bad_plan import bad_plan
@@ -239,6 +239,6 @@ def _better(others: list[Alternative], batch: int, now: float) -> list[str]:
         return []
     rate = batch / best.step_s
     return [
-        f"these replicas are the wrong choice: {best.name} ({best.text}) trains {rate:.4g} "
+        f"these replicas are {WRONG_CHOICE}: {best.name} ({best.text}) trains {rate:.4g} "
         f"samples/s, {rate / now:.2f} times theirs"
     ]

@@ -19,7 +19,7 @@ from ...dag.plan.report import Alternative, PlanWithReport
 from ...dag.schedule.convert_plan import plan_to_proto
 from ...dag.schedule.convert_report import report_to_proto
 from ...dag.transforms.vocabulary import planned_graph
-from ...job.words import some_of
+from ...job.words import WRONG_CHOICE, some_of
 from ...proto.broker_pb2 import Formation, OperatorSpan, PreviewAnswer
 from ...proto.common_pb2 import Reason
 from ..events import FormReplicas, PreviewWanted, ReplicaId
@@ -147,8 +147,9 @@ def _verdict(made: PlanWithReport) -> list[str]:
     notes = []
     if one is not None and len(made.plan.peers) > 1:
         notes.append(
-            f"a pipeline over this network is the wrong choice: {one.text}, takes "
-            f"{one.step_s:.3g} s for the same samples, the plan {step:.3g} s"
+            f"a pipeline over this network is {WRONG_CHOICE}: {one.text}, takes "
+            f"{one.step_s:.3g} s for the same samples, the plan {step:.3g} s: "
+            f"{step / one.step_s:.3g} times faster"
         )
     if many is not None and (one is None or many.step_s < one.step_s):
         notes.append(

@@ -4,7 +4,7 @@ it, what its exchange is, and which samples are committed."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ...dag.rounds.sums import EXPONENT
 from ...proto.broker_pb2 import (
@@ -76,8 +76,7 @@ class RoundRecord:
         self.met: deque[tuple[tuple[int, int], ...]] = deque(maxlen=remembers)
         self.ahead: deque[RoundBegun] = deque()
         self.told: RoundBegun | None = None
-        self._gathered = 0  # Microbatches that were committed when all met last, of gossip.
-        self._before = 0  # Those of a round ago; of gossip, as all met before that.
+        self._before = 0  # Microbatches that were committed a round ago.
         self.holders: dict[int, int] = {}
         self.round = self.attempt = self.committed = 0
         self.work: dict[int, RoundWork] = {}
@@ -98,7 +97,7 @@ class RoundRecord:
         done = saved.step * self._whole
         at = saved.rounds if saved.HasField("rounds") else RoundPosition(committed=done, next=done)
         self.first = self.round = at.round
-        self.committed = self._before = self._gathered = at.committed
+        self.committed = self._before = at.committed
         self._next, self._returned = at.next, list(at.returned)
         self.total -= (self.total - self.committed) % self._own
 
@@ -123,22 +122,28 @@ class RoundRecord:
 
     @property
     def gathers(self) -> bool:
-        """Whether the round of gossip that is under way ends with one mean of all replicas: so it
-        does before every evaluation and at the end."""
+        """Whether the round of gossip that is under way ends with one mean of all replicas: the
+        last one does."""
         if not self.gossips or self.told is not None:
             return False
-        after = self.committed + self.handed
-        return after >= self.total or self._evaluates(self._gathered, after)
+        return self.committed + self.handed >= self.total
 
     @property
     def handed(self) -> int:
         """Microbatches that were handed out for the round under way, as it began."""
         return self.told.handed if self.told else sum(map(handed_out, self.work.values()))
 
-    def _evaluates(self, before: int, after: int) -> bool:
-        """Whether an evaluation is due between so many committed microbatches and so many."""
+    @property
+    def _passed(self) -> bool:
+        """Whether an evaluation became due with the round before."""
         whole, every = self._whole, self._eval_every
-        return every > 0 and after // whole // every > before // whole // every
+        return every > 0 and self.committed // whole // every > self._before // whole // every
+
+    @property
+    def evaluators(self) -> Collection[int]:
+        """Replicas that evaluate what they begin the round with, in gossip: all of them; none where
+        one evaluates the version of all."""
+        return self.work.keys() if self.gossips else ()
 
     @property
     def _evaluator(self) -> int:
@@ -181,7 +186,6 @@ class RoundRecord:
 
     def start_of(self, replica: str, work: RoundWork, *, apart: bool = False) -> RoundStart:
         """What a replica is told of its work. apart: as there, of rounds behind the first."""
-        passed = self._evaluates(self._before, self.committed)
         length = self.handed / self._whole
         return RoundStart(
             run=replica,
@@ -192,7 +196,7 @@ class RoundRecord:
             samples=work.samples,
             start=(self.told.committed if self.told else self.committed) / self._whole,
             length=length * work.steps / work.planned if work.planned else length,
-            evaluate=passed and work.replica == self._evaluator,
+            evaluate=self._passed and (self.gossips or work.replica == self._evaluator),
             ahead=work.ahead,
             ahead_samples=work.ahead_samples,
             late=work.late,
@@ -322,11 +326,8 @@ class RoundRecord:
             self.past.pop(joined.replica, None)
         if self.gossips and in_groups:
             self.met.append(pairs_of(done.members))
-            self._before = self.committed  # what is evaluated is a version of all
         else:
             self.met.clear()
-            if self.gossips:
-                self._before, self._gathered = self._gathered, self.committed
         self.round, self.attempt, self.told = self.round + 1, 0, None
         self.work, self.members, self.joiners = {}, (), ()
         self.holders = {m.replica: m.term for m in (*done.members, *done.joined)}
@@ -352,7 +353,6 @@ class RoundRecord:
             met=[MetPairs(replicas=[n for pair in pairs for n in pair]) for pairs in self.met],
             ahead=self.ahead,
             told=self.told,
-            gathered=self._gathered,
         )
 
     def restore(self, kept: RoundsKept) -> None:
@@ -364,7 +364,7 @@ class RoundRecord:
         self._before = kept.before
         self.past = {w.replica: w for w in kept.past}
         self._next, self._returned = kept.next, list(kept.returned)
-        self.ahead, self._gathered = deque(kept.ahead), kept.gathered
+        self.ahead = deque(kept.ahead)
         self.told = kept.told if kept.HasField("told") else None
         for m in kept.met:
             self.met.append(tuple(zip(m.replicas[::2], m.replicas[1::2], strict=True)))

@@ -6,6 +6,7 @@ __all__ = [
     "attempts",
     "contributions",
     "coordinator",
+    "evaluations",
     "exchange",
     "gossip",
     "handing",

@@ -38,7 +38,6 @@ from ...proto.broker_pb2 import (
     RoundMember,
     RoundReport,
     RunEvent,
-    VersionEvaluated,
 )
 from ..events import Instruction, Log, SetTimer, Tell
 from ..membership.member import Member, clean
@@ -47,6 +46,7 @@ from ..runs.replica import Replica
 from ..runs.run import Run
 from .attempts import Attempts
 from .contributions import Contributions, is_at_gate, is_short, standing
+from .evaluations import Evaluations
 from .exchange import ExchangePlanner
 from .gossip import Gossip, NetworkOf
 from .handing import local_work
@@ -85,8 +85,7 @@ class RoundCoordinator:
             self._holding = Holding(run, self.record, self._window, *known, self._attempts)
         self._first: float | None = None
         """When the first replica was ready for the first round."""
-        self._evaluated = -1
-        """The newest round before which a version was evaluated."""
+        self._evaluations = Evaluations(self.record, run.submitted.spec.microbatches)
         self._exchange_s = 0.0
         """How long the last exchange took; 0: not known."""
         self._armed = math.inf
@@ -244,7 +243,13 @@ class RoundCoordinator:
         self._contributions.begin(begun.work, now)
         self._versions.made = {}
         self._attempts.begin(self._window.plans.get(begun.round, {}) if self._window else {})
-        return [self.run.record.publish(RunEvent(round_begun=begun), 0, now)]
+        begins = self.run.record.publish(RunEvent(round_begun=begun), 0, now)
+        return [begins, *self._tell_evaluation(now)]
+
+    def _tell_evaluation(self, now: float, *, closes: bool = False) -> list[Instruction]:
+        """The one of the round under way, if it is complete, or the round ends."""
+        told = self._evaluations.told(closes=closes)
+        return [] if told is None else [self.run.record.publish(RunEvent(evaluated=told), 0, now)]
 
     def _tell(self, number: int) -> list[Instruction]:
         """Work of the round that has begun, and its exchange, if that was told with it."""
@@ -304,12 +309,8 @@ class RoundCoordinator:
             return [replica.context.ignored("round", member, f"term {said.term} of {replica.id}")]
         replica.lifecycle.deadline.since = now
         if said.HasField("evaluation"):
-            if not self._evaluated < said.round <= record.round:
-                return []
-            self._evaluated = said.round
-            step = record.committed // self.run.submitted.spec.microbatches
-            told = VersionEvaluated(round=said.round, step=step, evaluation=said.evaluation)
-            return [self.run.record.publish(RunEvent(evaluated=told), number, now)]
+            self._evaluations.add(number, said.round, said.evaluation)
+            return self._tell_evaluation(now)
         holding = self._holding
         if said.held and holding is not None:
             holding.answered(number, member.id, said)
@@ -382,8 +383,10 @@ class RoundCoordinator:
             for n in equal
             if n in record.joiners
         ]
-        done = done_of(record, versions.made, version, joined, now - record.done_at_s)
         self._exchange_s = now - (self._contributions.since or now)
+        took = now - record.done_at_s, self._exchange_s
+        done = done_of(record, versions.made, version, joined, *took)
+        out += self._tell_evaluation(now, closes=True)
         out.append(self.run.record.publish(RunEvent(round_done=done), 0, now))
         if record.over:
             return [*out, *finish(self.run, now)]

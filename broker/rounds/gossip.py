@@ -3,7 +3,7 @@
     attempt 1   pairs by the run's method (`pairs/selection.py`), of those whose contribution is
                 there; who has no partner is alone, and goes on with its own
     later ones  a pair that lost a member is what is left of it; nobody else begins anew
-    gathering   all with all, before an evaluation and at the end
+    gathering   all with all, at the end
 
 A group is a small exchange of its own, with its own attempts. Who has no version of its own takes
 that of the first member of a group that is planned at that moment, or waits for the next round.

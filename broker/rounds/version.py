@@ -93,9 +93,12 @@ def done_of(
     version: int,
     joined: Iterable[RoundMember],
     seconds: float,
+    exchange_s: float,
 ) -> RoundDone:
     """The event of its commit. `made`: by replica, what its holders say; `version`: its hash;
-    `joined`: who took it from others; `seconds`: since the round before was committed."""
+    `joined`: who took it from others; `seconds`: since the round before was committed;
+    `exchange_s`: since the exchange was planned, or where it was told ahead since the local work
+    began, which is not told then."""
     said = [report for reports in made.values() for report in reports.values()]
     drifts = [
         math.sqrt(sum(_sound(r.drift) for r in made[m.replica].values()))
@@ -112,6 +115,7 @@ def done_of(
         sent_bytes=min(sum(r.sent_bytes for r in said), 2**64 - 1),
         waited_s=max((_sound(r.waited_s) for r in said), default=0.0),
         seconds=seconds,
+        exchange_s=exchange_s if record.told is None or record.attempt > 1 else 0.0,
         microbatches=record.committed + inside,
         joined=joined,
     )

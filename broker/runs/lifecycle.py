@@ -249,7 +249,8 @@ class Lifecycle:
             if spec.HasField("recipe"):
                 weights.recipe.CopyFrom(spec.recipe)
         out: list[Instruction] = [self.context.publish(RunEvent(weights=weights), now)]
-        text = f"{record.committed} steps are done"
+        own = " of its own" if self.context.rounds is not None else ""
+        text = f"{record.committed} steps{own} are done"
         if record.inexact_from:
             text += (
                 f"; not exact from step {record.inexact_from} on: a lost stage was made anew, or "

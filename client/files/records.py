@@ -160,6 +160,8 @@ class Recorder:
         """Takes in one event. round: that it commits."""
         if event.HasField("state"):
             self._replicas = max(1, len(event.state.replicas))
+        elif event.HasField("plan"):
+            self._divided(event.plan.microbatch_size)
         elif event.HasField("step"):
             self.add(event.step, *[event.replica] * (self._replicas > 1))
         elif round is not None:
@@ -168,6 +170,15 @@ class Recorder:
             row = evaluation_numbers(event.evaluated)
             if self._between(event, row):
                 self._plot(row, event.evaluated.step)
+
+    def _divided(self, size: int) -> None:
+        """The plan takes microbatches of `size` samples, which hold for the whole run: run.json
+        says so, where the job left it open."""
+        record = read_run(self.folder)
+        train = record.get("job", {}).get("train", {})
+        if size and train and train.get("microbatch") != size:
+            train["microbatch"] = size
+            write_run(self.folder, record)
 
     def add(self, done: StepDone, replica: int | None = None) -> None:
         """replica: of several that train apart, which count their own steps."""

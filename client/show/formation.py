@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
-from ...job.words import count_of, size_text, some_of
+from ...job.words import WRONG_CHOICE, count_of, size_text, some_of
 from ...proto.broker_pb2 import Formation, FormedReplica
 
 __all__ = ["formation_lines"]
@@ -21,7 +21,9 @@ def formation_lines(formation: Formation, names: Mapping[str, str]) -> list[str]
 
 
 def _lines(formation: Formation, names: Mapping[str, str]) -> Iterator[str]:
-    yield f"recommended: {', '.join(formation.reasons[:1])}"
+    wrong = [reason for reason in formation.reasons[1:] if WRONG_CHOICE in reason]
+    yield f"{'asked for' if wrong else 'recommended'}: {', '.join(formation.reasons[:1])}"
+    yield from wrong
     for r, replica in enumerate(formation.replicas[:MOST_LINES]):
         yield f"replica {r}: {_replica(replica, names)}"
     yield from _more(len(formation.replicas), "replica")
@@ -37,7 +39,7 @@ def _lines(formation: Formation, names: Mapping[str, str]) -> Iterator[str]:
             rate = formation.batch / other.step_s
             value = f"{rate:.4g} samples/s, {rate / now:.2f} times these" if now else f"{rate:.4g}"
         yield f"beside it: {other.name}: {value} ({other.text})"
-    yield from formation.reasons[1:]
+    yield from (reason for reason in formation.reasons[1:] if reason not in wrong)
 
 
 def _round(formation: Formation, names: Mapping[str, str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from rich.table import Table
 from rich.text import Text
 
-from ...job.words import count_of, some_of
+from ...job.words import WRONG_CHOICE, count_of, some_of
 from ...proto.broker_pb2 import Alternative, Plan, PlanReport, PreviewAnswer, Schedule
 from .formation import formation_lines
 from .text import labelled, lines, new_table, number, size_text, time_text, wrapped
@@ -146,7 +146,10 @@ def _head(answer: PreviewAnswer, name: str, columns: int) -> Iterator[str]:
         words.insert(1, count_of(routes, "pipeline"))
     if plan.head_parts > 1:
         words.append(f"vocabulary head in {plan.head_parts} blocks")
-    return wrapped(f"{name}: {', '.join(words)}", columns)
+    yield from wrapped(f"{name}: {', '.join(words)}", columns)
+    for note in answer.notes:
+        if WRONG_CHOICE in note:
+            yield from wrapped(f"  {note}", columns, "    ")
 
 
 def _formation(
@@ -167,7 +170,8 @@ def _costs(answer: PreviewAnswer, columns: int) -> Iterator[str]:
     for label, text in zip(("bottleneck", "runner-up"), predicted.bottlenecks, strict=False):
         yield from labelled(label, text, columns)
     for note in answer.notes:
-        yield from labelled("note", note, columns)
+        if WRONG_CHOICE not in note:  # which stands on top
+            yield from labelled("note", note, columns)
 
 
 def _compared(report: PlanReport) -> Table:

@@ -36,8 +36,9 @@ LINE_EVERY_S = 5.0
 """Without a terminal, a step is printed at most this often (and after each evaluation)."""
 
 
-def follow(run: Run, *, json: bool) -> RunState:
-    """Shows the events of a run until it has ended, and records its steps; returns its last state.
+def follow(run: Run, *, json: bool, since: int = 0) -> RunState:
+    """Shows the events of a run from number `since` on until it has ended, and records all of its
+    steps; returns its last state.
 
     With `json` each event is one line on stdout. Otherwise people see it on stderr: a bar on a
     terminal, plain lines elsewhere. At the end comes what codecs did on each link, if any were
@@ -58,7 +59,8 @@ def follow(run: Run, *, json: bool) -> RunState:
                     recorder.see(event, round)
                     wire.see(event)
                     keeper.see(event)
-                view.show(event, state, round)  # may wait for a reader of what it prints
+                if event.number >= since:
+                    view.show(event, state, round)  # may wait for a reader of what it prints
     finally:
         recorder.close()
         for problem in keeper.problems:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from ...dag.plan.action import ROUNDS
 from ...dag.schedule.schedule import VISITS, Action, Kind
 from ...net.links.frame import FrameKey, Payload
 from ..core.events import Result
@@ -70,7 +71,9 @@ class Spans:
             if action.kind in VISITS
             else {}
         )
-        with self.span(_KINDS.get(action.kind, "exchange"), run, step=step, **visit):
+        if action.kind not in ROUNDS:  # whose number is that of the round
+            visit["step"] = step
+        with self.span(_KINDS.get(action.kind, "exchange"), run, **visit):
             return work(step, action)
 
     @contextmanager

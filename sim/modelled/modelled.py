@@ -139,17 +139,15 @@ def run_modelled(
     except StalledError as error:
         summary.exit, summary.error = 1, f"nothing happens any more: {error}"
         return trace, None
-    report = None
     for event in found.events:
         followed.see(event)
         wire.see(event)
-        report = event.report if event.HasField("plan") else report
     followed.finish(facts.tokens_per_step)
     _fill(summary, found, scenario)
     summary.links = tuple(wire.table())
     if ghost:
         _as_hashes(setting.job, followed, packed, options)
-        return trace, report
+        return trace, followed.report
     if facts.manifest.kind == "text":
         summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts.shards.values())
     if not summary.exit and (options.verify or scenario.expect.max_loss_difference is not None):
@@ -162,7 +160,7 @@ def run_modelled(
         with _one_thread():
             expected = scenario.expect.max_loss_difference
             verify(setting.job, followed, facts, front, one_stage, shown.say, expected)
-    return trace, report
+    return trace, followed.report
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from .measures.measure import Measured
 from .pictures import palette
 from .summary import Summary
 from .tables import Row
+from .text import outrun
 from .words import figure, percent, plain, seconds, size
 
 __all__ = ["Section", "page", "tiles"]
@@ -109,6 +110,8 @@ def page(
     if s.timing_valid is False:
         reason = escape(plain(s.timing_reason))
         parts.append(f'<p class="verdict failed">Times are NOT A MEASUREMENT: {reason}</p>')
+    if said := outrun(s):
+        parts.append(f'<p class="verdict failed">{escape(plain(said))}.</p>')
     if verdict:
         parts.append(f'<p class="verdict">{escape(verdict)}.</p>')
     cells = "".join(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...job.words import count_of
+from .measures.verdict import Verdict
 from .page import Section, table
 from .pictures.charts import Series, curves
 from .pictures.palette import SERIES
@@ -13,7 +15,7 @@ from .pictures.picture import Picture
 from .summary import Summary
 from .words import figure, percent, seconds, size
 
-__all__ = ["rounds_of"]
+__all__ = ["behind_rounds", "rounds_of"]
 
 MOST_REPLICAS = 4
 """That have a line of their own."""
@@ -44,14 +46,30 @@ def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
         note += f" Without a line: {count_of(more, 'replica')}." if more > 0 else ""
         made.append(Section("Loss in rounds, nats", picture.svg(), note=note))
     heads = ("round", "samples of each replica", "local loss", "drift", "sent", "took", "waited")
+    heads += ("exchange",)
     rows = [_row(r) for r in s.rounds[-MOST_ROWS:]]
     note = "Sent: by all peers together, for the exchange. Waited: the longest that a replica did,"
-    note += " behind its last local step, for the version."
+    note += (
+        " behind its last local step: for others that worked or evaluated, and for the exchange,"
+    )
+    note += " which began when all that meet were ready."
     if (more := len(s.rounds) - MOST_ROWS) > 0:
         note += f" {count_of(more, 'round')} before these: see summary.json."
-    body = table(heads, rows, (0, 2, 3, 4, 5, 6))
+    body = table(heads, rows, (0, 2, 3, 4, 5, 6, 7))
     made.append(Section("Rounds", body, wide=True, note=note))
     return made
+
+
+def behind_rounds(verdict: Verdict, s: Summary) -> Verdict:
+    """The verdict on local steps, of a run with rounds said as such: what replicas wait behind
+    them is no part of it."""
+    took = sum(r["seconds"] for r in s.rounds)
+    if not took or not verdict.text:
+        return verdict
+    waited = percent(sum(r["waited_s"] for r in s.rounds) / took)
+    text = f"Replicas wait up to {waited} of the time behind their local steps. Within these: "
+    short = f"within local steps, behind which replicas wait up to {waited} of the time: "
+    return replace(verdict, text=text + verdict.text, short=short + verdict.short)
 
 
 def _row(r: Mapping[str, Any]) -> Sequence[str]:
@@ -62,4 +80,5 @@ def _row(r: Mapping[str, Any]) -> Sequence[str]:
     share = f" ({percent(r['waited_s'] / r['seconds'])})" if r["seconds"] else ""
     loss = "" if r["loss"] is None else f"{r['loss']:.4f}"
     took = seconds(r["seconds"]), seconds(r["waited_s"]) + share
+    took += (seconds(r["exchange_s"]) if r["exchange_s"] else "",)
     return str(r["round"]), who, loss, figure(r["drift"]), size(r["sent_bytes"]), *took

@@ -58,7 +58,8 @@ class Summary:
     """The price of the peers' hours, in the scenario's currency, as it says when they come and go;
     None: it names no price."""
     step_s: float = 0.0
-    """Median over all steps but the first."""
+    """Median over all steps but the first; of several replicas each one's own, and the mean over
+    the steps that they made. `predicted_step_s` likewise."""
     cores: int = 0
     compute_share: float = 0.0
     """Computing time of all peers over cores times elapsed time, between 0 and 1."""
@@ -124,7 +125,8 @@ class Summary:
     rounds: tuple[Mapping[str, Any], ...] = ()
     """Of several replicas, each round that was committed: round, attempt, members and left_out
     (replica, steps, samples, loss: the mean of its local steps), joined, step, samples,
-    samples_committed, loss, drift, sent_bytes, waited_s, seconds."""
+    samples_committed, loss, drift, sent_bytes, waited_s (the longest that a replica did behind its
+    last local step), exchange_s (of that, the exchange; 0: not known), seconds."""
     local_losses: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     """By number of a replica: (samples that were committed then, loss) of each local step that
     counted."""

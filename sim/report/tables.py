@@ -22,6 +22,10 @@ MOST_TEXT = 120
 MOST_NAMES = 4
 LEAST_SHARE = 0.001
 """Links that were to carry less, beside the one that carries most, say nothing."""
+WORTH = 0.01
+"""A prediction that is off by less than this share of what a step takes is not called wrong."""
+WORTH_BYTES = 1024
+"""Nor one that is off by fewer bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +51,17 @@ def comparison(
         rows.append(Row("bubble, mean over peers", percent(s.bubble), percent(bubble)))
     if report is None:
         return rows
-    rows += _worst(_peers(found, report, names))
+    rows += _worst(_peers(found, report, names, WORTH * step_s))
     rows += _worst(_memory(s))
     rows += _worst(_links(found, report, names))
     return rows
 
 
-def _row(what: str, predicted: float, measured: float, text: object) -> Row:
+def _row(what: str, predicted: float, measured: float, text: object, worth: float = 0.0) -> Row:
+    """`worth`: a difference of less says nothing."""
     assert callable(text)
-    error = predicted / measured - 1 if measured else None
+    says = measured and abs(predicted - measured) >= worth
+    error = predicted / measured - 1 if says else None
     return Row(what, text(predicted), text(measured), error)
 
 
@@ -65,14 +71,12 @@ def _worst(rows: Iterator[Row]) -> list[Row]:
 
 
 def _peers(
-    found: Measured, report: broker_pb2.PlanReport, names: Mapping[str, str]
+    found: Measured, report: broker_pb2.PlanReport, names: Mapping[str, str], worth_s: float
 ) -> Iterator[Row]:
-    steps = len(found.typical)
     for p in report.predicted.peers:
         name = names.get(p.peer, p.peer)
-        if steps and name in found.peers and p.compute_s:
-            took_s = found.peers[name].compute_s / steps
-            yield _row(f"{plain(name)} computes, a step", p.compute_s, took_s, seconds)
+        if name in found.peers and p.compute_s and (took_s := found.peers[name].step_s):
+            yield _row(f"{plain(name)} computes, a step", p.compute_s, took_s, seconds, worth_s)
 
 
 def _memory(s: Summary) -> Iterator[Row]:
@@ -85,13 +89,13 @@ def _memory(s: Summary) -> Iterator[Row]:
 def _links(
     found: Measured, report: broker_pb2.PlanReport, names: Mapping[str, str]
 ) -> Iterator[Row]:
-    steps = len(found.typical)
-    least = LEAST_SHARE * max((p.bytes for p in report.predicted.links), default=0)
+    most = max((p.bytes for p in report.predicted.links), default=0)
+    worth = max(WORTH * most, WORTH_BYTES)
     for p in report.predicted.links:
         pair = names.get(p.source, p.source), names.get(p.destination, p.destination)
-        if steps and pair in found.links and p.bytes > least:
-            sent = found.links[pair].size_bytes / steps
-            yield _row(f"{plain(pair[0])} → {plain(pair[1])}, a step", p.bytes, sent, size)
+        if pair in found.links and p.bytes > LEAST_SHARE * most:
+            sent = found.links[pair].step_bytes
+            yield _row(f"{plain(pair[0])} → {plain(pair[1])}, a step", p.bytes, sent, size, worth)
 
 
 def happened(marks: Sequence[Mark]) -> list[tuple[str, str, str, str]]:

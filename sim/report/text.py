@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...job.words import count_of
+from ...broker.planning.preview import WORTH_SAYING
+from ...broker.scheduler.planners.alternatives import ALONE
+from ...job.words import WRONG_CHOICE, count_of
 from .summary import Summary
 
-__all__ = ["MOST_LINKS", "render"]
+__all__ = ["MOST_LINKS", "outrun", "render"]
 
 MOST_LINKS = 12
 """Lines of what codecs did."""
@@ -20,7 +22,7 @@ _SPARES = 3
 
 def render(s: Summary) -> str:
     """The report of the files page, as far as its lines were measured."""
-    lines = [_head(s), *_model(s), *_learned(s), *_speed(s), *_against(s)]
+    lines = [_head(s), *_outrun(s), *_model(s), *_learned(s), *_speed(s), *_against(s)]
     if s.step_s:
         lines += [*_wire(s), *_rounds(s)]
     return "\n".join([*lines, *_faults(s), *_truth(s), _again(s)])
@@ -30,6 +32,25 @@ def _head(s: Summary) -> str:
     state = "OK" if s.exit == 0 else f"FAILED: {s.error}"
     run = f" · run {s.run}" if s.run else ""
     return f"{s.name} · seed {s.seed} · {s.world}{run} · {state}"
+
+
+def outrun(s: Summary) -> str:
+    """Sentence about a peer that would train faster alone than all these together; empty: none."""
+    measured = ALONE in s.against_measured
+    other = s.against_measured[ALONE] if measured else s.against.get(ALONE, 0.0)
+    own = s.step_s if measured else s.predicted_step_s
+    if not other or s.holders < 2 or own * WORTH_SAYING <= other:
+        return ""
+    mark = "measured here" if measured else "predicted"
+    return (
+        f"a pipeline over this network is {WRONG_CHOICE}: the best single peer is "
+        f"{own / other:.3g} times faster [{mark}]"
+    )
+
+
+def _outrun(s: Summary) -> Iterator[str]:
+    if said := outrun(s):
+        yield f"choice   {said}"
 
 
 def _model(s: Summary) -> Iterator[str]:
@@ -90,7 +111,7 @@ def _speed(s: Summary) -> Iterator[str]:
         error = s.predicted_step_s / s.step_s - 1
         parts.append(f"predicted {s.predicted_step_s:.3f} (error {error:+.0%})")
     if s.bubble_measured is not None:
-        parts.append(f"bubble {s.bubble_measured:.0%}")
+        parts.append(f"bubble {s.bubble_measured:.0%}{' within local steps' if s.rounds else ''}")
     elif s.predicted_step_s:
         parts.append(f"bubble {s.bubble:.0%} [predicted]")
     if s.compute_share:
@@ -162,6 +183,8 @@ def _rounds(s: Summary) -> Iterator[str]:
     parts.append(f"{sent / 1e6:.2f} MB sent per peer and round")
     if total:
         parts.append(f"waited {waited / total:.0%} of the time")
+        if exchanged := sum(r["exchange_s"] for r in s.rounds):
+            parts[-1] += f", exchanges {exchanged / total:.0%}"
     again = sum(r["attempt"] > 1 for r in s.rounds)
     if again:
         parts.append(f"{again} in more than one attempt")

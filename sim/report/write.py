@@ -22,7 +22,7 @@ from .pictures.crowd import crowd, groups_of
 from .pictures.heat import heat_map
 from .pictures.picture import Picture
 from .pictures.timeline import MOST_ROWS, overview, timeline, window
-from .rounds import rounds_of
+from .rounds import behind_rounds, rounds_of
 from .summary import Summary, write_json
 from .tables import comparison, happened
 from .words import figure, plain, size
@@ -36,7 +36,7 @@ TIGHT = 0.2
 def measured_summary(summary: Summary, trace: Trace, network: Network | None = None) -> Summary:
     """The summary with what only the trace knows; fields that are filled already stay."""
     found = measure(trace, network)
-    return _filled(summary, trace, found, judge(trace, found))
+    return _filled(summary, trace, found, behind_rounds(judge(trace, found), summary))
 
 
 def _filled(summary: Summary, trace: Trace, found: Measured, verdict: Verdict) -> Summary:
@@ -82,7 +82,7 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     proto = report_to_proto(report) if isinstance(report, PlanReport) else report
     found = measure(trace, network)
-    verdict = judge(trace, found)
+    verdict = behind_rounds(judge(trace, found), summary)
     summary = _filled(summary, trace, found, verdict)
     pictures: dict[str, Picture] = {}
     sections = [

@@ -43,8 +43,9 @@ def gather(files: Iterable[Path], origin_s: float, *, run: str = "") -> Trace:
     """The spans of `files` (written as peer/shell/spans.py says) in order of time, with times
     counted from `origin_s` of `time.time()`, and peers under their names instead of their ids.
 
-    `run`: only what was done for it; empty: everything. What ended before the origin is left out,
-    and so is the last line of a file that a killed process left unfinished. Raises TraceError, with
+    `run`: only what was done for it and its replicas; empty: everything. What ended before the
+    origin is left out, and so is the last line of a file that a killed process left unfinished.
+    Raises TraceError, with
     file and line, for any other line that is no span.
     """
     found: list[dict[str, Any]] = []
@@ -54,7 +55,7 @@ def gather(files: Iterable[Path], origin_s: float, *, run: str = "") -> Trace:
         for where, record in _records(path):
             if "name" in record:
                 own = names[record["peer"]] = record["name"]
-            elif not run or record.get("run") == run:
+            elif not run or record.get("run", "").partition(".")[0] == run:
                 found.append({**record, "peer": own, "where": where})
     trace = Trace()
     spans = (_span(record, origin_s, names) for record in found)
@@ -148,13 +149,11 @@ def run_shaped(
             if peer.stays != "":
                 end_s = peer.joins + peer.stays
                 surface.after(end_s, lambda name=peer.name: surface.leave(name))  # type: ignore[misc]
-        watch, reports = CoreWatch(cluster, first), list[broker_pb2.PlanReport]()
+        watch = CoreWatch(cluster, first)
 
         def see(event: broker_pb2.RunEvent) -> None:
             surface.see(event)
             watch.see(event)
-            if event.HasField("plan"):
-                reports.append(event.report)
             if surface.error:
                 raise ClusterError(f"a fault could not be done: {surface.error}")
 
@@ -184,7 +183,7 @@ def run_shaped(
                 found = beside(cluster, front, other, folder / "beside", names)
                 summary.against_measured[name] = found.summary.step_s
         _verify(setting, options, front, folder, cluster, trained, names, shown, running)
-    return trace, reports[-1] if reports else None
+    return trace, trained.followed.report
 
 
 def _verify(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...dag.plan.action import ExchangeContent, Kind
+from ...dag.plan.action import ROUNDS, ExchangeContent, Kind
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role
 from ...net.links.frame import Arrived, FrameKey, Payload
@@ -470,7 +470,8 @@ class PeerShell:
             if self.world.trace is not None:
                 scores = action.content is ExchangeContent.SCORES
                 kind = "evaluate" if scores else _KINDS.get(action.kind, "exchange")
-                self._span(kind, began, wanted.step, action.microbatch, action.stage)
+                step = -1 if action.kind in ROUNDS else wanted.step
+                self._span(kind, began, step, action.microbatch, action.stage)
             self.handle(answer)
 
         self._end_compute(seconds, ended)

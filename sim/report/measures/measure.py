@@ -15,6 +15,8 @@ __all__ = ["Measured", "MeasuredLink", "MeasuredPeer", "MeasuredStep", "measure"
 
 MOST_STEPS = 20
 """Steps over which shares are taken."""
+BESIDE = frozenset({"snapshot", "probe", "round"})
+"""Roles of frames that are no step's."""
 VISITS = frozenset({"forward", "backward", "evaluate"})
 """Kinds that belong to a stage and a microbatch."""
 SLOW = 1.5
@@ -41,6 +43,8 @@ class MeasuredPeer:
     send_s: float = 0.0
     """In which at least one frame of it was under way."""
     recover_s: float = 0.0
+    step_s: float = 0.0
+    """Seconds that it computes in a step of its own replica, the median; evaluations apart."""
     kinds: Counter[str] = field(default_factory=Counter)
     """Seconds by kind of compute."""
     sent_bytes: int = 0
@@ -54,6 +58,8 @@ class MeasuredLink:
     source: str
     destination: str
     size_bytes: int = 0
+    step_bytes: float = 0.0
+    """Bytes of a step's frames, the median."""
     busy_s: float = 0.0
     """In which at least one frame was under way."""
     rate: float = 0.0
@@ -133,6 +139,7 @@ def measure(trace: Trace, network: Network | None = None) -> Measured:
         step_s=median(s.end_s - s.start_s for s in steps) if steps else 0.0,
         goodput=_goodput(steps, trace.spans, bool(disturbing(trace.marks))),
     )
+    _usual_steps(found, trace.spans)
     if typical:
         _fill(found, trace.spans, typical[0].start_s, typical[-1].end_s)
         _ends(found, network)
@@ -197,6 +204,28 @@ def _links(
                 link.rate = float(rate) if rate < float("inf") else 0.0
                 link.latency_s = float(network.latency_s[i, k])
     return links
+
+
+def _usual_steps(found: Measured, spans: Iterable[Span]) -> None:
+    """Medians over the steps of each peer and link, its first one apart where there are others.
+    Replicas count steps of their own, so nothing is divided by the number of all."""
+    computed: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    sent: defaultdict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+    for span in spans:
+        if span.step < 0 or span.role in BESIDE:
+            continue
+        if span.kind == "send":
+            sent[span.peer, span.to][span.step] += span.size_bytes
+        elif span.kind in COMPUTE and span.kind != "evaluate":
+            computed[span.peer][span.step] += span.end_s - span.start_s  # type: ignore[assignment]
+    for name, seconds in computed.items():
+        found.peers[name].step_s = _median_behind_first(seconds)
+    for pair, sizes in sent.items():
+        found.links[pair].step_bytes = _median_behind_first(sizes)
+
+
+def _median_behind_first(by_step: Mapping[int, float]) -> float:
+    return median([by_step[n] for n in sorted(by_step)][1:] or by_step.values())
 
 
 def _fill(found: Measured, spans: Iterable[Span], start_s: float, end_s: float) -> None:

@@ -18,7 +18,7 @@ from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played_rounds import Rounds, sites, sync_of
 
 TRAIN = {"steps": 15, "batch": 40, "eval_every": 6}
-"""Five rounds, of which those that end behind steps 6, 12 and 15 gather."""
+"""Five rounds, of which the last one gathers; evaluations are due behind steps 6, 12 and 15."""
 
 
 def done_of(world: World, run: str) -> list[RoundDone]:
@@ -32,7 +32,26 @@ def test_the_weights_are_those_of_a_plain_loop(rounds: Rounds, method: str, coun
     world, run = rounds.play(peers, sync=sync_of(method), plan={"replicas": count}, train=TRAIN)
     rounds.assert_expected(world, run)
     pairs = [pairs_of(d.members) for d in done_of(world, run)]
-    assert [len(p) for p in pairs] == [2, 0, 2, 0, 0]
+    assert [len(p) for p in pairs] == [2, 2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("method", [pytest.param("noloco", marks=pytest.mark.slow), "saps"])
+def test_evaluations_change_nothing_of_what_is_trained(rounds: Rounds, method: str) -> None:
+    """Who meets whom, every version, and every byte between replicas."""
+    found, told = [], []
+    for every in (0, 3):
+        train = TRAIN | {"eval_every": every, "steps": 9}
+        peers, plan = sites(*[1e9] * 4), {"replicas": 4}
+        world, run = rounds.play(peers, sync=sync_of(method), plan=plan, train=train)
+        found.append(
+            [(pairs_of(d.members), d.hash, d.sent_bytes, d.drift) for d in done_of(world, run)]
+        )
+        told.append([e.evaluated for e in world.events(run) if e.HasField("evaluated")])
+    assert found[0] == found[1]
+    assert [[(e.step, e.replicas) for e in each] for each in told] == [
+        [],
+        [(3, 4), (6, 4), (9, 0)],
+    ]
 
 
 def test_a_pipeline_of_weak_peers_meets_strong_ones(rounds: Rounds) -> None:

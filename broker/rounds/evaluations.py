@@ -1,0 +1,61 @@
+"""What evaluations between two rounds came to.
+
+Where all have one version, one replica evaluates it. In gossip each has a version of its own:
+every replica evaluates what it goes on with, none changes anything for that, and what is told is
+the mean of what they came to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ...proto.broker_pb2 import Evaluation, NamedNumber, VersionEvaluated
+from ..records.rounds import RoundRecord
+
+__all__ = ["Evaluations", "mean_of"]
+
+
+class Evaluations:
+    """Collects those of the round under way, and of rounds that were told ahead; not durable.
+    `microbatches`: of one step of the run."""
+
+    def __init__(self, record: RoundRecord, microbatches: int) -> None:
+        self._record, self._microbatches = record, microbatches
+        self._come: dict[int, dict[int, Evaluation]] = {}
+        """By round that begins with it, then by replica."""
+        self._told = -1
+        """The newest round whose evaluation was told."""
+
+    def add(self, replica: int, round: int, found: Evaluation) -> None:
+        """Keeps the first one of a replica in a round that is under way or told ahead."""
+        if self._told < round <= self._record.round + len(self._record.ahead):
+            self._come.setdefault(round, {}).setdefault(replica, found)
+
+    def told(self, *, closes: bool = False) -> VersionEvaluated | None:
+        """Returns the evaluation of the round under way, once: as soon as every replica that
+        evaluates has said so; `closes`: of those that have, since the round ends."""
+        at, record = self._record.round, self._record
+        found = self._come.get(at, {})
+        if not found or not (closes or found.keys() >= {*record.evaluators}):
+            return None
+        self._told = at
+        self._come = {n: come for n, come in self._come.items() if n > at}
+        return VersionEvaluated(
+            round=at,
+            step=record.committed // self._microbatches,
+            evaluation=mean_of(found.values()),
+            replicas=len(found) if record.evaluators else 0,
+        )
+
+
+def mean_of(found: Collection[Evaluation]) -> Evaluation:
+    """Return the plain mean of evaluations on the same samples; of a metric over those with it."""
+    numbers: dict[str, list[float]] = {}
+    for each in found:
+        for metric in each.metrics:
+            numbers.setdefault(metric.name, []).append(metric.value)
+    means = [NamedNumber(name=n, value=sum(v) / len(v)) for n, v in numbers.items()]
+    loss, weight = (
+        sum(x) / len(found) for x in zip(*((e.loss, e.weight) for e in found), strict=True)
+    )
+    return Evaluation(loss=loss, weight=weight, metrics=means)

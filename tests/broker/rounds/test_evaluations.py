@@ -1,0 +1,96 @@
+"""Evaluations between rounds: each is told once, as the mean of what replicas came to."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.broker.records.rounds import RoundRecord
+from shoal.broker.rounds.evaluations import Evaluations, mean_of
+from shoal.proto.broker_pb2 import (
+    Evaluation,
+    NamedNumber,
+    RoundBegun,
+    RoundDone,
+    RoundMember,
+    RoundWork,
+    RunEvent,
+    SampleRange,
+)
+
+REPLICAS = 3
+losses = st.floats(0.0, 100.0)
+
+
+def begun(record: RoundRecord) -> None:
+    ranges = record.hand_out([1] * REPLICAS)
+    work = [RoundWork(replica=i, term=1, steps=1, samples=r) for i, r in enumerate(ranges)]
+    record.apply(RunEvent(round_begun=RoundBegun(round=record.round, work=work)))
+
+
+def done(record: RoundRecord) -> None:
+    members = [RoundMember(replica=i, term=1, group=1 + i // 2) for i in range(REPLICAS)]
+    record.apply(RunEvent(round_done=RoundDone(round=record.round, members=members)))
+
+
+@given(found=st.lists(losses, min_size=1, max_size=5))
+def test_the_mean_is_that_of_exact_arithmetic(found: list[float]) -> None:
+    said = [Evaluation(loss=x, weight=8, metrics=[NamedNumber(name="a", value=x)]) for x in found]
+    wanted = float(sum(map(Fraction, found)) / len(found))
+    mean = mean_of(said)
+    assert mean.loss == pytest.approx(wanted)
+    assert (mean.weight, mean.metrics[0].value) == (8, pytest.approx(wanted))
+
+
+@given(
+    said=st.lists(st.tuples(st.integers(0, REPLICAS - 1), losses), max_size=8), early=st.booleans()
+)
+def test_in_gossip_it_is_told_once_when_all_have_said_so_or_the_round_ends(
+    said: list[tuple[int, float]], early: bool
+) -> None:
+    """`early`: they are told ahead, and said before the record has come to their round."""
+    record = RoundRecord(10, REPLICAS, 1, REPLICAS, remembers=2)
+    found = Evaluations(record, REPLICAS)
+    begun(record)
+    if early:
+        work = [
+            RoundWork(replica=i, term=1, steps=1, samples=[SampleRange(first=9 + i, count=1)])
+            for i in range(REPLICAS)
+        ]
+        record.ahead.append(RoundBegun(round=1, work=work))
+    else:
+        done(record)
+        begun(record)
+    told, first = [], dict[int, float]()
+    for replica, loss in said:
+        found.add(replica, 1, Evaluation(loss=loss))
+        whole = len(first) == REPLICAS
+        first |= {} if whole and not early else {replica: first.get(replica, loss)}
+        told += [found.told()]
+    if early:
+        assert not any(told)
+        record.ahead.clear()
+        done(record)
+        begun(record)
+    told += [found.told(closes=True), found.told(closes=True)]
+    kept = [t for t in told if t is not None]
+    assert len(kept) == bool(said)
+    for one in kept:
+        assert (one.round, one.step, one.replicas) == (1, 1, len(first))
+        assert one.evaluation.loss == pytest.approx(sum(first.values()) / len(first))
+
+
+def test_a_version_of_all_is_evaluated_by_one_and_told_at_once() -> None:
+    record = RoundRecord(10, REPLICAS, 1, REPLICAS)
+    found = Evaluations(record, REPLICAS)
+    begun(record)
+    found.add(2, 0, Evaluation(loss=2.5))
+    told = found.told()
+    assert told is not None
+    assert (told.round, told.replicas, told.evaluation.loss) == (0, 0, 2.5)
+    found.add(1, 0, Evaluation(loss=3.5))  # again, behind a restart
+    found.add(1, 7, Evaluation(loss=3.5))  # of a round that nobody has told
+    assert found.told(closes=True) is None
