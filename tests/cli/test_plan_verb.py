@@ -291,7 +291,7 @@ def test_overrides_are_for_the_job_that_the_cluster_names(drafted) -> None:
         code, text = call("plan", str(path), "--cluster", str(cluster), "--json")
         assert code == 0, text
         assert json.loads(text[text.index("{") :])["plan"]["microbatches"] == microbatches
-        assert ("without the job_overrides" in text) == (named == "other.toml")
+        assert ("without job_overrides of overrides" in text) == (named == "other.toml")
 
 
 def test_a_codec_that_there_is_not_is_wrong_input(drafted) -> None:
