@@ -45,8 +45,8 @@ def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
         note += " a round ends, and where the version was evaluated there is a point."
         note += f" Without a line: {count_of(more, 'replica')}." if more > 0 else ""
         made.append(Section("Loss in rounds, nats", picture.svg(), note=note))
-    heads = ("round", "samples of each replica", "local loss", "drift", "sent", "took", "waited")
-    heads += ("exchange",)
+    heads = ("round", "samples of each replica", "local loss", "drift", "sent")
+    times = ("took", "waited", "exchange")
     rows = [_row(r) for r in s.rounds[-MOST_ROWS:]]
     note = "Sent: by all peers together, for the exchange. Waited: the longest that a replica did,"
     note += (
@@ -55,7 +55,7 @@ def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
     note += " which began when all that meet were ready."
     if (more := len(s.rounds) - MOST_ROWS) > 0:
         note += f" {count_of(more, 'round')} before these: see summary.json."
-    body = table(heads, rows, (0, 2, 3, 4, 5, 6, 7))
+    body = table((*heads, *times), rows, (0, 2, 3, 4, 5, 6, 7))
     made.append(Section("Rounds", body, wide=True, note=note))
     return made
 
@@ -79,6 +79,6 @@ def _row(r: Mapping[str, Any]) -> Sequence[str]:
     who += f"; attempt {r['attempt']}" if r["attempt"] > 1 else ""
     share = f" ({percent(r['waited_s'] / r['seconds'])})" if r["seconds"] else ""
     loss = "" if r["loss"] is None else f"{r['loss']:.4f}"
-    took = seconds(r["seconds"]), seconds(r["waited_s"]) + share
-    took += (seconds(r["exchange_s"]) if r["exchange_s"] else "",)
+    exchange = seconds(r["exchange_s"]) if r["exchange_s"] else ""
+    took = seconds(r["seconds"]), seconds(r["waited_s"]) + share, exchange
     return str(r["round"]), who, loss, figure(r["drift"]), size(r["sent_bytes"]), *took
