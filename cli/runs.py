@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..net.printable import printable
+from ..net.surroundings import fault_of
 from .base import (
     INTERRUPTED,
+    WRONG,
     Broker,
     Json,
     RunId,
     To,
     app,
+    complain,
     echo,
     few_collections,
     phase_name,
@@ -272,9 +275,23 @@ def _how_to_follow(client: Client, run: Run) -> str:
 
 @contextmanager
 def _detachable(client: Client, run: Run) -> Iterator[None]:
-    """Ctrl-C in the block leaves the run alone and says how to come back to it."""
+    """Ctrl-C in the block leaves the run alone and says how to come back to it; so does a disk that
+    is full here, at the very end too: the broker has what could not be written."""
     try:
         yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if (fault := fault_of(error)) is None:
+            raise
+        complain(str(fault))
+        at = f"{run.id} --broker {client.address}"
+        echo(
+            f"run {run.id} loses nothing by that, the broker has it: `shoal watch {at}` goes on "
+            f"with it, and `shoal export {at} --to FOLDER` fetches its weights to another disk",
+            err=True,
+        )
+        raise typer.Exit(WRONG) from None
     except KeyboardInterrupt:
         echo("\n" + _how_to_follow(client, run), err=True)
         raise typer.Exit(INTERRUPTED) from None

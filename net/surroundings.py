@@ -24,6 +24,7 @@ __all__ = [
     "naming",
     "try_lock",
     "user_path",
+    "write_whole",
 ]
 
 
@@ -110,6 +111,15 @@ def naming(path: Path | str) -> Iterator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
+
+
+def write_whole(file: IO[bytes], data: bytes | memoryview, path: Path) -> None:
+    """Writes all of it to a file without a buffer, which by itself takes a part of it and no error
+    where a disk is nearly full. Raises OSError with the file's name."""
+    left = memoryview(data)
+    with naming(path):
+        while left:
+            left = left[file.write(left) :]
 
 
 def try_lock(file: IO[str], path: Path) -> bool:

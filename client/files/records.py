@@ -24,6 +24,7 @@ from ...broker.round_rows import RoundRow
 from ...job import Job, Output, SettingsError
 from ...job.settings import plain
 from ...net.finite import finite
+from ...net.surroundings import naming
 from ...proto.broker_pb2 import RunEvent, StepDone, VersionEvaluated
 from .columns import EVALUATED, own_numbers
 
@@ -50,7 +51,8 @@ def replacing(path: Path) -> Iterator[Path]:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     try:
-        yield Path(name)
+        with naming(path):  # a full disk does not say which file it was
+            yield Path(name)
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from ...proto.broker_pb2_grpc import BlobsStub
 from ...proto.common_pb2 import BlobRef
 from ..cap import Cap
 from ..grpc_quirks import hides_the_reason
+from ..surroundings import write_whole
 from .pieces import packed
 
 __all__ = ["BlobClient", "BlobTransferError", "Sent", "Source", "Streamed", "blob_ref"]
@@ -220,7 +221,7 @@ class BlobClient:
             try:
                 left = max(0, most_bytes - size)
                 async for data in _bounded(hash, self.pieces(hash, size), left):
-                    await asyncio.to_thread(file.write, data)
+                    await asyncio.to_thread(write_whole, file, data, part)
                     digest.update(data)
             except BlobTransferError as error:
                 # A part that is longer than the blob is none of it.

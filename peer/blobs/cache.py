@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from ...net.surroundings import write_whole
 from ...net.web.web import WebError
 from ...proto import common_pb2
 from .weight_shards import WeightShard
@@ -203,7 +204,7 @@ class BlobCache:
         size = part.tell()
         try:
             for piece in self._bounded(name, fetch(name, size, 0), most_bytes - size):
-                part.write(piece)
+                write_whole(part, piece, self.folder / name)
                 digest.update(piece)
         except Exception as error:
             if getattr(error, "code", "") == "OUT_OF_RANGE":

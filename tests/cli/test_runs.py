@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from shoal import client as clients
-from shoal.cli.base import app
+from shoal.cli.base import WRONG, app
+from shoal.cli.runs import _detachable
+from shoal.client.files.records import replacing
 from shoal.proto.broker_pb2 import RUNNING, Description, ReplicaState, RunState
 
 
@@ -28,3 +32,22 @@ def test_a_run_says_how_each_of_its_replicas_stands(monkeypatch: pytest.MonkeyPa
     (run,) = found["runs"] if isinstance(found, dict) else found
     assert (run["step"], run["steps"]) == (7, 9)
     assert run["replicas"] == [{"replica": "r-1", "phase": "running", "term": 2, "step": 7}]
+
+
+def test_a_disk_that_is_full_here_ends_with_where_the_weights_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client, run = SimpleNamespace(address="here:1"), SimpleNamespace(id="r-1")
+    target = tmp_path / "model.safetensors"
+    with (
+        pytest.raises(typer.Exit) as ended,
+        _detachable(client, run),  # type: ignore[arg-type]
+        replacing(target),
+        open("/dev/full", "w") as full,
+    ):
+        full.write("weights")
+    said = capsys.readouterr().err
+    assert ended.value.exit_code == WRONG
+    assert f"{target}: No space left" in said
+    assert "shoal export r-1 --broker here:1 --to FOLDER" in said
+    assert not list(tmp_path.iterdir())

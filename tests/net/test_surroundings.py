@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 from pathlib import Path
+from typing import IO, Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from shoal.net.surroundings import (
     naming,
     try_lock,
     user_path,
+    write_whole,
 )
 
 
@@ -66,6 +69,35 @@ def test_a_full_disk_gets_the_files_name() -> None:
     ):
         file.write("x")
     assert "/dev/full: No space" in str(fault_of(caught.value))
+
+
+class Short(io.RawIOBase):
+    """A file that takes a part of what it is given, as one on a disk that is nearly full."""
+
+    def __init__(self, most: int, room: int) -> None:
+        super().__init__()
+        self.most, self.room, self.got = most, room, b""
+
+    def write(self, data: Any) -> int:
+        if len(self.got) == self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = min(self.most, self.room - len(self.got), len(data))
+        self.got += bytes(data[:taken])
+        return taken
+
+
+@given(data=st.binary(max_size=50), most=st.integers(1, 9), room=st.integers(0, 50))
+def test_what_is_written_without_a_buffer_is_whole_or_an_error(
+    data: bytes, most: int, room: int
+) -> None:
+    file = Short(most, room)
+    if len(data) <= room:
+        write_whole(cast(IO[bytes], file), data, Path("blob"))
+        assert file.got == data
+    else:
+        with pytest.raises(OSError, match="space") as caught:
+            write_whole(cast(IO[bytes], file), data, Path("blob"))
+        assert caught.value.filename == "blob"
 
 
 def test_a_lock_is_had_once_and_its_lack_is_told(
