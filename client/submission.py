@@ -45,7 +45,7 @@ from .files.weight_files import Stored
 from .files.weight_writer import write_values
 from .job_data import AskPeers, JobData, check_tokenizer, example, read_data, reader_of, resolved
 from .models import models
-from .models.adapters import is_adapted, plain_name, save_config
+from .models.adapters import AdapterError, is_adapted, plain_name, save_config
 from .models.division import why_it_depends
 from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
@@ -389,12 +389,17 @@ def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
     """The files that go with an export: those of the job, or a Hugging Face model's config (as it
     is, whatever `args` changed in it) and tokenizer; besides, an adapter's config."""
     folder.mkdir()
-    adapter = save_config(module, folder) if job.output.format == "peft" else None
+    try:
+        adapter = save_config(module, folder)
+    except AdapterError:
+        if job.output.format == "peft":
+            raise
+        adapter = ()
     if job.model.sidecars:
         own = (find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
-        return (*own, *((adapter,) if adapter else ()))
+        return (*own, *adapter)
     if not is_hugging_face(module):
-        return (adapter,) if adapter else ()
+        return adapter
     module.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
     found = {path.name: path for path in sorted(folder.iterdir())}
     if job.model.factory.startswith("hf:"):

@@ -177,8 +177,11 @@ async def bring(
 async def bring_state(
     blobs: BlobClient, weights: Weights, folder: Path, origins: Collection[Origin] = frozenset()
 ) -> ExportedTensors:
-    """What the run's module has in its state_dict, by its names; raises as `bring` does."""
+    """What the run's module has in its state_dict, by its names; of weights that come without a
+    graph what the files have. Raises as `bring` does."""
     found = await bring(blobs, weights, folder, origins=origins)
+    if not weights.HasField("graph"):
+        return found
     return found.of_state(graph_from_bytes(await _small(blobs, weights.graph)))
 
 

@@ -8,7 +8,9 @@ one file of the base model serves every run over it, adapters or not.
 
 from __future__ import annotations
 
+import json
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,15 @@ __all__ = [
     "adapted",
     "is_adapted",
     "made_of_base",
+    "merged",
+    "of_adapter",
     "plain_name",
     "save_config",
-    "trained_only",
 ]
 
 CONFIG = "adapter_config.json"
+NAMES = "adapter_names.json"
+"""Which tensors of a run are the adapter's, kept at submission: by the names in its file."""
 _NAME = "default"
 """peft's own name of the one adapter of a model."""
 _PREFIX = "base_model.model."
@@ -105,19 +110,25 @@ def _configs(module: nn.Module) -> Mapping[str, Any]:
     return next((c for c in found if c), {})
 
 
-def save_config(module: nn.Module, folder: Path) -> Path | None:
-    """Writes what `PeftModel.from_pretrained` reads beside the adapter's weights; None for a module
-    without adapters. Raises AdapterError for several of them, and where more is trained than
-    they."""
+def save_config(module: nn.Module, folder: Path) -> tuple[Path, ...]:
+    """Writes what `PeftModel.from_pretrained` reads beside the adapter's weights, and which tensors
+    these are; nothing for a module without adapters. Raises AdapterError for several of them, and
+    where more is trained than they."""
     if not is_adapted(module):
-        return None
+        return ()
     configs = _configs(module)
     if [*configs] != [_NAME]:
         names = ", ".join(configs) or "(none that peft names)"
         raise AdapterError(f'the model has the adapters {names}: expected one, called "{_NAME}"')
-    marks = tuple(f".{kind}" for kind in ("lora_", "modules_to_save."))
+    initial = getattr(configs[_NAME], "init_lora_weights", True)
+    if isinstance(initial, str) and "_niter_" in initial:
+        raise AdapterError(
+            f'an adapter that begins with init_lora_weights = "{initial}" changes its base by '
+            'random numbers, so that it fits no other: expected "pissa", or another output.format'
+        )
+    files, plain = _file_names(module), plain_name(module)
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad and not any(mark in name for mark in marks):
+        if parameter.requires_grad and plain(name) not in files.values():
             raise AdapterError(
                 f'"{name}" is trained and belongs to no adapter: freeze it (model.freeze), or '
                 'export with format = "safetensors"'
@@ -127,18 +138,68 @@ def save_config(module: nn.Module, folder: Path) -> Path | None:
     config.inference_mode = True  # as peft's own save does
     config.save_pretrained(folder)
     config.inference_mode = before
-    return folder / CONFIG
+    (folder / NAMES).write_text(json.dumps(files, indent=1) + "\n", encoding="utf-8")
+    return folder / CONFIG, folder / NAMES
 
 
-def trained_only(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapter's tensors of an export, under peft's names."""
-    return {_file_name(n): t for n, t in weights.items() if ".lora_" in n or "modules_to_save" in n}
+def _file_names(module: nn.Module) -> dict[str, str]:
+    """The tensors that peft saves of the one adapter of a module: the name in its file, and that of
+    the graph."""
+    from peft import PeftModel, get_peft_model_state_dict
+
+    path, part = next((n, p) for n, p in module.named_modules() if getattr(p, "peft_config", None))
+    state = part.state_dict(keep_vars=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of embeddings, which stay as they are
+        saved = get_peft_model_state_dict(
+            part, state_dict=dict(state), adapter_name=_NAME, save_embedding_layers=False
+        )
+    first = reversed(state.items())  # what is tied has its first name in the graph
+    names = {id(tensor): f"{path}.{name}".strip(".") for name, tensor in first}
+    plain, prefix = plain_name(module), "" if isinstance(part, PeftModel) else _PREFIX
+    return {f"{prefix}{name}": plain(names[id(tensor)]) for name, tensor in saved.items()}
 
 
-def _file_name(name: str) -> str:
-    """The name of an adapter's tensor in a file that peft reads."""
-    inner = f".{name}.".replace(".modules_to_save.", ".").replace(f".{_NAME}.", ".")
-    return _PREFIX + inner.strip(".")
+def of_adapter(weights: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """The adapter's tensors of an export by the graph's names, under those of peft's file
+    (`NAMES`); what was not trained is as it was, and is left out."""
+    return {file: weights[name] for file, name in names.items() if name in weights}
+
+
+def merged(module: nn.Module) -> nn.Module:
+    """The model without adapters, what they do being part of its own weights; changes the module.
+    Weights that were tied and differ now are apart, as the model's config then says."""
+    if (whole := _peft("peft", "PeftModel")) is not None and isinstance(module, whole):
+        wrapper: Any = module
+        module = wrapper.get_base_model()
+    layer = _peft("peft.tuners.tuners_utils", "BaseTunerLayer")
+    beside = _peft("peft.utils.other", "AuxiliaryTrainingWrapper")
+    parts = [(n, p) for n, p in module.named_modules() if isinstance(p, (layer, beside))]
+    done: list[str] = []
+    for name, part in parts:
+        if any(name.startswith(f"{outer}.") for outer in done):
+            continue
+        done.append(name)
+        for inner in part.modules():  # what is merged here must not change elsewhere
+            for key, parameter in inner._parameters.items():
+                if parameter is not None and not isinstance(inner, (layer, beside)):
+                    inner._parameters[key] = nn.Parameter(parameter.detach().clone(), False)
+        if isinstance(part, beside):
+            new = part.unload_and_optionally_merge_module(
+                merge=True, safe_merge=True, adapter_names=None
+            )
+        else:
+            part.merge(safe_merge=True)
+            new = part.get_base_layer()
+        owner, _, own = name.rpartition(".")
+        setattr(module.get_submodule(owner), own, new)
+    config: Any = getattr(module, "config", None)
+    if getattr(config, "tie_word_embeddings", False):
+        model: Any = module
+        config.tie_word_embeddings = torch.equal(
+            model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        )
+    return module
 
 
 def _peft(module: str, name: str) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...broker.round_rows import RoundRows
-from ...job import Job
+from ...job import LIVE, Job
 from ...net.file_names import is_file_name
 from ...net.interrupts import uninterrupted
 from ...net.web.places import Origin, origin_of
@@ -178,11 +179,39 @@ class Run:
 
     def adapter(self) -> dict[str, Tensor]:
         """The trained weights of a run with an adapter, under peft's names; the frozen ones are not
-        fetched. Raises RunFailed when the run ended without any."""
-        from ..models.adapters import trained_only
+        fetched. Raises RunFailed when the run ended without any, RecordError where nothing was
+        kept at submission."""
+        from ..models.adapters import NAMES, of_adapter
 
+        kept = self.folder / "sidecars" / NAMES
+        if not kept.is_file():
+            raise RecordError(
+                f"there is no {kept}, which says which tensors are the adapter's: export where the "
+                'run was submitted from, or with format "safetensors"'
+            )
         with self._brought(trained=True) as found:
-            return trained_only(found)
+            return of_adapter(found, json.loads(kept.read_text(encoding="utf-8")))
+
+    def _merged(self) -> nn.Module:
+        """The model of a run with an adapter, without it: its weights are merged, by peft's own
+        rules, in the module that the job's factory makes here. Raises RecordError for a live
+        one."""
+        from ..models import models
+        from ..models.adapters import merged
+        from ..models.state_dicts import load_named
+
+        own = own_job(read_run(self.folder))
+        if own is None or own.model.factory.startswith(LIVE):
+            raise RecordError(
+                'format "hf" is the merged model, and nothing here says how to make the module: '
+                "load the weights into yours (run.load_into(module)), merge and save it "
+                "(merge_and_unload().save_pretrained(folder)); or export the adapter alone, with "
+                'format "peft"'
+            )
+        built = models.build(replace(own, model=replace(own.model, weights="init")))
+        with self._brought() as found:
+            load_named(built, found)
+        return merged(built)
 
     def _exported(self) -> broker_pb2.Weights:
         """What the broker says of the run's weights, once it has ended. Raises RunFailed."""
@@ -207,10 +236,10 @@ class Run:
         self, path: Path | str | None = None, format: Literal["", "safetensors", "hf", "peft"] = ""
     ) -> Path:
         """Writes the weights and returns where: a safetensors file, or the index of several where
-        one would be too large; with format "hf" a folder that `from_pretrained` takes, or with
-        "peft" one with the adapter alone, as `PeftModel.from_pretrained` takes it. Default: into
-        `folder`, in the job's format, and also to the URL that its job names, if it does. Cut off
-        and called again, it goes on where it was.
+        one would be too large; with format "hf" a folder that `from_pretrained` takes, in which an
+        adapter is merged, or with "peft" one with the adapter alone, as `PeftModel.from_pretrained`
+        takes it. Default: into `folder`, in the job's format, and also to the URL that its job
+        names, if it does. Cut off and called again, it goes on where it was.
 
         Raises ExportError for "hf" and "peft" where nothing was kept at submission.
         """
@@ -221,6 +250,11 @@ class Run:
         target = None if path is None else Path(path)
         if kind == "peft":
             written = write(self.adapter(), self.folder, target, kind)
+        elif kind == "hf" and (self.folder / "sidecars" / "adapter_names.json").is_file():
+            model: Any = self._merged()
+            written = write(model.state_dict(), self.folder, target, kind)
+            if hasattr(model, "config"):
+                model.config.save_pretrained(written)
         else:
             with self._brought() as found:
                 written = write(found, self.folder, target, kind)

@@ -90,8 +90,11 @@ def write(
             f"format {format} needs the {config} that was kept at submission in {folder}/sidecars: "
             'export where the run was submitted from, or with format "safetensors"'
         )
+    of_adapter = ("adapter_config.json", "adapter_names.json")
     if format == "peft":
         sidecars = [s for s in sidecars if s.name == config]
+    else:  # with an adapter's config beside it a loader would look for the adapter
+        sidecars = [s for s in sidecars if s.name not in of_adapter]
     target = path or folder / name
     target.mkdir(parents=True, exist_ok=True)
     for sidecar in sidecars:

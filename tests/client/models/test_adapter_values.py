@@ -3,6 +3,7 @@ their values are made of."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ transformers = pytest.importorskip("transformers")
 
 from shoal.client import submission  # noqa: E402
 from shoal.client.models import models  # noqa: E402
-from shoal.client.models.adapters import plain_name  # noqa: E402
+from shoal.client.models.adapters import (  # noqa: E402
+    merged,
+    of_adapter,
+    plain_name,
+    save_config,
+)
+from shoal.client.runs import weights  # noqa: E402
 from shoal.dag.ir.recipe import make  # noqa: E402
 from shoal.job import Job  # noqa: E402
 
@@ -173,3 +180,32 @@ def test_an_adapter_that_was_made_before_its_base_is_loaded_is_refused(tmp_path:
     built = models.build(job(target_modules=["a"], modules_to_save=["b"]))
     for kind in ("original_module", "modules_to_save.default"):
         assert torch.equal(built.get_parameter(f"b.{kind}.weight"), weights["b.weight"])
+
+
+@pytest.mark.parametrize(("name", "tied"), [c for c in CASES if "quick" not in str(c.values[0])])
+def test_both_exports_are_the_trained_model(
+    folders: dict[bool, Path], name: str, tied: bool, tmp_path: Path
+) -> None:
+    """Merged, loaded by transformers; the adapter alone, loaded by peft over its base."""
+    built = models.build(job_of(folders[tied], SETTINGS[name]))
+    plain, generator = plain_name(built), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in built.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn(p.shape, generator=generator) * 0.02)
+    wanted = loss_of(built)
+    sidecars = tmp_path / "sidecars"
+    sidecars.mkdir()
+    _, names = save_config(built, sidecars)
+    trained = {plain(n): p.detach() for n, p in built.named_parameters() if p.requires_grad}
+    exported = of_adapter(trained, json.loads(names.read_text()))
+    alone = weights.write(exported, tmp_path, None, "peft")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folders[tied])
+    loaded = peft.PeftModel.from_pretrained(base, alone)
+    assert loss_of(loaded) == pytest.approx(wanted, rel=1e-5)
+    model: Any = merged(built)
+    model.config.save_pretrained(sidecars)
+    whole = weights.write(model.state_dict(), tmp_path, None, "hf")
+    assert {p.name for p in whole.iterdir()} == {"config.json", "model.safetensors"}
+    again = transformers.AutoModelForCausalLM.from_pretrained(whole)
+    assert loss_of(again) == pytest.approx(wanted, rel=1e-5)

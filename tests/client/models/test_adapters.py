@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ peft = pytest.importorskip("peft")
 
 from shoal.client import submission  # noqa: E402
 from shoal.client.models import models  # noqa: E402
-from shoal.client.models.adapters import AdapterError, plain_name, save_config, trained_only  # noqa: E402
+from shoal.client.models.adapters import AdapterError, of_adapter, plain_name, save_config  # noqa: E402
 from shoal.client.models.state_dicts import load_named  # noqa: E402
 from shoal.client.runs import weights  # noqa: E402
 from shoal.job import Job, SettingsError  # noqa: E402
@@ -87,9 +88,10 @@ def test_an_export_is_what_peft_reads(built: nn.Module, tmp_path: Path) -> None:
             if p.requires_grad:
                 p.normal_(0.0, 0.1, generator=generator)
     (tmp_path / "sidecars").mkdir()
-    assert save_config(built, tmp_path / "sidecars") is not None
+    _, names = save_config(built, tmp_path / "sidecars")
     trained = {name_of(n): p.detach() for n, p in built.named_parameters() if p.requires_grad}
-    folder = weights.write(trained_only(trained), tmp_path, None, "peft")
+    exported = of_adapter(trained, json.loads(names.read_text()))
+    folder = weights.write(exported, tmp_path, None, "peft")
     assert sorted(p.name for p in folder.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",

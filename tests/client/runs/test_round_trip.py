@@ -160,3 +160,109 @@ async def test_the_state_dict_comes_back_exactly(lab: Lab) -> None:  # noqa: F81
         assert resumed.wait().step == 4
 
     await trained(lab, of(lab, lab.folder, model={"factory": "live:Net"}, module=module), check)
+
+
+# ---------------------------------------------------------------- Hugging Face
+
+LLAMA: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 32}
+ZOO: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", LLAMA),
+    "llama, tied": ("llama", LLAMA | {"tie_word_embeddings": True}),
+    "gpt2": ("gpt2", GPT2),
+    "qwen2": ("qwen2", LLAMA),
+    "mixtral": ("mixtral", LLAMA | EXPERTS),
+    "qwen3_moe": ("qwen3_moe", LLAMA | EXPERTS | {"moe_intermediate_size": 8}),
+}
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+
+
+def of_folder(lab: Lab, kind: str, sizes: dict[str, Any], **tables: Any) -> Job:  # noqa: F811
+    """The job of a folder of transformers with weights."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    at = lab.folder / "base"
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(at)
+    model = {"factory": f"hf:{at}", **tables.pop("model", {})}
+    return of(lab, lab.folder, model=model, **tables)
+
+
+def evaluations(found: Trained) -> None:
+    """Here, and where the peers are."""
+    found.agrees(found.run.evaluate()["loss"])
+    found.agrees(found.run.evaluate_there()["loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ZOO)
+async def test_a_model_of_the_zoo_comes_back(lab: Lab, name: str) -> None:  # noqa: F811
+    kind, sizes = ZOO[name]
+    job = of_folder(lab, kind, sizes)
+
+    def check(found: Trained) -> None:
+        transformers = pytest.importorskip("transformers")
+        whole = found.run.export(format="hf")
+        found.agrees(found.held_out(transformers.AutoModelForCausalLM.from_pretrained(whole)))
+        plain = models.build(job)
+        plain.load_state_dict(load_file(found.run.export(format="safetensors")))
+        found.agrees(found.held_out(plain))
+        plain.load_state_dict(checkpoint(found))
+        evaluations(found)
+
+    await trained(lab, job, check)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("more", [{}, {"modules_to_save": ["lm_head"]}, {"use_dora": True}])
+async def test_an_adapter_comes_back(lab: Lab, more: dict[str, Any]) -> None:  # noqa: F811
+    job = of_folder(lab, *ZOO["llama, tied"], model={"lora": LORA | more})
+
+    def check(found: Trained) -> None:
+        transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        found.agrees(found.held_out(load(found.run.export(format="hf"))))
+        base = load(lab.folder / "base")
+        alone = found.run.export(format="peft")
+        found.agrees(found.held_out(peft.PeftModel.from_pretrained(base, alone).get_base_model()))
+        plain = models.build(job)
+        plain.load_state_dict(load_file(found.run.export(format="safetensors")))
+        found.agrees(found.held_out(plain))
+        plain.load_state_dict(checkpoint(found))
+        evaluations(found)
+
+    await trained(lab, job, check)
+
+
+TEXTS = [p.stem for p in sorted(EXAMPLES.glob("*.toml")) if Job.from_toml(p).data.kind == "text"]
+"""Examples whose data is text."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", TEXTS)
+async def test_an_example_comes_back(lab: Lab, name: str) -> None:  # noqa: F811
+    job = Job.from_toml(EXAMPLES / f"{name}.toml")
+    tables = {"train": TRAIN, "plan": {"scheduler": "uniform", "stages": STAGES}}
+    own = of(lab, EXAMPLES, **tables, model=vars(job.model))
+    job = replace(own, data=replace(job.data, length=16, source=own.data.source, holdout=0.2))
+
+    def check(found: Trained) -> None:
+        plain = models.build(job)
+        plain.load_state_dict(load_file(found.run.export(format="safetensors")))
+        found.agrees(found.held_out(plain))
+        plain.load_state_dict(checkpoint(found))
+        found.agrees(found.run.evaluate()["loss"])
+
+    await trained(lab, job, check)
