@@ -101,7 +101,7 @@ class World:
             assert not set(part) & set(found), "exported twice"
             found |= part
         found = self.starting | found
-        graph = next(iter(self.built.values())).graph
+        graph = next(iter(self.devices.values()))._now.graph
         return found | {n: found[p.name] for p in graph.parameters for n in p.tied}
 
 
