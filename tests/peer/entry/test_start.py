@@ -41,3 +41,13 @@ def test_a_stop_does_not_wait_for_a_device_that_does_not_answer(
             pass
     finally:
         answers.set()
+
+
+@pytest.mark.parametrize("folder", ["/proc/no-folder-can-be-made", "/dev/full/peer"])
+async def test_a_peer_that_the_machine_gives_no_folder_ends_for_good(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = PeerConfig(broker="127.0.0.1:9", insecure=True, name="home", state=Path(folder))
+    assert await work(config) == 2  # the supervisor starts no peer again that ended with it
+    (refused,) = [r for r in caplog.records if r.getMessage() == "cannot start"]
+    assert folder in str(refused.fields["why"])  # type: ignore[attr-defined]
