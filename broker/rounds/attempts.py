@@ -1,16 +1,26 @@
 """The exchange of a round, attempt by attempt: who is in it, for how long, and who is to blame if
-nothing comes of it."""
+nothing comes of it (`disputes.py`).
+
+An element that is too large for the grid is another attempt with a coarser one, and that has a
+limit: the first coarser grid is had for one member's word, as no digit of a weight is lost by it;
+a coarser one still for the words of two. Who asks for it alone is left out. Grids become finer
+again after some rounds.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...dag.plan.plan import PeerId
-from ...proto.broker_pb2 import RoundMember, RoundPlan, RoundPlanned, RoundReport
+from ...dag.rounds.sums import EXPONENT
+from ...proto.broker_pb2 import RoundMember, RoundPlan, RoundPlanned, RoundReport, RunEvent
+from ..events import Instruction, Log
+from ..membership.member import Member, clean
 from ..records.rounds import RoundRecord, microbatches_of
 from ..runs.run import Run
 from .contributions import Contributions
+from .disputes import Disputes, doubted
 from .exchange import ExchangePlanner
 from .gossip import Gossip
 from .version import Versions
@@ -22,6 +32,10 @@ _RAISED = 12
 """By so much a contribution that is too large raises the exponent."""
 _MOST_EXPONENT = 48
 """Who has a larger element is left out."""
+_CALM = 16
+"""Rounds without such a contribution behind which the exponent is lowered again."""
+_MOST_LEFT = 3
+"""Attempts of one round that a replica may end by going: then it is left out of the round."""
 
 
 class Attempts:
@@ -35,24 +49,40 @@ class Attempts:
         exchange: ExchangePlanner,
         contributions: Contributions,
         versions: Versions,
+        disputes: Disputes,
         gossip: Gossip | None,
         window: RoundWindow | None,
     ) -> None:
         self._run, self._record, self._exchange = run, record, exchange
         self._contributions, self._versions = contributions, versions
+        self._disputes = disputes
         self._gossip, self._window = gossip, window
         self.plans: dict[PeerId, RoundPlan] = {}
         self._troubled = set[int]()
         """Who cannot make the version of this attempt, or is waited for."""
-        self._blamed = Counter[int]()
-        """By replica, how often somebody lacked what it was to send in this attempt."""
-        self._sums_lack = Counter[int]()
-        """The same, of the sums that it was to make."""
+        self._lacks, self._sums_lack = (
+            defaultdict[int, set[int]](set),
+            defaultdict[int, set[int]](set),
+        )
+        """By replica, others whose contributions it lacks in this attempt; whose sums it does."""
+        self._apart: list[tuple[int, int]] = []
+        """Pairs of replicas that came into dispute in this attempt."""
+        self._exponent, self._calm = record.exponent, 0
+        """Of the next attempt; rounds since it was raised, or lowered."""
+        self._large = defaultdict[int, set[int]](set)
+        """By exponent, who had an element in this round that was too large for it."""
+        self._left = Counter[int]()
+        """Attempts of this round that a replica was in, and went."""
 
     def begin(self, plans: Mapping[PeerId, RoundPlan]) -> None:
         """A round begins. `plans`: of its first attempt, if peers are told."""
         self.plans = {**plans}
         self._anew()
+        self._large.clear()
+        self._left.clear()
+        self._calm += 1
+        if self._calm >= _CALM and self._exponent > EXPONENT:
+            self._exponent, self._calm = max(EXPONENT, self._exponent - _RAISED), 0
         if self._gossip is not None:
             self._gossip.sources, self._gossip.kept = {}, set()
 
@@ -122,6 +152,7 @@ class Attempts:
         """Its event, for replicas whose contribution is there and others that take the version.
         What was made in the present attempt counts no more, but for groups that stay."""
         record, gone, made = self._record, self.gone, self._versions.made
+        self._left.update(m.replica for m in record.members if self.is_gone(m))
         plan = self._run.replicas[ready[0]].record.plan
         assert plan is not None
         members = [
@@ -151,7 +182,7 @@ class Attempts:
             attempt=record.attempt + 1,
             members=members,
             joiners=joining,
-            exponent=record.exponent,
+            exponent=self._exponent,
         )
 
     def make_plans(self) -> None:
@@ -169,35 +200,151 @@ class Attempts:
         self._forgive()
 
     def _forgive(self) -> None:
-        self._blamed.clear()
+        self._lacks.clear()
         self._sums_lack.clear()
 
-    def late(self) -> list[int]:
-        """It has ended, and those that have not made the version are in trouble. Whom most wait
-        for; else all of these."""
-        gone, made = self.gone, self._versions.has_made
-        self._troubled.update(n for n in self.inside if not made(n))
-        if blamed := self._blamed or self._sums_lack:
-            most = max(blamed.values())
-            return [n for n in self.inside if blamed[n] == most]
-        return [n for n in self.inside if not made(n) and n not in gone]
+    def convict(
+        self, numbers: Iterable[int], why: str, now: float, at: str = ""
+    ) -> list[Instruction]:
+        """Members lose their place in the round, and in later ones if it was so before. `at`: of
+        the attempt, for people."""
+        out = list[Instruction]()
+        for number in numbers:
+            self._contributions.bad.setdefault(number, f"replica {number} {why}")
+            text = f"round {self._record.round}{at}: replica {number} {why}"
+            note = RunEvent(note=text + self._disputes.strike(number))
+            out.append(self._run.record.publish(note, number, now))
+        return out
 
-    def give_up(self, without: Sequence[int], why: str) -> None:
-        """There will be another one, without these."""
+    def restless(self, now: float) -> list[Instruction]:
+        """Convicts replicas that have gone from too many attempts of the round."""
+        bad = self._contributions.bad
+        found = [n for n, times in self._left.items() if times >= _MOST_LEFT and n not in bad]
+        return self.convict(found, "has gone from one attempt after the other", now)
+
+    def without_disputed(self, ready: Sequence[int]) -> list[int]:
+        """Return replicas of which somebody can add up what all of these give."""
+        goes = self._disputes.leaves_out(ready)
+        return [n for n in ready if n not in goes]
+
+    def shunned(self, number: int, members: Sequence[int]) -> bool:
+        """Whether a joiner has disputes with all whose version it may take."""
+        return all(self._disputes.between((number, m)) for m in members)
+
+    def odd(self, others: Sequence[int], like: int, now: float) -> list[Instruction]:
+        """Replicas have made another version than `like` did: one that did so out of what others
+        gave it is in dispute with these, any other one is convicted, as is who has two disputes."""
+        found, made = list[int](), self._versions.made
+        for number in others:
+            peers = doubted(number, like, made, self.plans)
+            about = [n for n in self.inside if peers & set(self._run.replicas[n].record.peers)]
+            about = [n for n in about if n != number]
+            for other in about:
+                self._disputes.accuse(number, other, others=len(self.inside) - 2)
+            found += [] if about else [number]
+        found += [n for n in self._disputes.convicted(self.inside) if n not in found]
+        return self.convict(found, "made another version, or had others make one", now)
+
+    def late(self) -> list[int]:
+        """The attempt has ended, and those that have not made the version are in trouble: return
+        who is left out of the next one. It is who has said nothing of others, and who has disputes
+        with two others. Nobody, where it is enough that others add up."""
+        gone, made = self.gone, self._versions.has_made
+        waiting = [n for n in self.inside if not made(n) and n not in gone]
+        self._troubled.update(n for n in self.inside if not made(n))
+        if self._gossip is not None:
+            return self._of_groups(waiting)
+        # Who lacks a sum lacks it because of whoever's contribution lacks, if somebody's does.
+        said = self._lacks if any(self._lacks[n] - {n} for n in waiting) else self._sums_lack
+        spoke = {n for n in waiting if (self._lacks[n] | self._sums_lack[n]) - {n}}
+        found, known = [n for n in waiting if n not in spoke], self._disputes.between(self.inside)
+        for by in (n for n in waiting if n in spoke):
+            for about in sorted(said[by] - {by, *found}):
+                if {by, about} in known:  # of which nothing was to come any more
+                    found.append(by)
+                    break
+                self._disputes.accuse(by, about, others=len(self.inside) - 2)
+                self._apart.append((by, about))
+        found += self._disputes.convicted([n for n in self.inside if n not in found])
+        return found if found or self._disputes.between(self.inside) else waiting
+
+    def _of_groups(self, waiting: list[int]) -> list[int]:
+        """Return, of gossip, whom most wait for, else all that wait."""
+        for lacks in (self._lacks, self._sums_lack):
+            blamed = Counter(n for about in lacks.values() for n in about)
+            if blamed:
+                most = max(blamed.values())
+                return [n for n in self.inside if blamed[n] == most]
+        return waiting
+
+    def give_up(self, without: Sequence[int], why: str, now: float) -> list[Instruction]:
+        """Make ready for another attempt, without these."""
         self._forgive()
+        at = f", attempt {self._record.attempt}"
+        out = list[Instruction]()
+        for a, b in self._apart:
+            told = f"nothing goes between replicas {a} and {b}: others add up what they give"
+            note = RunEvent(note=f"round {self._record.round}{at}: {told}")
+            out.append(self._run.record.publish(note, 0, now))
+        self._apart = []
+        if without and self._gossip is None:
+            return [*out, *self.convict(without, why, now, at)]
+        if out:
+            return out
         for number in without:
             self._contributions.bad[number] = f"replica {number} {why}"
+        names = ", ".join(f"replica {n}" for n in without) or "nobody"
+        note = RunEvent(note=f"round {self._record.round}{at}: {names} {why}")
+        return [self._run.record.publish(note, 0, now)]
 
-    def raises_exponent(self, number: int) -> bool:
-        """An element of a replica is too large; False: for any exponent that there is."""
+    # ------------------------------------------------------------ what peers say
+
+    def hindered(
+        self, number: int, member: Member, said: RoundReport, now: float
+    ) -> tuple[list[Instruction], bool]:
+        """Somebody cannot make the version; whether there is another attempt at once."""
+        why = clean(said.problem.text, 500)
+        inside = any(m.replica == number for m in self._record.members)
+        if said.problem.code == "overflow" and not inside:  # it contributes nothing
+            return self.give_up([number], "says that what it does not give is too large", now), True
+        if number in self._contributions.bad:
+            return [], False
+        if said.problem.code == "overflow":
+            self._overflows(number)
+            text = f"replica {number} has an element that is too large: {why}"
+            note = RunEvent(note=f"round {said.round}, attempt {said.attempt}: {text}")
+            return [self._run.record.publish(note, 0, now)], True
+        known = number in self._lacks or number in self._sums_lack
+        self._blame(number, member.id, said.lacks, sums=said.problem.code == "unsummed")
+        if known:
+            return [], False
+        fields = (("run", self._run.id), ("peer", member.id), ("why", why))
+        return [Log("round_hindered", fields, "warning")], False
+
+    def _overflows(self, number: int) -> None:
+        """An element of a replica is too large for the attempt: the next one has a larger exponent,
+        or goes without that one."""
         self._troubled.add(number)
-        fits = self._record.exponent < _MOST_EXPONENT
-        self._record.exponent += _RAISED if fits else 0
-        return fits
+        self._forgive()
+        level, bad = self._record.exponent, self._contributions.bad
+        said = self._large[level]
+        said.add(number)
+        if level >= _MOST_EXPONENT or (level > EXPONENT and len(said) < 2):
+            bad[number] = f"replica {number} has an element that is too large"
+            return
+        self._exponent, self._calm = level + _RAISED, 0
+        for other in said:  # whose word stood alone before
+            bad.pop(other, None)
 
-    def blame(self, number: int, lacks: Iterable[str], *, sums: bool = False) -> None:
-        """A replica lacks what these peers are to send. `sums`: those lack because of whoever's
-        contribution lacks, if somebody's does."""
-        lacked, replicas = set(lacks), self._run.replicas
+    def _blame(self, number: int, peer: PeerId, lacks: Iterable[str], *, sums: bool) -> None:
+        """A peer of a replica lacks what others are to send it by its plan; of whom it waits for
+        nothing, it says nothing. `sums`: sums or versions, which those may lack as well, because
+        of whoever's contribution lacks."""
+        plan, due = self.plans.get(peer), set[str]()
+        for s in plan.segments if plan is not None else ():
+            due |= {g.peer for g in s.givers} if s.aggregator == peer else set()
+            due |= {s.aggregator} if peer in s.takers else set()
+            due |= {v.source for v in s.versions if v.destination == peer}
+        lacked, replicas = due & set(lacks), self._run.replicas
         about = [n for n in self.inside if lacked & set(replicas[n].record.peers)]
-        (self._sums_lack if sums else self._blamed).update(about or [number])
+        (self._sums_lack if sums else self._lacks)[number].update(about or [number])

@@ -11,6 +11,7 @@ from ...proto.broker_pb2 import WAITING, RoundWork
 from ..records.rounds import RoundRecord
 from ..runs.replica import Replica
 from ..runs.run import Run
+from .work import MOST_TIMES, at_most
 
 __all__ = ["Contributions", "is_at_gate", "is_short", "standing"]
 
@@ -90,7 +91,7 @@ class Contributions:
         times = [w.steps * self._step_s(n) for n, w in self._record.work.items()]
         if not all(times):  # nothing is known of some
             return self.since + self._run.submitted.options.first_step_s
-        return self.since + 2 * max(times) + _SPARE_S
+        return self.since + 2 * at_most(times) + _SPARE_S
 
     @property
     def worth_s(self) -> float:
@@ -105,11 +106,13 @@ class Contributions:
         they wait, all together, at most for as long as its own work took: waiting longer costs more
         than its contribution is worth. again: nobody waits for others any more, behind the first
         attempt."""
-        if not ready or not still or not all(map(self._has_lost, still)):
+        if not ready or not still or not all(map(self.has_lost, still)):
             return -math.inf if again else self.closes_at
         if self._alone_since is None:
             self._alone_since = now
-        took = max(self._record.work[n].steps * self._step_s(n) for n in still)
+        work = self._record.work
+        took = max(work[n].steps * self._step_s(n) for n in still)
+        took = min(took, MOST_TIMES * max(work[n].steps * self._step_s(n) for n in ready) or took)
         until = self._alone_since + took / len(ready)
         if self._run.submitted.requirements.sync.deadline != "auto":
             until = min(until, self.closes_at)
@@ -129,7 +132,7 @@ class Contributions:
         peers = self._run.replicas[number].record.peers
         return self._ready.get(number, (0, set()))[1] >= set(peers)
 
-    def _has_lost(self, number: int) -> bool:
+    def has_lost(self, number: int) -> bool:
         """Whether it has begun another term since it got its work, or waits for somebody."""
         replica = self._run.replicas[number]
         away = not replica.record.running or bool(replica.context.away)

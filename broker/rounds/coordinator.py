@@ -39,13 +39,14 @@ from ...proto.broker_pb2 import (
     RoundReport,
     RunEvent,
 )
-from ..events import Instruction, Log, SetTimer, Tell
+from ..events import Instruction, SetTimer, Tell
 from ..membership.member import Member, clean
 from ..membership.membership import Membership
 from ..runs.replica import Replica
 from ..runs.run import Run
 from .attempts import Attempts
 from .contributions import Contributions, is_at_gate, is_short, standing
+from .disputes import Disputes
 from .evaluations import Evaluations
 from .exchange import ExchangePlanner
 from .gossip import Gossip, NetworkOf
@@ -71,15 +72,19 @@ class RoundCoordinator:
     def __init__(self, run: Run, members: Membership, network: NetworkOf) -> None:
         assert run.record.rounds is not None
         self.run, self.record = run, run.record.rounds
-        exchange = ExchangePlanner(run, self.record, members)
+        self._disputes = Disputes()
+        exchange = ExchangePlanner(run, self.record, members, self._disputes)
         self._gossip: Gossip | None = None
         self._window: RoundWindow | None = None
         if self.record.gossips:
             self._gossip = Gossip(run, self.record, members, network)
             self._window = RoundWindow(run, self.record, self._gossip, exchange)
-        self._contributions, self._versions = Contributions(run, self.record), Versions(run)
+        self._contributions = Contributions(run, self.record)
+        self._versions = Versions(run, self._disputes)
         known = self._contributions, self._versions
-        self._attempts = Attempts(run, self.record, exchange, *known, self._gossip, self._window)
+        self._attempts = Attempts(
+            run, self.record, exchange, *known, self._disputes, self._gossip, self._window
+        )
         self._holding: Holding | None = None
         if self._window is not None:
             self._holding = Holding(run, self.record, self._window, *known, self._attempts)
@@ -214,7 +219,8 @@ class RoundCoordinator:
     def _hand_out(self, numbers: Sequence[int], now: float) -> list[Instruction]:
         """The next round begins for these, who have its version."""
         at, window, odd = self.record.position, self._window, self._versions.odd
-        numbers, self._versions.odd = [n for n in numbers if n not in odd] or numbers, set()
+        without = {*odd, *filter(self._disputes.is_out, numbers)}
+        numbers, self._versions.odd = [n for n in numbers if n not in without] or numbers, set()
         work = local_work(self.run, numbers, self._exchange_s)
         begun = RoundBegun(round=self.record.round, work=work)
         if window is not None:
@@ -240,6 +246,7 @@ class RoundCoordinator:
         return [*out, *self._heard(window, now)]
 
     def _begun(self, begun: RoundBegun, now: float) -> list[Instruction]:
+        self._disputes.begin(begun.round)
         self._contributions.begin(begun.work, now)
         self._versions.made = {}
         self._attempts.begin(self._window.plans.get(begun.round, {}) if self._window else {})
@@ -261,6 +268,7 @@ class RoundCoordinator:
     def _close(self, now: float) -> list[Instruction]:
         """Plans the exchange, if it is time."""
         record, bad = self.record, self._contributions.bad
+        out = self._attempts.restless(now)
         work = [n for n in record.work if self._replica(n).context.work and n not in bad]
         ready = [n for n in work if self._contributions.is_ready(n)]
         paused = {n for n in work if ready and self._replica(n).record.paused}
@@ -271,16 +279,23 @@ class RoundCoordinator:
         until = self._contributions.waits_until(ready, still, now, again=again)
         if not work:  # else who is short of peers has its own, in snapshots
             why = "; ".join(bad.values()) or "all were lost, with what they had of the round"
-            return self.run.fail("round", f"no replica has a contribution: {why}", now)
+            text = f"no replica has a contribution: {why}"
+            return [*out, *self.run.fail("round", text, now)]
         if not ready or not (now >= until or not still or len(ready) >= needed):
-            return [] if now >= until else self._arm(until)
-        return self._plan(ready, now)
+            return out if now >= until else [*out, *self._arm(until)]
+        if not record.attempt and self._gossip is None and len(ready) < needed:
+            late = [n for n in still if not self._contributions.has_lost(n)]
+            out += self._attempts.convict(late, "had no contribution in time", now)
+        return [*out, *self._plan(ready, now)]
 
     def _plan(self, ready: Sequence[int], now: float) -> list[Instruction]:
         gone = self._attempts.gone
         ready = [n for n in ready if n not in gone]
+        if self._gossip is None:
+            ready = self._attempts.without_disputed(ready)
         others = [n for n in self._versions.present if n not in (*ready, *gone)]
         joining = [n for n in others if is_at_gate(self.record, self._replica(n))]
+        joining = [n for n in joining if not self._attempts.shunned(n, ready)]
         planned = self._attempts.planned(ready, joining, now)
         out: list[Instruction] = [self.run.record.publish(RunEvent(round_planned=planned), 0, now)]
         self._attempts.make_plans()
@@ -290,11 +305,7 @@ class RoundCoordinator:
 
     def _retry(self, without: Sequence[int], why: str, now: float) -> list[Instruction]:
         """Another attempt, without these."""
-        names = ", ".join(f"replica {n}" for n in without) or "nobody"
-        self._attempts.give_up(without, why)
-        text = f"round {self.record.round}, attempt {self.record.attempt}: {names} {why}"
-        note = self.run.record.publish(RunEvent(note=text), 0, now)
-        return [note, *self._close(now)]
+        return [*self._attempts.give_up(without, why, now), *self._close(now)]
 
     # ------------------------------------------------------------ what peers say
 
@@ -324,13 +335,16 @@ class RoundCoordinator:
         if number not in self._attempts.inside or said.attempt != self._attempts.of(number):
             return [replica.context.ignored("round", member, f"attempt {said.attempt}")]
         if said.HasField("problem"):
-            return self._hindered(number, member, said, now)
+            out, again = self._attempts.hindered(number, member, said, now)
+            return [*out, *self._close(now)] if again else out
         self._versions.add(number, member.id, said)
         return self.follow(now) if self._versions.has_made(number) else []
 
     def _contributed(
         self, number: int, member: Member, said: RoundReport, now: float
     ) -> list[Instruction]:
+        if number in self._contributions.bad:
+            return []
         if said.HasField("problem"):
             why = clean(said.problem.text, 500)
             text = f"the contribution of {member.label} does not count: {why}"
@@ -339,19 +353,6 @@ class RoundCoordinator:
             return [self.run.record.publish(note, number, now), *self.follow(now)]
         self._contributions.add(number, said.term, member.id)
         return self.follow(now) if self._contributions.is_ready(number) else []
-
-    def _hindered(
-        self, number: int, member: Member, said: RoundReport, now: float
-    ) -> list[Instruction]:
-        """Somebody cannot make the version."""
-        why = clean(said.problem.text, 500)
-        if said.problem.code == "overflow":
-            if self._attempts.raises_exponent(number):
-                return self._retry((), f"an element is too large: {why}", now)
-            return self._retry((number,), f"has an element that is too large: {why}", now)
-        self._attempts.blame(number, said.lacks, sums=said.problem.code == "unsummed")
-        fields = (("run", self.run.id), ("peer", member.id), ("why", why))
-        return [Log("round_hindered", fields, "warning")]
 
     # ------------------------------------------------------------ the version
 
@@ -371,9 +372,8 @@ class RoundCoordinator:
             equal = self._gossip.equal(record.members, hashes)
             version = sum(h for n in members if (h := hashes[n]) is not None) % 2**64
         others, out = [n for n in everybody if n not in equal], list[Instruction]()
-        for number in (n for n in others if n not in versions.odd):
-            note = RunEvent(note=versions.strike(number, record.round))
-            out.append(self.run.record.publish(note, number, now))
+        out += self._attempts.odd([n for n in others if n not in versions.odd], equal[0], now)
+        self._disputes.done(members)
         joined = [
             RoundMember(
                 replica=n,

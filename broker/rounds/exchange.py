@@ -10,6 +10,7 @@ from ..membership.member import dial
 from ..membership.membership import Membership
 from ..records.rounds import RoundRecord
 from ..runs.run import Run
+from .disputes import Disputes
 from .segments import Replicated, segments, sliced
 
 __all__ = ["ExchangePlanner"]
@@ -24,8 +25,11 @@ class ExchangePlanner:
     """Plans the exchanges of one run. Links stay from round to round: the same pair dials the same
     way, unless one of the two has begun a term since."""
 
-    def __init__(self, run: Run, record: RoundRecord, members: Membership) -> None:
+    def __init__(
+        self, run: Run, record: RoundRecord, members: Membership, disputes: Disputes
+    ) -> None:
         self._run, self._record, self._members = run, record, members
+        self._disputes = disputes
         self._dials: dict[frozenset[PeerId], tuple[tuple[int, ...], PeerId, DialOrder]] = {}
 
     @property
@@ -54,6 +58,8 @@ class ExchangePlanner:
             if sources is None or m.attempt == record.attempt:
                 groups.setdefault(m.group, []).append(m)
         made: dict[PeerId, RoundPlan] = {}
+        here = {p for r in self._run.replicas for p in r.record.peers}
+        self._dials = {pair: known for pair, known in self._dials.items() if pair <= here}
         for members in groups.values():
             inside = [(m.replica, m.weight) for m in members]
             joiners = record.joiners
@@ -75,10 +81,11 @@ class ExchangePlanner:
         everybody = [*(n for n, _ in inside), *joiners]
         plans = {n: self._run.replicas[n].record.plan for n in everybody}
         found = segments(
-            [Replicated(p, w) for n, w in inside if (p := plans[n]) is not None],
-            [Replicated(p) for n in joiners if (p := plans[n]) is not None],
+            [Replicated(p, w, n) for n, w in inside if (p := plans[n]) is not None],
+            [Replicated(p, 0, n) for n in joiners if (p := plans[n]) is not None],
             alike=alike,
             finer=_FINER if record.fragment else 1,
+            disputes=self._disputes.between(everybody) if alike else (),
         )
         mine = sliced(found)
         patience = self._attempt_s(record) / 2

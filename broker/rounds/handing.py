@@ -10,6 +10,7 @@ from ..records.rounds import RoundRecord
 from ..runs.run import Run
 from .ahead import steps_ahead, steps_of
 from .saving import is_due
+from .work import at_least
 
 __all__ = ["local_work"]
 
@@ -26,7 +27,7 @@ def local_work(
     mine = {n: run.replicas[n].record for n in numbers}
     own = spec.microbatches // len(run.replicas)
     left = min(sync.steps * spec.microbatches, record.total - record.committed)
-    times = [r.round_step_s for r in mine.values()]
+    times = at_least([r.round_step_s for r in mine.values()])
     past = {n: record.carried(n, r.term) for n, r in mine.items()}
     carried = {n: w.ahead if w else 0 for n, w in past.items()}
     steps = steps_of(left // own, times, [*carried.values()])

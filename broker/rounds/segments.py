@@ -8,12 +8,13 @@ elements that it adds up. Pure functions.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 from ...dag.plan.plan import PeerId, Plan
+from ...dag.rounds.vector import Span
 from ...dag.rounds.wiring import UNDIVIDED, Giver, VectorSegment
 from ...proto.broker_pb2 import RoundSegment
 
@@ -22,10 +23,11 @@ __all__ = ["Replicated", "meeting", "segments", "sliced"]
 
 @dataclass(frozen=True)
 class Replicated:
-    """A replica's plan in a round. weight: of its contribution, samples."""
+    """A replica's plan in a round. weight: of its contribution, samples. number: the replica's."""
 
     plan: Plan
     weight: int = 0
+    number: int = 0
 
     @cached_property
     def bounds(self) -> list[int]:
@@ -69,11 +71,15 @@ def segments(
     *,
     alike: bool = True,
     finer: int = 1,
+    disputes: Collection[frozenset[int]] = (),
 ) -> list[VectorSegment]:
-    """Those of a round, ascending; `finer` times as many as it takes to divide them evenly, where a
-    round exchanges strided parts of them. Where members do not come to one version (`alike`), all
-    joiners take that of the first. Raises ValueError when the replicas' vectors differ in length,
-    or there is no member."""
+    """The segments of a round, ascending; `finer` times as many as it takes to divide them evenly,
+    where a round exchanges strided parts of them. Where members do not come to one version
+    (`alike`), all joiners take that of the first. `disputes`: pairs of replicas of which neither
+    gives the other a sum or a version, as long as there is another who can. Raises ValueError when
+    the replicas' vectors differ in length, or there is no member."""
+    apart = {n for pair in disputes if pair <= {m.number for m in members} for n in pair}
+    adders = [m for m in members if m.number not in apart] or members
     everybody = (*members, *joiners)
     lengths = {replica.bounds[-1] for replica in everybody}
     if len(lengths) != 1 or not members:
@@ -83,31 +89,46 @@ def segments(
     cuts = sorted({at for replica in everybody for at in (*replica.bounds, *replica.ties)})
     found: list[VectorSegment] = []
     for start, stop in pairwise(cuts):
-        slices = min(len(members) * finer, max(1, (stop - start) // UNDIVIDED))
+        slices = min(len(adders) * finer, max(1, (stop - start) // UNDIVIDED))
         edges = [start + (stop - start) * i // slices for i in range(slices + 1)]
         for first, last in pairwise(edges):
-            found.append(_segment(members, joiners, first, last, len(found), alike))
+            adder = adders[len(found) % len(adders)]
+            sources = [_sources(members, joiner, disputes) for joiner in joiners]
+            turn = len(found) if alike else 0
+            givers = [s[(turn + i * alike) % len(s)] for i, s in enumerate(sources)]
+            found.append(_segment(members, joiners, (first, last), adder, givers))
     return found
+
+
+def _sources(
+    members: Sequence[Replicated], joiner: Replicated, disputes: Collection[frozenset[int]]
+) -> Sequence[Replicated]:
+    """Members that a joiner may take the version from."""
+    free = [m for m in members if frozenset((m.number, joiner.number)) not in disputes]
+    return free or members
 
 
 def _segment(
     members: Sequence[Replicated],
     joiners: Sequence[Replicated],
-    start: int,
-    stop: int,
-    turn: int,
-    alike: bool,
+    span: Span,
+    adder: Replicated,
+    sources: Sequence[Replicated],
 ) -> VectorSegment:
-    firsts = [r.plan.stages[r.stage_at(start)].holders[0] for r in members]
-    givers = tuple(Giver(p, r.weight) for p, r in zip(firsts, members, strict=True))
+    """`adder`: the member that adds it up; `sources`: by joiner, the one whose version it takes."""
+    start, stop = span
+
+    def first(replica: Replicated) -> PeerId:
+        return replica.plan.stages[replica.stage_at(start)].holders[0]
+
+    givers = tuple(Giver(first(m), m.weight) for m in members)
     takers = dict.fromkeys(p for r in members for p in r.takers(start, stop))
     versions = tuple(
-        (firsts[(turn + i) % len(firsts) if alike else 0], peer)
-        for i, r in enumerate(joiners)
-        for peer in dict.fromkeys(r.takers(start, stop))
+        (first(source), peer)
+        for joiner, source in zip(joiners, sources, strict=True)
+        for peer in dict.fromkeys(joiner.takers(start, stop))
     )
-    aggregator = firsts[turn % len(firsts)]
-    return VectorSegment((start, stop), aggregator, givers, tuple(takers), versions)
+    return VectorSegment(span, first(adder), givers, tuple(takers), versions)
 
 
 def sliced(found: Iterable[VectorSegment]) -> dict[PeerId, list[RoundSegment]]:

@@ -10,23 +10,22 @@ from ...dag.plan.plan import PeerId, Plan
 from ...proto.broker_pb2 import RoundDone, RoundMember, RoundReport
 from ..records.rounds import RoundRecord, microbatches_of
 from ..runs.run import Run
+from .disputes import Disputes
 
 __all__ = ["Versions", "done_of", "most_made"]
 
-_STRIKES = 3
-"""Versions of its own that a replica may make before it is left out for good."""
+MOST_REPORTED = 1e30
 
 
 class Versions:
     """What replicas have made in the round under way, and who has made another version than the
     others; not durable. made: by replica, what its holders say."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, disputes: Disputes) -> None:
+        self._run, self._disputes = run, disputes
         self.made: dict[int, dict[PeerId, RoundReport]] = {}
         self.odd = set[int]()
         """Who made another version while rounds are told ahead."""
-        self._strikes = Counter[int]()
 
     @property
     def present(self) -> list[int]:
@@ -35,7 +34,7 @@ class Versions:
         return [
             n
             for n, r in replicas
-            if r.record.running and not r.context.away and not self._is_out(n)
+            if r.record.running and not r.context.away and not self._disputes.is_out(n)
         ]
 
     def add(self, number: int, peer: PeerId, said: RoundReport) -> None:
@@ -49,18 +48,6 @@ class Versions:
         """None: its holders differ."""
         plan = self._run.replicas[number].record.plan
         return _hash_of(plan, self.made[number]) if plan is not None else None
-
-    def _is_out(self, number: int) -> bool:
-        """Whether it has made others so often that it is left out for good."""
-        return self._strikes[number] >= _STRIKES
-
-    def strike(self, number: int, round: int) -> str:
-        """It has made another one: what people are told."""
-        self._strikes[number] += 1
-        text = f"round {round}: replica {number} made another version"
-        if self._is_out(number):
-            text += f", for the {_STRIKES}. time: it is left out from here on"
-        return text
 
 
 def _hash_of(plan: Plan, said: Mapping[PeerId, RoundReport]) -> int | None:
@@ -122,5 +109,6 @@ def done_of(
 
 
 def _sound(reported: float) -> float:
-    """A peer may report anything; what is no number from 0 on counts as 0."""
-    return reported if 0 <= reported < math.inf else 0.0
+    """A peer may report anything; what is no number from 0 on counts as 0, and what no run comes to
+    as MOST_REPORTED: sums of these are finite."""
+    return min(reported, MOST_REPORTED) if 0 <= reported < math.inf else 0.0

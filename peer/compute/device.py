@@ -179,10 +179,10 @@ class TorchDevice:
         return Payload(coding.codec.name, encoded.header, coding.whole, encoded.buffers)
 
     def release(self, key: FrameKey) -> None:
-        """Frees a value; one that is not here is no mistake. What rounds exchange is freed when
-        the next one begins."""
-        if self._work is not None:
-            self._work.store.pop(key)
+        """Frees a value, or a frame of a round that came too early; if it is here."""
+        if (work := self._work) is not None:
+            early = work.rounds.early if work.rounds and key.role is Role.ROUND else None
+            (work.store if early is None else early).pop(key)
 
     # ------------------------------------------------------------ data
 

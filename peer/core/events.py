@@ -218,11 +218,11 @@ class DataFailed(OfStep):
 
 @immutable
 class RoundResult:
-    """What an action of a round came to. hashes: of the version by stage, from an `APPLY`. drift:
-    squared 2-norm of what was taken down, from a `CONTRIBUTE`. code, why: what stands in its way;
-    empty: nothing."""
+    """What an action of a round came to. hashes: of the version by stage, parts: by segment of the
+    plan, from an `APPLY`. drift: squared 2-norm, from a `CONTRIBUTE`. code, why: what is wrong."""
 
     hashes: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
     drift: float = 0.0
     code: str = ""
     why: str = ""

@@ -8,7 +8,7 @@ does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import LargeContributionError, WeightedSum, fits
-from ...dag.rounds.vector import RunVector, Span
+from ...dag.rounds.vector import PIECE, RunVector, Span
 from ...dag.rounds.wiring import (
     GIVE,
     RESULT,
@@ -27,16 +27,74 @@ from ...dag.rounds.wiring import (
     span_of,
     wiring,
 )
-from ...net.links.frame import FrameKey
+from ...net.links.frame import Arrived, FrameKey
 from ...proto import broker_pb2
 from ..core.rounds.exchange import segments_of
-from .coding import PartCoding
-from .side_by_side import most_bytes, side_by_side, total_of
+from .coding import PartCoding, flat_spec
+from .side_by_side import FRONT_BYTES, most_bytes, side_by_side, total_of
 
-__all__ = ["PartMean", "RoundAttempt"]
+__all__ = ["EarlyFrames", "PartMean", "RoundAttempt", "most_of_any"]
 
+MOST_EARLY = 8
+"""Frames of one peer that wait for their attempt: twice as many as a link has slots for."""
+_MOST_FRONT = 1 << 16
+"""What stands in front of a part's pieces."""
+_MOST_MEMBERS = 64
+"""Contributions in one result, before the plan says how many."""
 
 Buffers = tuple[memoryview, ...]
+
+
+class EarlyFrames:
+    """Frames that came before their attempt was joined, a few of each peer. For any thread."""
+
+    def __init__(self) -> None:
+        self._kept: dict[FrameKey, Arrived] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, arrived: Arrived) -> None:
+        """Raises TensorSpecError for one too many of a peer."""
+        key = arrived.key
+        with self._lock:
+            mine = sum(k.source == key.source for k in self._kept)
+            if key not in self._kept and mine >= MOST_EARLY:
+                raise TensorSpecError(
+                    f"{key}: {mine} frames of {key.source} wait for an attempt already, of "
+                    f"{MOST_EARLY} that may"
+                )
+            self._kept[key] = arrived
+
+    def take(self, number: tuple[int, int]) -> list[Arrived]:
+        """Those of an attempt, which are kept no longer, as are those of earlier ones."""
+        with self._lock:
+            kept, self._kept = self._kept, {}
+            for key, arrived in kept.items():
+                if (key.step, key.term) > number:
+                    self._kept[key] = arrived
+        return [a for k, a in kept.items() if (k.step, k.term) == number]
+
+    def pop(self, key: FrameKey) -> None:
+        """Nobody wants it any more."""
+        with self._lock:
+            self._kept.pop(key, None)
+
+
+def most_of_any(
+    key: FrameKey, vector: RunVector, codings: Mapping[int, PartCoding], rows: int, passed_on: bool
+) -> int:
+    """The most bytes that a frame can have whatever its plan says, of an attempt that is not known
+    here: it is of one part. `rows`: of a version with its shared state; `passed_on`: a result is
+    all contributions side by side."""
+    start, stop = part = span_of(key.port)
+    if not 0 <= start < stop <= vector.elements or stop - start > PIECE:
+        return 0
+    if key.hop == VERSION:
+        return rows * flat_spec(stop - start).size_bytes
+    if key.hop not in codings:
+        return 0
+    dense = flat_spec(stop - start).size_bytes + _MOST_FRONT  # codings may be others by then
+    most = max(codings[key.hop].most_bytes(part), dense)
+    return _MOST_MEMBERS * (FRONT_BYTES + most) if passed_on and key.hop == RESULT else most
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from ...compression.codec import Encoded
 from ...dag.execute.execute import TensorSpecError
-from ...dag.rounds.vector import Entry
+from ...dag.rounds.digest import digest
+from ...dag.rounds.vector import Entry, RunVector
 from .buffers import elements_of, in_place, minus, plus
 from .strategy import RoundStrategy, State
 
-__all__ = ["EntryVersion", "HeldEntry"]
+__all__ = ["EntryVersion", "HeldEntry", "hash_of_segment"]
 
 _BASE, _GIVEN = "base", "given"
 
@@ -179,3 +180,18 @@ class HeldEntry:
             {slot: parts[f"{slot}{when}"] for slot in slots},
             {slot: parts[f"{slot}{when}"] for slot in own},
         )
+
+
+def hash_of_segment(
+    vector: RunVector, entries: Mapping[str, HeldEntry], start: int, stop: int
+) -> int:
+    """The hash of elements [start, stop) of the version that was made, with shared state, as far as
+    their entries are here."""
+    total = 0
+    for piece in (p for part in vector.parts(start, stop) for p in vector.pieces(part)):
+        entry = entries.get(piece.entry.value)
+        made = entry and (entry.applied or entry.version)
+        for slot, tensor in {"": made.values, **made.state}.items() if made else ():
+            name = f"{piece.entry.value}\0{slot}\0{piece.start}"
+            total += digest(name, tensor[piece.start : piece.stop])
+    return total % 2**64

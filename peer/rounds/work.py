@@ -49,10 +49,10 @@ from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
 from ..core.events import RoundResult
 from ..sync.norm import square_of
-from .attempt import RoundAttempt
+from .attempt import EarlyFrames, RoundAttempt, most_of_any
 from .buffers import strategy_of_entry
 from .coding import NOTHING, flat_spec
-from .entries import EntryVersion, HeldEntry
+from .entries import EntryVersion, HeldEntry, hash_of_segment
 from .local import LocalSteps
 from .strategies import codings_of, standing_bytes, strategy_of
 from .strategy import State
@@ -97,9 +97,7 @@ class RoundWork:
         self._round, self._ahead, self._fragment = -1, False, 0
         """The round, whether local steps go on while it is exchanged, and of what it is."""
         self._attempt: RoundAttempt | None = None
-        self._early: list[Arrived] = []
-        """Frames of an attempt that was not joined yet."""
-        self._lock = threading.Lock()
+        self.early, self._lock = EarlyFrames(), threading.Lock()
 
     @property
     def size_bytes(self) -> int:
@@ -174,10 +172,7 @@ class RoundWork:
         """What it gives is encoded, and added where it adds up itself: as others will read it, so
         that it makes no difference who adds up."""
         attempt = self._joined
-        with self._lock:
-            early = [a for a in self._early if (a.key.step, a.key.term) == attempt.number]
-            self._early = [a for a in self._early if (a.key.step, a.key.term) > attempt.number]
-        for arrived in early:
+        for arrived in self.early.take(attempt.number):
             try:
                 self.accept(arrived)
             except ValueError as error:
@@ -223,7 +218,11 @@ class RoundWork:
             hashes=tuple(
                 sum(digest(v, now[v]) for v in values if v in now) % 2**64
                 for values in self._of_stages
-            )
+            ),
+            parts=tuple(
+                hash_of_segment(self.vector, self._entries, s.start, s.stop)
+                for s in (() if self._strategy.apart else attempt.plan.segments)
+            ),
         )
 
     def show(self) -> RoundResult:
@@ -286,7 +285,7 @@ class RoundWork:
         with self._lock:
             attempt = self._attempt
             if attempt is None or (key.step, key.term) > attempt.number:
-                self._early.append(arrived)
+                self.early.keep(arrived)
                 return
         part = attempt.comes(key)
         if part is None:
@@ -308,14 +307,14 @@ class RoundWork:
             values = self._codings[GIVE].decode(part, arrived.data)
         attempt.take(key, part, values, (arrived.data,))
 
-    def most_bytes(self, key: FrameKey) -> int | None:
-        """The most that a frame of this key has; None for another attempt than the present one, of
-        which some may still be on their way, 0 for what no plan names."""
+    def most_bytes(self, key: FrameKey) -> int:
+        """The most that a frame of this key has; 0 for what no plan names. For any thread."""
         if key.hop == MADE:
             return 0
         attempt = self._attempt
         if attempt is None or (key.step, key.term) != attempt.number:
-            return None
+            rows, passed_on = 1 + len(self._strategy.slots), self._strategy.side_by_side
+            return most_of_any(key, self.vector, self._codings, rows, passed_on)
         part = attempt.comes(key)
         if part is None:
             return 0

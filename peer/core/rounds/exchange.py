@@ -190,5 +190,12 @@ class RoundExchange:
             self._awaited.remove(Share(part, source))
         return out
 
+    def forget(self, peer: PeerId) -> list[e.Instruction]:
+        """There is no link with a peer any more: what came too early from it has no effect."""
+        gone = [key for key in self._early if key.source == peer]
+        for key in gone:
+            del self._early[key]
+        return [e.Release(key) for key in gone]
+
     def acknowledged(self, key: FrameKey) -> None:
         self._unsent.discard(key)

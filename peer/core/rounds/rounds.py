@@ -191,7 +191,9 @@ class Rounds:
         exchange, later = self._exchange, self._ahead.dials
         later |= dict.fromkeys(self._agreement.others if self._ahead.next is not None else ())
         dials = exchange.plan.dials if exchange.plan is not None else ()
-        return self._links.want(exchange.wiring.counterparts, dials, later)
+        out = self._links.want(exchange.wiring.counterparts, dials, later)
+        gone = [i.peer for i in out if isinstance(i, e.HangUp)]
+        return [*out, *(i for peer in gone for i in exchange.forget(peer))]
 
     def _compute(self, kind: Kind, number: int) -> list[e.Instruction]:
         self.computing, self._for = True, self._exchange.attempt
@@ -312,6 +314,7 @@ class Rounds:
             round=self._number,
             attempt=attempt,
             hashes=found.hashes,
+            parts=found.parts,
             drift=self._drift,
             sent_bytes=self._exchange.sent_bytes,
             waited_s=self._busy_s + now - (now if self._waits_since is None else self._waits_since),
