@@ -34,7 +34,7 @@ ORDER = {
         < records < recovery round_rows < runs < journal rounds < placement < registry < clients
         < machine planning < service validate""",
     "broker/rounds": """
-        contributions evaluations pairs saving segments version work < ahead exchange gossip
+        disputes evaluations pairs saving segments work < contributions version < exchange gossip
         < handing < windows < attempts telling < holding < coordinator""",
     "broker/scheduler": """
         base < network < cost < baselines codecs search < swarm < planners < replicas""",

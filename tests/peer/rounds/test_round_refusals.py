@@ -12,7 +12,8 @@ from shoal.compression.interface import CodecError
 from shoal.dag.execute.execute import TensorSpecError
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.rounds.sums import LargeContributionError
-from shoal.dag.rounds.wiring import GIVE, RESULT, port_of
+from shoal.dag.rounds.vector import PIECE
+from shoal.dag.rounds.wiring import GIVE, RESULT, VERSION, port_of
 from shoal.tests.peer.rounds.conftest import (
     Exchange,
     case_of_three,
@@ -148,3 +149,34 @@ def test_a_version_that_is_not_whole_is_not_applied(make_case, replica):
             assert torch.equal(tensor, before[mine].get(name, tensor))
     device.accept(lost[0])
     assert not device.compute(0, Action(Kind.APPLY)).round.code
+
+
+def test_what_comes_before_its_attempt_is_known_has_a_bound(make_case, replica):
+    """Of each peer so many frames, of one part each; and none that nobody wants any more."""
+    case = case_of_three(make_case)
+    replicas = trained(case, replica)
+    old = Exchange(replicas, attempt=1)
+    old.begin()
+    kept = []
+    old.change = lambda key, frame: kept.append(frame)
+    each = [(s, p) for s in old.segments for p in old.parts(s)]
+    old.send([(GIVE, p, g.peer, s.aggregator) for s, p in each for g in s.givers])
+    frame = kept[0]
+    device = old.devices[frame.key.destination]
+    work = device._work.rounds
+    for hop in (GIVE, RESULT, VERSION, 7):
+        for port in (f"0:{work.vector.elements}", "0:99999999999", "5:4", "1:2:3", ""):
+            key = frame.key._replace(hop=hop, term=9, port=port)
+            assert device.most_bytes(key) <= 2 * 4 * PIECE + (1 << 16), key
+    many = [frame.key._replace(term=9 + i) for i in range(1000)]
+    refused = 0
+    for key in many:
+        try:
+            device.accept(replace(frame, key=key))
+        except TensorSpecError:
+            refused += 1
+    assert refused >= 990
+    for key in many:
+        device.release(key)
+    device.accept(replace(frame, key=many[-1]))  # there is room again
+    device.accept(replace(frame, key=many[0]._replace(source="z")))  # of each peer so many
