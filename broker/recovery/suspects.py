@@ -37,6 +37,8 @@ class SuspectTracker:
         self.claims: dict[PeerId, str] = {}
         """By peer of the run, the code with which it said last that the run cannot go on anywhere;
         one for all replicas of a run (`Run`)."""
+        self._excused: dict[PeerId, int] = {}
+        """By peer, at which step it had the term begin once more."""
         self._until: dict[PeerId, float] = {}
         self._away_s: dict[PeerId, float] = {}
         self._losses: dict[PeerId, int] = {}
@@ -71,6 +73,12 @@ class SuspectTracker:
         """Leave a peer out for a while, that doubles each time."""
         away = self._away_s[peer] = min(_MOST_AWAY_S, 2 * self._away_s.get(peer, _AWAY_S / 2))
         self._until[peer] = now + away
+
+    def excuses(self, peer: PeerId, step: int) -> bool:
+        """Whether a peer may have the term begin once more with all: once at a step."""
+        first = self._excused.get(peer) != step
+        self._excused[peer] = step
+        return first
 
     def accuse(self, by: PeerId, peer: PeerId) -> bool:
         """One says that it hears nothing of another. Whether that one is to blame: if a second

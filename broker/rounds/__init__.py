@@ -7,6 +7,7 @@ __all__ = [
     "contributions",
     "coordinator",
     "evaluations",
+    "disputes",
     "exchange",
     "gossip",
     "handing",

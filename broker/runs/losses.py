@@ -189,7 +189,7 @@ class Losses:
             return [*context.release((out_of.id,), reason, now), *context.note(text, now)]
         if code == "snapshot":
             self._snapshots.sets.spoilt(context.term.begun_from)
-        if code in FAULTS_OF_TERMS:
+        if code in FAULTS_OF_TERMS and context.suspects.excuses(member.id, record.committed):
             return self._go_on((), code, text, now, live=False)
         if breaks and (claimed or self._is_alone(member, now, code)):
             return self._life.fail(code, text, now)

@@ -62,7 +62,10 @@ def test_who_says_that_a_run_is_broken_is_replaced_and_a_second_one_is_believed(
     world.join("spare")
     settle(world, run, faulty(world, "evil", run, code))
     assert world.state(run).phase == RUNNING
-    if code == "live":  # it says so of itself: the term begins once more
+    if code == "live":  # it says so of itself: the term begins once more, and only once
+        assert set(world.machine.replica(run).record.peers) == {"evil", "honest"}
+        settle(world, run, faulty(world, "evil", run, code))
+        assert set(world.machine.replica(run).record.peers) == {"honest", "spare"}
         return
     assert set(world.machine.replica(run).record.peers) == {"honest", "spare"}
     faulty(world, "honest", run, code)

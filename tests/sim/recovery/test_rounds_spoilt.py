@@ -4,6 +4,7 @@ on."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ import torch
 
 from shoal.broker.events import Publish
 from shoal.dag.plan.action import Action, Kind
+from shoal.dag.rounds.wiring import RESULT
+from shoal.dag.schedule.flow import Role
+from shoal.net.links.frame import FrameKey, Payload
 from shoal.peer.compute.device import TorchDevice
 from shoal.peer.core.events import Compute, Result
 from shoal.proto.broker_pb2 import DONE
@@ -146,3 +150,27 @@ def test_who_adds_up_is_not_to_blame_for_a_contribution_that_does_not_come(round
     ]
     done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
     assert all(len(d.members) == 3 for d in done), outcome(world, run)
+
+
+def test_who_gives_one_member_false_sums_adds_up_for_it_no_more(rounds: Rounds) -> None:
+    """The first that is to send a sum lies to the first that gets one, again and again. Both stay,
+    and what is committed is what honest ones make of it."""
+    lies: list[tuple[str, str]] = []
+
+    class Liar(TorchDevice):
+        def payload(self, key: FrameKey) -> Payload:
+            found = super().payload(key)
+            if key.role is not Role.ROUND or key.hop != RESULT:
+                return found
+            pair = key.source, key.destination
+            if lies and lies[0] != pair:
+                return found
+            lies.append(pair)
+            data = torch.frombuffer(bytearray(b"".join(found.buffers)), dtype=torch.float32) + 1.0
+            return replace(found, buffers=(memoryview(data.numpy().tobytes()),))
+
+    world, run = rounds.play(THREE, device=lambda spec: Liar(), **TABLES)
+    rounds.assert_expected(world, run)
+    done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
+    assert 1 <= len(lies) <= 3, lies
+    assert [len(d.members) for d in done[-2:]] == [3, 3], outcome(world, run)
