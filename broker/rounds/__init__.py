@@ -2,12 +2,11 @@
 what with whom."""
 
 __all__ = [
-    "ahead",
     "attempts",
     "contributions",
     "coordinator",
-    "evaluations",
     "disputes",
+    "evaluations",
     "exchange",
     "gossip",
     "handing",

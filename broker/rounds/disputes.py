@@ -3,7 +3,7 @@
 - What one member says of another (that nothing comes from it, that its sum is not what others got)
   shows only that something between the two is bad: the link, or one of them. That strikes both
   ends. While the dispute lasts, neither adds up what the other gives or takes.
-- Two disputes with two others have one end in common: that one is convicted.
+- Two disputes with two others have one end in common: that one is convicted, and they are settled.
 - What the broker sees by itself needs no witness: who says nothing at all, or makes another version
   out of sums that nobody disputes.
 - Who is convicted is left out of the round. From the second time on it loses its place in the
@@ -104,7 +104,9 @@ class Disputes:
         return [*found, goes, *self.leaves_out([n for n in members if n not in (*found, goes)])]
 
     def strike(self, number: int) -> str:
-        """Convict a member; return what that means for it, for people, behind a sentence."""
+        """Convict a member, which settles its disputes; return what that means for it, for people,
+        behind a sentence."""
+        self._pairs = {pair: d for pair, d in self._pairs.items() if number not in pair}
         self._strikes[number] += 1
         self._good[number] = 0
         rounds = min(_MOST_OUT, (1 << min(self._strikes[number] - 1, 10)) - 1)

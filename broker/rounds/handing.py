@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from ...proto.broker_pb2 import RoundWork
 from ..records.rounds import RoundRecord
 from ..runs.run import Run
-from .ahead import steps_ahead, steps_of
 from .saving import is_due
-from .work import at_least
+from .work import at_least, steps_ahead, steps_of
 
 __all__ = ["local_work"]
 

@@ -5,8 +5,7 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shoal.broker.rounds.ahead import steps_of
-from shoal.broker.rounds.work import divide
+from shoal.broker.rounds.work import divide, steps_of
 
 SECONDS = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=40)
 
