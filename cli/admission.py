@@ -65,7 +65,7 @@ class TokenChoiceError(ValueError):
 _MARKS = {"ok": "ok   ", "note": "     ", "wrong": "WRONG"}
 
 _CODES = {
-    **dict.fromkeys(("name", "proxy", "port", "broker", "tls", "size"), UNREACHABLE),
+    **dict.fromkeys(("name", "proxy", "port", "broker", "tls", "packets", "size"), UNREACHABLE),
     "token": WRONG,
     "credential": REFUSED,
 }

@@ -16,7 +16,12 @@ from ..net.address import address_of
 from ..net.grpc_quirks import in_words
 from ..net.identity.authority import utc
 from ..net.identity.credential import Credential, CredentialError
-from ..net.identity.diagnosis import VANISH, handshake_problem, why_no_tls
+from ..net.identity.diagnosis import (
+    VANISH,
+    handshake_problem,
+    packets_problem,
+    why_no_tls,
+)
 from ..net.identity.enroll import (
     SKEW_S,
     BrokerAwayError,
@@ -87,6 +92,7 @@ def examine(
     yield Finding(what="broker", how="ok", text=f"authority {fingerprint.hex()[:16]}…")
     yield _clock(shown)
     yield _tls(address, shown)
+    yield _packets(address)
     if token:
         yield _token(token, fingerprint, address)
     yield from _credentials(address, shown, folders, token)
@@ -94,7 +100,8 @@ def examine(
 
 
 def _credentials(address: str, shown: Shown, folders: list[Path], token: str) -> Iterator[Finding]:
-    """Those of the broker, by its authority; the first folder is of this very address."""
+    """Look at the credentials for the broker with this authority; the first folder is of this very
+    address."""
     found_any = False
     for i, folder in enumerate(folders):
         try:
@@ -173,6 +180,12 @@ def _tls(address: str, shown: Shown) -> Finding:
     if problem := problem or handshake_problem(address, shown.authority):
         return Finding(what="tls", how="wrong", text=problem)
     return Finding(what="tls", how="ok", text="a handshake is whole, and it is the broker")
+
+
+def _packets(address: str) -> Finding:
+    problem = packets_problem(address)
+    text = problem or "full packets pass, there and back"
+    return Finding(what="packets", how="wrong" if problem else "ok", text=text)
 
 
 def _token(text: str, fingerprint: bytes, address: str) -> Finding:

@@ -7,6 +7,7 @@ and packets that vanish when they are large. All calls block.
 
 from __future__ import annotations
 
+import http.client
 import ssl
 import time
 from datetime import datetime
@@ -19,13 +20,14 @@ from .enroll import SKEW_S, BrokerAwayError, clock_text, shown_by, validity_prob
 from .names import BROKER_NAME
 from .token import fingerprint_of_pem
 
-__all__ = ["VANISH", "handshake_problem", "why_no_tls"]
+__all__ = ["VANISH", "handshake_problem", "packets_problem", "why_no_tls"]
 
 _PATIENCE_S = 5.0
 VANISH = (
     "small packets pass and large ones vanish on the way, as behind a tunnel whose MTU is smaller "
     "than it says: lower the MTU of the interface (`ip link set dev IF mtu 1280`), or clamp the MSS"
 )
+_PADDING_BYTES = 12_000
 _NOT_YET, _ENDED = 9, 10
 """X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL."""
 
@@ -51,7 +53,29 @@ def why_no_tls(address: str, credential: Credential, now: datetime | None = None
         validity_problem(shown.authority, now, "the certificate of the broker's authority")
         or validity_problem(credential.certificate, now, f"the certificate of {credential.party}")
         or handshake_problem(address, shown.authority)
+        or packets_problem(address)
     )
+
+
+def packets_problem(address: str) -> str:
+    """Why full packets do not pass between here and the broker at HOST:PORT, either way; empty:
+    they do."""
+    try:
+        connection = dial(*split(address), _PATIENCE_S)
+    except OSError as error:
+        return f"{address} cannot be reached any more: {error}"
+    asked = http.client.HTTPConnection(*split(address))
+    asked.sock = connection
+    try:
+        asked.request("GET", "/full-size", headers={"X-Padding": "." * _PADDING_BYTES})
+        asked.getresponse().read()
+    except TimeoutError:
+        return f"full packets do not come through within {_PATIENCE_S:.0f} s: {VANISH}"
+    except (http.client.HTTPException, OSError) as error:
+        return f"the connection breaks off when full packets are sent: {error}"
+    finally:
+        asked.close()
+    return ""
 
 
 def handshake_problem(address: str, authority: bytes, name: str = BROKER_NAME) -> str:

@@ -46,7 +46,7 @@ async def test_where_all_is_well_nothing_is_wrong(tmp_path: Path) -> None:
         assert peer.party.subject in findings["credential"].text
         assert findings["token"].how == "ok"
         assert "whole" in findings["token"].text
-        assert findings["tls"].how == findings["size"].how == "ok"
+        assert findings["tls"].how == findings["packets"].how == findings["size"].how == "ok"
         assert int(findings["size"].text.split()[0]) > 250_000
         # No use was taken, and nobody joined.
         assert (await found(broker.address))["credential"].how == "note"

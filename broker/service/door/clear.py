@@ -1,7 +1,8 @@
 """What is said without TLS: HTTP to the port, for whoever tries what listens here.
 
 GET, HEAD     /authority.pem: the certificate that a token pins, which is public, with the date,
-              which tells of clocks that differ; any other path: where the page is
+              which tells of clocks that differ; /full-size: some full packets, for who looks
+              whether these pass; any other path: where the page is
 OPTIONS       which methods there are
 any other     that there is no such thing; so too the greeting of HTTP/2, by which a client comes
               that should have spoken TLS
@@ -16,13 +17,14 @@ from typing import NamedTuple
 
 from .hello import HelloError
 
-__all__ = ["ClearRequest", "answer", "begins_http", "whole_request"]
+__all__ = ["FULL_SIZE_BYTES", "ClearRequest", "answer", "begins_http", "whole_request"]
 
 _METHODS = (
     *(b"GET ", b"HEAD ", b"OPTIONS ", b"POST ", b"PUT ", b"PATCH ", b"DELETE ", b"TRACE "),
     *(b"CONNECT ", b"PRI "),
 )
 _END = re.compile(rb"\r?\n\r?\n")
+FULL_SIZE_BYTES = 16 * 1024
 _ALLOWED = ("GET", "HEAD", "OPTIONS")
 
 
@@ -36,6 +38,11 @@ class ClearRequest(NamedTuple):
     @property
     def asks_authority(self) -> bool:
         return self.path.partition("?")[0] == "/authority.pem"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is answered here, and not by the page."""
+        return self.asks_authority or self.path == "/full-size"
 
 
 def begins_http(first: bytes) -> bool:
@@ -72,6 +79,8 @@ def answer(asked: ClearRequest, authority: bytes, *, page: bool) -> bytes:
         status, body = "204 No Content", b""
     elif asked.asks_authority:
         status, kind, body = "200 OK", "application/x-pem-file", authority
+    elif asked.path == "/full-size":
+        status, body = "200 OK", b"." * FULL_SIZE_BYTES
     head = (
         f"HTTP/1.1 {status}\r\nDate: {formatdate(usegmt=True)}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(body)}\r\nAllow: {', '.join(_ALLOWED)}\r\n"

@@ -219,7 +219,7 @@ class PortMultiplexer:
             return
         if request is not None:
             host = str((writer.get_extra_info("peername") or ("?",))[0])
-            if self._page is not None and not request.asks_authority and is_loopback(host):
+            if self._page is not None and not request.is_ours and is_loopback(host):
                 await self._look((reader, writer), request.whole, self._page.plain, source)
                 return
             writer.write(answer(request, self._authority, page=self._page is not None))

@@ -35,6 +35,8 @@ class OnePort:
     ) -> None:
         self._authority, self._shown, self._ahead = authority, shown, ahead
         self._held: list[socket.socket] = []
+        self.vanish = False
+        """Whether full packets do."""
         if isinstance(shown, Credential):
             shown.save(folder)
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -57,7 +59,12 @@ class OnePort:
 
     def _answer(self, connection: socket.socket) -> None:
         if connection.recv(1, socket.MSG_PEEK) == b"G":
-            connection.recv(4096)
+            asked = connection.recv(4096)
+            if b"/full-size" in asked and self.vanish:
+                self._held.append(connection)
+                return
+            while b"\r\n\r\n" not in asked:
+                asked += connection.recv(4096)
             date = formatdate((utc(time.time()) + self._ahead).timestamp(), usegmt=True)
             pem = self._authority.pem
             head = f"HTTP/1.1 200 OK\r\nDate: {date}\r\nContent-Length: {len(pem)}\r\n\r\n"
@@ -86,10 +93,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         authority: Authority = AUTHORITY,
         shown: Credential | str | datetime | None = NOW,
         ahead: timedelta = timedelta(0),
+        vanish: bool = False,
     ) -> str:
         if isinstance(shown, datetime):
             shown = authority.credential(BROKER, shown, MONTH)
         open_.append(OnePort(tmp_path / str(len(open_)), authority, shown, ahead))
+        open_[-1].vanish = vanish
         return open_[-1].address
 
     yield begin
@@ -147,6 +156,7 @@ def test_a_certificate_that_never_comes_is_said_to_vanish(
 ) -> None:
     monkeypatch.setattr("shoal.net.identity.diagnosis._PATIENCE_S", 0.5)
     assert VANISH in why_no_tls(serve(shown=None), mine())
+    assert VANISH in why_no_tls(serve(vanish=True), mine())
 
 
 def test_an_answer_that_never_comes_is_no_firewall() -> None:

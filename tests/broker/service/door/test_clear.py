@@ -15,7 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.door.clear import answer, begins_http, whole_request
+from shoal.broker.service.door.clear import (
+    FULL_SIZE_BYTES,
+    answer,
+    begins_http,
+    whole_request,
+)
 from shoal.broker.service.door.front import MultiplexerLimits
 from shoal.broker.service.door.hello import HelloError, read_hello
 from shoal.broker.service.server import Broker, BrokerConfig
@@ -101,6 +106,8 @@ async def test_every_method_is_answered_in_the_clear() -> None:
         assert b"BEGIN CERTIFICATE" in found["GET"]
         assert b"BEGIN CERTIFICATE" not in found["HEAD"]
         assert all(b"Allow: GET, HEAD, OPTIONS" in a for a in found.values())
+        full = await asyncio.to_thread(raw, broker, b"GET /full-size HTTP/1.1\r\n\r\n")
+        assert len(full) > FULL_SIZE_BYTES
         other = await asyncio.to_thread(raw, broker, b"GET / HTTP/1.0\n\n")
         assert b"All else here is over TLS" in other
         greeted = await asyncio.to_thread(raw, broker, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
