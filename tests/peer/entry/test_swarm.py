@@ -193,7 +193,7 @@ async def test_a_peer_offers_the_node_of_its_host(
     ("fields", "expected"),
     [
         ({}, "expected HOST:PORT or --swarm NAME"),
-        ({"broker": "nowhere"}, "expected HOST:PORT"),
+        ({"broker": "no where"}, "expected HOST:PORT"),
         ({"broker": "a:1", "bootstrap": (NODE,)}, "expected --swarm, too"),
         ({"swarm": "a b"}, "no name of a swarm"),
         ({"swarm": "fish", "bootstrap": ("a:1",)}, "no way into a swarm"),
