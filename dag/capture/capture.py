@@ -44,6 +44,10 @@ __all__ = ["CaptureError", "Captured", "capture"]
 _log = logging.getLogger(__name__)
 
 
+class _DiffersInEvalError(CaptureError):
+    """The module in eval mode is not the eval form of its graph."""
+
+
 @dataclass(frozen=True)
 class Captured:
     """A model as data. `tensors`: parameters, buffers and constants under the names that the graph
@@ -97,7 +101,11 @@ def capture(
     with PythonState(module, loss).restored(), in_mode(module, train=True):
         names = _names(module, named)
         known = _tensors(module, named)
-        graph, constants = _whole(module, inputs, loss, names, known)
+        try:
+            graph, constants = _whole(module, inputs, loss, names, known)
+        except _DiffersInEvalError:  # as two calls in one mode may do as well, which says more
+            prove(Forward(module, inputs, loss, frozenset(names.buffers)), (), ())
+            raise
     plain = graph
     if dtype == "bf16":
         graph = mixed(kept.applied(graph), batch)
@@ -282,7 +290,7 @@ def _check_evaluation(graph: Graph, constants: Mapping[str, Tensor], in_eval: Co
     try:
         check_evaluation(graph, in_eval.graph)
     except EvaluationError as error:
-        raise CaptureError(str(error)) from None
+        raise _DiffersInEvalError(str(error)) from None
     read = {v.removeprefix("buffer:"): op for op in graph.operators for v in op.reads}
     used = {n: t for n, t in constants.items() if n in read}
     if name := differing_constant(used, in_eval.constants):

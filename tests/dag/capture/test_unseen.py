@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
@@ -66,7 +67,13 @@ def drops_in_training(self, x):
     return (h * (torch.rand(h.shape[0], 1) < 0.9) if self.training else h).mean()
 
 
+def drops_a_layer(self, x):
+    h = self.linear(x)
+    return (self.linear(h) if not self.training or random.random() >= 0.5 else h).mean()
+
+
 LINES = [
+    (drops_a_layer, "random.random() >= 0.5", "random numbers of Python's.*draw with torch"),
     (data_read, "self.linear.weight.data.sum", r"`\.data` is not followed.*detach"),
     (data_written, "h.data.mul_", r"`\.data` is not followed"),
     (data_set, "weight.data = ", r"`\.data` is not followed.*self\.weight\.clamp"),
