@@ -65,6 +65,12 @@ class StepLedger:
         return tuple(p for p in self.peers if self._next[p] <= self.committed)
 
     @property
+    def far_ahead(self) -> tuple[PeerId, ...]:
+        """Peers whose reports are half of what is allowed ahead of the commit, or more."""
+        least = self.committed + max(1, self._most_lead // 2)
+        return tuple(p for p in self.peers if self._next[p] >= least)
+
+    @property
     def median_s(self) -> float | None:
         """Median seconds of the newest steps, evaluations included; None before the first."""
         return median(self._seconds) if self._seconds else None

@@ -228,11 +228,14 @@ class Losses:
     def wrong_report(
         self, member: Member, report: StepReport, why: str, now: float
     ) -> list[Instruction]:
-        """A holder reported a step that cannot be; or one so far ahead of the others that these
-        do not do their part."""
-        ledger = self._record.ledger
+        """A holder reported a step that cannot be; or one so far ahead of others that either these
+        do not say what they do, or it says what it does not: two that are ahead convict them."""
+        ledger, accuse = self._record.ledger, self._context.suspects.accuse
         ahead = ledger is not None and report.step == ledger.next_of(member.id)
-        missing = ledger.missing if ledger is not None and ahead else ()
+        missing: list[PeerId] = []
+        if ledger is not None and ahead:
+            by = dict.fromkeys((member.id, *ledger.far_ahead))
+            missing = [p for p in ledger.missing if any([accuse(one, p) for one in by])]
         text = f"peer {member.label} reported {why}"
         if not missing and self._is_alone(member, now):
             return self._life.fail("protocol", text, now)

@@ -100,3 +100,35 @@ def test_whatever_one_member_says_the_run_goes_on_without_it(seed: int) -> None:
         for peer in world.streams:
             if peer in world.machine.members.members:
                 world.say(peer, heartbeat={})
+
+
+def run_ahead(world: World, run: str, *peers: str) -> None:
+    """These report one step after the other, for as long as nobody minds."""
+    replica = world.machine.replica(run)
+    term = replica.record.term
+    while replica.record.term == term:
+        for peer in peers:
+            settle(world, run, world.report(peer, run, ahead(world, run, peer), term=term))
+
+
+def ahead(world: World, run: str, peer: str) -> int:
+    ledger = world.machine.replica(run).record.ledger
+    return int(ledger.next_of(peer)) if ledger and peer in ledger.peers else 0
+
+
+def test_who_reports_what_nobody_else_has_done_convicts_nobody_and_two_do() -> None:
+    options = BrokerOptions(probe_s=0.0, most_lead=8)
+    world = World(BrokerMachine("broker-1", options))
+    run = world.start("evil", "honest", steps=60)
+    for name in ("spare-1", "spare-2"):
+        world.join(name)
+    run_ahead(world, run, "evil")
+    assert set(world.machine.replica(run).record.peers) == {"honest", "spare-1"}
+    world = World(BrokerMachine("broker-1", options))
+    run = world.start("silent", "honest-1", "honest-2", steps=60)
+    world.join("spare")
+    run_ahead(world, run, "honest-1", "honest-2")
+    replica = world.machine.replica(run)
+    assert replica.context.suspects.out("silent", world.now)
+    for peer in ("honest-1", "honest-2"):
+        assert not replica.context.suspects.out(peer, world.now)
