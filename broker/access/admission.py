@@ -106,8 +106,11 @@ class Admission:
                 "INVALID_ARGUMENT",
                 f"it would last {lasts}: expected more than nothing and at most {limits.longest}",
             )
-        self._db.execute("DELETE FROM invitations WHERE ends_s <= ?", (now_s,))
-        self._db.execute("DELETE FROM uses WHERE invitation NOT IN (SELECT id FROM invitations)")
+        with self._file.changing():
+            self._db.execute("DELETE FROM invitations WHERE ends_s <= ?", (now_s,))
+            self._db.execute(
+                "DELETE FROM uses WHERE invitation NOT IN (SELECT id FROM invitations)"
+            )
         (count,) = self._db.execute("SELECT count(*) FROM invitations").fetchone()
         if count >= limits.most_invitations:
             raise AdmissionError(
@@ -115,11 +118,12 @@ class Admission:
             )
         token = self.authority.token()
         ends_s = now_s + lasts.total_seconds()
-        self._db.execute(
-            "INSERT INTO invitations (id, proof, role, uses, ends_s, by) VALUES (?, ?, ?, ?, ?, ?)",
-            (token.name, token.proof, role.value, uses, ends_s, by),
-        )
-        self._file.confirm()
+        with self._file.changing():
+            self._db.execute(
+                "INSERT INTO invitations (id, proof, role, uses, ends_s, by) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (token.name, token.proof, role.value, uses, ends_s, by),
+            )
         return token
 
     def open_for(self, token: Token, now_s: float) -> float:
@@ -189,14 +193,11 @@ class Admission:
                 "ask for another (`shoal invite`)",
             )
         if known is not None:  # its certificate ended, or it was given a newer token
-            with self._db:
-                self._db.execute("BEGIN IMMEDIATE")
+            with self._file.changing():
                 self._count_use(known[0], token.name)
-            self._file.confirm()
             return self._admitted(Party(PartyRole(role), known[0]), request.request, now_s)
         subject = f"{request.name}-{base64.b32encode(key).decode().lower()[:8]}"
         self._write_party(subject, role, key, token.name, now_s)
-        self._file.confirm()
         return self._admitted(Party(PartyRole(role), subject), request.request, now_s)
 
     def _write_party(
@@ -208,8 +209,7 @@ class Admission:
                 "RESOURCE_EXHAUSTED", f"{count} parties have joined, the limit of this broker"
             )
         try:
-            with self._db:
-                self._db.execute("BEGIN IMMEDIATE")
+            with self._file.changing():
                 self._db.execute(
                     "INSERT INTO parties (subject, role, key, invitation, joined_s) "
                     "VALUES (?, ?, ?, ?, ?)",
@@ -279,8 +279,7 @@ class Admission:
                 f'nobody ever joined as "{_printable(subject)}": expected an id as `shoal peers` '
                 "shows it",
             )
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._file.changing():
             self._db.execute("UPDATE parties SET kicked_s = ? WHERE subject = ?", (now_s, subject))
             # Or it would come back with a new key.
             self._db.execute(
@@ -288,7 +287,6 @@ class Admission:
                 "(SELECT invitation FROM uses WHERE subject = ?)",
                 (subject, subject),
             )
-        self._file.confirm()
         self._kicked.add(subject)
         return PartyRole(row[0])
 

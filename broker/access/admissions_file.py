@@ -11,15 +11,20 @@ gone while the note is there.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
 
 from ...net.surroundings import SurroundingsError
 
 __all__ = ["AdmissionsFile"]
+
+log = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS invitations (
@@ -44,7 +49,7 @@ _NOTE = struct.Struct("<QI")
 
 
 class AdmissionsFile:
-    """`db` is open until `close`; `confirm` is called after each change. `path` None: in memory.
+    """`db` is open until `close`, and changed within `changing` only. `path` None: in memory.
     Raises SurroundingsError where the file cannot be had, or lacks what was confirmed."""
 
     def __init__(self, path: Path | None) -> None:
@@ -80,7 +85,7 @@ class AdmissionsFile:
         self.db.executescript(_SCHEMA)
         if self._path is not None:
             self._note = os.open(self._beside, os.O_RDWR | os.O_CREAT, 0o600)
-            self.confirm()
+            self._confirm()
 
     def _changes(self) -> int:
         return int(self.db.execute("SELECT coalesce(max(changes), 0) FROM guard").fetchone()[0])
@@ -101,7 +106,27 @@ class AdmissionsFile:
         count, check = _NOTE.unpack(data)
         return int(count) if check == crc32(data[:8]) else 0
 
-    def confirm(self) -> None:
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """One change: on disk and noted at the block's end, or, where it raises, not made at all.
+        Raises SurroundingsError where the disk does not take it."""
+        try:
+            with self.db:
+                self.db.execute("BEGIN IMMEDIATE")
+                yield
+        except sqlite3.IntegrityError:
+            raise  # what is written, not the disk
+        except sqlite3.Error as error:
+            raise SurroundingsError(
+                f"{self._path}: {error}: nothing was changed; make room there, or see to the "
+                "disk, and try again"
+            ) from None
+        try:
+            self._confirm()
+        except OSError as error:  # the change is on disk; only the note is older
+            log.warning("admissions_not_noted why=%s", error.strerror)
+
+    def _confirm(self) -> None:
         """Notes that what was changed until now is on disk. In place, in one write within one
         sector, so that it needs no room."""
         if self._note is not None:

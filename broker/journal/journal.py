@@ -88,6 +88,9 @@ class Journal:
         self._next = 1
         self._snapshot = self._snapshot_bytes = 0  # records of the last one, and their size
         self._mark: int | None = None  # the open file beside it
+        name = "" if path is None else path.name
+        self.away = f"move {name} and {name}.last away to begin without the runs in it"
+        """Advice for one that cannot be used."""
         self._name = "the journal in memory" if path is None else f"the journal {path}"
         new = path is None or not path.exists()
         try:
@@ -123,10 +126,10 @@ class Journal:
             if tables and version != VERSION:
                 raise JournalError(
                     f"{self._name} has version {version}, this broker reads {VERSION}: install the "
-                    "shoal that wrote it, or move it away to begin without the runs in it"
+                    f"shoal that wrote it, or {self.away}"
                 )
-            if not tables and not new and self._last() is not None:
-                raise self._short("is empty")
+            if not tables and self._last() is not None:
+                raise self._short("is gone" if new else "is empty")
             if not tables:
                 run(
                     "CREATE TABLE record (number INTEGER PRIMARY KEY, data BLOB NOT NULL, "
@@ -167,6 +170,8 @@ class Journal:
         """Numbers of the first and last record that were confirmed, and the last one's checksum;
         None where that is not known: an older journal, or a damaged note, beside which every record
         still has its own checksum."""
+        if self.path is None:
+            return None
         try:
             data = self._beside.read_bytes()
         except OSError:
@@ -195,7 +200,7 @@ class Journal:
             f"{self._name} {what}, and {self._beside.name} beside it says that more was confirmed: "
             "the end of it is damaged, or it is an older copy. Put a whole copy of that folder's "
             f"files in its place; remove {self._beside.name} to go on from the older state, which "
-            "peers may contradict; or move both away to begin without the runs in it"
+            f"peers may contradict; or {self.away}"
         )
 
     def _open_mark(self, last: int) -> None:
@@ -257,7 +262,7 @@ class Journal:
         why = f" ({error})" if error is not None else ""
         return JournalError(
             f"{self._name} is damaged at record {number}{why}; the {whole} before it are whole: "
-            "put a copy in its place, or move it away to begin without the runs in it"
+            f"put a copy in its place, or {self.away}"
         )
 
     # ------------------------------------------------------------ writing
@@ -339,10 +344,7 @@ class Journal:
             case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
                 text += "the broker must be able to write to that folder: change its owner or mode"
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-                text += (
-                    "the file is damaged: put a copy in its place, or move it away to begin "
-                    "without the runs in it"
-                )
+                text += f"the file is damaged: put a copy in its place, or {self.away}"
             case _:
                 text += "start the broker again with another --state"
         return JournalError(text)
@@ -366,7 +368,7 @@ def open_journal(path: Path | None, options: BrokerOptions) -> tuple[Journal, Du
         if isinstance(error, ValueError) and not isinstance(error, JournalError):
             raise JournalError(
                 f"the journal {path} cannot be replayed: {error}. Install the shoal that wrote it, "
-                "or move the file away to begin without the runs in it"
+                f"or {journal.away}"
             ) from error
         raise
 

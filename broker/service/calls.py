@@ -27,6 +27,7 @@ from google.protobuf.message import DecodeError, Message
 from ...net.blobs.pieces import read_number
 from ...net.grpc_quirks import take_first
 from ...net.identity.names import Party
+from ...net.surroundings import SurroundingsError
 from ..access.admission import AdmissionError
 from ..access.guard import Guard
 from .blobs import BlobStoreError
@@ -247,5 +248,8 @@ def unary_handler(
                 await context.write(answered)
         except REFUSALS as error:
             await refuse(context, guard, error)
+        except SurroundingsError as error:
+            why = f"the broker cannot do that on its host now: {error}"
+            await refuse(context, guard, AdmissionError("RESOURCE_EXHAUSTED", why))
 
     return stream_handler(call, answer)

@@ -53,17 +53,19 @@ class Authority:
     def open(cls, folder: Path, now: datetime) -> Authority:
         """The one in the folder; made, if there is none. Raises AuthorityError, OSError."""
         key_file, certificate_file = folder / "authority.key", folder / "authority.crt"
-        if not key_file.exists():
+        if not key_file.exists() and not certificate_file.exists():
             if now < _WRITTEN:
                 raise AuthorityError(
                     f"this host's clock says {now:%Y-%m-%d}, which is long ago: set it first (most "
                     "systems: `timedatectl set-ntp true`), as certificates go by the clock"
                 )
             made = cls.new(now)
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The key last: with it the authority is there, and a crash before leaves none.
-            write_private(certificate_file, made.pem)
-            write_private(key_file, pem_of(made._key))
+            # Both at once, so that one without the other is always a loss, never a crash here.
+            new = folder.with_name(f"{folder.name}.new")
+            new.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_private(new / certificate_file.name, made.pem)
+            write_private(new / key_file.name, pem_of(made._key))
+            new.replace(folder)
             return made
         path = key_file
         try:
@@ -74,8 +76,8 @@ class Authority:
             what = "is missing" if isinstance(error, FileNotFoundError) else "is empty or damaged"
             raise AuthorityError(
                 f"{path} {what}, so there is no usable authority: restore the two files of that "
-                "folder from a backup, or take an empty state folder; every peer must then join "
-                "again"
+                "folder from a backup; or remove both to make a new one, by which every peer and "
+                "person must then join again"
             ) from None
         if not isinstance(key, Ed25519PrivateKey) or certificate.public_key() != key.public_key():
             raise AuthorityError(

@@ -94,3 +94,29 @@ def test_whole_files_open_and_a_note_that_was_removed_is_made_again(
     for _ in range(2):
         assert opened(folder, subject) == "kicked"
         (folder / "admissions.sqlite.last").unlink()
+
+
+@pytest.mark.parametrize("what", ["invite", "join"])
+def test_a_disk_that_is_full_is_said_and_changes_nothing(tmp_path: Path, what: str) -> None:
+    admission = Admission(AUTHORITY, tmp_path / "admissions.sqlite")
+    run = admission._db.execute
+    token = admission.invite(PartyRole.PEER, 999, timedelta(hours=1), "test", NOW)
+    run(f"PRAGMA max_page_count = {run('PRAGMA page_count').fetchone()[0]}")
+    before: list[str] = []
+
+    def fill() -> None:
+        for number in range(999):
+            before[:] = admission._db.iterdump()
+            if what == "invite":
+                admission.invite(PartyRole.PEER, 1, timedelta(hours=1), "x" * 500, NOW)
+            else:
+                request = JoinRequest(version=1, invitation=token.id, secret=token.secret)
+                request.request, request.name = request_of(new_key()), f"peer{number}"
+                admission.join(request, NOW)
+
+    with pytest.raises(SurroundingsError, match=r"admissions\.sqlite: .*full: nothing was changed"):
+        fill()
+    assert list(admission._db.iterdump()) == before
+    run("PRAGMA max_page_count = 100000")
+    admission.invite(PartyRole.PEER, 1, timedelta(hours=1), "test", NOW)
+    admission.close()

@@ -103,7 +103,7 @@ def test_a_flipped_bit_of_the_log_is_no_older_state(folders: dict[str, Path], tm
         assert 0 < len(list(journal.records())) < len(RECORDS)
 
 
-def test_one_that_was_emptied_is_refused_and_one_that_was_moved_away_begins_anew(
+def test_one_that_was_emptied_or_removed_is_refused_and_moved_away_with_its_note_begins_anew(
     folders: dict[str, Path], tmp_path: Path
 ):
     folder = tmp_path / "here"
@@ -113,6 +113,12 @@ def test_one_that_was_emptied_is_refused_and_one_that_was_moved_away_begins_anew
     with pytest.raises(JournalError, match="is empty, and"):
         Journal(path)
     path.unlink()
+    with pytest.raises(
+        JournalError, match=r"is gone, and .* move journal\.sqlite and journal\.sqli"
+    ):
+        Journal(path)
+    path.unlink()
+    path.with_name("journal.sqlite.last").unlink()
     with Journal(path) as journal:
         assert journal.count == 0
         journal.append(RECORDS[:1])

@@ -199,6 +199,26 @@ def test_an_authority_that_is_damaged_or_over_says_so_and_stays_as_it_is(tmp_pat
     assert (folder / "authority.key").exists()
 
 
+@pytest.mark.parametrize("gone", ["authority.key", "authority.crt"])
+def test_an_authority_that_lost_one_of_its_files_is_never_made_anew(tmp_path, gone):
+    folder = tmp_path / "authority"
+    Authority.open(folder, NOW)
+    (folder / gone).unlink()
+    left = [(p.name, p.read_bytes()) for p in folder.iterdir()]
+    with pytest.raises(AuthorityError, match=rf"{gone} is missing, so there is no usable"):
+        Authority.open(folder, NOW)
+    assert [(p.name, p.read_bytes()) for p in folder.iterdir()] == left
+
+
+def test_making_an_authority_that_a_crash_ended_leaves_none(tmp_path, monkeypatch):
+    folder = tmp_path / "authority"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            Authority.open(folder, NOW)
+    assert Authority.open(folder, NOW).fingerprint == Authority.open(folder, NOW).fingerprint
+
+
 def test_a_credential_is_kept_and_read_for_its_owner_only(tmp_path):
     made = AUTHORITY.credential(PEER, NOW, DAY)
     made.save(tmp_path / "me")
