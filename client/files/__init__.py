@@ -5,6 +5,7 @@ __all__ = [
     "columns",
     "exported",
     "records",
+    "row_file",
     "sending",
     "shards",
     "uplink",

@@ -23,10 +23,10 @@ from typing import Any
 from ...broker.round_rows import RoundRow
 from ...job import Job, Output, SettingsError
 from ...job.settings import plain
-from ...net.finite import finite
 from ...net.surroundings import naming
 from ...proto.broker_pb2 import RunEvent, StepDone, VersionEvaluated
 from .columns import EVALUATED, own_numbers
+from .row_file import RowFile
 
 __all__ = [
     "Recorder",
@@ -144,17 +144,16 @@ def evaluation_numbers(found: VersionEvaluated) -> dict[str, float | int]:
 
 class Recorder:
     """Writes the steps and rounds of one run into its folder. Those that are there already are
-    skipped, so a watcher that comes back adds only what is missing. `close` flushes TensorBoard's
-    file."""
+    skipped, so a watcher that comes back adds only what is missing, and of several at once each
+    adds what no other has. `close` flushes TensorBoard's file."""
 
     def __init__(self, folder: Path, tokens_per_step: int = 0) -> None:
         self.folder = folder
         self.tokens_per_step = tokens_per_step
-        self._steps, self._rounds = folder / "metrics.jsonl", folder / "rounds.jsonl"
         self._next = Counter[int]()
-        for row in _recovered(self._steps):
-            self._next[row.get("replica", 0)] = int(row["step"]) + 1
-        self._newest = max((int(row["event"]) for row in _recovered(self._rounds)), default=-1)
+        self._newest = -1
+        self._steps = RowFile(folder / "metrics.jsonl", self._step_is_there)
+        self._rounds = RowFile(folder / "rounds.jsonl", self._round_is_there)
         self._replicas = 1
         self._board: Any = None
 
@@ -184,31 +183,31 @@ class Recorder:
 
     def add(self, done: StepDone, replica: int | None = None) -> None:
         """replica: of several that train apart, which count their own steps."""
-        if done.step < self._next[replica or 0]:
+        of = replica or 0
+        if done.step < self._next[of]:
             return
-        self._next[replica or 0] = done.step + 1
         # A step of the run is one of all replicas together: what one has in a second is its part.
         row = step_numbers(done, self.tokens_per_step // self._replicas)
-        if replica is None:
-            self._write(self._steps, row)
-            self._plot(row, done.step)
-        else:
-            self._write(self._steps, {"replica": replica, **row})
-            self._plot(row, done.step, f"/replica-{replica}")
+        named = row if replica is None else {"replica": replica, **row}
+        if self._steps.add(named, lambda: done.step >= self._next[of]):
+            self._next[of] = done.step + 1
+            self._plot(row, done.step, "" if replica is None else f"/replica-{replica}")
+
+    def _step_is_there(self, row: Mapping[str, Any]) -> None:
+        self._next[row.get("replica", 0)] = int(row["step"]) + 1
 
     def _between(self, event: RunEvent, row: Mapping[str, Any]) -> bool:
         """Whether it was not there yet."""
         if event.number <= self._newest:
             return False
+        named = {"event": event.number, "kind": event.WhichOneof("kind"), **row}
+        if not self._rounds.add(named, lambda: event.number > self._newest):
+            return False
         self._newest = event.number
-        kind = event.WhichOneof("kind")
-        self._write(self._rounds, {"event": event.number, "kind": kind, **row})
         return True
 
-    def _write(self, path: Path, row: Mapping[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:  # one write: a line is there or it is not
-            file.write((json.dumps(finite(row)) + "\n").encode())
+    def _round_is_there(self, row: Mapping[str, Any]) -> None:
+        self._newest = max(self._newest, int(row["event"]))
 
     def _plot(self, row: Mapping[str, float | int], step: int, of: str = "") -> None:
         if self._board is None:
@@ -224,15 +223,3 @@ class Recorder:
         if self._board is not None:
             self._board.close()
             self._board = None
-
-
-def _recovered(path: Path) -> list[dict[str, Any]]:
-    """The lines that are there; one that was cut off by a crash is removed."""
-    if not path.exists():
-        return []
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        with replacing(path) as new:
-            new.write_bytes(whole)
-    return [json.loads(line) for line in whole.splitlines()]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -52,15 +55,39 @@ def brought(
     Raises BlobTransferError, OSError; ExportError when two peers exported one name, or a block is
     missing.
     """
-    parts, there = folder / _PARTS, folder.exists()
+    there = folder.exists()
+    with _parts_of(folder) as parts:
+        try:
+            found = transfer(access, lambda blobs: bring_state(blobs, weights, parts, own))
+        except WeightFilesError as error:
+            raise ExportError(str(error)) from None
+        yield found
+        shutil.rmtree(parts)
+    if not there:
+        with suppress(OSError):  # there is something in it
+            folder.rmdir()
+
+
+@contextmanager
+def _parts_of(folder: Path) -> Iterator[Path]:
+    """A folder for parts in an output folder: the one where a call that was cut off goes on, or,
+    while another call has that one (`shoal train` and `shoal resume` of one run export at the same
+    time), a new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)
     try:
-        found = transfer(access, lambda blobs: bring_state(blobs, weights, parts, own))
-    except WeightFilesError as error:
-        raise ExportError(str(error)) from None
-    yield found
-    shutil.rmtree(parts)
-    if not there and not any(folder.iterdir()):
-        folder.rmdir()
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alone = True
+    except OSError:  # somebody has it, or a file system without locks does not tell
+        alone = False
+    try:
+        if alone:
+            yield folder / _PARTS
+        else:
+            with TemporaryDirectory(prefix=f"{_PARTS}-", dir=folder) as name:
+                yield Path(name) / "files"
+    finally:
+        os.close(held)
 
 
 def write(

@@ -12,12 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -253,6 +256,23 @@ def test_a_torn_line_is_written_again(tmp_path: Path) -> None:
     again.close()
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(r["step"], r["tokens_per_s"]) for r in rows] == [(0, 200.0), (1, 200.0)]
+
+
+@given(turns=st.lists(st.integers(0, 2), max_size=30))
+def test_a_step_is_written_once_however_many_follow_a_run_in_one_folder(turns: list[int]) -> None:
+    with TemporaryDirectory() as name:
+        followers = [Recorder(Path(name)) for _ in range(3)]
+        at = [0, 0, 0]
+        for who in turns:
+            followers[who].add(step(0, at[who]).step)
+            followers[who].add(step(0, at[who]).step, replica=1)
+            at[who] += 1
+        for follower in followers:
+            follower.close()
+        path = Path(name) / "metrics.jsonl"
+        lines = path.read_text().splitlines() if turns else []
+        rows = [(row.get("replica"), row["step"]) for row in map(json.loads, lines)]
+    assert rows == [(replica, n) for n in range(max(at)) for replica in (None, 1)]
 
 
 def test_a_diverged_loss_is_null_in_json(tmp_path: Path) -> None:

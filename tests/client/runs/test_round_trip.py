@@ -154,6 +154,10 @@ async def test_the_state_dict_comes_back_exactly(lab: Lab) -> None:  # noqa: F81
         found.run.load_into(again)
         found.agrees(found.held_out(again))
         found.agrees(found.run.evaluate(Net())["loss"])
+        with found.run._brought() as first:  # as another process with the same folder does
+            assert load_file(found.run.export()).keys() == state.keys()
+            assert all(torch.equal(first[name], weights[name]) for name in state)
+        assert not list(found.run.folder.glob(".parts*"))
         resumed = found.client.go_on(
             str(found.run.folder), ["train.steps=4"], to=lab.folder / "more"
         )

@@ -1,0 +1,57 @@
+"""A file of JSON lines that several processes append to, such as followers of one run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from ...net.finite import finite
+from ...net.surroundings import write_whole
+
+__all__ = ["RowFile"]
+
+
+class RowFile:
+    """Rows of a file, each written once, whoever writes it.
+
+    `seen` gets each row of the file once, in order, those of other processes too: what was there at
+    the beginning, and before each `add` what came since. Raises OSError.
+    """
+
+    def __init__(self, path: Path, seen: Callable[[dict[str, Any]], None]) -> None:
+        self.path = path
+        self._seen = seen
+        self._read_bytes = 0
+        if path.exists():
+            with path.open("ab+", buffering=0) as file:
+                self._lock_and_read(file)
+
+    def add(self, row: Mapping[str, Any], wanted: Callable[[], bool]) -> bool:
+        """Append a row if it is still wanted when all others are known; return whether it was."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab+", buffering=0) as file:
+            self._lock_and_read(file)
+            if not wanted():
+                return False
+            line = (json.dumps(finite(row)) + "\n").encode()
+            write_whole(file, line, self.path)
+            self._read_bytes += len(line)
+            return True
+
+    def _lock_and_read(self, file: IO[bytes]) -> None:
+        """Lock an open file until it is closed, and read what is new. A line that a crash cut off
+        is removed."""
+        with suppress(OSError):  # a file system without locks: a row of two followers may be double
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(self._read_bytes)
+        data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole != data:
+            file.truncate(self._read_bytes + len(whole))
+        self._read_bytes += len(whole)
+        for line in whole.splitlines():
+            self._seen(json.loads(line))
