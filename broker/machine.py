@@ -145,7 +145,7 @@ class BrokerMachine:
             registry.all_changing(registry.replicas())
             self._seen = self.members.version
         for replica in registry.changed.values():
-            out += replica.keeping.look(registry.is_wanted, now)
+            out += replica.keeping.look(lambda: self.placing.hopeful(registry.replicas(), now), now)
             out += replica.losses.hand_over(now)
         out += self.data.advance(registry.changed.values(), now)
         out += self.probing.advance(self.members, now)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from ..proto.broker_pb2 import WAITING, Formation, RunEvent, RunSpec
+from ..proto.broker_pb2 import Formation, RunEvent, RunSpec
 from .events import Publish, ReplicaId, RunId
 from .journal.decided import DurableState
-from .membership.member import Member
 from .membership.membership import Membership
 from .records.space import outnumbered
 from .records.submitted import run_of
@@ -56,11 +55,6 @@ class RunRegistry:
     def replicas(self) -> list[Replica]:
         """All of them, those of ended runs too."""
         return [replica for run in self.runs.values() for replica in run.replicas]
-
-    def is_wanted(self, member: Member) -> bool:
-        """Whether a replica waits that a free peer could be planned for."""
-        waiting = (r.record for r in self.replicas() if r.record.phase == WAITING)
-        return any(not record.paused and record.run.suits(member) for record in waiting)
 
     def all_changing(self, replicas: Iterable[Replica]) -> list[Replica]:
         """The same, as something is about to happen to all of them."""

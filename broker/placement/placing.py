@@ -45,11 +45,12 @@ from ..events import (
 from ..links.probing import Probing
 from ..membership.member import Member, dial
 from ..membership.membership import Membership
+from ..records.submitted import SubmittedRun
 from ..rounds.pairs.measuring import tournament
 from ..rounds.segments import Replicated, meeting
 from ..runs.replica import Replica
 from ..runs.run import Run
-from .bad_plan import bad_plan, not_outlined
+from .bad_plan import bad_formation, bad_plan, not_outlined
 from .datasets import lacks_data
 from .shares import shared
 from .waiting import Offered, PlanShortage, WaitReason, by_hand, consider, in_order, suited
@@ -132,13 +133,13 @@ class PoolScheduler:
                 out += life.waits("queue", text, now)
             elif isinstance(verdict := self._consider(replica, now), WaitReason):
                 out += life.waits(verdict.code, verdict.reason, now)
-                out += [*self._wakes(replica, now), *self._reclaimed(replicas, now)]
+                out += [*self._wakes(replica, now), *self._reclaimed(replica, replicas, now)]
                 ahead = replica if verdict.blocks else None
             elif self._nothing_new(replica, _over(replica, replicas, verdict)):
                 lack = self._lacks[replica.id]
                 waits = lack.waits(suited(replica, self.members, now))
                 out += life.waits(waits.code, waits.reason, now)
-                out += [*self._wakes(replica, now), *self._reclaimed(replicas, now)]
+                out += [*self._wakes(replica, now), *self._reclaimed(replica, replicas, now)]
                 ahead = replica if waits.blocks else None
             elif self.planning is not None:
                 out += life.waits("queue", f"waits for the plan of run {self.planning}", now)
@@ -153,6 +154,22 @@ class PoolScheduler:
                 ahead = replica
         return out
 
+    def hopeful(self, replicas: Sequence[Replica], now: float) -> list[SubmittedRun]:
+        """Runs that wait, and can be planned once peers that only keep copies are in the pool.
+        Others have no use for these yet, however long they wait."""
+        lent = {m.id for m in self.members.members.values() if m.state == "draining"}
+        lent |= {p for r in replicas for p in r.only_keep}
+        found: list[SubmittedRun] = []
+        for replica in in_order(r for r in replicas if r.record.phase == WAITING):
+            if replica.record.paused or self.draining:
+                continue
+            verdict = consider(replica, self.members, now, lent)
+            if isinstance(verdict, Offered) and not self._nothing_new(replica, verdict.members):
+                found.append(replica.run)
+            elif isinstance(verdict, WaitReason) and verdict.blocks:
+                break
+        return found
+
     def _wakes(self, replica: Replica, now: float) -> list[Instruction]:
         """Looks again when a peer that is left out for a fault may be asked."""
         until = replica.context.suspects.first_back(now)
@@ -161,8 +178,13 @@ class PoolScheduler:
         self._wake_at = min(self._wake_at, until)
         return [SetTimer("plan", self._wake_at)]
 
-    def _reclaimed(self, replicas: Iterable[Replica], now: float) -> list[Instruction]:
-        """Peers that only keep snapshots for other runs come back to the pool."""
+    def _reclaimed(
+        self, replica: Replica, replicas: Sequence[Replica], now: float
+    ) -> list[Instruction]:
+        """Peers that only keep snapshots for others come back to the pool, where it can begin
+        then."""
+        if not any(run is replica.run for run in self.hopeful(replicas, now)):
+            return []
         return [i for r in replicas if r.record.active for i in r.give_up_warm(now)]
 
     def _nothing_new(self, replica: Replica, members: Sequence[Member]) -> bool:
@@ -248,7 +270,7 @@ class PoolScheduler:
         for made in event.plans:
             if (instead := self._unusable(first, made, now)) is not None:
                 return instead
-        if problem := _bad_formation(first, event):
+        if problem := bad_formation(first, event):
             return first.lifecycle.fail("plan", f"the formation cannot be used: {problem}", now)
         pairs, turns = _pairs_formed(first, event)
         if (instead := self._measured_first(first, event, pairs, turns, now)) is not None:
@@ -371,28 +393,6 @@ def _over(replica: Replica, replicas: Sequence[Replica], verdict: Offered) -> Se
     if replica.context.forms:
         return verdict.members
     return shared(replica, replicas, verdict.members)
-
-
-def _bad_formation(first: Replica, event: ReplicasFormed) -> str:
-    """Why a run cannot begin with what a planner formed; empty: it can."""
-    needs, plans = first.run.requirements, event.plans
-    if not plans:
-        return "" if needs.undecided and event.formation.kind == "allreduce" else "it has no plan"
-    if event.formation.kind != "local" or len(event.formation.replicas) != len(plans):
-        count, kind = len(event.formation.replicas), event.formation.kind
-        return f'it has {len(plans)} plans for {count} replicas of kind "{kind}"'
-    if not needs.undecided and len(plans) != needs.replicas:
-        return f"it has {len(plans)} replicas, the run {needs.replicas}"
-    spec = first.run.spec
-    if any(
-        len(made.plan.routes) * len(plans) != spec.microbatches
-        or made.plan.microbatch_size != spec.microbatch_size
-        for made in plans
-    ):
-        return f"its plans do not share the {spec.microbatches} microbatches of a step"
-    if len({p for made in plans for p in made.plan.peers}) < sum(len(m.plan.peers) for m in plans):
-        return "a peer is in two replicas"
-    return ""
 
 
 def _dropped(event: PlanReady | ReplicasFormed | PlanFailed, why: str) -> Log:

@@ -56,17 +56,19 @@ def in_order(replicas: Iterable[Replica], last: Container[str] = ()) -> list[Rep
     )
 
 
-def consider(replica: Replica, members: Membership, now: float) -> Offered | WaitReason:
-    """Whether the pool has what a run needs."""
+def consider(
+    replica: Replica, members: Membership, now: float, lent: Container[PeerId] = ()
+) -> Offered | WaitReason:
+    """Whether the pool has what a run needs, or would have with the peers that are `lent`."""
     if (short := _without_spares(replica, members, now)) is not None:
         return short
     if replica.run.requirements.wanted:
-        verdict = by_hand(replica, members)
+        verdict = by_hand(replica, members, lent)
         # Once it has begun, a peer that is gone is not waited for.
         if not replica.record.term or isinstance(verdict, Offered) or verdict.blocks:
             return verdict
     able = suited(replica, members, now)
-    free = tuple(m for m in able if m.state == "pool")
+    free = tuple(m for m in able if m.state == "pool" or m.id in lent)
     resting = [m for m in able if m.state == "resting"]
     need, replicas, joined = _least(replica), _together(replica), len(members.members)
     steady = tuple(m for m in free if replica.steady(m, now))
@@ -155,8 +157,10 @@ def resolve(wanted: PeerId, members: Membership) -> list[Member]:
     return [m for m in members.members.values() if m.profile.name == wanted]
 
 
-def by_hand(replica: Replica, members: Membership) -> Offered | WaitReason:
-    """Whether the pool has the peers that a hand-written plan names."""
+def by_hand(
+    replica: Replica, members: Membership, lent: Container[PeerId] = ()
+) -> Offered | WaitReason:
+    """Whether the pool, and what is `lent`, has the peers that a hand-written plan names."""
     found: list[Member] = []
     problems: list[str] = []
     blocks = True
@@ -164,7 +168,7 @@ def by_hand(replica: Replica, members: Membership) -> Offered | WaitReason:
         named = resolve(wanted, members)
         if len(named) == 1 and replica.run.suits(named[0]) and named[0] not in found:
             found.append(named[0])
-            if named[0].run is not None:
+            if named[0].run is not None and named[0].id not in lent:
                 problems.append(f"{wanted} works for run {named[0].run}")
             elif named[0].closed is not None:
                 problems.append(f"{wanted} rests: {named[0].closed.text}")

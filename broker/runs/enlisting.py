@@ -3,7 +3,8 @@ gone.
 
 - A plan says who keeps copies when its term begins. From then on a free peer is given the part of a
   keeper in the same term, and holders are told of it: nobody's training stops for that.
-- None is taken that a waiting replica could be planned with.
+- None is taken for whom a waiting replica would begin, now or with the peers that keep copies.
+  One that could not begin even so leaves them all alone, and they come back once it could.
 - Who keeps what is no more than the broker's memory, as is where copies lie: after a restart of the
   broker such a keeper is told to leave, as any peer that nobody awaits, and is asked again then.
 """
@@ -11,7 +12,7 @@ gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...dag.plan.plan import PeerId, SnapshotKeeper
@@ -20,7 +21,8 @@ from ...dag.schedule.slices import PlanSlices
 from ...proto.broker_pb2 import DialOrder
 from ...proto.common_pb2 import Reason
 from ..events import Instruction
-from ..membership.member import Member, dial
+from ..membership.member import dial
+from ..records.submitted import SubmittedRun
 from ..snapshots.keepers import choose_keepers
 from .context import ReplicaContext
 from .snapshots import ReplicaSnapshots
@@ -42,10 +44,10 @@ class KeeperSearch:
         self._again_at = math.inf
         """When a peer that is left out for a fault may be asked."""
 
-    def look(self, wanted: Callable[[Member], bool], now: float) -> list[Instruction]:
+    def look(self, hopeful: Callable[[], Sequence[SubmittedRun]], now: float) -> list[Instruction]:
         """Has free peers keep copies where fewer do than the job asks for; one at least while a
-        holder leaves whose copies nobody could keep. `wanted`: whether a waiting replica could be
-        planned with a free peer."""
+        holder leaves whose copies nobody could keep. `hopeful`: runs that wait and may begin
+        with free peers."""
         context, plan = self._context, self._context.plan
         run, members, suspects = context.run, context.members, context.suspects
         if not self._record.running or plan is None or not run.takes_snapshots or context.away:
@@ -64,7 +66,8 @@ class KeeperSearch:
         if len(here) >= wish:
             return []
         spares = [m for m in context.spares(plan.peers) if not suspects.out(m.id, now)]
-        free = [m for m in spares if not wanted(m)]
+        waiting = hopeful() if spares else ()
+        free = [m for m in spares if not any(run.suits(m) for run in waiting)]
         if len(free) < len(spares):  # until they are not wanted any more
             self._again_at = min(self._again_at, now + _AGAIN_S)
         if not free:

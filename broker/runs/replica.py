@@ -3,6 +3,7 @@ ledger of steps; its own snapshots and recovery."""
 
 from __future__ import annotations
 
+from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import RUNNING, WAITING, PeerMessage, SnapshotReport
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, ReplicaId
@@ -100,13 +101,17 @@ class Replica:
         out = self.snapshots.reported(member, report, now)
         return out + self.lifecycle.finish_export(now)
 
+    @property
+    def only_keep(self) -> tuple[PeerId, ...]:
+        """Peers that have no part in it but to keep copies, and can be given up."""
+        plan = self.context.plan if self.record.phase == RUNNING else None
+        return () if plan is None else tuple(p for p in plan.warm if self.context.mine(p))
+
     def give_up_warm(self, now: float) -> list[Instruction]:
         """Another run has work for its keepers. Holders keep each other's snapshots from here
         on."""
-        if self.context.plan is None or self.record.phase != RUNNING:
-            return []
         reason = Reason(code="released", text="another run has work for it")
-        out = self.context.release(self.context.plan.warm, reason, now)
+        out = self.context.release(self.only_keep, reason, now)
         return out + self.snapshots.order(now) if out else out
 
     def steady(self, member: Member, now: float) -> bool:

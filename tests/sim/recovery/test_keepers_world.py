@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shoal.broker.validate import validate
 from shoal.job import Job
+from shoal.proto.broker_pb2 import WAITING
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.virtual.world import PeerSpec, World
@@ -34,16 +35,18 @@ MOMENTS = st.lists(
 )
 
 
+def job_of(stages: int, **tables: Any) -> Job:
+    """One that goes on for as long as it is looked at."""
+    train = JOB["train"] | {"steps": 100_000, "eval_every": 0}
+    plan = {"stages": stages, "pipelines": 1, "replan": False}
+    return Job.from_table(JOB | {"name": f"kept {stages}", "train": train, "plan": plan} | tables)
+
+
 class Play:
     """A run of `stages` holders that goes on for as long as it is looked at."""
 
     def __init__(self, laboratory: Any, stages: int, **tables: Any) -> None:
-        train = JOB["train"] | {"steps": 100_000, "eval_every": 0}
-        plan = {"stages": stages, "pipelines": 1, "replan": False}
-        job = Job.from_table(
-            JOB | {"name": f"kept {stages}", "train": train, "plan": plan} | tables
-        )
-        lab = laboratory(job)
+        lab = laboratory(job_of(stages, **tables))
         specs = [PeerSpec(name=f"p{i}", flops_per_s=2e6) for i in range(stages)]
         self.world: World = lab.world(specs, device=Ghosts(), log=False)
         self.monitor, self.stages, self.next = Monitor(self.world), stages, stages
@@ -139,3 +142,26 @@ def test_whoever_is_there_for_a_while_keeps_what_was_done(
         played.lose("kill")
 
     play()
+
+
+def test_a_run_keeps_its_copies_while_another_waits_that_could_not_begin(
+    laboratory: Any, plans_once: None
+) -> None:
+    """With fewer peers than the other needs, a free one keeps; with enough, the other begins."""
+    played = Play(laboratory, 1)
+    other = played.world.submit(laboratory(job_of(3)).spec)
+    played.join()
+    played.wait(4 * SET_S)
+    assert played.machine.replica(other).record.phase == WAITING
+    played.lose("kill")
+    played.wait(2 * SET_S)
+    played.lose("leave")
+    played.join()
+    played.wait(SET_S)
+    assert played.machine.replica(other).record.phase == WAITING
+    waiting = played.machine.replica(other).record
+    played.join()
+    played.join()
+    played.monitor.until(lambda: waiting.running)
+    assert played.record.running
+    assert not set(waiting.peers) & set(played.record.peers)
