@@ -122,7 +122,7 @@ class MetPairs(_message.Message):
     def __init__(self, replicas: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicaKept(_message.Message):
-    __slots__ = ("state", "plan", "report", "peaks", "checkpoints", "renamed", "local", "interrupted")
+    __slots__ = ("state", "plan", "report", "peaks", "checkpoints", "renamed", "local", "interrupted", "holders")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class ReplicaKept(_message.Message):
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     state: _broker_pb2.ReplicaState
     plan: _broker_pb2.Plan
     report: _broker_pb2.PlanReport
@@ -139,7 +140,26 @@ class ReplicaKept(_message.Message):
     renamed: _containers.RepeatedCompositeFieldContainer[RenamedSince]
     local: _containers.RepeatedScalarFieldContainer[str]
     interrupted: int
-    def __init__(self, state: _Optional[_Union[_broker_pb2.ReplicaState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., local: _Optional[_Iterable[str]] = ..., interrupted: _Optional[int] = ...) -> None: ...
+    holders: _containers.RepeatedCompositeFieldContainer[HoldersOfTerm]
+    def __init__(self, state: _Optional[_Union[_broker_pb2.ReplicaState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., local: _Optional[_Iterable[str]] = ..., interrupted: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[HoldersOfTerm, _Mapping]]] = ...) -> None: ...
+
+class HoldersOfTerm(_message.Message):
+    __slots__ = ("term", "holders")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    holders: _containers.RepeatedCompositeFieldContainer[HolderKept]
+    def __init__(self, term: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[HolderKept, _Mapping]]] = ...) -> None: ...
+
+class HolderKept(_message.Message):
+    __slots__ = ("holder", "spans", "keepers")
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    KEEPERS_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    spans: _containers.RepeatedCompositeFieldContainer[_broker_pb2.Span]
+    keepers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, holder: _Optional[str] = ..., spans: _Optional[_Iterable[_Union[_broker_pb2.Span, _Mapping]]] = ..., keepers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenamedSince(_message.Message):
     __slots__ = ("term", "holders")

@@ -27,6 +27,7 @@ from ...proto.common_pb2 import Reason
 from ...proto.journal_pb2 import RenamedSince, ReplicaKept
 from ..membership.member import Member
 from ..snapshots.checkpoints import Checkpoints
+from ..snapshots.places import SnapshotPlaces
 from .steps import StepLedger
 from .submitted import SubmittedRun, replica_id
 
@@ -71,6 +72,7 @@ class ReplicaRecord:
             0 if apart else output.every, output.keep, 0 if apart else run.spec.resumed.step
         )
         self._begins_at = 0 if apart else run.spec.resumed.step
+        self.places = SnapshotPlaces()
         self.names: dict[int, dict[PeerId, PeerId]] = {}
         """By term, who took whose place since then."""
 
@@ -177,6 +179,10 @@ class ReplicaRecord:
                 self.term, self.interrupted = event.term, 0
                 self.local = tuple(event.local)
                 self._plan(event.plan, event.report, planned)
+                assert self.plan is not None
+                self.places.begin(self.term, self.plan)
+            case "note":
+                self.places.keep(event.term, event.keepers)
             case "state":
                 state = event.state.replicas[self.number]
                 begins = state.phase == RUNNING != self.phase
@@ -236,6 +242,7 @@ class ReplicaRecord:
             interrupted=self.interrupted,
             renamed=names,
             local=self.local,
+            holders=self.places.kept(),
         )
 
     def restore(self, kept: ReplicaKept, steps: Iterable[tuple[StepDone, float]]) -> None:
@@ -250,6 +257,9 @@ class ReplicaRecord:
             return
         self.local = tuple(kept.local)
         self._plan(kept.plan, kept.report)
+        assert self.plan is not None
+        self.places.begin(self.term, self.plan)  # of a journal that does not say it
+        self.places.restore(kept.holders)
         if self.phase in (RUNNING, EXPORTING) or kept.state.step:
             self.ledger = self._ledger(kept.state.step, 0.0)
             self.ledger.held(kept.peaks)

@@ -215,7 +215,11 @@ class ReplicaContext:
 
     def welcomes_nobody(self) -> None:
         """A new term begins, or none."""
-        for peer in self.welcome:
+        self.unwelcome(self.welcome)
+
+    def unwelcome(self, peers: Iterable[PeerId]) -> None:
+        """These have no part any more to come back with."""
+        for peer in peers:
             holding = self.members.expected.get(peer)
             if holding is not None and holding.run == self.record.id:
                 del self.members.expected[peer]

@@ -7,6 +7,7 @@ gone.
   One that could not begin even so leaves them all alone, and they come back once it could.
 - Who keeps what is no more than the broker's memory, as is where copies lie: after a restart of the
   broker such a keeper is told to leave, as any peer that nobody awaits, and is asked again then.
+  That it may have copies is kept (`broker/snapshots/places.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import replace
 from ...dag.plan.plan import PeerId, SnapshotKeeper
 from ...dag.plan.report import PlanWithReport
 from ...dag.schedule.slices import PlanSlices
-from ...proto.broker_pb2 import DialOrder
+from ...proto.broker_pb2 import DialOrder, Keeper, RunEvent
 from ...proto.common_pb2 import Reason
 from ..events import Instruction
 from ..membership.member import dial
@@ -92,7 +93,9 @@ class KeeperSearch:
             return []
         plan = context.term.plan = replace(before, keepers=keepers)
         reason = Reason(code="released", text="another peer keeps the copies")
-        out = context.release([p for p in parts if p not in context.parts], reason, now)
+        gone = [p for p in parts if p not in context.parts]
+        out = context.release(gone, reason, now)
+        context.unwelcome(gone)  # after a restart the broker may still wait for one of them
         own: dict[PeerId, DialOrder] = {}
         others: dict[PeerId, list[DialOrder]] = {p: [] for p in new}
         for k in keepers:
@@ -113,4 +116,6 @@ class KeeperSearch:
             out += members.assign(member, self._record.id)
             out.append(tell_part(context, member, base, slices.of(peer), others[peer]))
         text = f"copies of its snapshots are kept by {context.labels(new)} from here on"
-        return [*out, *context.note(text, now), *self._snapshots.kept_by(own, now)]
+        keep = [Keeper(holder=k.holder, peer=k.peer) for k in keepers]
+        out.append(context.publish(RunEvent(note=text, keepers=keep), now))
+        return [*out, *self._snapshots.kept_by(own, now)]

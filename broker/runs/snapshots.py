@@ -160,7 +160,7 @@ class ReplicaSnapshots:
     def reported(self, member: Member, report: SnapshotReport, now: float) -> list[Instruction]:
         """What became of one at a peer, now or in an earlier term."""
         snapshot, record = report.snapshot, self._record
-        if problem := self._odd(snapshot):
+        if problem := self._odd(snapshot) or record.places.problem(member.id, snapshot):
             return [self._context.ignored("snapshot", member, problem)]
         asked = (snapshot.term, snapshot.round) == (record.term, self._of_round)
         own = asked and snapshot.holder == member.id
@@ -206,16 +206,6 @@ class ReplicaSnapshots:
             return f"a snapshot of term {snapshot.term}: the run is in term {record.term}"
         if not 0 < snapshot.step <= record.steps:
             return f"a snapshot after {snapshot.step} of {record.steps} steps"
-        if not snapshot.holder or clean(snapshot.holder, 128) != snapshot.holder:
-            return "a snapshot of nobody"
-        spans = [(s.start, s.stop) for s in snapshot.spans]
-        its = self._context.term.spans.get(PeerId(snapshot.holder), [])
-        if snapshot.term == record.term and spans != its:
-            return f"a snapshot of {snapshot.holder} with other stages than the plan gives it"
-        before = [0, *(stop for _, stop in spans)]
-        ordered = all(a <= b < c for a, (b, c) in zip(before, spans, strict=False))
-        if not spans or not ordered or before[-1] > self._operators:
-            return f"a snapshot without stages, or not of {self._operators} operators in order"
         return ""
 
     # ------------------------------------------------------------ orders

@@ -1,8 +1,10 @@
-"""When a run takes snapshots, who keeps copies of them, and which of them make a complete set."""
+"""When a run takes snapshots, who keeps copies of them, where they may lie, and which of them make
+a complete set."""
 
 __all__ = [
     "cadence",
     "checkpoints",
     "keepers",
+    "places",
     "sets",
 ]

@@ -301,15 +301,16 @@ def test_what_cannot_be_a_snapshot_is_not_remembered(world, change) -> None:
 
 def test_who_keeps_snapshots_of_a_run_that_has_ended_may_drop_them(world) -> None:
     run = with_a_set(world)
-    world.join("d")
-    held(world, "d", snapshot(run, 1, "a", 0))
+    world.close("a")  # c has its part
+    world.join("a")
+    held(world, "a", snapshot(run, 1, "a", 0))
     out = world.cancel(run)
-    assert world.kinds(out, "d") == ["snapshot"]
-    assert world.told(out, "d")[0].snapshot.needed > 9
+    assert world.kinds(out, "a") == ["snapshot"]
+    assert world.told(out, "a")[0].snapshot.needed > 9
     assert world.kinds(out, "c") == ["leave"], "which says the same"
     assert not world.told(out, "c")[0].leave.goes_on
-    out = held(world, "d", snapshot(run, 2**64 - 1, "a", 0))
-    assert world.told(out, "d")[0].snapshot.needed == 2**64 - 1
+    out = held(world, "a", snapshot(run, 2**64 - 1, "a", 0))
+    assert world.told(out, "a")[0].snapshot.needed == 2**64 - 1
 
 
 def test_a_keeper_that_refuses_copies_is_replaced_and_the_user_hears_of_it(world) -> None:
@@ -343,3 +344,26 @@ def test_a_keeper_that_refuses_and_has_no_substitute_is_told_of_too(world) -> No
     )
     (note,) = (e.note for e in world.published(out))
     assert "Nobody else can" in note
+
+
+def test_a_keeper_in_whose_place_another_came_after_a_restart_has_no_part_to_come_back_to(
+    world,
+) -> None:
+    run = with_a_set(world)
+    world.restart()
+    for peer in "ab":
+        world.join(peer, holding={"run": run, "term": 1, "step": 1})
+    world.join("d")
+    assert world.machine.replica(run).context.plan.warm == ("d",)
+    world.join("c", holding={"run": run, "term": 1, "step": 1})
+    assert world.machine.members.members["c"].state == "draining"
+    # Both may have copies: the one has one already, and the other gets one.
+    for keeper in "cd":
+        held(world, keeper, snapshot(run, 1, "a", 0))
+        assert keeper in world.machine.replica(run).snapshots.sets.peers
+    world.restart()
+    for peer in "abcd":
+        world.join(peer)
+        held(world, peer, snapshot(run, 1, "a", 0))
+        mine = world.machine.replica(run).snapshots.sets.peers
+        assert peer in mine
