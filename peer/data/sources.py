@@ -179,14 +179,18 @@ def _text(source: str) -> bytes:
 
 
 def _files(source: str) -> list[Path]:
-    """The files of a path or a glob on this machine."""
+    """The files of a path or a glob on this machine, each once however many links lead to it: a
+    copy could be held out and trained on."""
     found = matching(source)
     if len(found) == 1 and found[0].is_dir():
         raise DataError(f"{source} is a folder: give a glob such as {source}/**/*.txt")
-    files = [path for path in found if path.is_file()]
+    files: dict[Path, Path] = {}
+    for path in found:
+        if path.is_file():
+            files.setdefault(path.resolve(), path)
     if not files:
         raise DataError(f"no file matches {source}: expected a path or a glob of text files")
-    return files
+    return [*files.values()]
 
 
 def matching(source: str) -> list[Path]:
@@ -271,9 +275,21 @@ def _tokens(source: str) -> _Array:
         ids = _load(source)
     else:
         ids = next(iter(_read_arrays(source, []).values()))
+    if ids.size != max(ids.shape, default=1):
+        raise DataError(
+            f"{source} has shape {ids.shape}: expected one row of token ids. A window would begin "
+            "in one row and end in the next: write ids.reshape(-1) if that is meant; for rows that "
+            'are samples take kind = "arrays", with inputs and targets of their own'
+        )
     ids = ids.reshape(-1)
-    if ids.dtype.kind not in "iu" or (len(ids) and (ids.min() < 0 or ids.max() >= 2**31)):
+    if ids.dtype.kind not in "iu":
         raise DataError(f"{source} has dtype {ids.dtype}: expected token ids in [0, 2^31)")
+    if len(ids) and (ids.min() < 0 or ids.max() >= 2**31):
+        wrong = np.flatnonzero((ids < 0) | (ids >= 2**31))  # no value: the data may be private
+        raise DataError(
+            f"{source}: {len(wrong)} of {len(ids)} items are no ids, the first is item {wrong[0]}: "
+            "expected token ids in [0, 2^31)"
+        )
     small = not len(ids) or ids.max() < 2**16
     return ids.astype(np.uint16 if small else np.int32)
 

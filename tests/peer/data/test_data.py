@@ -254,6 +254,8 @@ def test_a_shard_of_another_size_is_refused(text):
         ({"kind": "tokens", "source": "{dir}/t.txt"}, "ends in .npz"),
         ({"kind": "tokens", "source": "{dir}/f.npy"}, "expected token ids"),
         ({"kind": "tokens", "source": "{dir}/t.npy"}, "no file"),
+        ({"kind": "tokens", "source": "{dir}/rows.npy"}, "shape \\(4, 9\\): expected one row"),
+        ({"kind": "tokens", "source": "{dir}/neg.npy"}, "2 of 50 items are no ids.* is item 48:"),
         ({"kind": "arrays", "source": "{dir}/a.npz"}, "no array 'y', it has \\['o', 'x', 'z'\\]"),
         ({"kind": "arrays", "source": "{dir}/a.npz", "targets": "z"}, "'z' has 3 samples"),
         ({"kind": "arrays", "source": "{dir}/a.npz", "targets": "o"}, "dtype <?U?|no numpy file"),
@@ -265,6 +267,8 @@ def test_unusable_data_is_named(tmp_path, settings, message):
     for name in ("t.txt", "t.npz", "t.safetensors"):
         (tmp_path / name).write_bytes(b"not numpy at all " * 20)
     np.save(tmp_path / "f.npy", np.ones(50))
+    np.save(tmp_path / "rows.npy", np.ones((4, 9), np.int64))
+    np.save(tmp_path / "neg.npy", np.where(np.arange(50) < 48, 7, -1))
     np.savez(tmp_path / "a.npz", x=np.ones((4, 2)), z=np.ones(3), o=np.array(["a"] * 4))
     settings = {
         k: v.replace("{dir}", str(tmp_path)) if isinstance(v, str) else v
@@ -272,6 +276,25 @@ def test_unusable_data_is_named(tmp_path, settings, message):
     }
     with pytest.raises(DataError, match=message):
         resolve(tmp_path / "b", **settings)
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 1), (1, 50)])
+def test_one_row_of_ids_is_taken_however_it_lies(tmp_path, shape):
+    np.save(tmp_path / "t.npy", np.ones(shape, np.int64))
+    manifest, _ = resolve(tmp_path / "b", kind="tokens", source=str(tmp_path / "t.npy"), length=8)
+    assert manifest.total == 50
+
+
+def test_a_file_counts_once_however_many_links_lead_to_it(tmp_path):
+    folder = tmp_path / "books"
+    (folder / "more").mkdir(parents=True)
+    (folder / "a.txt").write_bytes(b"a" * 40)
+    (folder / "more" / "b.txt").write_bytes(b"b" * 30)
+    (folder / "again").symlink_to(".")  # a circle
+    (folder / "copy.txt").symlink_to("a.txt")
+    manifest, paths = resolve(tmp_path / "b", source=str(folder / "**/*.txt"), length=8)
+    content = b"".join(paths[shard.hash].read_bytes() for shard in manifest.shards)
+    assert sorted(content) == sorted(b"a" * 40 + b"b" * 30)
 
 
 def test_passes_and_tokens_become_steps(text, arrays):
