@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
 from ...dag.analysis.lookups import beyond
+from ...dag.capture.capture import refuse_hooks
 from ...dag.ir.graph import Graph
 from ...dag.ir.recipe import Recipe
 from ...job import LIVE, Job
@@ -186,7 +187,9 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> ModelOu
 def capturable(found: ModelOutline, job: Job) -> nn.Module:
     """The module of an outline as it is captured, on the CPU; a live one is copied and stays as it
     is. One of at most SMALL bytes gets its values, so that it can be tried; parameters of a larger
-    one are fake: they have shape, dtype and place, and no values. Raises ModelError."""
+    one are fake: they have shape, dtype and place, and no values. Raises ModelError, and
+    CaptureError for hooks on what gets other tensors here."""
+    refuse_hooks(found.module)
     if found.recording is None:
         return on_cpu(found.module)
     try:

@@ -39,7 +39,7 @@ from .repeat import DifferError, repeated
 from .trace import same_in_eval
 from .value_proof import Samples, prove_values
 
-__all__ = ["CaptureError", "Captured", "capture"]
+__all__ = ["CaptureError", "Captured", "capture", "refuse_hooks"]
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def capture(
     """
     batch = _batch_of(inputs)
     _refuse_kinds(module)
-    _refuse_hooks(module)
+    refuse_hooks(module)
     with PythonState(module, loss).restored(), in_mode(module, train=True):
         names = _names(module, named)
         known = _tensors(module, named)
@@ -261,8 +261,9 @@ def _refuse_kinds(module: nn.Module) -> None:
             )
 
 
-def _refuse_hooks(module: nn.Module) -> None:
-    """A hook that changes gradients is Python that no peer runs."""
+def refuse_hooks(module: nn.Module) -> None:
+    """Raise CaptureError for a hook that changes gradients, which is Python that no peer runs. One
+    on a parameter is lost where that is given another tensor: look before."""
     hooked = [
         f"parameter {n!r}"
         for n, p in module.named_parameters()

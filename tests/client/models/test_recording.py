@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from torch.nn import init
 
 import shoal
+from shoal.client.models import models
+from shoal.client.models.factories import factory_of
 from shoal.client.models.initialise import recording_of
 from shoal.client.models.recorded import recipe_of
 from shoal.client.models.recording import record
+from shoal.dag.ir.capture_errors import CaptureError
+from shoal.job import Job
 
 
 class Holder(nn.Module):
@@ -264,3 +268,33 @@ def test_recording_takes_no_memory_for_weights():
     found, others, _ = recipe_of(module, init_, 0)
     assert len(found.tensors) == 32
     assert not others
+
+
+HOOKED = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.a = nn.Linear(width, width)
+
+def make(how, width):
+    module = Net(width)
+    getattr(module.a.weight, how)(lambda tensor: None)
+    return module
+"""
+
+
+@pytest.mark.parametrize("how", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("width", [4, 5000])  # a large one is captured without values
+@pytest.mark.parametrize("live", [False, True])
+def test_a_hook_on_a_parameter_that_gets_another_tensor_is_refused(tmp_path, how, width, live):
+    (tmp_path / "own.py").write_text(HOOKED)
+    model = {"factory": "own.py:make", "args": {"how": how, "width": width}}
+    job = Job(model=model, folder=tmp_path, steps=1)
+    if live:
+        module = shoal.deferred_init(lambda: factory_of(job)())
+        job = Job(model=module, folder=tmp_path, steps=1)
+    found = models.outline(job, print)
+    with pytest.raises(CaptureError, match=r"parameter 'a\.weight' has a backward hook"):
+        models.capturable(found, job)
