@@ -249,8 +249,10 @@ class Lifecycle:
             if spec.HasField("recipe"):
                 weights.recipe.CopyFrom(spec.recipe)
         out: list[Instruction] = [self.context.publish(RunEvent(weights=weights), now)]
-        own = " of its own" if self.context.rounds is not None else ""
-        text = f"{record.committed} steps{own} are done"
+        rounds, steps = self.context.rounds, record.committed
+        if rounds is not None:  # what a replica made by itself is not the run's
+            steps = rounds.committed // spec.microbatches
+        text = f"{steps} steps are done"
         if record.inexact_from:
             text += (
                 f"; not exact from step {record.inexact_from} on: a lost stage was made anew, or "

@@ -3,7 +3,6 @@ has no entry fails at once, and so does an entry whose command is gone."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -13,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
 import pytest
 
@@ -120,10 +121,17 @@ def run(clone: Path, command: str, broker: str = "", **instead: str) -> str:
     return text
 
 
-@pytest.mark.slow
+SIMULATIONS = [
+    pytest.param(command, marks=() if "--list" in command else pytest.mark.slow)
+    for command, how in HOW.items()
+    if how == SIM
+]
+"""All are slow but one, the sample of `.ci/run`."""
+
+
 @pytest.mark.process
 @pytest.mark.timeout(LONG_S)
-@pytest.mark.parametrize("command", [c for c, how in HOW.items() if how == SIM])
+@pytest.mark.parametrize("command", SIMULATIONS)
 def test_a_simulation_of_the_readme_runs(clone: Path, command: str) -> None:
     text = run(clone, command)
     assert "--list" in command or "· OK" in text
@@ -138,12 +146,38 @@ def test_a_plan_over_a_file_is_shown(clone: Path) -> None:
     assert "a step, " in run(clone, command)
 
 
-def ended(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(60)
-    finally:
-        process.kill()
+class Followed:
+    """A program that goes on. Its output is read at once, so that it never waits for its reader."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._left: SimpleQueue[str | None] = SimpleQueue()
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self.lines.append(line)
+                self._left.put(line)
+        self._left.put(None)
+
+    def line(self, pattern: str) -> re.Match[str]:
+        """The next line that has it; fails where the output ends before."""
+        while (line := self._left.get(timeout=LONG_S)) is not None:
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"no line with {pattern} in:\n{''.join(self.lines)}")
+
+    def ended(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(60)
+        finally:
+            self.process.kill()
+        self._reader.join(60)
 
 
 @pytest.mark.slow
@@ -152,37 +186,29 @@ def ended(process: subprocess.Popen[str]) -> None:
 def test_what_is_done_by_hand_runs(clone: Path) -> None:
     """In the README's order, with one broker and one peer; a free port in place of 7077."""
     with ExitStack() as running:
-        broker = started(
-            clone, [*shlex.split("shoal broker"), "--host", "127.0.0.1", "--port", "0"]
-        )
-        running.callback(ended, broker)
-        assert broker.stdout is not None
-        line = next(line for line in broker.stdout if "shoal join " in line)
-        join = line[line.index("shoal join ") :].strip()
-        pasted = re.fullmatch(r"shoal join (\S+) --token (shl1\.\S+)", join)
-        assert pasted, f"the broker's line is not the one that the README shows: {line}"
-        address = pasted[1]
-        peer = started(clone, shlex.split(join))
-        running.callback(ended, peer)
-        assert peer.stdout is not None
-        next(line for line in peer.stdout if "joined" in line)
+
+        def begun(command: str, *more: str, at: str = "") -> Followed:
+            found = Followed(started(clone, [*shlex.split(command), *more], at))
+            running.callback(found.ended)
+            return found
+
+        broker = begun("shoal broker", "--host", "127.0.0.1", "--port", "0")
+        # The line of the README, to its end.
+        join = broker.line(r"(shoal join (\S+) --token shl1\.\S+)$")
+        address = join[2]
+        begun(join[1]).line("joined")
         plan = "shoal plan examples/gpt_bytes.toml --broker 127.0.0.1:7077"
         assert "a step, " in run(clone, plan, **{"127.0.0.1:7077": address})
-        train = started(clone, shlex.split("shoal train examples/gpt_bytes.toml"), address)
-        running.callback(train.kill)
-        number = ""
-        while not number:  # it captures the model first
-            assert train.poll() is None, train.communicate()[0]
-            status = started(clone, shlex.split("shoal status --json"), address)
-            text, _ = status.communicate()
-            if status.returncode:  # a busy broker may not answer in time
-                continue
-            runs = json.loads(text[text.index("{") :])["runs"]
-            number = next((r["run"] for r in runs if r["phase"] == "running"), "")
+        train = begun("shoal train examples/gpt_bytes.toml", at=address)
+        number = train.line(r"^run (r-\S+):")[1]
+        train.line("^step ")
         run(clone, "shoal pause RUN", address, RUN=number)
         assert f"run {number} is done" in run(clone, "shoal resume RUN", address, RUN=number)
-        assert train.wait(LONG_S) == 0
-        assert (clone / "runs" / number / "model.safetensors").is_file()
+        assert train.process.wait(LONG_S) == 0, "".join(train.lines)
+        folder = clone / "runs" / number
+        assert (folder / "model.safetensors").is_file()
+        # Both followed it, in one folder.
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 300
         assert "shl1." in run(clone, "shoal invite --role submitter", address)
         assert "300" in run(clone, "shoal logs RUN", address, RUN=number)
         run(clone, "shoal doctor HOST:7077", **{"HOST:7077": address})

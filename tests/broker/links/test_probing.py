@@ -26,7 +26,7 @@ from shoal.broker.links.links import MAX_AGE_S, LinkBurst
 from shoal.broker.links.probed import LINKS, PROBE_BYTES, SMALLEST_BYTES, Allowance, Landmarks
 from shoal.dag.plan.outline import Outline, StageOutline
 from shoal.dag.plan.plan import PeerId
-from shoal.proto.broker_pb2 import Formation, FormedReplica, Goodbye, LinkReport
+from shoal.proto.broker_pb2 import Availability, Formation, FormedReplica, Goodbye, LinkReport
 from shoal.proto.common_pb2 import Reason
 from shoal.tests.broker.conftest import make_plan, make_spec
 
@@ -411,6 +411,19 @@ def test_a_plan_is_not_refused_when_its_pairs_cannot_be_measured(world):
     again = world.only(serve(world, out, failed), MakePlan)
     world.handle(PlanReady(run, again.version, world.plan(a, b)))
     assert world.machine.replica(run).record.active
+
+
+def test_one_peer_waits_for_no_links(make_world):
+    """Though one of its own is being measured: with a peer that then rests."""
+    world = make_world(probe_s=5.0)
+    world.join("a")
+    world.join("b")
+    resting = Reason(code="paused", text="its owner has paused it")
+    world.say("b", availability=Availability(closed=resting))
+    assert not world.machine.probing.settled(["a"])
+    run, out = world.submit(world.spec())
+    world.only(out, MakePlan)
+    assert "links" not in world.state(run).reason.text
 
 
 def test_replicas_of_saps_measure_the_links_that_it_chooses_among_and_those_of_noloco_do_not(

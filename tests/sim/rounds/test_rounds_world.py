@@ -3,6 +3,8 @@ against plain loops in torch that are fed with what was committed."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from shoal.broker import events as b
@@ -34,6 +36,29 @@ def test_who_is_faster_makes_more_steps_of_a_round(rounds: Rounds) -> None:
     assert steps[1] >= 2 * steps[0]
     assert sum(steps.values()) == 6  # three of the run's, in two halves
     rounds.assert_expected(world, run)
+
+
+def test_an_evaluation_is_waited_for_and_is_no_exchange(rounds: Rounds) -> None:
+    """With it rounds take longer by what it takes; what is called exchange is what it was."""
+    found = []
+    for every in (0, 3):
+        train = {"steps": 12, "eval_every": every, "eval_batches": 2}
+        world, run = rounds.play(sites(2e7, 6e7), train=train)
+        found.append([e.round_done for e in world.events(run) if e.HasField("round_done")])
+    for plain, evaluated in zip(*found, strict=True):
+        assert 0 < plain.exchange_s < plain.seconds
+        assert evaluated.exchange_s == pytest.approx(plain.exchange_s, rel=0.01)
+    assert found[1][1].seconds > found[0][1].seconds + 0.05
+
+
+def test_what_is_said_at_the_end_are_the_steps_of_the_run(rounds: Rounds) -> None:
+    """Each replica makes another number of steps by itself."""
+    world, run = rounds.play(sites(2e7, 6e7))
+    own = Counter(e.replica for e in world.events(run) if e.HasField("step"))
+    state = [e.state for e in world.events(run) if e.HasField("state")][-1]
+    assert state.step == rounds.job.train.steps == 8
+    assert 8 not in own.values()
+    assert state.reason.text == "8 steps are done"
 
 
 def test_a_pipeline_of_weak_peers_stands_beside_a_strong_one(rounds: Rounds) -> None:

@@ -44,6 +44,13 @@ def test_files_become_one_trace_by_time_and_under_names(tmp_path: Path) -> None:
     assert [s.kind for s in gather([one, other], 100.0).spans][-1] == "update"
 
 
+def test_a_trace_has_all_replicas_of_its_run_and_of_no_other(tmp_path: Path) -> None:
+    runs = ["r-1-ab", "r-1-ab.1", "r-1-ab.11", "r-1-abc", "r-1-abc.1", "r-11-ab.1"]
+    spans = [span("forward", k, k + 1, step=k) | {"run": run} for k, run in enumerate(runs)]
+    path = file(tmp_path / "spans", {"peer": "a-1f", "name": "a"}, *spans)
+    assert [s.step for s in gather([path], 0.0, run="r-1-ab").spans] == [0, 1, 2]
+
+
 def test_what_a_killed_process_left_unfinished_is_passed_over(tmp_path: Path) -> None:
     cut = file(
         tmp_path / "cut", {"peer": "a-1f", "name": "a"}, span("update", 1, 2), tail='{"kind":"for'
