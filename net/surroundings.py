@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import re
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +82,7 @@ def fault_of(error: BaseException) -> SurroundingsError | None:
     if isinstance(error, ImportError) and not (error.name or "").startswith("shoal"):
         return SurroundingsError(f"this installation is broken: {error}: install it anew")
     number, where, said = None, None, str(error)
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):  # its numbers are others
         number, where, said = error.errno, error.filename, error.strerror or said
         if where is None and "No usable temporary directory" in said:
             return SurroundingsError(

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import io
 import os
+import ssl
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -114,6 +115,12 @@ def test_a_lock_is_had_once_and_its_lack_is_told(
         monkeypatch.setattr(fcntl, "flock", none)
         with pytest.raises(SurroundingsError, match=r"lock cannot be locked.*--state"):
             try_lock(other, path)
+
+
+@given(st.integers(0, 200))
+def test_numbers_of_openssl_are_none_of_the_system(number: int) -> None:
+    """116 is ESTALE, and two halves of different certificates."""
+    assert fault_of(ssl.SSLError(number, "[X509: KEY_VALUES_MISMATCH] key values mismatch")) is None
 
 
 def test_a_tilde_is_the_home_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:

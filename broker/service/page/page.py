@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -64,7 +63,9 @@ class Page:
     async def __aenter__(self) -> Page:
         try:
             await self._serving.__aenter__()
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:
+            if (fault := fault_of(error)) is not None:
+                raise PageError(str(fault)) from None
             raise PageError(
                 f"the page's certificate cannot be used ({error}): expected fullchain.pem and "
                 "privkey.pem in PEM, of one another, and readable by this user"
