@@ -135,8 +135,11 @@ def step_numbers(done: StepDone, tokens_per_step: int = 0) -> dict[str, float | 
 
 
 def evaluation_numbers(found: VersionEvaluated) -> dict[str, float | int]:
-    """Numbers of a version between two rounds; `round` begins from it, `step` is the run's."""
+    """Numbers of a version between two rounds; `round` begins from it, `step` is the run's.
+    `replicas`: of gossip, over whose own losses `eval_loss` is the mean; there is no version."""
     row: dict[str, float | int] = {"round": found.round, "step": found.step}
+    if found.replicas:
+        row["replicas"] = found.replicas
     row["eval_loss"] = found.evaluation.loss
     numbers = ((m.name, m.value) for m in found.evaluation.metrics)
     return {**row, **own_numbers(numbers, EVALUATED)}
@@ -215,7 +218,7 @@ class Recorder:
 
             self._board = SummaryWriter(str(self.folder))
         for name, value in row.items():
-            if name not in ("step", "round"):
+            if name not in ("step", "round", "replicas"):
                 self._board.add_scalar(f"{name}{of}", value, step)
 
     def close(self) -> None:

@@ -183,8 +183,9 @@ def _rounds(s: Summary) -> Iterator[str]:
     parts.append(f"{sent / 1e6:.2f} MB sent per peer and round")
     if total:
         parts.append(f"waited {waited / total:.0%} of the time")
-        if exchanged := sum(r["exchange_s"] for r in s.rounds):
-            parts[-1] += f", exchanges {exchanged / total:.0%}"
+        exchanges = [r["exchange_s"] for r in s.rounds]
+        if all(exchanges):  # of rounds that were told ahead nobody knows it
+            parts[-1] += f", exchanges {sum(exchanges) / total:.0%}"
     again = sum(r["attempt"] > 1 for r in s.rounds)
     if again:
         parts.append(f"{again} in more than one attempt")

@@ -54,7 +54,7 @@ def test_no_number_of_a_model_takes_the_place_of_a_column(names: list[str]) -> N
 
 
 def test_every_column_is_refused_as_a_name() -> None:
-    found = VersionEvaluated(round=1, step=3, evaluation=Evaluation(loss=5.0))
+    found = VersionEvaluated(round=1, step=3, evaluation=Evaluation(loss=5.0), replicas=2)
     written = {*step_numbers(done([]), 100), *evaluation_numbers(found), *row_of(event([]), 100)}
     assert written <= COLUMNS
     for name in COLUMNS:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import shoal
 from shoal.client import BrokerUnreachable, Client, Refused, RunFailed
 from shoal.client.access import Access, find_address
-from shoal.client.files.records import Recorder, read_run
+from shoal.client.files.records import Recorder, evaluation_numbers, read_run
 from shoal.client.files.weight_files import WeightFilesError
 from shoal.client.models import models
 from shoal.client.models.state_dicts import load_named
@@ -273,6 +273,13 @@ def test_a_step_is_written_once_however_many_follow_a_run_in_one_folder(turns: l
         lines = path.read_text().splitlines() if turns else []
         rows = [(row.get("replica"), row["step"]) for row in map(json.loads, lines)]
     assert rows == [(replica, n) for n in range(max(at)) for replica in (None, 1)]
+
+
+def test_a_mean_of_replicas_by_themselves_is_told_from_the_loss_of_a_version() -> None:
+    found = pb.VersionEvaluated(round=4, step=16, evaluation=pb.Evaluation(loss=3.0), replicas=4)
+    assert evaluation_numbers(found) == {"round": 4, "step": 16, "replicas": 4, "eval_loss": 3.0}
+    found.replicas = 0
+    assert "replicas" not in evaluation_numbers(found)
 
 
 def test_a_diverged_loss_is_null_in_json(tmp_path: Path) -> None:
