@@ -52,6 +52,8 @@ class Contributions:
         self._ready: dict[int, tuple[int, set[PeerId]]] = {}
         """By replica, the holders whose contribution is there, in its present term."""
         self.bad: dict[int, str] = {}
+        self.late = set[int]()
+        """Those of `bad` that only came late."""
         self.since: float | None = None
         self._handed: dict[int, int] = {}
         """By replica, the term in which it got its work."""
@@ -59,9 +61,15 @@ class Contributions:
         """When only replicas that lost somebody were missing first; None: others are, so far."""
 
     def begin(self, work: Iterable[RoundWork], now: float) -> None:
-        self._ready, self.bad = {}, {}
+        self._ready, self.bad, self.late = {}, {}, set()
         self._handed, self._alone_since = {w.replica: w.term for w in work}, None
         self.since = now
+
+    def waits_for_late(self) -> None:
+        """Nobody else has one that counts: theirs do after all."""
+        for number in self.late:
+            self.bad.pop(number, None)
+        self.late = set()
 
     def pause(self) -> None:
         """Waits begin anew when the run goes on."""

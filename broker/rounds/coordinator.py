@@ -269,6 +269,8 @@ class RoundCoordinator:
         """Plans the exchange, if it is time."""
         record, bad = self.record, self._contributions.bad
         out = self._attempts.restless(now)
+        if self._gossip is None and set(record.work) <= set(bad):
+            self._contributions.waits_for_late()
         work = [n for n in record.work if self._replica(n).context.work and n not in bad]
         ready = [n for n in work if self._contributions.is_ready(n)]
         paused = {n for n in work if ready and self._replica(n).record.paused}
@@ -286,6 +288,7 @@ class RoundCoordinator:
         if not record.attempt and self._gossip is None and len(ready) < needed:
             late = [n for n in still if not self._contributions.has_lost(n)]
             out += self._attempts.convict(late, "had no contribution in time", now)
+            self._contributions.late.update(late)
         return [*out, *self._plan(ready, now)]
 
     def _plan(self, ready: Sequence[int], now: float) -> list[Instruction]:
@@ -344,6 +347,8 @@ class RoundCoordinator:
         self, number: int, member: Member, said: RoundReport, now: float
     ) -> list[Instruction]:
         if number in self._contributions.bad:
+            if not said.HasField("problem"):  # it may count yet
+                self._contributions.add(number, said.term, member.id)
             return []
         if said.HasField("problem"):
             why = clean(said.problem.text, 500)

@@ -188,7 +188,8 @@ class Losses:
             reason = Reason(code="released", text=text)
             return [*context.release((out_of.id,), reason, now), *context.note(text, now)]
         if code == "snapshot":
-            self._snapshots.sets.spoilt(context.term.begun_from)
+            only = replacements(self._snapshots.view(now), (member.id,)) is None
+            self._snapshots.sets.spoilt(context.term.begun_from, member.id, only)
         if code in FAULTS_OF_TERMS and context.suspects.excuses(member.id, record.committed):
             return self._go_on((), code, text, now, live=False)
         if breaks and (claimed or self._is_alone(member, now, code)):

@@ -71,6 +71,8 @@ class SnapshotCatalog:
         self._known: dict[_Key, dict[PeerId, _Copies]] = {}
         self._at: dict[PeerId, dict[tuple[_Key, PeerId], None]] = {}
         """The same by peer, with the holder."""
+        self._spoilt: dict[_Key, dict[PeerId, None]] = {}
+        """By set, who could not go on from it."""
         self._changes = 0
         self._copied: tuple[tuple[_Key, int], object, object, bool] | None = None
         """What was last asked of `copied`, and the answer."""
@@ -95,15 +97,22 @@ class SnapshotCatalog:
         for key, holder in tuple(self._at.get(peer, ())):
             self._forget(peer, key, holder)
 
-    def spoilt(self, found: SnapshotSet | None) -> None:
-        """It cannot be gone on from."""
-        if found is not None:
-            self._drop((found.step, found.term, found.round))
+    def spoilt(self, found: SnapshotSet | None, by: PeerId, only: bool) -> None:
+        """A peer says that a set cannot be gone on from. It is gone once another one says so, or
+        this one again where it is the `only` one that could have its part."""
+        if found is None:
+            return
+        key = found.step, found.term, found.round
+        said = self._spoilt.setdefault(key, {})
+        if any(peer != by for peer in said) or (only and by in said):
+            self._drop(key)
+        said[by] = None
 
     def not_needed(self, step: int) -> None:
         """Nobody goes back to before this step."""
         for key in [k for k in self._known if k[0] < step]:
             self._drop(key)
+        self._spoilt = {k: said for k, said in self._spoilt.items() if k[0] >= step}
 
     @property
     def peers(self) -> tuple[PeerId, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.snapshots.sets import MOST_SNAPSHOTS, SnapshotCatalog
+from shoal.broker.snapshots.sets import MOST_SNAPSHOTS, SnapshotCatalog, SnapshotSet
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.proto.broker_pb2 import Snapshot, Span
 
@@ -36,6 +36,12 @@ DEEDS = st.lists(
     ),
     max_size=30,
 )
+
+
+def spoil(sets: SnapshotCatalog, found: SnapshotSet | None) -> None:
+    """Two peers could not go on from it."""
+    for peer in ("x", "y"):
+        sets.spoilt(found, PeerId(peer), only=False)
 
 
 @given(deeds=DEEDS, most=st.integers(0, 4), mute=st.sets(st.sampled_from(PEERS)))
@@ -96,11 +102,11 @@ def test_a_spoilt_set_is_not_gone_on_from_and_an_older_one_is() -> None:
     sets = SnapshotCatalog()
     for step in (1, 2):
         sets.held(PEERS[0], snapshot(step, "h", (0, OPERATORS)))
-    sets.spoilt(sets.newest(OPERATORS, 9))
+    spoil(sets, sets.newest(OPERATORS, 9))
     found = sets.newest(OPERATORS, 9)
     assert found is not None
     assert found.step == 1
-    sets.spoilt(found)
+    spoil(sets, found)
     assert sets.newest(OPERATORS, 9) is None
     assert not sets.peers
 
@@ -174,7 +180,7 @@ def test_of_one_step_there_may_be_a_set_before_a_version_and_one_behind_it() -> 
         found = sets.newest(OPERATORS, 9, round_=round_)
         assert found is not None
         assert (found.step, found.round) == (7, round_)
-    sets.spoilt(found)
+    spoil(sets, found)
     assert sets.newest(OPERATORS, 9, round_=4) is None
     assert sets.newest(OPERATORS, 9, round_=3) is not None
     assert sets.newest(OPERATORS, 9, round_=5) is None

@@ -4,12 +4,14 @@ members keep their place in them."""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shoal.tests.hostile.scripted_rounds import Lie, ScriptedRounds, any_lie
+from shoal.broker.events import Instruction
+from shoal.tests.hostile.scripted_rounds import Lie, Member, ScriptedRounds, any_lie
 
 ALL = frozenset({"p1", "p2", "p3"})
 LIES = {
@@ -96,3 +98,31 @@ def test_two_replicas_go_on_though_one_says_that_it_lacks_the_other() -> None:
     game.play(30)
     assert len(game.done) >= 30, game.notes
     assert game.inside(20)["p1"] >= 18, (game.inside(20), game.notes)
+
+
+class HeldBack(ScriptedRounds):
+    """p1 makes its steps, and its contribution takes long, while `waits`."""
+
+    waits = False
+
+    def _report(self, member: Member, number: int, attempt: int, **keys: Any) -> list[Instruction]:
+        if self.waits and member.name == "p1" and not attempt:
+            return []
+        return super()._report(member, number, attempt, **keys)
+
+
+def test_a_liar_ends_no_run_of_two_replicas_while_the_other_is_late() -> None:
+    """Who only came late contributes after all, where nothing of the other one counts."""
+    game = HeldBack(2, {})
+    game.play(2)
+    liar, honest = game.members["p0"], game.members["p1"]
+    game.waits, liar.lie = True, Lie(problem="overflow", again=4)
+    while not any("in time" in note for note in game.notes) and not game.over:
+        game.play(9, 10.0)
+    assert not game.over, game.world.state(game.run).reason.text
+    done, game.waits = len(game.done), False
+    assert honest.start is not None
+    game.settle(game._report(honest, honest.start.round, 0))
+    game.play(done + 3, 3000.0)
+    assert not game.over, game.world.state(game.run).reason.text
+    assert len(game.done) >= done + 3, game.notes[-9:]

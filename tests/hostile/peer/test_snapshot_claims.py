@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from shoal.broker.events import Instruction
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.proto.broker_pb2 import RUNNING, Snapshot, SnapshotReport, Span
+from shoal.proto.broker_pb2 import RUNNING, Fault, Snapshot, SnapshotReport, Span
+from shoal.proto.common_pb2 import Reason
 from shoal.tests.broker.conftest import World
 
 from ..broker.test_one_word import settle
@@ -115,3 +116,25 @@ def test_a_keeper_has_copies_of_what_it_keeps_alone() -> None:
     claim(world, keeper, snapshot(run, 1, 5, keeper, (0, 2)))
     assert replica.snapshots.found().term == 2
     assert all(h != keeper or k[1] == 2 for k, h in replica.snapshots.sets._at[keeper])
+
+
+def cannot_load(world: World, run: str, peer: str) -> None:
+    term = world.machine.replica(run).record.term
+    reason = Reason(code="snapshot", text="it is damaged")
+    settle(world, run, world.say(peer, fault=Fault(run=run, term=term, reason=reason)))
+
+
+def test_one_word_spoils_a_set_for_nobody_and_two_do() -> None:
+    world, run = trains()
+    replica = world.machine.replica(run)
+    for name in ("spare-1", "spare-2"):
+        world.join(name)
+    settle(world, run, world.close(replica.record.peers[0]))
+    assert replica.context.term.begun_from.step == 5
+    before = replica.record.peers
+    said = next(p for p in before if p not in replica.context.plan.warm and p == "b")
+    cannot_load(world, run, said)
+    assert said not in replica.record.peers
+    assert replica.context.term.begun_from.step == 5
+    cannot_load(world, run, next(p for p in replica.record.peers if p not in before))
+    assert replica.snapshots.found() is None
