@@ -115,7 +115,7 @@ def _host(said: str, host: str) -> str:
         raise AddressError(f'"{said}" is no address: {_EXPECTED}')
     if labels[-1].isdigit():  # resolvers read 1.2.3 as 1.2.0.3
         raise AddressError(f'"{said}" is no address: {host} is no IPv4 address of four numbers')
-    return name
+    return ".".join(labels)  # without the dot that ends it
 
 
 def _is_ip(host: str) -> bool:

@@ -24,6 +24,7 @@ PORTS = st.integers(1, 65535)
 SPELLINGS = [
     ("broker.example:7070", "broker.example:7070"),
     ("Broker.EXAMPLE:7070", "broker.example:7070"),
+    ("broker.example.:7070", "broker.example:7070"),
     (" http://broker.example:7070/\n", "broker.example:7070"),
     ("https://broker.example:7070", "broker.example:7070"),
     ("broker.example:7070/", "broker.example:7070"),
