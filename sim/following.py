@@ -46,6 +46,7 @@ class Following:
         """Those of rounds and states."""
         self._plans: dict[int, tuple[broker_pb2.Plan, broker_pb2.PlanReport]] = {}
         """By replica."""
+        self._formed = broker_pb2.Formation()
         self._compute_s = 0.0
         self._evaluations: list[tuple[int, float]] = []
 
@@ -58,6 +59,8 @@ class Following:
             case "round_begun" | "round_done":
                 self.events.append(event)
                 self.summary.bytes_on_wire += event.round_done.sent_bytes
+            case "formed":
+                self._formed = event.formed
             case "evaluated":
                 self.summary.eval_loss = event.evaluated.evaluation.loss
             case "step":
@@ -183,6 +186,9 @@ class Following:
         """What is otherwise in several replicas, which each make steps of their own."""
         summary, rows = self.summary, self.played.rows
         summary.losses = ()
+        if (formed := self._formed).every:
+            summary.predicted_batch_s = (formed.local_s + formed.exposed_s) / formed.every
+            summary.against = {a.name: a.step_s for a in formed.alternatives if a.step_s}
         summary.rounds = tuple(row.table() for row in rows)
         losses: dict[str, list[tuple[float, float]]] = {}
         for row in rows:

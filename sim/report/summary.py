@@ -71,6 +71,9 @@ class Summary:
     """What the predicted step hangs on, the heaviest first."""
     against: dict[str, float] = field(default_factory=dict)
     """Predicted step seconds of what the plan was compared with, by name; 0: out of memory."""
+    predicted_batch_s: float = 0.0
+    """Of several replicas, what was predicted of a batch of all of them, exchanges included; what
+    they are compared with takes as long for a batch. 0: of one replica, or not known."""
     against_measured: dict[str, float] = field(default_factory=dict)
     """The same, measured in this run; a name that is in both is shown as measured."""
     held_back_by: str = ""

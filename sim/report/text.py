@@ -12,7 +12,7 @@ from ...broker.scheduler.planners.alternatives import ALONE
 from ...job.words import WRONG_CHOICE, count_of
 from .summary import Summary
 
-__all__ = ["MOST_LINKS", "outrun", "render"]
+__all__ = ["MOST_LINKS", "outrun", "own_step_s", "render"]
 
 MOST_LINKS = 12
 """Lines of what codecs did."""
@@ -38,14 +38,25 @@ def outrun(s: Summary) -> str:
     """Sentence about a peer that would train faster alone than all these together; empty: none."""
     measured = ALONE in s.against_measured
     other = s.against_measured[ALONE] if measured else s.against.get(ALONE, 0.0)
-    own = s.step_s if measured else s.predicted_step_s
+    own = own_step_s(s, measured=measured)
     if not other or s.holders < 2 or own * WORTH_SAYING <= other:
         return ""
     mark = "measured here" if measured else "predicted"
     return (
-        f"a pipeline over this network is {WRONG_CHOICE}: the best single peer is "
+        f"{'training in rounds' if s.rounds else 'a pipeline'} over this network is "
+        f"{WRONG_CHOICE}: the best single peer is "
         f"{own / other:.3g} times faster [{mark}]"
     )
+
+
+def own_step_s(s: Summary, *, measured: bool) -> float:
+    """Seconds of a batch, to compare with what trains it in another way: of several replicas, with
+    what is between their local steps. 0: not known."""
+    if not s.rounds:
+        return s.step_s if measured else s.predicted_step_s
+    if not measured:
+        return s.predicted_batch_s
+    return sum(r["seconds"] for r in s.rounds) / s.steps if s.steps else 0.0
 
 
 def _outrun(s: Summary) -> Iterator[str]:
@@ -133,14 +144,15 @@ def _against(s: Summary) -> Iterator[str]:
     for name in names:
         measured = name in s.against_measured
         other = s.against_measured[name] if measured else s.against[name]
-        own = s.step_s if measured else s.predicted_step_s
+        own = own_step_s(s, measured=measured)
         mark = "measured here" if measured else "predicted"
         if other and own:
             parts.append(f"{name} {other / own:.2f}x [{mark}]")
         elif not other and not measured:
             parts.append(f"{name} out of memory [{mark}]")
     if parts:
-        yield f"against  {' · '.join(parts)} (its step time over this run's, both as marked)"
+        time = "time for a batch" if s.rounds else "step time"
+        yield f"against  {' · '.join(parts)} (its {time} over this run's, both as marked)"
 
 
 def _wire(s: Summary) -> Iterator[str]:

@@ -25,6 +25,7 @@ from .pictures.timeline import MOST_ROWS, overview, timeline, window
 from .rounds import behind_rounds, rounds_of
 from .summary import Summary, write_json
 from .tables import comparison, happened
+from .text import own_step_s
 from .words import figure, plain, size
 
 __all__ = ["measured_summary", "write_report"]
@@ -288,10 +289,11 @@ def _against(s: Summary) -> str:
     for name in dict.fromkeys([*s.against_measured, *s.against]):
         measured = name in s.against_measured
         other = (s.against_measured if measured else s.against)[name]
-        own = s.step_s if measured else s.predicted_step_s
+        own = own_step_s(s, measured=measured)
         mark = "measured here" if measured else "predicted"
         if other and own:
             rows.append((plain(name), f"{other / own:.2f}x", mark))
         elif not other and not measured:
             rows.append((plain(name), "out of memory", mark))
-    return table(("", "its step time over this run's", ""), rows, (1,))
+    time = "time for a batch" if s.rounds else "step time"
+    return table(("", f"its {time} over this run's", ""), rows, (1,))

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.broker.round_rows import RoundRow
 from shoal.proto.broker_pb2 import (
+    Formation,
     Outcome,
     Plan,
     PlanReport,
@@ -143,3 +145,22 @@ def test_a_peer_that_would_be_faster_alone_is_said_on_top(
     if wrong:
         assert "3.03 times faster" in top
         assert ("[measured here]" if measured else "[predicted]") in top
+
+
+def test_replicas_are_compared_with_other_ways_by_the_time_for_a_batch_of_all() -> None:
+    found = followed([(1.0, 6), (2.0, 3)], [1.0, 2.0])
+    formed = Formation(kind="local", every=3, batch=12, local_s=6.0, exchange_s=2.0, exposed_s=1.5)
+    formed.alternatives.add(name="one replica", step_s=5.0)
+    formed.alternatives.add(name="unknown")
+    found.see(RunEvent(formed=formed))
+    common = {"attempt": 1, "members": (), "left_out": (), "joined": (), "samples_before": 0}
+    common |= {"step": 3, "pairs": None, "drift": 1.0, "sent_bytes": 0, "waited_s": 2.0}
+    found.played.rows.append(RoundRow(round=0, exchange_s=1.0, seconds=7.0, **common))
+    found.finish(1)
+    s = found.summary
+    assert s.predicted_batch_s == pytest.approx((6.0 + 1.5) / 3)
+    [line] = [x for x in render(s).splitlines() if x.startswith("against")]
+    assert line == (
+        "against  one replica 2.00x [predicted] (its time for a batch over this run's, both as "
+        "marked)"
+    )
