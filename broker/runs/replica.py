@@ -13,6 +13,7 @@ from ..membership.membership import Membership
 from ..records.replica import ReplicaRecord
 from ..records.run import RunRecord
 from ..records.steps import WrongStepError
+from ..run_spec import HASH
 from .context import ReplicaContext
 from .enlisting import KeeperSearch
 from .handover import Handover
@@ -87,6 +88,8 @@ class Replica:
             case "saved":
                 return self.lifecycle.saved(member, message.saved, now)
             case "exported":
+                if not HASH.fullmatch(message.exported.weights.hash):
+                    return [self.context.ignored(kind, member, "weights that are no blob")]
                 return self.lifecycle.exported(member, message.exported, now)
             case "link_status":
                 return self.losses.link_told(member, message.link_status, now)

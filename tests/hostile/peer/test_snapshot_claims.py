@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from shoal.broker.events import Instruction
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.proto.broker_pb2 import RUNNING, Fault, Snapshot, SnapshotReport, Span
-from shoal.proto.common_pb2 import Reason
+from shoal.proto.broker_pb2 import (
+    EXPORTING,
+    RUNNING,
+    Exported,
+    Fault,
+    Snapshot,
+    SnapshotReport,
+    Span,
+)
+from shoal.proto.common_pb2 import BlobRef, Reason
 from shoal.tests.broker.conftest import World
 
 from ..broker.test_one_word import settle
@@ -138,3 +146,14 @@ def test_one_word_spoils_a_set_for_nobody_and_two_do() -> None:
     assert replica.context.term.begun_from.step == 5
     cannot_load(world, run, next(p for p in replica.record.peers if p not in before))
     assert replica.snapshots.found() is None
+
+
+@pytest.mark.parametrize("name", ["", "../../etc/passwd", "ab" * 31 + "\n" * 2, "AB" * 32])
+def test_weights_that_are_no_blob_end_no_run_as_done(name: str) -> None:
+    world = World(BrokerMachine("broker-1", BrokerOptions(probe_s=0.0)))
+    run = world.start("evil", steps=1)
+    world.report("evil", run, 0)
+    weights = BlobRef(hash=name, size_bytes=8)
+    exported = Exported(run=run, term=1, step=1, weights=weights)
+    assert not world.published(world.say("evil", exported=exported))
+    assert world.state(run).phase == EXPORTING
