@@ -28,11 +28,11 @@ from shoal.net.links.messages import Ack
 from shoal.net.links.outbox import Outbox
 from shoal.net.transports.memory import _Dialler
 from shoal.peer.compute.exchange import _Scores
+from shoal.peer.compute.inputs import CheckedReader
 from shoal.peer.core.assignment import Assignment
 from shoal.peer.core.machine import PeerMachine
 from shoal.peer.core.reports import Reports
 from shoal.peer.core.step import PeerProgram, Steps
-from shoal.peer.data.reader import Reader
 from shoal.peer.sync.strategy import Strategy
 
 AT = 1
@@ -156,12 +156,12 @@ def route_lost() -> Iterator[None]:
 
 @mutant("a sample is read in two steps, and another in none", "I1")
 def sample_twice() -> Iterator[None]:
-    batch = Reader.batch
+    train = CheckedReader.train
 
-    def again(self: Reader, step: int, m: int, *args: Any) -> Any:
-        return batch(self, AT - 1 if (step, m) == (AT, 3) else step, m, *args)
+    def again(self: CheckedReader, step: int, m: int, *args: Any) -> Any:
+        return train(self, AT - 1 if (step, m) == (AT, 3) else step, m, *args)
 
-    with patch.object(Reader, "batch", again):
+    with patch.object(CheckedReader, "train", again):
         yield
 
 
