@@ -129,6 +129,8 @@ def test_letters_that_a_terminal_does_not_have_are_no_error() -> None:
 def test_a_signal_before_any_verb_runs_ends_the_program_without_a_word(name: str) -> None:
     # Process 1 of a container gets no signal that it has no handler for.
     code = "import os, signal; from shoal.cli.early import leave_when_told; leave_when_told()\n"
+    # nohup has its children ignore SIGHUP.
+    code = f"import signal; signal.signal(signal.{name}, signal.SIG_DFL)\n{code}"
     code += f"assert signal.getsignal(signal.{name}) is not signal.SIG_DFL\n"
     code += f"os.kill(os.getpid(), signal.{name})"
     done = shoal("--version", code, capture_output=True)

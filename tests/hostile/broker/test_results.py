@@ -77,6 +77,7 @@ def test_no_number_of_a_peer_ends_the_pages_data(
     means = RoundRow(
         round=0, attempt=1, members=(row, row), left_out=(), joined=(), pairs=None,
         samples_before=0, step=1, drift=0.0, sent_bytes=0, waited_s=0.0, seconds=1.0,
+        exchange_s=0.0,
     )  # fmt: skip
     assert means.loss is None or math.isfinite(means.loss)
 
