@@ -99,15 +99,19 @@ class SnapshotPlaces:
         ]
 
     def restore(self, kept: Iterable[HoldersOfTerm]) -> None:
-        """As an earlier start of the broker left it."""
-        for at in kept:
-            self._terms[at.term] = {
+        """Go on as an earlier start of the broker left it, terms in their order: the oldest are
+        forgotten first. Nothing changes where nothing was kept."""
+        found = {
+            at.term: {
                 PeerId(h.holder): _Holder(
                     tuple((s.start, s.stop) for s in h.spans),
                     dict.fromkeys(map(PeerId, h.keepers)),
                 )
                 for h in at.holders
             }
+            for at in kept
+        }
+        self._terms = found or self._terms
 
     def __repr__(self) -> str:
         return f"<SnapshotPlaces of terms {list(self._terms)}>"

@@ -78,9 +78,6 @@ def recording(machine: BrokerMachine, records: list[Record] | None = None) -> li
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), cut=st.floats(0, 1))
-@pytest.mark.xfail(
-    strict=False, reason="open: a journal snapshot loses who was told to have copies"
-)
 def test_the_state_after_a_replay_is_the_state_of_the_live_machine(seed: int, cut: float) -> None:
     """For any history; and replaying a snapshot and what came after it is the same again."""
     driver = Driver(seed)
