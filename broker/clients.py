@@ -131,7 +131,9 @@ class ClientRequests:
         except RunSpecError as error:
             return [Reject(event.request, "INVALID_ARGUMENT", str(error))]
         # A draft brings no core graph: whether one exists is found when it is submitted.
-        pool = self._members.pool
+        # Peers that only keep copies for a run are given back to one that begins.
+        lent = (p for r in self._registry.runs.values() for x in r.replicas for p in x.only_keep)
+        pool = (*self._members.pool, *(self._members.members[p] for p in dict.fromkeys(lent)))
         offers = tuple(m.offer_to(event.by) for m in pool)
         network = self._probing.network([m.id for m in pool], now)
         states = tuple(_state(m, now) for m in pool)
