@@ -14,6 +14,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from shoal.broker.events import Persist, RunId
+from shoal.broker.records.rounds import pairs_of
 from shoal.broker.round_rows import RoundRows
 from shoal.job import Job
 from shoal.job.gossip import GOSSIP
@@ -204,14 +205,20 @@ class Rounds:
 def assert_same_versions(
     events: Sequence[RunEvent], wanted: Sequence[RunEvent], what: object
 ) -> None:
-    """Bit for bit, where replicas were given the same steps: an outage is in what those took."""
-    if _divided(events) == _divided(wanted):
+    """Bit for bit, where replicas were given the same steps and met in the same pairs: an outage is
+    in what steps took, and in what links were measured to carry."""
+    if _divided(events) == _divided(wanted) and _met(events) == _met(wanted):
         assert _hashes(events) == _hashes(wanted), what
 
 
 def _divided(events: Sequence[RunEvent]) -> list[list[int]]:
     """Steps of each replica, by round."""
     return [[w.steps for w in e.round_begun.work] for e in events if e.HasField("round_begun")]
+
+
+def _met(events: Sequence[RunEvent]) -> list[tuple[tuple[int, int], ...]]:
+    """Pairs of gossip, by round."""
+    return [pairs_of(e.round_done.members) for e in events if e.HasField("round_done")]
 
 
 def _hashes(events: Sequence[RunEvent]) -> list[int]:
