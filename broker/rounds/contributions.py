@@ -7,11 +7,12 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
+from ...dag.rounds.step_seconds import MOST_TIMES
 from ...proto.broker_pb2 import WAITING, RoundWork
 from ..records.rounds import RoundRecord
 from ..runs.replica import Replica
 from ..runs.run import Run
-from .work import MOST_TIMES, at_most
+from .work import at_most
 
 __all__ = ["Contributions", "is_at_gate", "is_short", "standing"]
 

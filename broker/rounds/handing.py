@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...dag.rounds.step_seconds import at_least
 from ...proto.broker_pb2 import RoundWork
 from ..records.rounds import RoundRecord
 from ..runs.run import Run
 from .saving import is_due
-from .work import at_least, steps_ahead, steps_of
+from .work import steps_ahead, steps_of
 
 __all__ = ["local_work"]
 

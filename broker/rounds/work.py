@@ -1,9 +1,8 @@
 """How the local work of a round is divided among its replicas, by what they are taken to do in a
 second. Pure.
 
-How long a step takes is a replica's own word, as it may report steps that it has not made. So what
-one alone says counts up to a bound: it is at most MOST_TIMES as fast as the next one, and others
-wait for it at most so many times as long as for the next one.
+What one replica alone says of its speed counts up to a bound (`dag/rounds/step_seconds.py`), and
+others wait for it at most so many times as long as for the next one.
 
 Where local steps go on while the round before is exchanged, a replica makes some of the next round
 behind its own, *ahead* of the version that these belong to; that version lands behind them. So what
@@ -18,21 +17,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-__all__ = ["MOST_TIMES", "at_least", "at_most", "divide", "steps_ahead", "steps_of"]
+from ...dag.rounds.step_seconds import MOST_TIMES
 
-MOST_TIMES = 4.0
+__all__ = ["at_most", "divide", "steps_ahead", "steps_of"]
+
 _SPARE = 1.25
 """Times what the exchange took last, with `overlap = "auto"`."""
 _MOST = 2
 """Of a round, no more than this part is ahead then."""
-
-
-def at_least(seconds: Sequence[float]) -> list[float]:
-    """Seconds of a step, of each replica: of the fastest no less than the next one's, divided by
-    MOST_TIMES. 0: not known."""
-    known = sorted(s for s in seconds if s > 0)
-    least = known[1] / MOST_TIMES if len(known) > 1 else 0.0
-    return [max(s, least) if s > 0 else s for s in seconds]
 
 
 def at_most(seconds: Sequence[float]) -> float:

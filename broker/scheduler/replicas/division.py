@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
+from ....dag.rounds.step_seconds import at_least
 from .copies import CopyingPaces
 from .pace import Pace, Paces
 from .rough import RoughPaces
@@ -128,7 +129,7 @@ class Judge:
         """The value of replicas with local steps of so many microbatches."""
         found = sorted(paces, key=lambda p: min(p.peers))
         total = self.every * len(found)
-        steps = local_steps([p.seconds for p in found], total)
+        steps = local_steps(at_least([p.seconds for p in found]), total)
         local_s = max(h * p.seconds for h, p in zip(steps, found, strict=True))
         exchange = self.exchange(found)
         round_s = local_s + self.shown(local_s, exchange.seconds)
