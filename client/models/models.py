@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
 from ...dag.analysis.lookups import beyond
-from ...dag.capture.capture import refuse_hooks
+from ...dag.capture.capture import check_tensors
 from ...dag.ir.graph import Graph
 from ...dag.ir.recipe import Recipe
 from ...job import LIVE, Job
@@ -189,7 +189,7 @@ def capturable(found: ModelOutline, job: Job) -> nn.Module:
     is. One of at most SMALL bytes gets its values, so that it can be tried; parameters of a larger
     one are fake: they have shape, dtype and place, and no values. Raises ModelError, and
     CaptureError for hooks on what gets other tensors here."""
-    refuse_hooks(found.module)
+    check_tensors(found.module)
     if found.recording is None:
         return on_cpu(found.module)
     try:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from ..ir.capture_errors import CaptureError
 from ..ir.graph import Graph, Lowered, Ref
@@ -39,9 +41,13 @@ from .repeat import DifferError, repeated
 from .trace import same_in_eval
 from .value_proof import Samples, prove_values
 
-__all__ = ["CaptureError", "Captured", "capture", "refuse_hooks"]
+__all__ = ["CaptureError", "Captured", "capture", "check_tensors"]
 
 _log = logging.getLogger(__name__)
+_PLAIN = tuple(
+    getattr(k.__torch_function__, "__func__", k.__torch_function__) for k in (nn.Parameter, Tensor)
+)
+"""What torch's own classes of tensors do when an operator is called with one."""
 
 
 class _DiffersInEvalError(CaptureError):
@@ -97,7 +103,7 @@ def capture(
     """
     batch = _batch_of(inputs)
     _refuse_kinds(module)
-    refuse_hooks(module)
+    check_tensors(module)
     with PythonState(module, loss).restored(), in_mode(module, train=True):
         names = _names(module, named)
         known = _tensors(module, named)
@@ -261,9 +267,11 @@ def _refuse_kinds(module: nn.Module) -> None:
             )
 
 
-def refuse_hooks(module: nn.Module) -> None:
-    """Raise CaptureError for a hook that changes gradients, which is Python that no peer runs. One
-    on a parameter is lost where that is given another tensor: look before."""
+def check_tensors(module: nn.Module) -> None:
+    """Raise CaptureError for what is Python of the module's tensors, which no peer runs: hooks that
+    change gradients, and classes that say what operators do. It is lost where a parameter is given
+    another tensor: look before."""
+    _refuse_classes(module)
     hooked = [
         f"parameter {n!r}"
         for n, p in module.named_parameters()
@@ -279,6 +287,20 @@ def refuse_hooks(module: nn.Module) -> None:
             f"{hooked[0]} has a backward hook, which no peer would run: remove it, and write what "
             "it does to the gradient into the forward"
         )
+
+
+def _refuse_classes(module: nn.Module) -> None:
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        kind = type(tensor)
+        if isinstance(tensor, FakeTensor) or is_lazy(tensor):
+            continue
+        function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+        if function not in _PLAIN or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            raise CaptureError(
+                f"{name!r} is a {kind.__name__}, whose class says what operators do with it, and a "
+                "graph has plain tensors: make it an nn.Parameter or a Tensor, and write what the "
+                "class does into the forward"
+            )
 
 
 def _tensors(module: nn.Module, named: Callable[[str], str]) -> dict[str, Tensor]:

@@ -298,3 +298,27 @@ def test_a_hook_on_a_parameter_that_gets_another_tensor_is_refused(tmp_path, how
     found = models.outline(job, print)
     with pytest.raises(CaptureError, match=r"parameter 'a\.weight' has a backward hook"):
         models.capturable(found, job)
+
+
+class Halved(nn.Parameter):
+    """A linear layer with it gives half."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            found = function(*args, **(kwargs or {}))
+            return found * 0.5 if function is nn.functional.linear else found
+
+
+class Named(nn.Parameter):
+    """Only a name of its own."""
+
+
+def test_a_parameter_whose_class_says_what_operators_do_is_refused(tmp_path) -> None:
+    module = nn.Linear(2, 2)
+    job = Job(model=module, folder=tmp_path, steps=1)
+    module.weight = Named(torch.ones(2, 2))
+    models.capturable(models.outline(job, print), job)
+    module.weight = Halved(torch.ones(2, 2))
+    with pytest.raises(CaptureError, match="'weight' is a Halved, whose class says"):
+        models.capturable(models.outline(job, print), job)
