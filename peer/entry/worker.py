@@ -49,17 +49,17 @@ PARENT_DIED = signal.SIGUSR1
 async def work(config: PeerConfig, started: Callable[[Worker], None] | None = None) -> int:
     """Runs one peer to its end; returns the exit code (README.md). `started` gets the worker, so
     that it can be stopped; before that, cancelling this stops it."""
-    loaded = _in_thread(lambda: importlib.import_module("..shell.daemon", __package__))
+    loaded = _in_thread(lambda: importlib.import_module("..shell.opening", __package__))
     began = False
     try:
         with Identity(config.state, config.name) as me:
             credential = None if config.insecure else await obtain(config)
             if credential is not None:
                 me = replace(me, peer=PeerId(credential.party.subject))
-            daemon = await loaded
+            opening = await loaded
             network = credential.fingerprint if credential else b""
-            profile = await _in_thread(lambda: daemon.look(config, network))
-            worker: Worker = daemon.Worker(config, me, profile, credential)
+            profile = await _in_thread(lambda: opening.look(config, network))
+            worker: Worker = opening.open_worker(config, me, profile, credential)
             began = True
             if started is not None:
                 started(worker)

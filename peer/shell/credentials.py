@@ -92,27 +92,20 @@ def _fits(known: Credential, token: str) -> bool:
 
 
 class Credentials:
-    """The newest credential of a running peer. `renewed` is called with each new one; `broker` says
-    where it is got, HOST:PORT."""
+    """The newest credential of a running peer. Raises NoCredentialError for one of another role."""
 
-    def __init__(
-        self,
-        first: Credential,
-        config: PeerConfig,
-        renewed: Callable[[Credential], None],
-        broker: Callable[[], str],
-    ) -> None:
+    def __init__(self, first: Credential, config: PeerConfig) -> None:
         if first.party.role is not PartyRole.PEER:
             raise NoCredentialError(
                 f"{config.state} has the certificate of {first.party}: a peer needs a token of its "
                 "own (`shoal invite --role peer`) and a folder of its own (--state)"
             )
         self.now = first
-        self._config, self._renewed, self._broker = config, renewed, broker
+        self._config = config
 
-    def _next(self) -> Credential:
+    def _next(self, broker: str) -> Credential:
         """A new one: by the old one, or by the token when the host slept past its end."""
-        config, broker = self._config, self._broker()
+        config = self._config
         dialled = to_dial(config.via, broker)
         if self.now.holds(utc(time.time())):
             return renew(dialled, self.now, config.state)
@@ -125,9 +118,10 @@ class Credentials:
         token = Token.parse(config.token)
         return enroll(broker, token, config.state, config.name, via=dialled)
 
-    async def keep(self) -> None:
-        """Renews for as long as it is let; a broker that is away is asked again. Raises
-        NoCredentialError when it is too late and there is no token."""
+    async def keep(self, broker: Callable[[], str], renewed: Callable[[], None]) -> None:
+        """Renews for as long as it is let, at the broker (HOST:PORT), and calls `renewed` each
+        time; a broker that is away is asked again. Raises NoCredentialError when it is too late
+        and there is no token."""
         pause_s = _FIRST_PAUSE_S
         while True:
             now = utc(time.time())
@@ -136,7 +130,7 @@ class Credentials:
                 await asyncio.sleep(min(wait_s, _LOOK_S))
                 continue
             try:
-                self.now = await asyncio.to_thread(self._next)
+                self.now = await asyncio.to_thread(self._next, broker())
             except (EnrollError, OSError) as error:
                 note(_log, logging.WARNING, "not renewed", why=error, ends=self.now.ends)
                 await asyncio.sleep(pause_s)
@@ -144,7 +138,7 @@ class Credentials:
             else:
                 pause_s = _FIRST_PAUSE_S
                 note(_log, logging.INFO, "renewed", ends=self.now.ends)
-                self._renewed(self.now)
+                renewed()
 
 
 def listen_within(server: grpc.aio.Server, name: str, credentials: Credentials) -> str:

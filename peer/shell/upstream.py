@@ -45,13 +45,13 @@ Start = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 class Upstream:
     """A worker's connection to its broker: address, credential, the stream of messages, the blobs.
     `post` hears of attaching and detaching, `heard` of each message; tasks are made by `start`.
-    Without a credential nothing is encrypted."""
+    Without credentials nothing is encrypted."""
 
     def __init__(
         self,
         config: PeerConfig,
         peer: str,
-        credential: Credential | None,
+        credentials: Credentials | None,
         up: Cap,
         down: Cap,
         *,
@@ -62,12 +62,10 @@ class Upstream:
         self._config, self._peer, self._up, self._down = config, peer, up, down
         self._post, self._heard, self._start = post, heard, start
         self._named = config.broker  # HOST:PORT at which it is, as far as this peer knows
-        self.credentials = (
-            None
-            if credential is None
-            else Credentials(credential, config, self._renewed, lambda: self._named)
+        self.credentials = credentials
+        self._finder = (
+            None if credentials is None else finder_of(config, credentials.now.fingerprint)
         )
-        self._finder = None if credential is None else finder_of(config, credential.fingerprint)
         self._looked_at = -math.inf
         self._stream: ControlStream | None = None
         self._streaming: asyncio.Task[None] | None = None
@@ -111,8 +109,11 @@ class Upstream:
         self.blobs.use(self._channel)
         self._start(closing(old))
 
-    def _renewed(self, _: Credential) -> None:
-        self._open_again()  # the old channel would dial again with the old one
+    async def keep_credential(self) -> None:
+        """Renews the credential for as long as it is let; without one, nothing is to be done.
+        Raises NoCredentialError when it is too late."""
+        if self.credentials is not None:  # an open channel would dial again with the old one
+            await self.credentials.keep(lambda: self._named, self._open_again)
 
     def _moved(self, address: str) -> None:
         note(_log, logging.INFO, "looks for the broker", peer=self._peer, at=address)

@@ -156,12 +156,12 @@ async def test_strangers_who_fill_a_peers_port_do_not_close_its_relay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     few = changed(max_allowed_incoming_connections=4, server_handshake_timeout_ms=60_000)
-    monkeypatch.setattr("shoal.peer.shell.daemon.SERVER_OPTIONS", few)
+    monkeypatch.setattr("shoal.peer.shell.opening.SERVER_OPTIONS", few)
     async with network("a") as (broker, (a,)), joined(broker, tmp_path, "b") as b:
-        strangers = [await silent(b._listens) for _ in range(12)]
+        strangers = [await silent(b.listens) for _ in range(12)]
         closed = await asyncio.gather(*(ended(s, 1.0) for s in strangers))
         assert closed.count(True) >= 8, "those over the limit"
-        a.transport.dial(b.me.peer, b._listens, 1, broker.address)
+        a.transport.dial(b.me.peer, b.listens, 1, broker.address)
         await a.heard(LinkRefused)  # it got as far as its hello, which nobody ordered
         assert "does not expect a dial of a" in next(
             e.why for e in a.events if isinstance(e, LinkRefused)
@@ -175,10 +175,10 @@ async def test_a_strangers_handshake_at_a_peer_ends(
 ):
     """With a shorter limit than the real one: that gRPC keeps it is what counts here."""
     short = changed(server_handshake_timeout_ms=200)
-    monkeypatch.setattr("shoal.peer.shell.daemon.SERVER_OPTIONS", short)
+    monkeypatch.setattr("shoal.peer.shell.opening.SERVER_OPTIONS", short)
     async with network() as (broker, _), joined(broker, tmp_path, "b") as b:
         said = client_hello(dns_name(PartyRole.PEER, b.me.peer))
-        strangers = [await silent(b._listens), await silent(broker.address, said)]
+        strangers = [await silent(b.listens), await silent(broker.address, said)]
         assert all(await asyncio.gather(*map(ended, strangers)))
 
 
@@ -241,7 +241,7 @@ async def test_probe_frames_beyond_what_was_ordered_are_refused(tmp_path: Path):
             ):
                 mallory.events.clear()
                 to = probe.peer
-                mallory.transport.dial(to, b._listens, probe.generation)
+                mallory.transport.dial(to, b.listens, probe.generation)
                 mallory.transport.allow(to, Role.PROBE, 2)
                 await mallory.heard(LinkUp)
                 key = FrameKey("probe", number, 0, Role.PROBE, 0, 0, "probe", "mallory", to)

@@ -133,7 +133,7 @@ def forging(
     monkeypatch: pytest.MonkeyPatch, liar: Worker, forged: Callable[[FrameKey], list[FrameKey]]
 ) -> list[FrameKey]:
     """From now on the peer sends these beside each of its frames; what it sent so."""
-    honest, sent = liar._transport.send, list[FrameKey]()
+    honest, sent = liar.links.transport.send, list[FrameKey]()
 
     def send(to: str, key: FrameKey, payload: Payload) -> None:
         for other in forged(key):
@@ -141,7 +141,7 @@ def forging(
             sent.append(other)
         honest(to, key, payload)
 
-    monkeypatch.setattr(liar._transport, "send", send)
+    monkeypatch.setattr(liar.links.transport, "send", send)
     return sent
 
 

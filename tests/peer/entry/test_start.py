@@ -12,7 +12,7 @@ import pytest
 from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.host.identity import Identity
-from shoal.peer.shell import daemon
+from shoal.peer.shell import opening
 
 
 def test_a_stop_does_not_wait_for_a_device_that_does_not_answer(
@@ -24,7 +24,7 @@ def test_a_stop_does_not_wait_for_a_device_that_does_not_answer(
         asked.set()
         answers.wait()
 
-    monkeypatch.setattr(daemon, "look", look)
+    monkeypatch.setattr(opening, "look", look)
     config = PeerConfig(broker="127.0.0.1:9", state=tmp_path, name="slow", insecure=True)
 
     async def run() -> None:
