@@ -13,6 +13,7 @@ never copied.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -35,7 +36,7 @@ from .blocks import repeats, shortened
 from .export import export, functional
 from .from_fx import Converted, Names, convert
 from .modes import differing_constant, in_mode, only_flags_differ
-from .proof import Forward, prove
+from .proof import PROOF_S, Forward, prove
 from .python_state import PythonState
 from .repeat import DifferError, repeated
 from .trace import same_in_eval
@@ -65,9 +66,14 @@ class Captured:
     core: Lowered | None = None
     wrong_sizes: Mapping[int, str] = field(default_factory=dict)
     """Those of the `choices` with which the model computes something else, and what."""
+    unproved: tuple[str, ...] = ()
+    """What was not tried of this capture, and why; for people."""
 
     def right_sizes(self, sizes: Sequence[int], say: Callable[[str], None]) -> tuple[int, ...]:
-        """Leaves the wrong ones out of some sizes of a microbatch, and says which."""
+        """Leaves the wrong ones out of some sizes of a microbatch, and says which; says too what
+        was not tried."""
+        for line in self.unproved:
+            say(f"of the capture, {line}")
         for size in sizes:
             if size in self.wrong_sizes:
                 say(f"no microbatches of {size}: {self.wrong_sizes[size]}")
@@ -86,6 +92,7 @@ def capture(
     sizes: Sequence[int] = (),
     choices: Sequence[int] = (),
     samples: Samples | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Captured:
     """The training graph of a module, for microbatches of any size.
 
@@ -96,10 +103,11 @@ def capture(
     precision are operators of the graph; weights and the loss stay fp32, or what `kept` says.
     `named`: from the module's names to those of the graph. `core`: also the form for peers with the
     core operator set, at the example's microbatch size. `sizes`: numbers of samples that a
-    microbatch will have, `choices`: those that it may have. `samples`: of the data,
-    to try the module with; without them random ones are taken. Tensors on `meta` give the
-    same graph. The module, and what its functions remember, are as they were afterwards. Raises
-    CaptureError, and GraphError for an operator without core form.
+    microbatch will have, `choices`: those that it may have. `samples`: of the data, to try the
+    module with; without them random ones are taken. `clock`: gives seconds; the proof of the
+    capture ends after PROOF_S of them. Tensors on `meta` give the same graph. The module, and what
+    its functions remember, are as they were afterwards. Raises CaptureError, and GraphError for an
+    operator without core form.
     """
     batch = _batch_of(inputs)
     _refuse_kinds(module)
@@ -120,12 +128,16 @@ def capture(
     changing = {b.name for b in graph.buffers if b.update is not None}
     running = frozenset(n for n, name in names.buffers.items() if name in changing)
     forward = Forward(module, inputs, loss, running)
-    wrong = prove(forward, sizes or (batch,), choices)
-    prove_values(forward, plain, names, constants, min(2, *sizes, batch), samples)
+    until = clock() + PROOF_S
+    proved = prove(forward, sizes or (batch,), choices, late := lambda: clock() >= until)
+    size = min(2, *sizes, batch)
+    untried = prove_values(forward, plain, names, constants, size, samples, late)
     known |= constants
     used = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
     tensors = {name: known[name] for name in used}
-    return Captured(graph, tensors, lower(graph.bind(batch)) if core else None, wrong)
+    unproved = tuple(filter(None, (proved.unproved, untried)))
+    core_form = lower(graph.bind(batch)) if core else None
+    return Captured(graph, tensors, core_form, proved.wrong, unproved)
 
 
 def _whole(

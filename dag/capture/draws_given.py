@@ -6,7 +6,7 @@ forward gets from torch what the graph draws in the same place, so that both can
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,7 +65,7 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is 
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
-        if self._calls.running not in self._live:
+        if self._calls.running not in self._live or _without_dropout(func, args, kwargs):
             return func(*args, **kwargs)
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self.recomputes |= hooks is not None
@@ -102,3 +102,12 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is 
 
     def _made(self, value: Tensor, name: str, like: Tensor) -> Tensor:
         return like.copy_(value) if name.endswith("_") else value.to(like.dtype)
+
+
+def _without_dropout(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether it is a kernel of attention that could draw, and drops nothing here."""
+    for place, one in enumerate(func._schema.arguments):
+        if one.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get(one.name, one.default_value)
+            return bool(given == 0.0)
+    return False

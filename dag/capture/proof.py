@@ -34,10 +34,14 @@ from .python_state import Number, PythonState
 from .reseed import FIRST, OTHERS, drawn, reseed
 from .torch_calls import Call, CallTrace, TorchCalls, place_at, same_identity, unlike
 
-__all__ = ["Forward", "prove"]
+__all__ = ["PROOF_S", "Forward", "Late", "Proved", "prove"]
 
 _FEW, _MORE = 2, 5
 """Samples of the two microbatches that say how numbers follow the batch size."""
+PROOF_S = 60.0
+"""Seconds that the whole proof of a capture takes at most, but for the call that it is in."""
+Late = Callable[[], bool]
+"""Whether the time that a proof may take is used up; asked before each call of forward."""
 _FAR = (9, 10, 999, 1000, 999_999, 1_000_000)
 """Calls after which counters are tried."""
 
@@ -63,10 +67,29 @@ class Forward:
     known: frozenset[str]
 
 
-def prove(forward: Forward, sizes: Sequence[int], choices: Sequence[int]) -> dict[int, str]:
+@dataclass(frozen=True)
+class Proved:
+    """What was found of forward. `wrong`: those of the choices with which it does something else,
+    or with which it was not tried, and why. `unproved`: what was not tried; empty: nothing."""
+
+    wrong: dict[int, str]
+    unproved: str = ""
+
+
+class _LateError(Exception):
+    """The time is used up."""
+
+
+def prove(
+    forward: Forward,
+    sizes: Sequence[int],
+    choices: Sequence[int],
+    late: Late = lambda: False,
+) -> Proved:
     """Raises CaptureError unless forward does the same in every call, whatever Python and numpy
-    draw, and with each number of samples in `sizes`. Returns why it does not with some of the
-    `choices`. The module, and all random state, are as they were."""
+    draw, and with each number of samples in `sizes`. Finds the `choices` with which it does not.
+    Ends early, and says so, when it is `late`. The module, and all random state, are as they
+    were."""
     wrong: dict[int, str] = {}
     state = PythonState(forward.module, forward.loss)
     for train in (True, False):
@@ -74,10 +97,18 @@ def prove(forward: Forward, sizes: Sequence[int], choices: Sequence[int]) -> dic
             with (
                 state.restored(),
                 in_mode(forward.module, train),
-                _session(forward, on_meta) as trial,
+                _session(forward, on_meta, late) as trial,
             ):
                 try:
                     found = trial.all(sizes, choices)
+                except _LateError:
+                    mode = "train" if train else "eval"
+                    untried = {n: "it was not tried in time" for n in choices if n not in wrong}
+                    return Proved(
+                        wrong | untried,
+                        f"whether every call in {mode} mode does what the first "
+                        f"does was not tried to the end in {PROOF_S:g} s",
+                    )
                 except CaptureError:
                     if not (on_meta and trial.raised):
                         raise
@@ -86,11 +117,11 @@ def prove(forward: Forward, sizes: Sequence[int], choices: Sequence[int]) -> dic
                     continue  # what forward makes on the CPU does not go with what is on meta
                 wrong |= found
                 break
-    return wrong
+    return Proved(wrong)
 
 
 @contextmanager
-def _session(forward: Forward, on_meta: bool) -> Iterator[_Trial]:
+def _session(forward: Forward, on_meta: bool, late: Late) -> Iterator[_Trial]:
     """Trials with everything that the module has on `meta`, or as it is under a fake mode."""
     module = forward.module
     tensors: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -106,7 +137,7 @@ def _session(forward: Forward, on_meta: bool) -> Iterator[_Trial]:
         state = PythonState(module, forward.loss)
         with state.restored():
             takes = {n: t.requires_grad for n, t in tensors.items()}
-            yield _Trial(forward, tensors, takes, state, "meta" if on_meta else None)
+            yield _Trial(forward, tensors, takes, state, "meta" if on_meta else None, late)
 
 
 def bare(tensor: Tensor, device: str) -> Tensor:
@@ -127,6 +158,7 @@ class _Trial:
     """Which of them took a gradient."""
     state: PythonState
     device: str | None
+    late: Late
     first: CallTrace = field(default_factory=lambda: CallTrace([], ()))
     drew: bool = False
     """Whether a forward drew numbers of Python's or numpy's."""
@@ -242,8 +274,13 @@ class _Trial:
         self.drew |= before != drawn(self.state.generators)
         return calls.trace(results)
 
-    def _tried(self, call: Callable[[], CallTrace]) -> CallTrace | Exception:
-        """A call that may raise now, though the first did not."""
+    def _tried(
+        self, call: Callable[[], CallTrace], *, whenever: bool = False
+    ) -> CallTrace | Exception:
+        """A call that may raise now, though the first did not. Raises _LateError in place of a call
+        for which there is no time left, unless it is made `whenever`."""
+        if not whenever and self.late():
+            raise _LateError
         try:
             return call()
         except Exception as error:  # whatever the user's code raises
@@ -257,7 +294,7 @@ class _Trial:
         where, what = _seen(first, seen, "in the first call", when)
         for one in changed[:1]:
             what += f"; {one.name} went from {one.before} to {one.now}"
-        same = self._tried(lambda: self._again(_MORE, FIRST))
+        same = self._tried(lambda: self._again(_MORE, FIRST), whenever=True)
         if not isinstance(same, CallTrace) or not same_identity(first, same):
             return refused(
                 where,

@@ -9,7 +9,6 @@ metrics and running statistics are compared in every call, gradients in the firs
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,13 +31,11 @@ from .draws_given import GivenDraws, UnlikeDrawsError
 from .export import forward_of
 from .from_fx import Names
 from .modes import in_mode
-from .proof import Forward
+from .proof import PROOF_S, Forward, Late
 from .python_state import PythonState
 from .torch_calls import TorchCalls
 
 __all__ = ["MOST_FLOPS", "MOST_NUMBERS", "Samples", "prove_values"]
-
-_log = logging.getLogger(__name__)
 
 MOST_NUMBERS = 200_000_000
 """Parameters and buffers with which a model is tried."""
@@ -72,24 +69,39 @@ def prove_values(
     constants: Mapping[str, Tensor],
     size: int,
     samples: Samples | None,
-) -> None:
+    late: Late = lambda: False,
+) -> str:
     """Raises CaptureError where the module and its graph give different numbers for microbatches of
-    `size` samples. Models of more than MOST_NUMBERS, or of which a call takes more than MOST_FLOPS,
-    are not tried, and those of which buffers have no values. The module, and all random state, are
+    `size` samples. Returns why not all calls were compared; empty: they were. Models of more than
+    MOST_NUMBERS, or of which a call takes more than MOST_FLOPS, are not tried, and those of which
+    buffers have no values; nor is anything once it is `late`. The module, and all random state, are
     as they were."""
-    if _numbers(forward.module) > MOST_NUMBERS or not _known(forward.module, constants):
-        return
+    if (numbers := _numbers(forward.module)) > MOST_NUMBERS:
+        return _untried(f"it has {numbers:,} numbers, and up to {MOST_NUMBERS:,} are tried")
+    if not _known(forward.module, constants):
+        return _untried("not all of its tensors have values on the CPU here")
     with FlopCounterMode(display=False) as counter:
         infer(bound := graph.bind(size))
     if (flops := counter.get_total_flops()) > MOST_FLOPS:
-        _log.info("not tried with values: a call takes %.3g operations", flops)
-        return
+        most = MOST_FLOPS / 1e9
+        return _untried(f"a call takes {flops / 1e9:,.0f} GFLOP, and up to {most:,.0f} are tried")
     batches = [_batch(forward.inputs, size, m, samples) for m in range(CALLS)]
+    why = ""
     for train in (True, False):
         form = bound if train else evaluation(bound)
         with torch.random.fork_rng(devices=[]), in_mode(forward.module, train):
             values = _values(forward.module, graph, names, constants)
-            _Comparison(forward, form, values, train).run(batches)
+            found = _Comparison(forward, form, values, train, late).run(batches)
+            why = why or found
+    return _untried(why) if why else ""
+
+
+def _untried(why: str) -> str:
+    return f"what it computes was not compared with the model: {why}"
+
+
+class _UntriedError(Exception):
+    """A call cannot be compared; says why."""
 
 
 @dataclass
@@ -100,38 +112,39 @@ class _Comparison:
     graph: Graph
     values: _Values
     train: bool
+    late: Late
     state: PythonState = field(init=False)
 
-    def run(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """Raises CaptureError at the first difference."""
+    def run(self, batches: Sequence[Mapping[str, Tensor]]) -> str:
+        """Raises CaptureError at the first difference. Returns why not all calls were compared."""
         module = self.forward.module
         with _reparametrize_module(module, self.values.module, tie_weights=True):
             self.state = PythonState(module, self.forward.loss)
             before = {n: self.values.module[n].clone() for n in self._buffers()}
             draws: GivenDraws | None = None
             with self.state.restored():
-                if any(takes_key(op.target) for op in self.graph.operators):
-                    draws = self._draws(batches[0], before)
-                    if draws is None:
-                        return
-                for number, batch in enumerate(batches):
-                    if not self._same(number, batch, draws):
-                        return
+                try:
+                    if any(takes_key(op.target) for op in self.graph.operators):
+                        draws = self._draws(batches[0], before)
+                    for number, batch in enumerate(batches):
+                        self._compare(number, batch, draws)
+                except _UntriedError as error:
+                    return str(error)
+        return ""
 
     def _buffers(self) -> list[str]:
         return [n for n, t in self.values.module.items() if not isinstance(t, nn.Parameter)]
 
-    def _draws(
-        self, batch: Mapping[str, Tensor], before: Mapping[str, Tensor]
-    ) -> GivenDraws | None:
+    def _draws(self, batch: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> GivenDraws:
         """The graph's draws in the order of forward's: one call says which of those count."""
+        self._in_time(0)
         calls = TorchCalls({id(t): n for n, t in self.values.module.items()}, self.forward.known)
         calls.begin(batch)
         try:
             with torch.no_grad(), calls:
                 results = forward_of(self.forward.module, batch, self.forward.loss)
-        except Exception:  # what the data or the machine does not allow is said elsewhere
-            return None
+        except Exception as error:  # what the data or the machine does not allow
+            raise self._raised(error) from error
         live = frozenset(calls.trace(results).live)
         self.state.restore()
         with torch.no_grad():
@@ -139,8 +152,19 @@ class _Comparison:
                 self.values.module[name].copy_(tensor)
         return GivenDraws(self.graph, live)
 
-    def _same(self, number: int, batch: Mapping[str, Tensor], draws: GivenDraws | None) -> bool:
-        """Raises CaptureError where a call differs; False where it could not be made."""
+    def _in_time(self, number: int) -> None:
+        if self.late():
+            done = number + (0 if self.train else CALLS)
+            raise _UntriedError(f"{done} of {2 * CALLS} calls were compared in {PROOF_S:g} s")
+
+    def _raised(self, error: Exception) -> _UntriedError:
+        return _UntriedError(
+            f"{self._when(0)} it raises {type(error).__name__} ({first_line(error)})"
+        )
+
+    def _compare(self, number: int, batch: Mapping[str, Tensor], draws: GivenDraws | None) -> None:
+        """Raises CaptureError where a call differs, _UntriedError where it cannot be made."""
+        self._in_time(number)
         key = step_key(0, 0, number)
         wants = self.train and number == 0
         old = {n: self.values.graph[n].clone() for n in self._updated()}
@@ -149,11 +173,10 @@ class _Comparison:
             with torch.set_grad_enabled(self.train), _drawing(draws, key):
                 theirs = forward_of(self.forward.module, batch, self.forward.loss)
         except UnlikeDrawsError as error:
-            _log.info("not tried with values: %s", error)
-            return False
+            raise _UntriedError(str(error)) from error
         except Exception as error:  # whatever the user's code raises
             if number == 0:
-                return False
+                raise self._raised(error) from error
             raise refused(
                 text_of(place_of(error)),
                 f"{self._when(number)} it raises {type(error).__name__} ({first_line(error)}), "
@@ -176,7 +199,6 @@ class _Comparison:
             self._check(f"buffer {name}", self.values.graph[name], made, number)
         if wants and not (draws and draws.recomputes):
             self._check_gradients(theirs[0], ours[self.graph.loss])
-        return True
 
     def _updated(self) -> dict[str, Any]:
         return {b.name: b.update for b in self.graph.buffers if b.update is not None}

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.dag.capture.export import forward_of
 from shoal.dag.capture.proof import Forward, prove
 from shoal.dag.capture.reseed import drawn, reseed
 from shoal.dag.ir.capture_errors import CaptureError
@@ -52,7 +53,7 @@ def proved(function, *sizes: int, choices: tuple[int, ...] = ()) -> dict[int, st
     values = module.average.clone(), module.numbers.copy(), list(module.queue)
     outside = calls, dict(store), Net.shared
     try:
-        return prove(Forward(module, inputs, None, frozenset()), sizes or (2,), choices)
+        return prove(Forward(module, inputs, None, frozenset()), sizes or (2,), choices).wrong
     finally:
         assert module.__dict__.keys() == before[0].keys()
         assert all(module.__dict__[k] is v for k, v in before[0].items())
@@ -331,6 +332,38 @@ def test_a_batch_size_that_is_another_computation_is_refused_or_not_chosen(
     wrong = proved(function, 3, choices=(2, 4, size))
     assert list(wrong) == [size]
     assert says.split(".*")[0] in wrong[size]
+
+
+def test_a_proof_that_runs_out_of_time_says_so_and_chooses_no_size_that_it_did_not_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = {"x": torch.zeros(4, 8), "y": torch.zeros(4, dtype=torch.long)}
+    forward = Forward(Net(squeezed), inputs, None, frozenset())
+    calls = asked = 0
+
+    def counted(*arguments):
+        nonlocal calls
+        calls += 1
+        return forward_of(*arguments)
+
+    monkeypatch.setattr("shoal.dag.capture.proof.forward_of", counted)
+
+    def late() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > most
+
+    for most in range(100):
+        calls = asked = 0
+        found = prove(forward, (3,), (1, 2), late)
+        assert calls == min(most, asked), "each call of forward is asked for"
+        if not found.unproved:
+            break
+        assert asked == most + 1, "the proof ends at once"
+        assert found.wrong.keys() >= {1, 2}
+        assert "not tried to the end in 60 s" in found.unproved
+    assert found.wrong.keys() == {1}
+    assert most > 10
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoal.dag.capture.capture import capture
 from shoal.dag.capture.from_fx import Names
-from shoal.dag.capture.proof import Forward
+from shoal.dag.capture.proof import Forward, Late
 from shoal.dag.capture.value_proof import prove_values
 from shoal.dag.ir.capture_errors import CaptureError
 from shoal.dag.ir.graph import Graph, Operator
@@ -48,13 +48,16 @@ def module() -> Draws:
 
 @pytest.fixture(scope="module")
 def graph(module: Draws) -> Graph:
-    return capture(module, INPUTS).graph  # which proves it
+    found = capture(module, INPUTS)
+    assert found.unproved == ()
+    return found.graph
 
 
+UNTRIED = "what it computes was not compared with the model"
 SAYS = "in its first call in train mode its (loss|mean) is"
 
 
-def prove(module: nn.Module, graph: Graph) -> None:
+def prove(module: nn.Module, graph: Graph, late: Late = lambda: False) -> str:
     parameters = {n: n for n, _ in module.named_parameters()}
     buffers = {n: n for n, _ in module.named_buffers()}
     names = Names(parameters, buffers, frozenset(parameters), frozenset(buffers))
@@ -62,7 +65,7 @@ def prove(module: nn.Module, graph: Graph) -> None:
     before = {n: t.clone() for n, t in module.state_dict().items()}
     state = torch.get_rng_state()
     try:
-        prove_values(Forward(module, INPUTS, None, known), graph, names, {}, 2, None)
+        return prove_values(Forward(module, INPUTS, None, known), graph, names, {}, 2, None, late)
     finally:
         assert module.training
         assert torch.equal(state, torch.get_rng_state())
@@ -82,7 +85,40 @@ def with_arg(place: int, value):
 
 def test_a_module_that_draws_gives_what_its_graph_gives(module: Draws, graph: Graph) -> None:
     assert sum(op.target.startswith("shoal.") for op in graph.operators) == 7
-    prove(module, graph)
+    assert prove(module, graph) == ""
+
+
+@pytest.mark.parametrize("calls", range(9))
+def test_a_comparison_that_runs_out_of_time_says_how_far_it_came(
+    module: Draws, graph: Graph, calls: int
+) -> None:
+    """Three calls in each mode, and in each one that tells which draws count."""
+    left = iter([False] * calls)
+    done = max(0, min(calls - 1, 3)) + max(0, calls - 5)
+    found = prove(module, graph, lambda: next(left, True))
+    wanted = f"{done} of 6 calls were compared in 60 s"
+    assert found == ("" if calls == 8 else f"{UNTRIED}: {wanted}")
+
+
+def test_a_capture_says_what_its_proof_had_no_time_for(module: Draws, graph: Graph) -> None:
+    now = iter([0.0, 10.0, 59.0])
+    found = capture(module, INPUTS, choices=(4,), clock=lambda: next(now, 60.0))
+    assert found.graph == graph
+    assert len(found.unproved) == 2
+    said: list[str] = []
+    assert found.right_sizes((3, 4), said.append) == (3,)
+    assert [line.split(",")[0] for line in said] == ["of the capture"] * 2 + [
+        "no microbatches of 4: it was not tried in time"
+    ]
+
+
+def test_what_is_too_large_to_compare_is_said(
+    module: Draws, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.dag.capture.value_proof.MOST_FLOPS", 1.0)
+    assert "a call takes 0 GFLOP" in prove(module, graph)
+    monkeypatch.setattr("shoal.dag.capture.value_proof.MOST_NUMBERS", 10)
+    assert "it has 86 numbers, and up to 10 are tried" in prove(module, graph)
 
 
 @pytest.mark.parametrize(
