@@ -41,7 +41,7 @@ def with_state(captured: Captured, module: nn.Module) -> Captured:
             buffers.append(Buffer(name, spec))
             tensors[name] = tensor.detach()
     graph = replace(graph, buffers=tuple(buffers), state=entries)
-    return Captured(graph, tensors, captured.core)
+    return replace(captured, graph=graph, tensors=tensors)
 
 
 def _entries(module: nn.Module) -> tuple[StateEntries, dict[str, Tensor]]:

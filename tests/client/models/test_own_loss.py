@@ -104,3 +104,26 @@ def test_the_plain_loop_has_it(job: Job, front: SimulationFront) -> None:
     assert losses == [pytest.approx(float(wanted), rel=1e-6)]
     with ready(start, job):
         assert set(start(**batch)) == {"loss", "size"}
+
+
+def test_a_size_that_is_another_computation_is_never_chosen_and_what_was_not_tried_is_said(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = CODE.replace("output, batch[", "output if output.shape[0] > 1 else 2 * output, batch[")
+    (tmp_path / "own.py").write_text(alone)
+    monkeypatch.setattr("shoal.client.models.models.SMALL", 0)  # divisions are not tried besides
+    said: list[str] = []
+    spec, _ = draft(job, said.append)
+    assert spec.microbatch_sizes, said
+    assert 1 not in spec.microbatch_sizes
+    assert any(line.startswith("no microbatches of 1: ") for line in said), said
+    assert not any(line.startswith("of the capture") for line in said), said
+    monkeypatch.setattr("shoal.dag.capture.capture.PROOF_S", 0.0)
+    spec, _ = draft(job, said.append)
+    assert not spec.microbatch_sizes
+    said = [line.split(":")[0] for line in said if line.startswith("of the capture, ")]
+    assert said == [
+        "of the capture, whether every call in train mode does what the first does was not tried "
+        "to the end in 60 s",
+        "of the capture, what it computes was not compared with the model",
+    ]
