@@ -194,7 +194,8 @@ def evaluated(event: RunEvent) -> str:
     of = f"version after {told.round} rounds, {told.step} steps"
     if told.replicas:
         of = f"mean of {told.replicas} replicas, each by itself, {of.removeprefix('version ')}"
-    return f"{of} · held-out {told.evaluation.loss:.4f}"
+    by = "" if told.replicas else f", says replica {told.replica}"
+    return f"{of} · held-out {told.evaluation.loss:.4f}{by}"
 
 
 def begun(event: RunEvent) -> str:

@@ -1518,16 +1518,18 @@ class RoundDone(_message.Message):
     def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., seconds: _Optional[float] = ..., microbatches: _Optional[int] = ..., joined: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., exchange_s: _Optional[float] = ...) -> None: ...
 
 class VersionEvaluated(_message.Message):
-    __slots__ = ("round", "step", "evaluation", "replicas")
+    __slots__ = ("round", "step", "evaluation", "replicas", "replica")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
     evaluation: Evaluation
     replicas: int
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., replicas: _Optional[int] = ...) -> None: ...
+    replica: int
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., replicas: _Optional[int] = ..., replica: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
     __slots__ = ("step", "outcome", "evaluation", "seconds", "sent_bytes", "compute_s", "links", "again_bytes", "peaks")

@@ -82,6 +82,7 @@ ACROSS = {
     "tests/hostile/operators",
     "tests/hostile/peer",
     "tests/hostile/planning",
+    "tests/hostile/words",
     "tests/mutants",
     "tests/proto",
     "tests/sim/processes",

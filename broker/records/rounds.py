@@ -141,16 +141,13 @@ class RoundRecord:
 
     @property
     def evaluators(self) -> Collection[int]:
-        """Replicas that evaluate what they begin the round with, in gossip: all of them; none where
-        one evaluates the version of all."""
-        return self.work.keys() if self.gossips else ()
-
-    @property
-    def _evaluator(self) -> int:
-        """Who evaluates a version of all: the first in which it does not land where the next one
-        does, for frames of two evaluations at one step are one another's doubles."""
+        """Replicas that evaluate what they begin the round with, if that is due: in gossip all of
+        them; else one, the first in which the version does not land where the next one does, for
+        frames of two evaluations at one step are one another's doubles."""
+        if self.gossips:
+            return self.work.keys()
         fit = (n for n, w in self.work.items() if w.late < w.steps + w.ahead)
-        return min(fit, default=-1)
+        return sorted(fit)[:1] if self._passed else ()
 
     def attempt_of(self, number: int) -> int:
         """In which attempt what a member now does was planned."""
@@ -196,7 +193,7 @@ class RoundRecord:
             samples=work.samples,
             start=(self.told.committed if self.told else self.committed) / self._whole,
             length=length * work.steps / work.planned if work.planned else length,
-            evaluate=self._passed and (self.gossips or work.replica == self._evaluator),
+            evaluate=self._passed and work.replica in self.evaluators,
             ahead=work.ahead,
             ahead_samples=work.ahead_samples,
             late=work.late,

@@ -8,13 +8,14 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.step_seconds import MOST_TIMES
-from ...proto.broker_pb2 import WAITING, RoundWork
+from ...proto.broker_pb2 import WAITING, RoundReport, RoundWork
+from ..membership.member import Member
 from ..records.rounds import RoundRecord
 from ..runs.replica import Replica
 from ..runs.run import Run
 from .work import at_most
 
-__all__ = ["Contributions", "is_at_gate", "is_short", "standing"]
+__all__ = ["Contributions", "goes_on", "is_at_gate", "is_short", "standing"]
 
 _SPARE_S = 30.0
 """Added to twice the expected time of local work."""
@@ -32,6 +33,22 @@ def is_at_gate(rounds: RoundRecord, replica: Replica) -> bool:
     """Whether it waits in front of its next step, with or without a contribution."""
     record = replica.record
     return record.committed >= rounds.gate(record.number, record.term)
+
+
+def goes_on(
+    replica: Replica, rounds: RoundRecord, member: Member, said: RoundReport, now: float
+) -> None:
+    """Moves a replica's deadline where a holder is further than before in what is to be done: in an
+    evaluation that the replica was asked for, or in the exchange, once all of its steps are
+    done."""
+    if said.HasField("evaluation"):
+        due = said.round == rounds.round and replica.record.number in rounds.evaluators
+    else:
+        due = is_at_gate(rounds, replica)
+    if due:
+        at = min(said.round, rounds.round), min(said.attempt, max(1, rounds.attempt))
+        what = "evaluation" if said.HasField("evaluation") else "round"
+        replica.lifecycle.deadline.further(member.id, what, at, now)
 
 
 def standing(rounds: RoundRecord, replica: Replica) -> Hashable:

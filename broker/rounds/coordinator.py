@@ -45,7 +45,7 @@ from ..membership.membership import Membership
 from ..runs.replica import Replica
 from ..runs.run import Run
 from .attempts import Attempts
-from .contributions import Contributions, is_at_gate, is_short, standing
+from .contributions import Contributions, goes_on, is_at_gate, is_short, standing
 from .disputes import Disputes
 from .evaluations import Evaluations
 from .exchange import ExchangePlanner
@@ -321,10 +321,10 @@ class RoundCoordinator:
         stale = said.term != replica.record.term or not there
         if stale or member.id not in replica.record.peers or self.run.ended:
             return [replica.context.ignored("round", member, f"term {said.term} of {replica.id}")]
-        replica.lifecycle.deadline.since = now
+        goes_on(replica, self.record, member, said, now)
         if said.HasField("evaluation"):
-            self._evaluations.add(number, said.round, said.evaluation)
-            return self._tell_evaluation(now)
+            kept = self._evaluations.add(number, said.round, said.evaluation)
+            return self._tell_evaluation(now) if kept else []
         holding = self._holding
         if said.held and holding is not None:
             holding.answered(number, member.id, said)

@@ -1,8 +1,9 @@
 """What evaluations between two rounds came to.
 
-Where all have one version, one replica evaluates it. In gossip each has a version of its own:
-every replica evaluates what it goes on with, none changes anything for that, and what is told is
-the mean of what they came to.
+Where all have one version, one replica evaluates it, and only the one that was asked is believed.
+In gossip each has a version of its own: every replica evaluates what it goes on with, none changes
+anything for that, and what is told is the mean of what they came to. Nothing is decided by what
+they say: it is shown, with the number of the replica that said it.
 """
 
 from __future__ import annotations
@@ -25,18 +26,36 @@ class Evaluations:
         """By round that begins with it, then by replica."""
         self._told = -1
         """The newest round whose evaluation was told."""
+        self._asked: tuple[int, set[int]] = -1, set()
+        """A round, and who was asked for the evaluation that is due in it; more than one only where
+        another began again meanwhile."""
 
-    def add(self, replica: int, round: int, found: Evaluation) -> None:
-        """Keeps the first one of a replica in a round that is under way or told ahead."""
-        if self._told < round <= self._record.round + len(self._record.ahead):
-            self._come.setdefault(round, {}).setdefault(replica, found)
+    def _ask(self) -> None:
+        """Notes whom the round under way has evaluate."""
+        record = self._record
+        asked = self._asked[1] if self._asked[0] == record.round else set[int]()
+        self._asked = record.round, asked | {*record.evaluators}
+
+    def add(self, replica: int, round: int, found: Evaluation) -> bool:
+        """Keeps the first one of a replica that was asked for it, in the round under way, or in one
+        told ahead. Returns whether it was kept."""
+        record = self._record
+        if not max(self._told + 1, record.round) <= round <= record.round + len(record.ahead):
+            return False
+        self._ask()
+        if round == record.round and replica not in self._asked[1]:
+            return False
+        come = self._come.setdefault(round, {})
+        return come.setdefault(replica, found) is found
 
     def told(self, *, closes: bool = False) -> VersionEvaluated | None:
         """Returns the evaluation of the round under way, once: as soon as every replica that
         evaluates has said so; `closes`: of those that have, since the round ends."""
+        self._ask()
         at, record = self._record.round, self._record
         found = self._come.get(at, {})
-        if not found or not (closes or found.keys() >= {*record.evaluators}):
+        whole = found.keys() >= {*record.evaluators} if record.gossips else bool(found)
+        if not found or not (closes or whole):
             return None
         self._told = at
         self._come = {n: come for n, come in self._come.items() if n > at}
@@ -44,7 +63,8 @@ class Evaluations:
             round=at,
             step=record.committed // self._microbatches,
             evaluation=mean_of(found.values()),
-            replicas=len(found) if record.evaluators else 0,
+            replicas=len(found) if record.gossips else 0,
+            replica=0 if record.gossips else next(iter(found)),
         )
 
 

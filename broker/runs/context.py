@@ -34,7 +34,12 @@ from ..recovery.suspects import SuspectTracker
 from ..recovery.view import Pair
 from ..snapshots.sets import SnapshotSet
 
-__all__ = ["ReplicaContext", "Term"]
+__all__ = ["Reached", "ReplicaContext", "Term"]
+
+
+Reached = tuple[float, ...]
+"""A place in a peer's work, as numbers that are compared in order: a step, or a round and what of
+it."""
 
 
 @dataclass
@@ -46,7 +51,7 @@ class Term:
     starting weights. transfers: who gives what of it to whom. speed_of: FLOP/s of the holders, as
     they were when it began. leaving: holders that shall not be counted on, and why, in words.
     finished: who has reported the last step, be it in a replay. down: to whom links are broken, and
-    who says so.
+    who says so. reached: by holder and kind of work, how far it says to be.
     """
 
     plan: Plan | None = None
@@ -60,6 +65,7 @@ class Term:
     exports: dict[PeerId, Exported] = field(default_factory=dict)
     finished: dict[PeerId, None] = field(default_factory=dict)
     down: dict[PeerId, dict[PeerId, None]] = field(default_factory=dict)
+    reached: dict[tuple[PeerId, str], Reached] = field(default_factory=dict)
 
     @cached_property
     def spans(self) -> dict[PeerId, list[tuple[int, int]]]:

@@ -3,17 +3,23 @@
 Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
 `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one more
 median for each batch of an evaluation, and `first_step_s` before a step was measured.
+
+Words alone move no deadline: what a peer says counts where it is further than that peer was in this
+term, and its coming back once between two steps of its own.
 """
 
 from __future__ import annotations
 
+from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import BUILDING, EXPORTING, RUNNING
 from ..events import Instruction, SetTimer
-from .context import ReplicaContext
+from .context import Reached, ReplicaContext
 from .handover import Handover
 from .snapshots import ReplicaSnapshots
 
 __all__ = ["Deadline"]
+
+_BACK = "back"
 
 _SLOW_BYTES_PER_S = 1.25e6
 """10 Mbit/s: a home uplink. Who is slower still may be too slow."""
@@ -70,6 +76,21 @@ class Deadline:
         assert record.plan is not None, record
         batches = len(record.plan.evaluation_routes) / len(record.plan.routes)
         return max(options.step_floor_s, (options.step_factor + batches) * measured)
+
+    def further(self, peer: PeerId, what: str, how_far: Reached, now: float) -> None:
+        """Counts from now on, if the peer has come further in `what` than ever in this term. The
+        caller sees to it that nobody can say to be further than there is to do."""
+        term = self._context.term
+        least = term.begun_from.step - 1 if what == "step" and term.begun_from else -1
+        if how_far > (reached := term.reached).get((peer, what), (least,)):
+            reached[peer, what] = how_far
+            reached.pop((peer, _BACK), None)
+            self.since = now
+
+    def back(self, peer: PeerId, now: float) -> None:
+        """A holder has its stream again, and as much time as at first."""
+        if self._context.term.reached.setdefault((peer, _BACK), (now,)) == (now,):
+            self.since = now
 
     def arm(self) -> list[Instruction]:
         """Sets the timer when nothing is armed, or the deadline has come nearer than the timer."""

@@ -189,7 +189,7 @@ class Lifecycle:
         if report.step + 1 == record.steps:
             term.finished[member.id] = None
         new = record.ledger.report(member.id, report)
-        self.deadline.since = now
+        self.deadline.further(member.id, "step", (report.step,), now)
         if not new:  # a replay, or told twice
             told = report.HasField("outcome")
             note = self._losses.again(report.step, report.outcome.loss) if told else ""
@@ -232,7 +232,7 @@ class Lifecycle:
             )
             return [self.context.ignored("exported", member, text)]
         self.context.term.exports[member.id] = message
-        self.deadline.since = now
+        self.deadline.further(member.id, "export", (message.step,), now)
         return self.finish_export(now)
 
     def finish_export(self, now: float) -> list[Instruction]:
@@ -264,7 +264,7 @@ class Lifecycle:
         """A part of a checkpoint lies with the broker, or will not."""
         if stale := self.stale("saved", member, message.term, RUNNING, EXPORTING):
             return stale
-        self.deadline.since = now
+        self.deadline.further(member.id, "saved", (self.record.checkpoints.coming or 0,), now)
         out: list[Instruction] = []
         if message.HasField("blob"):
             whole = self.record.checkpoints.saved(member.id, message)

@@ -270,7 +270,7 @@ class Losses:
         """A holder attached again, still with its part. It may not have heard the Start, nor which
         step is on hold, or no longer."""
         self._context.away.back(member.id)
-        self._life.deadline.since = now
+        self._life.deadline.back(member.id, now)
         self._snapshots.cadence.given_up()  # it may not have heard the order
         if self._record.checkpoints.awaits(member.id):
             self._record.checkpoints.again()

@@ -136,10 +136,10 @@ def step_numbers(done: StepDone, tokens_per_step: int = 0) -> dict[str, float | 
 
 def evaluation_numbers(found: VersionEvaluated) -> dict[str, float | int]:
     """Numbers of a version between two rounds; `round` begins from it, `step` is the run's.
-    `replicas`: of gossip, over whose own losses `eval_loss` is the mean; there is no version."""
+    `replicas`: of gossip, over whose own losses `eval_loss` is the mean; there is no version.
+    `replica`: of a version, the one that says so."""
     row: dict[str, float | int] = {"round": found.round, "step": found.step}
-    if found.replicas:
-        row["replicas"] = found.replicas
+    row |= {"replicas": found.replicas} if found.replicas else {"replica": found.replica}
     row["eval_loss"] = found.evaluation.loss
     numbers = ((m.name, m.value) for m in found.evaluation.metrics)
     return {**row, **own_numbers(numbers, EVALUATED)}

@@ -87,10 +87,38 @@ def test_a_version_of_all_is_evaluated_by_one_and_told_at_once() -> None:
     record = RoundRecord(10, REPLICAS, 1, REPLICAS)
     found = Evaluations(record, REPLICAS)
     begun(record)
-    found.add(2, 0, Evaluation(loss=2.5))
+    assert not found.add(0, 0, Evaluation(loss=9.5))  # the starting weights are not evaluated
+    done(record)
+    begun(record)
+    first = record.evaluators
+    assert found.told() is None
+    others = {*range(REPLICAS)} - {*first}
+    for other in others:
+        assert not found.add(other, 1, Evaluation(loss=0.1))  # nobody asked it
+    for number in (0, 7):
+        assert not found.add(0, number, Evaluation(loss=9.5))  # before, and what nobody has told
+    [asked] = first
+    assert found.add(asked, 1, Evaluation(loss=2.5))
+    assert not found.add(asked, 1, Evaluation(loss=0.2))
     told = found.told()
     assert told is not None
-    assert (told.round, told.replicas, told.evaluation.loss) == (0, 0, 2.5)
-    found.add(1, 0, Evaluation(loss=3.5))  # again, behind a restart
-    found.add(1, 7, Evaluation(loss=3.5))  # of a round that nobody has told
+    assert (told.round, told.replicas, told.replica) == (1, 0, asked)
+    assert told.evaluation.loss == 2.5
+    assert not found.add(asked, 1, Evaluation(loss=3.5))  # again, behind a restart
     assert found.told(closes=True) is None
+
+
+def test_who_begins_again_meanwhile_is_asked_too_and_the_first_one_stays_asked() -> None:
+    record = RoundRecord(10, REPLICAS, 1, REPLICAS)
+    found = Evaluations(record, REPLICAS)
+    begun(record)
+    done(record)
+    ranges = record.hand_out([1] * REPLICAS)
+    work = [RoundWork(replica=i, term=1, steps=1, samples=r) for i, r in enumerate(ranges)]
+    record.apply(RunEvent(round_begun=RoundBegun(round=1, work=work[1:])))
+    assert found.told() is None
+    assert [*record.evaluators] == [1]
+    record.apply(RunEvent(round_begun=RoundBegun(round=1, work=work[:1])))
+    assert [*record.evaluators] == [0]
+    assert not found.add(2, 1, Evaluation(loss=0.1))
+    assert found.add(1, 1, Evaluation(loss=2.5))

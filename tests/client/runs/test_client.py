@@ -278,8 +278,8 @@ def test_a_step_is_written_once_however_many_follow_a_run_in_one_folder(turns: l
 def test_a_mean_of_replicas_by_themselves_is_told_from_the_loss_of_a_version() -> None:
     found = pb.VersionEvaluated(round=4, step=16, evaluation=pb.Evaluation(loss=3.0), replicas=4)
     assert evaluation_numbers(found) == {"round": 4, "step": 16, "replicas": 4, "eval_loss": 3.0}
-    found.replicas = 0
-    assert "replicas" not in evaluation_numbers(found)
+    found.replicas, found.replica = 0, 2
+    assert evaluation_numbers(found) == {"round": 4, "step": 16, "replica": 2, "eval_loss": 3.0}
 
 
 def test_a_diverged_loss_is_null_in_json(tmp_path: Path) -> None:
