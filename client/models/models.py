@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from ...dag.analysis.lookups import beyond
 from ...dag.capture.capture import check_tensors
+from ...dag.capture.modes import uncompiled
 from ...dag.ir.graph import Graph
 from ...dag.ir.recipe import Recipe
 from ...job import LIVE, Job
@@ -302,8 +303,8 @@ def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
 @contextmanager
 def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
     """The module as it is captured: it takes a microbatch and gives its loss, by the job's own loss
-    function or, for a Hugging Face model, one over text; and `freeze` is applied. Afterwards it is
-    as it was: a live module stays the user's own.
+    function or, for a Hugging Face model, one over text; `freeze` is applied, and nothing of it is
+    compiled. Afterwards it is as it was: a live module stays the user's own.
 
     Raises ModelError for a freeze glob that matches nothing, and a loss that is not there.
     """
@@ -326,7 +327,8 @@ def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
             module.__class__ = with_loss(kind, data.inputs, data.targets)
         elif is_hugging_face(module):
             module.__class__ = with_weight(kind)
-        yield module
+        with uncompiled():
+            yield module
     finally:
         module.__class__ = kind
         for parameter in chosen:

@@ -35,7 +35,7 @@ from ..transforms.simplify import simplify
 from .blocks import repeats, shortened
 from .export import export, functional
 from .from_fx import Converted, Names, convert
-from .modes import differing_constant, in_mode, only_flags_differ
+from .modes import differing_constant, in_mode, only_flags_differ, uncompiled
 from .proof import PROOF_S, Forward, prove
 from .python_state import PythonState
 from .repeat import DifferError, repeated
@@ -80,6 +80,7 @@ class Captured:
         return tuple(size for size in sizes if size not in self.wrong_sizes)
 
 
+@uncompiled()
 def capture(
     module: nn.Module,
     inputs: Mapping[str, Tensor],

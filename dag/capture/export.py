@@ -103,8 +103,7 @@ def forward_of(
 ) -> tuple[Tensor, ...]:
     """Loss, weight (if any) and metrics of a microbatch, run outside of an export. Raises
     CaptureError where an export would for what gradients are made of."""
-    # A part that is compiled would be so for every mode around this call.
-    with _quiet(), own_gradients(), torch.compiler.set_stance("force_eager"):
+    with _quiet(), own_gradients():
         return _results(_returned(module, given, loss), _Seen())
 
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 
 from .export import ExportedModel
 
-__all__ = ["differing_constant", "in_mode", "only_flags_differ"]
+__all__ = ["differing_constant", "in_mode", "only_flags_differ", "uncompiled"]
 
 _aten = torch.ops.aten
 _FLAGS: dict[Any, tuple[int, Any]] = {
@@ -32,6 +32,15 @@ _FLAGS: dict[Any, tuple[int, Any]] = {
     _aten.rnn_relu.input: (6, False),
 }
 """Operator → position of the argument that knows the mode, and what it is in eval mode."""
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Parts that `torch.compile` was called for run as they are written. Compiled, they would be so
+    for every mode that follows a forward; where that fails, torch leaves files (of graphs that it
+    could not partition) in the working folder. A few calls are not worth a compiler either."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager
