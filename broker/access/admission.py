@@ -206,7 +206,7 @@ class Admission:
         (count,) = self._db.execute("SELECT count(*) FROM parties").fetchone()
         if count >= self.limits.most_parties:
             raise AdmissionError(
-                "RESOURCE_EXHAUSTED", f"{count} parties have joined, the limit of this broker"
+                "FAILED_PRECONDITION", f"{count} parties have joined, the limit of this broker"
             )
         try:
             with self._file.changing():

@@ -39,6 +39,7 @@ __all__ = [
     "BrokerAwayError",
     "EnrollError",
     "NotAdmittedError",
+    "NotNowError",
     "Shown",
     "channel_options",
     "enroll",
@@ -50,6 +51,18 @@ PROTOCOL = 1
 """The version of joining that this shoal speaks."""
 _CALL_S = 15.0
 _LARGEST_CERTIFICATE = 16 * 1024
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+FINAL = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+"""Answers that are about the request itself, and so would be given again. The cause of any other
+one lies at the broker or on the way, and may pass."""
 SKEW_S = 300.0
 """Clocks may differ by so much."""
 
@@ -60,6 +73,10 @@ class EnrollError(Exception):
 
 class BrokerAwayError(EnrollError):
     """Nobody answers there, or nobody who is a broker with identities. Worth another try."""
+
+
+class NotNowError(BrokerAwayError):
+    """The broker answers, and cannot admit anybody now: its disk is full, or too many call."""
 
 
 class NotAdmittedError(EnrollError):
@@ -222,9 +239,11 @@ def _call(
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
             why = printable((error.details() if isinstance(error, grpc.Call) else "") or str(error))
-            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            if code in _AWAY:
                 away = f"the broker at {address} did not answer: {in_words(why)}"
                 raise BrokerAwayError(away) from None
+            if code not in FINAL:
+                raise NotNowError(f"the broker at {address} admits nobody now: {why}") from None
             raise NotAdmittedError(f"the broker at {address} refused: {why}") from None
     return admitted
 

@@ -18,6 +18,7 @@ from ...net.identity.enroll import (
     BrokerAwayError,
     EnrollError,
     NotAdmittedError,
+    NotNowError,
     check_clock,
     enroll,
     renew,
@@ -47,8 +48,8 @@ class NoCredentialError(ValueError):
 
 async def obtain(config: PeerConfig) -> Credential:
     """The credential in the peer's folder, or a new one by its token. Waits for a broker that does
-    not answer, as long as the settings say, and looks it up again if that can be done. Raises
-    NoCredentialError, CredentialError, EnrollError."""
+    not answer, or cannot admit anybody now, as long as the settings say, and looks it up again if
+    that can be done. Raises NoCredentialError, CredentialError, EnrollError."""
     known = Credential.load(config.state)
     now = utc(time.time())
     if known is not None and known.holds(now) and _fits(known, config.token):
@@ -67,7 +68,7 @@ async def obtain(config: PeerConfig) -> Credential:
     token, broker = Token.parse(config.token), config.broker
     finder = finder_of(config, token.fingerprint)
     waits = [s for s in (config.first_s, config.give_up_s) if s is not None]
-    until = time.monotonic() + min(waits) if waits else None
+    began = time.monotonic()
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
@@ -76,7 +77,9 @@ async def obtain(config: PeerConfig) -> Credential:
                 enroll, broker, token, config.state, config.name, via=dialled
             )
         except BrokerAwayError as error:
-            if until is not None and time.monotonic() + pause_s > until:
+            if isinstance(error, NotNowError):  # so it is reached
+                waits = [] if config.give_up_s is None else [config.give_up_s]
+            if waits and time.monotonic() + pause_s > began + min(waits):
                 raise
             note(_log, logging.WARNING, "not joined yet", why=error, again_in_s=pause_s)
         await asyncio.sleep(pause_s)

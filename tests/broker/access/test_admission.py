@@ -219,7 +219,7 @@ def test_invitations_and_parties_are_bounded():
     admission = Admission(AUTHORITY, None, limits)
     token = invited(admission, uses=5)
     admission.join(asked(token), NOW)
-    assert refused(admission, asked(token, REQUESTS[1]))[0] == "RESOURCE_EXHAUSTED"
+    assert refused(admission, asked(token, REQUESTS[1]))[0] == "FAILED_PRECONDITION"
     admission.close()
 
 
