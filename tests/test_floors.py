@@ -86,6 +86,7 @@ ACROSS = {
     "tests/mutants",
     "tests/proto",
     "tests/sim/processes",
+    "tests/sim/recorded",
     "tests/sim/recovery",
     "tests/sim/rounds",
 }
