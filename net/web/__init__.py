@@ -3,6 +3,7 @@ proxy."""
 
 __all__ = [
     "dial",
+    "internet",
     "places",
     "proxy",
     "pump",

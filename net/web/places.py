@@ -17,13 +17,14 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from .internet import is_public
+
 __all__ = ["Origin", "check_place", "origin_of", "reachable", "why_not"]
 
 _URL = re.compile(
     r"(https?)://([a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{1,5}))?(/[!-~]*)?", re.I | re.A
 )
 _NAME = re.compile(r"(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)+", re.A)
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -91,18 +92,7 @@ def _named(host: str, place: str) -> bool:
 
 
 def _public(address: str) -> bool:
-    """Whether it is one host somewhere on the internet, and none behind a way into this house."""
     try:
-        there = ipaddress.ip_address(address.partition("%")[0])
+        return is_public(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
         return False
-    if isinstance(there, ipaddress.IPv6Address):
-        teredo = there.teredo
-        inner = there.ipv4_mapped or there.sixtofour or (teredo[1] if teredo else None)
-        if there in _NAT64:
-            inner = ipaddress.IPv4Address(there.packed[-4:])
-        if inner is not None:
-            return _public(str(inner))
-        if there.is_site_local:  # of a house, whatever is_global says
-            return False
-    return there.is_global and not (there.is_multicast or there.is_reserved)

@@ -25,6 +25,7 @@ from ....net.identity.credential import Credential
 from ....net.identity.enroll import channel_options
 from ....net.identity.names import PartyRole, dns_name
 from ....net.local import joined, split
+from ....net.web.internet import Address, is_public, stands_for
 from ...access.knocks import RateLimiter
 
 __all__ = ["Reach", "came_from", "may_dial", "resolved", "socket_name"]
@@ -46,8 +47,6 @@ _HTTPS = 443
 else. What others listen there is somebody's mail, names or shell."""
 _BEHIND_FRONT = "from-"
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 
 def may_dial(host: str, port: int, came: str) -> str:
     """Why an IP address is not dialled for a peer that came from `came` (an IP address; empty: not
@@ -63,25 +62,17 @@ def may_dial(host: str, port: int, came: str) -> str:
         return f"{host} is the broker's own host, and the peer is on another"
     if there.is_link_local or there.is_multicast or there.is_unspecified or there.is_reserved:
         return f"{host} is no address of one host"
-    if not _is_public(there) and (from_ is None or _is_public(from_)):
+    if not is_public(there) and (from_ is None or is_public(from_)):
         return f"{host} is a private address, and the peer came from a public one"
     return ""
 
 
-def _is_public(address: Address) -> bool:
-    site = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
-    return address.is_global and not site  # fec0::/10 is a house's, whatever is_global says
-
-
 def _ip(text: str) -> Address | None:
-    """What is dialled in the end: of an IPv6 address that stands for one of IPv4, that one."""
+    """The address that is dialled in the end; None for what is none."""
     try:
-        found = ipaddress.ip_address(text.partition("%")[0])
+        return stands_for(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:
         return None
-    if isinstance(found, ipaddress.IPv4Address):
-        return found
-    return found.ipv4_mapped or found.sixtofour or found
 
 
 def came_from(peer: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from fsspec.core import url_to_fs
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.client import connect
@@ -223,9 +223,13 @@ NAMES = [
 ]
 
 
-@given(st.sampled_from(NAMES) | st.text(max_size=30))
-def test_a_name_that_is_taken_stays_in_its_folder(name: str) -> None:
+@given(st.sampled_from(NAMES) | st.text(max_size=30) | st.text("xé🙂", max_size=255))
+@example("é" * 200)
+@example("\ud800")
+def test_a_name_that_is_taken_stays_in_its_folder_and_fits(name: str) -> None:
     if is_file_name(name):
+        assert len(f"{name}.coming-12345678".encode()) <= 255
+        assert name == name.strip(" .")
         assert Path("/a/b", name).parent == Path("/a/b")
         assert name not in NAMES
         assert url_to_fs(f"memory://a/b/{name}")[1] == f"/a/b/{name}"

@@ -86,6 +86,14 @@ def test_what_is_not_listed_is_not_read(url: str) -> None:
         ("::ffff:93.184.216.34", True),
         ("2002:7f00:1::", False),  # 6to4 of 127.0.0.1
         ("64:ff9b::7f00:1", False),  # NAT64 of 127.0.0.1
+        ("192.0.0.192", False),  # a cloud's metadata
+        ("168.63.129.16", False),  # another one's services
+        ("192.0.0.1", False),
+        ("64:ff9b:1::7f00:1", False),
+        ("64:ff9b::5db8:d822", True),  # NAT64 of 93.184.216.34
+        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", False),  # Teredo
+        ("::ffff:192.0.0.192", False),
+        ("::127.0.0.1", False),
         ("no address", False),
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.service.door.reach import came_from, may_dial, socket_name
+from shoal.net.web.internet import stands_for
 
 FAR, NEAR, HERE = "8.8.4.4", "192.168.7.2", "127.0.0.1"
 
@@ -45,6 +46,9 @@ FAR, NEAR, HERE = "8.8.4.4", "192.168.7.2", "127.0.0.1"
         ("::", HERE, False),
         ("224.0.0.1", HERE, False),
         ("255.255.255.255", HERE, False),
+        ("192.0.0.192", FAR, False),
+        ("168.63.129.16", FAR, False),
+        ("64:ff9b::7f00:1", FAR, False),
         ("9.9.9.9", FAR, True),
         ("9.9.9.9", NEAR, True),
         ("9.9.9.9", "", True),
@@ -63,7 +67,7 @@ def test_ports_that_belong_to_others_are_left_alone(port: int, dialled: bool):
 @given(st.ip_addresses())
 def test_for_a_peer_from_afar_only_public_addresses_are(address: ipaddress.IPv4Address):
     dialled = may_dial(str(address), 7077, FAR) == ""
-    mapped = getattr(address, "ipv4_mapped", None) or address
+    mapped = stands_for(address)
     assert not dialled or (mapped.is_global and not mapped.is_multicast)
 
 
