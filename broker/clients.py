@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from ..net.identity.names import OWNER
+from ..planner.requests.requirements import read_spec
+from ..planner.requests.run_spec import RunSpecError
 from ..proto.broker_pb2 import Description, PeerState, Recalled, RunState, Submitted
 from .events import (
     Answer,
@@ -26,8 +28,6 @@ from .membership.membership import Membership
 from .placement.placing import PoolScheduler
 from .records.space import make_room
 from .registry import RunRegistry
-from .requirements import read_spec
-from .run_spec import RunSpecError
 
 __all__ = ["ClientRequests"]
 

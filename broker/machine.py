@@ -26,6 +26,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..dag.plan.plan import PeerId
+from ..net.knocks import RateLimiter
+from ..planner.requests.asked import PLANNER
 from ..proto.broker_pb2 import (
     BrokerMessage,
     Hello,
@@ -36,10 +38,8 @@ from ..proto.broker_pb2 import (
     SnapshotReport,
 )
 from ..proto.common_pb2 import Reason
-from .access.knocks import RateLimiter
 from .clients import ClientRequests
 from .events import (
-    PLANNER,
     CloseStream,
     DataAsked,
     DescribeAsked,

@@ -10,6 +10,7 @@ __all__ = [
     "grpc_quirks",
     "identity",
     "interrupts",
+    "knocks",
     "links",
     "local",
     "printable",

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from ..broker.events import PreviewWanted
 from ..broker.membership.speeds import speeds_of
-from ..broker.planning.preview import preview_wanted
-from ..broker.scheduler.base.interface import PeerOffer
 from ..dag.ir.graph import Graph
 from ..net.interrupts import uninterrupted
 from ..peer.host.profile import speeds_to_proto
+from ..planner.answers.preview import preview_wanted
+from ..planner.base.interface import PeerOffer
 from ..proto.broker_pb2 import PeerState, PreviewAnswer, Profile, RunSpec
 from ..proto.graph_pb2 import CORE, FULL
 from .cluster import run_cluster

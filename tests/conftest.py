@@ -32,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(scope="session", autouse=True)
 def one_warm_planner() -> Iterator[None]:
     """Brokers of this process share what imports torch to plan: seconds for each of them else."""
-    from shoal.tests.broker.planning.sharing import SHARING
+    from shoal.tests.planner.service.sharing import SHARING
 
     with SHARING.shared():
         yield

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from shoal.benchmarks.steps.executor import interleave
 from shoal.benchmarks.steps.truth_memory import Model, ModelRun, models
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.examples.gpt import gpt
 from shoal.peer.data.reader import Reader
+from shoal.planner.cost.candidate import Candidate, StageShare
 from shoal.sim.oracle import learning_rate, optimizer_of
 
 ROWS: tuple[tuple[Literal["fp32", "bf16"], float], ...] = (

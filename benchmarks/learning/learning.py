@@ -2,7 +2,7 @@
 
     python benchmarks/learning/learning.py [--json FILE] [--jobs N] [--rows NAME,…] [--seeds N]
     python benchmarks/learning/learning.py --write-table  # all rows; also writes what is committed:
-        benchmarks/learning/learning.json (the results), broker/scheduler/codecs/codec_table.json
+        benchmarks/learning/learning.json (the results), planner/codecs/codec_table.json
         (what `auto` may choose) and docs/compression-learning.png
     python benchmarks/learning/learning.py --committed [--write-table]   # no training
 

@@ -1,6 +1,6 @@
 """What the runs of learning.py say: means over the seeds, the table of codecs, the picture.
 
-The table of codecs (broker/scheduler/codecs/codec_table.json) tells `auto` what it may choose from,
+The table of codecs (planner/codecs/codec_table.json) tells `auto` what it may choose from,
 by role and link class: every codec with which a run kept its mean held-out loss within TOLERANCE of
 the uncompressed one, through the codecs and of the weights alone. A run counts for each (role,
 class) in which it compressed; "fast" means that it did so on the fast links, whatever the slow ones
@@ -34,7 +34,7 @@ __all__ = [
     "table_text",
 ]
 
-TABLE = Path(__file__).parents[2] / "broker" / "scheduler" / "codecs" / "codec_table.json"
+TABLE = Path(__file__).parents[2] / "planner" / "codecs" / "codec_table.json"
 TOLERANCE = 0.02
 TARGET = 1.05
 """Times the final loss of the uncompressed runs: the loss to which time is reckoned."""

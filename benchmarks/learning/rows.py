@@ -1,7 +1,7 @@
 """What learning.py compares: the links, the ratios that a policy gives them, and the runs.
 
 The five cuts of the pipeline lie on links of two classes, "fast" and "slow". AdaTopK is what
-`codec = "adatopk"` does (broker/scheduler/codecs/codecs.py): ratios of bytes by rule A,
+`codec = "adatopk"` does (planner/codecs/codecs.py): ratios of bytes by rule A,
 r_e = max(1, r_max·t_e / t_max) with t_e the seconds of link e without compression. Uniform top-k is
 the same codec with one ratio on all links, the one with which a step takes as long as AdaTopK's
 does. A step's seconds, when links rule it and M microbatches follow each other, are
@@ -19,16 +19,10 @@ from typing import Literal
 
 from shoal.benchmarks.learning.chain import Setting
 from shoal.benchmarks.learning.wire import SUPPORT, Codecs
-from shoal.broker.scheduler.codecs.adatopk import (
-    WIDTHS,
-    best_within,
-    harm,
-    support_text,
-    topk_text,
-)
 from shoal.compression.codec import fitting, parse
 from shoal.compression.sparse.topk import TopK
 from shoal.dag.ir.graph import TensorSpec
+from shoal.planner.codecs.adatopk import WIDTHS, best_within, harm, support_text, topk_text
 
 __all__ = [
     "BASELINE",

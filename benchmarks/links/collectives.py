@@ -36,17 +36,17 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.cost_model import CostModel
-from shoal.broker.scheduler.network.communities import groupings, rates
-from shoal.broker.scheduler.search.collectives import with_collectives
 from shoal.dag.cost.network import Network
 from shoal.dag.cost.speed import Speeds
 from shoal.dag.exchange.collectives import SUMS
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import StageExchange
+from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.cost.candidate import Candidate, StageShare
+from shoal.planner.cost.cost_model import CostModel
+from shoal.planner.network.communities import groupings, rates
+from shoal.planner.search.collectives import with_collectives
 from shoal.sim.scenario.scenario import Scenario
 
 SCENARIOS = Path(__file__).parents[2] / "sim" / "scenarios"

@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.events import Instruction, PeerSaid, StreamId, StreamOpened, Tell
 from shoal.broker.machine import BrokerMachine
-from shoal.broker.scheduler.network.completion import communities, community_means, complete
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.dag.plan.plan import PeerId
 from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.shell.daemon import Worker
+from shoal.planner.network.completion import communities, community_means, complete
 from shoal.proto import broker_pb2, broker_pb2_grpc
 from shoal.sim.scenario.topologies import load
 from shoal.sim.virtual.world import PeerSpec, World

@@ -28,13 +28,13 @@ from dataclasses import replace
 from shoal.benchmarks.planning.graphs import MODELS, graph_of
 from shoal.benchmarks.planning.testbeds import BATCH, Known, request_of
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.scheduler.base.interface import CodecOptions, NoPlan, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.cost_model import CostModel
-from shoal.broker.scheduler.planners.alternatives import alone
-from shoal.broker.scheduler.planners.coded import plan_with_codecs, with_codecs
-from shoal.broker.scheduler.planners.planners import PLANNERS
 from shoal.dag.cost.cost import cost
 from shoal.dag.plan.report import PlanWithReport
+from shoal.planner.base.interface import CodecOptions, NoPlan, PlannerOptions, PlanRequest
+from shoal.planner.cost.cost_model import CostModel
+from shoal.planner.schedulers.alternatives import alone
+from shoal.planner.schedulers.coded import plan_with_codecs, with_codecs
+from shoal.planner.schedulers.schedulers import PLANNERS
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 
 FUSIONLLM = (1.45, 9.39)

@@ -1,4 +1,4 @@
-"""Replicas that the planner forms (broker/scheduler/replicas/): how good, and how fast.
+"""Replicas that the planner forms (planner/replicas/): how good, and how fast.
 
     python benchmarks/planning/form.py [--json FILE] [--only gap scale testbeds] [--cases 40]
 
@@ -26,15 +26,15 @@ from shoal.benchmarks.planning.scale import SEEDS
 from shoal.benchmarks.planning.scale import request_of as synthetic
 from shoal.benchmarks.planning.testbeds import request_of
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.scheduler.replicas.beside import ONE_REPLICA
-from shoal.broker.scheduler.replicas.division import Judge
-from shoal.broker.scheduler.replicas.form import form
-from shoal.broker.scheduler.replicas.formation import Formation
-from shoal.broker.scheduler.replicas.pace import Paces
-from shoal.broker.scheduler.replicas.search import every_division, searched
 from shoal.dag.cost.cost import cost
+from shoal.planner.replicas.beside import ONE_REPLICA
+from shoal.planner.replicas.division import Judge
+from shoal.planner.replicas.form import form
+from shoal.planner.replicas.formation import Formation
+from shoal.planner.replicas.pace import Paces
+from shoal.planner.replicas.search import every_division, searched
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
-from shoal.tests.broker.scheduler.cases import random_case
+from shoal.tests.planner.cases import random_case
 
 EVERY = 100
 BYTES = 1.0

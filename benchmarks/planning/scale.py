@@ -29,16 +29,16 @@ import numpy as np
 import torch
 
 from shoal.benchmarks.table import Figure
-from shoal.broker.scheduler.base.interface import PeerOffer, Planner, PlanRequest
-from shoal.broker.scheduler.baselines.baselines import equal_compute, uniform
-from shoal.broker.scheduler.baselines.op_fence import op_fence
-from shoal.broker.scheduler.planners.auto import auto
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.cost import cost
 from shoal.dag.cost.network import Network
 from shoal.dag.ir.graph import Arg, Graph, Operator, Ref, map_arg
 from shoal.dag.plan.plan import PeerId
 from shoal.examples.gpt import gpt
+from shoal.planner.base.interface import PeerOffer, Planner, PlanRequest
+from shoal.planner.baselines.baselines import equal_compute, uniform
+from shoal.planner.baselines.op_fence import op_fence
+from shoal.planner.schedulers.auto import auto
 
 PLANNERS: dict[str, Planner] = {
     "auto": auto,

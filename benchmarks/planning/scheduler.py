@@ -17,11 +17,11 @@ from shoal.benchmarks.planning.published import dtfm_figures, skippipe_figures
 from shoal.benchmarks.planning.scale import scale
 from shoal.benchmarks.steps.truth import figures as truth_figures
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.scheduler.cost.cost_model import CostModel
-from shoal.broker.scheduler.planners.auto import choose
-from shoal.broker.scheduler.planners.exact import prove
-from shoal.broker.scheduler.search.search import SearchSpace
-from shoal.tests.broker.scheduler.cases import random_case
+from shoal.planner.cost.cost_model import CostModel
+from shoal.planner.schedulers.auto import choose
+from shoal.planner.schedulers.exact import prove
+from shoal.planner.search.search import SearchSpace
+from shoal.tests.planner.cases import random_case
 
 CASES = 200
 

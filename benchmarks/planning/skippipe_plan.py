@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.benchmarks.planning.skippipe import LAYERS_HELD, Delays, Route, ends_s
-from shoal.broker.scheduler.cost.candidate import share_out
-from shoal.broker.scheduler.network.communities import groupings, linked, rates
-from shoal.broker.scheduler.network.matching import shortest_path
 from shoal.dag.cost.network import Network
+from shoal.planner.cost.candidate import share_out
+from shoal.planner.network.communities import groupings, linked, rates
+from shoal.planner.network.matching import shortest_path
 
 __all__ = ["Rows", "describe", "first", "search"]
 

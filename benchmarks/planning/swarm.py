@@ -33,9 +33,6 @@ import torch
 from shoal.benchmarks.planning.graphs import graph_of
 from shoal.benchmarks.planning.testbeds import BATCH, request_of
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.cost_model import CostModel
-from shoal.broker.scheduler.planners.planners import PLANNERS
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.cost import cost
 from shoal.dag.cost.network import uniform
@@ -45,6 +42,9 @@ from shoal.examples.gpt import gpt
 from shoal.job import Job
 from shoal.job.units import ByteCount, Duration
 from shoal.peer.data.manifest import Column, Manifest, Shard
+from shoal.planner.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.cost.cost_model import CostModel
+from shoal.planner.schedulers.schedulers import PLANNERS
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim.modelled.virtual_run import run_virtual
 from shoal.sim.scenario.catalogue import find

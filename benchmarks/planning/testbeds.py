@@ -20,12 +20,12 @@ from dataclasses import replace
 from shoal.benchmarks.planning.graphs import MODELS, graph_of
 from shoal.benchmarks.planning.redraw import redraw
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.scheduler.base.interface import NoPlan, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.cost_model import CostModel
-from shoal.broker.scheduler.planners.alternatives import ALONE, alone
-from shoal.broker.scheduler.planners.planners import PLANNERS
 from shoal.dag.cost.cost import OperatorCost, cost
 from shoal.dag.ir.graph import Graph
+from shoal.planner.base.interface import NoPlan, PlannerOptions, PlanRequest
+from shoal.planner.cost.cost_model import CostModel
+from shoal.planner.schedulers.alternatives import ALONE, alone
+from shoal.planner.schedulers.schedulers import PLANNERS
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 
 NAMES = ("uniform", "equal-compute", "op-fence", "auto")

@@ -23,10 +23,6 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from shoal.broker.planning.planning import outlined
-from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
-from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.capture.capture import Captured, capture
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.schedule.flow import Flow
@@ -40,6 +36,10 @@ from shoal.peer.compute.device import TorchDevice
 from shoal.peer.compute.order import BuildOrder
 from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
+from shoal.planner.answers.planning import outlined
+from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.cost.candidate import Candidate, StageShare, to_plan
+from shoal.planner.cost.cost_model import CostModel
 
 __all__ = [
     "LEAST_BYTES",

@@ -26,10 +26,7 @@ from shoal.benchmarks.steps.truth_memory import (
     peaks_of,
     received,
 )
-from shoal.broker.planning.planning import outlined
 from shoal.broker.rounds.segments import Replicated, segments, sliced
-from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
-from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.vector import RunVector
@@ -41,6 +38,9 @@ from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import FrameKey
 from shoal.peer.compute.device import TorchDevice
 from shoal.peer.compute.order import BuildOrder
+from shoal.planner.answers.planning import outlined
+from shoal.planner.cost.candidate import Candidate, StageShare, to_plan
+from shoal.planner.cost.cost_model import CostModel
 from shoal.proto.broker_pb2 import RoundPlan, RoundStart, SampleRange
 
 __all__ = ["outcomes"]

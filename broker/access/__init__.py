@@ -4,6 +4,5 @@ __all__ = [
     "admission",
     "admissions_file",
     "guard",
-    "knocks",
     "limits",
 ]

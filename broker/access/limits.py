@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from ...net.identity.names import OWNER, Party, PartyRole
+from ...net.knocks import RateLimiter
 from .admission import AdmissionError
-from .knocks import RateLimiter
 
 __all__ = [
     "CALLS",
@@ -39,7 +39,7 @@ MOST_MESSAGE_BYTES = MOST_PIECE_BYTES + 1024
 """That gRPC begins to take at all: what is longer is refused by its first five bytes."""
 _SPEC_BYTES = MOST_PIECE_BYTES
 """A spec that is a third too large is read, to be refused with what to do instead
-(`broker/requirements.py`)."""
+(`planner/requests/requirements.py`)."""
 MESSAGES = 4096, 512.0
 """That one peer says in a row, and then per second; further ones wait at their sender. One that was
 away brings some 1,000 reports at once. A step makes one or two: no run has 250 steps a second."""

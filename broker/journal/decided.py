@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+from ...planner.requests.requirements import read_spec
 from ...proto.broker_pb2 import RunSpec
 from ...proto.journal_pb2 import (
     BrokerStarted,
@@ -25,7 +26,6 @@ from ..options import BrokerOptions
 from ..records.run import RunRecord
 from ..records.space import share
 from ..records.submitted import SubmittedRun
-from ..requirements import read_spec
 
 __all__ = ["DurableState"]
 

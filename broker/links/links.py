@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
+from ...planner.network.completion import complete, shared_ends
 from ...proto.broker_pb2 import LinkState
-from ..scheduler.network.completion import complete, shared_ends
 
 __all__ = ["MAX_AGE_S", "Caps", "LinkBurst", "LinkEstimate", "Links", "Origin"]
 
@@ -167,7 +167,7 @@ class Links:
 
     def network(self, peers: Sequence[PeerId], caps: Mapping[PeerId, Caps], now: float) -> Network:
         """For planning. What was measured stands as it is; the rest is completed from it
-        (`scheduler/completion.py`), and `measured` says which is which.
+        (`planner/network/completion.py`), and `measured` says which is which.
 
         An uplink is the owner's cap, or else what flows showed that shared it (`_lines`), or else
         what the measured rates out of the peer show of it (`shared_ends`): the greatest of them

@@ -3,7 +3,7 @@
 Rules.
 
 - O(n) probes, against landmarks (`probed.py`). The rest of the matrix is completed
-  (`scheduler/completion.py`), and the pairs that a plan would use are measured exactly (`wanted`)
+  (`planner/network/completion.py`), and pairs that a plan would use are measured exactly (`wanted`)
   before it counts.
 - A peer takes part in one probe at a time, and sends for probes in an hour at most 20 s of its
   uplink or 64 MiB, whichever is more, and never more than `probe_bytes`.

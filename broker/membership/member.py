@@ -11,11 +11,11 @@ from google.protobuf.message import Message
 
 from ...dag.plan.plan import PeerId
 from ...net.printable import printable
+from ...planner.base.interface import PeerOffer
 from ...proto.broker_pb2 import Hello, Profile, Resolved
 from ...proto.common_pb2 import Reason
 from ...proto.graph_pb2 import CORE, FULL
 from ..events import ReplicaId, StreamId
-from ..scheduler.base.interface import PeerOffer
 from .speeds import Correction, speeds_of
 
 __all__ = ["PROTOCOL", "RELAY", "Member", "State", "clean", "dial", "problem_of"]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ...dag.cost.speed import Speeds
+from ...planner.base.interface import DEFAULT_FLOPS_PER_S
 from ...proto.broker_pb2 import Profile, StepReport
-from ..scheduler.base.interface import DEFAULT_FLOPS_PER_S
 
 __all__ = ["MOST_BYTES_PER_S", "MOST_FACTOR", "MOST_FLOPS_PER_S", "Correction", "speeds_of"]
 

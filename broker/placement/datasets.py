@@ -23,13 +23,13 @@ from dataclasses import dataclass
 
 from ...dag.plan.plan import PeerId
 from ...job.words import some_of
+from ...planner.requests.run_spec import HASH, MOST_LOCAL
 from ...proto.broker_pb2 import BrokerMessage, DataAnswer, Resolve, Resolved
 from ...proto.common_pb2 import Reason
 from ..events import Answer, DataAsked, Instruction, Log, Reject, RequestId, SetTimer, Tell
 from ..membership.member import Member, clean
 from ..membership.membership import Membership
 from ..options import BrokerOptions
-from ..run_spec import HASH, MOST_LOCAL
 from ..runs.replica import Replica
 from .waiting import WaitReason, suited
 

@@ -27,9 +27,10 @@ from collections.abc import Callable, Iterable, Sequence
 from ...dag.plan.plan import PeerId
 from ...dag.plan.report import PlanWithReport
 from ...job.gossip import matching_of
+from ...planner.answers.bad_plan import bad_plan
+from ...planner.requests.asked import LAST_S, PLANNER
 from ...proto.broker_pb2 import WAITING, Formation
 from ..events import (
-    PLANNER,
     FormReplicas,
     Instruction,
     Log,
@@ -50,16 +51,12 @@ from ..rounds.pairs.measuring import tournament
 from ..rounds.segments import Replicated, meeting
 from ..runs.replica import Replica
 from ..runs.run import Run
-from .bad_plan import bad_formation, bad_plan, not_outlined
+from .bad_formation import bad_formation, not_outlined
 from .datasets import lacks_data
 from .shares import shared
 from .waiting import Offered, PlanShortage, WaitReason, by_hand, consider, in_order, suited
 
 __all__ = ["PoolScheduler"]
-
-LAST_S = 3600.0
-"""How long others' runs come first when planning one of an owner's had to be ended: with all that
-planning may take, each of theirs costs everybody minutes."""
 
 
 class PoolScheduler:

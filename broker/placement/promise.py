@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
+from ...planner.base.interface import PeerOffer
 from ..records.steps import LATELY
-from ..scheduler.base.interface import PeerOffer
 
 __all__ = ["BROKEN", "Promise"]
 

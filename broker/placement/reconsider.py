@@ -11,7 +11,7 @@ Rules.
 - A plan is searched for only when something has changed since the last search: a peer that came or
   went, or a speed or a link by over CHANGED. Otherwise what was found then still stands.
 - The answer compares both plans, each with its codecs, at the speeds and links of now;
-  `scheduler/replan.py` decides. So codecs follow the links: they are chosen again for every plan.
+  `planner/schedulers/replan.py` decides. Codecs follow the links: they are chosen for every plan.
 - The run then stops between two steps, with a set of snapshots from which everybody loads what the
   other plan gives them: no step is done again. A run without snapshots only says that there is a
   better plan.
@@ -29,15 +29,15 @@ from ...dag.cost.network import Network
 from ...dag.cost.speed import Speeds
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import PlanWithReport
+from ...planner.answers.bad_plan import bad_plan
+from ...planner.base.interface import PeerOffer
+from ...planner.schedulers.replan import Hysteresis, in_parts
 from ..events import ConsiderPlan, Instruction, Log, PlanConsidered, ReplicaId
 from ..links.probing import Probing
 from ..membership.member import Member
 from ..membership.membership import Membership
 from ..runs.handover import PlannedStop
 from ..runs.replica import Replica
-from ..scheduler.base.interface import PeerOffer
-from ..scheduler.planners.replan import Hysteresis, in_parts
-from .bad_plan import bad_plan
 from .promise import Promise
 from .waiting import suited
 

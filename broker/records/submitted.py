@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass, replace
 
 from ...net.web.places import why_not
+from ...planner.requests.requirements import RunRequirements, decided, read_spec
 from ...proto.broker_pb2 import RunSpec
 from ...proto.graph_pb2 import CORE
 from ..events import ReplicaId, RunId
 from ..membership.member import Member
 from ..options import BrokerOptions
-from ..requirements import RunRequirements, decided, read_spec
 
 __all__ = ["SubmittedRun", "replica_id", "run_of"]
 

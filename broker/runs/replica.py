@@ -4,6 +4,7 @@ ledger of steps; its own snapshots and recovery."""
 from __future__ import annotations
 
 from ...dag.plan.plan import PeerId
+from ...planner.requests.run_spec import HASH
 from ...proto.broker_pb2 import RUNNING, WAITING, PeerMessage, SnapshotReport
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, ReplicaId
@@ -13,7 +14,6 @@ from ..membership.membership import Membership
 from ..records.replica import ReplicaRecord
 from ..records.run import RunRecord
 from ..records.steps import WrongStepError
-from ..run_spec import HASH
 from .context import ReplicaContext
 from .enlisting import KeeperSearch
 from .handover import Handover

@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from ...net.temporary import TemporaryFolder
-from ..run_spec import HASH
+from ...planner.requests.run_spec import HASH
 
 __all__ = ["BlobLimits", "BlobStore", "BlobStoreError", "Upload"]
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from ...job import MOST_MANIFEST_BYTES
 from ...net.web.places import origin_of
+from ...planner.requests.requirements import read_spec
+from ...planner.requests.run_spec import HASH, RunSpecError
 from ...proto.broker_pb2 import RunSpec
 from ..records.run import RunRecord
-from ..requirements import read_spec
-from ..run_spec import HASH, RunSpecError
 from .blobs import BlobStore, BlobStoreError
 
 __all__ = ["SWEEP_S", "Listing", "Sweeper", "lacking_shards", "listed", "needed"]

@@ -30,13 +30,13 @@ from ...net.identity.names import Party
 from ...net.local import allow_descriptors, free_port, is_loopback, joined, local_address, split
 from ...net.printable import SafeFormatter
 from ...net.repeats import Repeats
+from ...planner.service.planner import PlannerLimits
 from ...proto.admission_pb2 import Invitation, PageKey
 from ..access.admission import AdmissionError
 from ..events import DrainAsked, StopAsked
 from ..journal.journal import open_journal
 from ..machine import BrokerMachine
 from ..options import BrokerOptions
-from ..planning.planner import PlannerLimits
 from .admitting import DOOR_OPTIONS, add_admission, add_door
 from .blobs import BlobLimits, BlobStore
 from .broker_id import broker_id

@@ -20,6 +20,9 @@ from google.protobuf.message import Message
 
 from ...dag.plan.plan import PeerId
 from ...net.identity.names import Party, PartyRole
+from ...net.knocks import RateLimiter
+from ...planner.requests.run_spec import HASH, RunSpecError, check_size
+from ...planner.service.process import MOST_ANSWER_BYTES
 from ...proto.broker_pb2 import (
     BlobPiece,
     BlobQuery,
@@ -42,7 +45,6 @@ from ...proto.broker_pb2 import (
 from ...proto.common_pb2 import BlobRef
 from ..access.admission import AdmissionError
 from ..access.guard import Guard
-from ..access.knocks import RateLimiter
 from ..access.limits import MESSAGES, MOST_MESSAGE_BYTES
 from ..events import (
     DataAsked,
@@ -60,8 +62,6 @@ from ..events import (
     StreamOpened,
 )
 from ..machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
-from ..planning.process import MOST_ANSWER_BYTES
-from ..run_spec import HASH, RunSpecError, check_size
 from .blobs import BlobStoreError
 from .blobs_service import BlobsService
 from .calls import (

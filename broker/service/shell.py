@@ -3,7 +3,7 @@
     Attach stream, client call, timer, finished plan  ->  event  ->  machine  ->  instructions
 
 Everything runs on one event loop; events are handled one after the other (`Shell.post`), and only
-the disk is in threads, and planning in processes of its own (`broker/planning/planner.py`), as it
+the disk is in threads, and planning in processes of its own (`planner/service/planner.py`), as it
 runs operators of strangers. What was decided is in the journal before anybody hears of it
 (`broker/journal/barrier.py`). Every stream has a bounded queue: a peer that does not read
 loses its stream, and nobody else notices.
@@ -20,10 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...dag.ir.convert import MAX_GRAPH_BYTES
+from ...planner.requests.asked import PLANNER
+from ...planner.service.planner import EndedError, Planner, PlannerBusyError, PlannerLimits
+from ...planner.service.wire import Asked, Told, answer_from_bytes, ask_to_bytes
 from ...proto.broker_pb2 import BrokerMessage, PreviewAnswer
 from ...proto.common_pb2 import Reason
 from ..events import (
-    PLANNER,
     Answer,
     CloseStream,
     ConsiderPlan,
@@ -57,8 +59,6 @@ from ..events import (
 from ..journal.barrier import Barrier
 from ..journal.journal import Journal, JournalError
 from ..machine import BrokerMachine
-from ..planning.planner import EndedError, Planner, PlannerBusyError, PlannerLimits
-from ..planning.wire import Asked, Told, answer_from_bytes, ask_to_bytes
 from .blobs import BlobStore, BlobStoreError
 from .needed import Sweeper
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["PAUSE_S", "SnapshotSchedule"]
+from ...planner.replicas.copies import PAUSE_S
+
+__all__ = ["SnapshotSchedule"]
 
 _MOST_LEAD = 64
 _SHARE = 0.5
-PAUSE_S = 0.5
-"""Between two sets, however small they are."""
 _OF_TIME = 0.01
 """What pauses may cost in work done again."""
 _LEAST_S, _LONGER = 300.0, 10.0

@@ -15,6 +15,7 @@ from typing import Literal
 
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.swaps import swapped_operators
+from ...planner.requests.run_spec import HASH
 from ...proto.broker_pb2 import (
     Checkpoint,
     CheckpointFile,
@@ -24,7 +25,6 @@ from ...proto.broker_pb2 import (
     Span,
     Swap,
 )
-from ..run_spec import HASH
 from .sets import SnapshotSet
 
 __all__ = ["AUTO_S", "Checkpoints", "as_set"]

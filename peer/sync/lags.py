@@ -5,7 +5,7 @@
 
 k is the `ratio`-th part of the parameter, and the plan says the ratio stage by stage: the smallest
 whose messages are through while earlier stages still have backward passes to do, and at most the
-job's (`broker/scheduler/search/sparsity.py`). So a stage sends what costs no time, all of it where
+job's (`planner/search/sparsity.py`). So a stage sends what costs no time, all of it where
 links are idle. A parameter of which pairs would not be shorter goes as it is
 (`dag/plan/messages.py`).
 """

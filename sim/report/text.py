@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...broker.planning.preview import WORTH_SAYING
-from ...broker.scheduler.planners.alternatives import ALONE
 from ...job.words import WRONG_CHOICE, count_of
+from ...planner.answers.preview import WORTH_SAYING
+from ...planner.schedulers.alternatives import ALONE
 from .summary import Summary
 
 __all__ = ["MOST_LINKS", "outrun", "own_step_s", "render"]

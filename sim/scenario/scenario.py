@@ -13,13 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from ...broker.scheduler.base.interface import PeerOffer
 from ...dag.cost.network import Network
 from ...dag.cost.speed import Speeds
 from ...dag.plan.plan import PeerId
 from ...job import Job
 from ...job.settings import SettingsError, located, plain, read_toml
 from ...job.units import Duration, Rate
+from ...planner.base.interface import PeerOffer
 from . import topologies
 from .checks import check_faults, check_places, check_times
 from .mishaps import Churn, Expectations, FaultTable, Renamed

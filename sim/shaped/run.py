@@ -11,9 +11,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ...broker.scheduler.planners.alternatives import ALONE
-from ...broker.scheduler.planners.coded import UNCOMPRESSED
 from ...job import Codec, Job
+from ...planner.schedulers.alternatives import ALONE
+from ...planner.schedulers.coded import UNCOMPRESSED
 from ...proto import broker_pb2
 from ..cluster import ClusterRun, beside, shortened, train, wait_for_peers
 from ..faults.churn import absent_at_first, churn_of

@@ -13,9 +13,9 @@ from ...broker import events as b
 from ...broker.journal.decided import DurableState
 from ...broker.machine import BrokerMachine
 from ...broker.options import BrokerOptions
-from ...broker.planning.forming import answer as form_answer
-from ...broker.planning.planning import answer as plan_answer
-from ...broker.planning.planning import consider
+from ...planner.answers.forming import answer as form_answer
+from ...planner.answers.planning import answer as plan_answer
+from ...planner.answers.planning import consider
 from ...proto import broker_pb2, journal_pb2
 from .clock import Observed, Timers
 from .control import BROKER, Control

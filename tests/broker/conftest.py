@@ -56,7 +56,7 @@ from shoal.proto.broker_pb2 import (
 from shoal.proto.common_pb2 import BlobRef
 from shoal.proto.graph_pb2 import FULL
 from shoal.proto.journal_pb2 import Record
-from shoal.tests.broker.planning.sharing import SHARING
+from shoal.tests.planner.service.sharing import SHARING
 
 HASH = "ab" * 32
 

@@ -33,11 +33,11 @@ from shoal.broker.events import (
 )
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.broker.requirements import read_spec
-from shoal.broker.run_spec import RunSpecError
 from shoal.broker.validate import validate
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
+from shoal.planner.requests.requirements import read_spec
+from shoal.planner.requests.run_spec import RunSpecError
 from shoal.proto.broker_pb2 import (
     Drained,
     Exported,

@@ -28,7 +28,7 @@ from shoal.net.identity.names import Party, PartyRole
 
 MIB = 1 << 20
 _WARM = """
-from shoal.broker.planning.planning import warm_up
+from shoal.planner.answers.planning import warm_up
 from shoal.cli import main
 warm_up()
 main()

@@ -38,9 +38,9 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from ....net.identity.names import DOOR_NAME, PartyRole
+from ....net.knocks import RateLimiter
 from ....net.local import is_loopback, listening
 from ....net.web.pump import BUFFER_BYTES, Stream, close, join
-from ...access.knocks import RateLimiter
 from .clear import answer, whole_request
 from .hello import HelloError, TooOldError, read_hello
 from .reach import socket_name

@@ -24,9 +24,9 @@ from ....net.grpc_quirks import is_reached
 from ....net.identity.credential import Credential
 from ....net.identity.enroll import channel_options
 from ....net.identity.names import PartyRole, dns_name
+from ....net.knocks import RateLimiter
 from ....net.local import joined, split
 from ....net.web.internet import Address, is_public, stands_for
-from ...access.knocks import RateLimiter
 
 __all__ = ["Reach", "came_from", "may_dial", "resolved", "socket_name"]
 

@@ -33,8 +33,8 @@ from ....net.discovery.record import (
     sign,
 )
 from ....net.identity.authority import Authority
+from ....net.knocks import RateLimiter
 from ....net.local import free_port, joined, split
-from ...access.knocks import RateLimiter
 from .reach import resolved
 
 __all__ = ["GREETING", "Beacon", "Swarm"]

@@ -13,11 +13,11 @@ import pytest
 from shoal.broker.events import ConsiderPlan, MakePlan, PlanReady
 from shoal.broker.membership.speeds import ENOUGH
 from shoal.broker.placement.reconsider import alike
-from shoal.broker.scheduler.planners.planners import plan
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.plan.report import PeerPrediction, PlanReport, Prediction
+from shoal.planner.schedulers.schedulers import plan
 from shoal.proto.broker_pb2 import Holding, Ready, RunSpec, StageTime, StepReport
-from shoal.tests.broker.scheduler.cases import random_case
+from shoal.tests.planner.cases import random_case
 
 OWN_S = {"a": 1.0, "b": 4.0, "c": 0.5}
 """By their own speeds, for any stage."""

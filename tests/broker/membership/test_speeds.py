@@ -21,8 +21,8 @@ from shoal.broker.membership.speeds import (
     speeds_of,
 )
 from shoal.broker.options import BrokerOptions
-from shoal.broker.scheduler.base.interface import DEFAULT_FLOPS_PER_S
 from shoal.dag.cost.speed import Speeds, Work
+from shoal.planner.base.interface import DEFAULT_FLOPS_PER_S
 from shoal.proto.broker_pb2 import Hello, Profile, StageTime, StepReport
 from shoal.proto.broker_pb2 import Speeds as Wire
 from shoal.proto.graph_pb2 import FULL

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from shoal.broker.events import Log, MakePlan, PlanConsidered, PlanReady
-from shoal.broker.placement.bad_plan import bad_plan
 from shoal.broker.recovery import recover
-from shoal.broker.scheduler.base.interface import NoPlan
-from shoal.broker.scheduler.planners.planners import plan as planner
 from shoal.dag.ir.convert import MAX_TEXT
 from shoal.dag.plan.plan import CodecChoice, PeerId, PlanError
 from shoal.dag.plan.report import NO_REPORT, PlanReport, PlanWithReport, Prediction, Spare
 from shoal.dag.schedule import convert_report
+from shoal.planner.answers.bad_plan import bad_plan
+from shoal.planner.base.interface import NoPlan
+from shoal.planner.schedulers.schedulers import plan as planner
 from shoal.proto.broker_pb2 import BUILDING, FAILED
 from shoal.tests.broker.conftest import make_plan
-from shoal.tests.broker.scheduler.cases import random_case
+from shoal.tests.planner.cases import random_case
 
 from .test_reconsider import advance, asks
 

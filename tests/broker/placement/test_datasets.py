@@ -21,10 +21,10 @@ from shoal.broker.events import (
     Started,
 )
 from shoal.broker.placement.datasets import MOST_MANIFESTS
-from shoal.broker.requirements import read_spec
-from shoal.broker.run_spec import RunSpecError
 from shoal.job.settings import plain
 from shoal.job.tables import Data
+from shoal.planner.requests.requirements import read_spec
+from shoal.planner.requests.run_spec import RunSpecError
 from shoal.proto.broker_pb2 import Availability, DataSet, Resolved, RunSpec
 from shoal.proto.common_pb2 import BlobRef, Reason
 

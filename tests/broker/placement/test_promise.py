@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from shoal.broker.events import ConsiderPlan, Log, MakePlan, PlanConsidered, PlanReady
 from shoal.broker.placement.promise import BROKEN, Promise
 from shoal.broker.records.steps import LATELY
-from shoal.broker.scheduler.base.interface import PeerOffer
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.plan.report import PlanReport, Prediction
+from shoal.planner.base.interface import PeerOffer
 from shoal.proto.broker_pb2 import Ready
 
 A, B, C = map(PeerId, "abc")

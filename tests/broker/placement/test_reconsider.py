@@ -9,10 +9,10 @@ import pytest
 
 from shoal.broker.events import ConsiderPlan, Log, MakePlan, PlanConsidered, PlanReady
 from shoal.broker.placement.reconsider import EVERY, EVERY_S, alike
-from shoal.broker.scheduler.base.interface import PeerOffer
 from shoal.dag.cost.network import uniform
 from shoal.dag.cost.speed import Speeds
 from shoal.dag.plan.plan import CodecChoice, PeerId
+from shoal.planner.base.interface import PeerOffer
 from shoal.proto.broker_pb2 import Ready, Snapshot
 
 

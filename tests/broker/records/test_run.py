@@ -10,7 +10,7 @@ from shoal.broker.events import RunId
 from shoal.broker.options import BrokerOptions
 from shoal.broker.records.run import RunRecord
 from shoal.broker.records.submitted import SubmittedRun, replica_id, run_of
-from shoal.broker.requirements import read_spec
+from shoal.planner.requests.requirements import read_spec
 from shoal.proto.broker_pb2 import CANCELLED, WAITING, RunEvent
 from shoal.proto.journal_pb2 import Decision
 

@@ -8,7 +8,7 @@ from shoal.broker.options import BrokerOptions
 from shoal.broker.records.run import RunRecord
 from shoal.broker.records.space import JOURNAL_SHARE, make_room, outnumbered, share
 from shoal.broker.records.submitted import SubmittedRun
-from shoal.broker.requirements import read_spec
+from shoal.planner.requests.requirements import read_spec
 from shoal.proto.broker_pb2 import CANCELLED, ReplicaState, RunEvent, RunState
 
 from ..conftest import World, make_spec

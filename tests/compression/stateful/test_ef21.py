@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.broker.scheduler.base.interface import CodecOptions
-from shoal.broker.scheduler.codecs.codecs import codec_of
 from shoal.compression.codec import Stream, parse
 from shoal.compression.echo import shape_of
+from shoal.planner.base.interface import CodecOptions
+from shoal.planner.codecs.codecs import codec_of
 
 CLIENTS, N, STEPS, RATE = 4, 64, 600, 0.05
 

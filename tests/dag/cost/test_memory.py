@@ -9,9 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
-from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.cost import cost
 from shoal.dag.cost.memory import MemoryModel
@@ -19,6 +16,9 @@ from shoal.dag.execute.execute import StageExecutor
 from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId
 from shoal.examples.gpt import gpt
+from shoal.planner.base.interface import PeerOffer, PlanRequest
+from shoal.planner.cost.candidate import Candidate, StageShare, to_plan
+from shoal.planner.cost.cost_model import CostModel
 
 X = torch.randint(0, 256, (4, 32), generator=torch.Generator().manual_seed(0))
 CAPTURED = capture(gpt(2, 32, 2, 32, 0.1), {"x": X, "y": X})

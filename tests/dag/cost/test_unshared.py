@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.cost_model import CostModel
-from shoal.tests.broker.scheduler.cases import random_case
+from shoal.planner.cost.candidate import Candidate, StageShare
+from shoal.planner.cost.cost_model import CostModel
+from shoal.tests.planner.cases import random_case
 
 
 def some_candidate(rng: random.Random, judge: CostModel) -> Candidate:

@@ -9,14 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.interface import (
-    CodecOptions,
-    PeerOffer,
-    PlannerOptions,
-    PlanRequest,
-)
-from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.cost.pace import IntervalWork, Vectors, action_work
 from shoal.dag.exchange import engine
 from shoal.dag.exchange.collective import Members
@@ -30,6 +22,9 @@ from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.dag.schedule.replay import slots
 from shoal.dag.schedule.schedule import Action, Kind, ScheduleError
+from shoal.planner.base.interface import CodecOptions, PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.cost.candidate import Candidate, StageShare
+from shoal.planner.cost.cost_model import CostModel
 from shoal.tests.dag.schedule.checker import check
 
 from ..conftest import random_exchange

@@ -8,13 +8,13 @@ import logging
 
 import pytest
 
-from shoal.broker.access.knocks import RateLimiter
 from shoal.broker.access.limits import MESSAGES
 from shoal.broker.events import Log, PeerSaid
 from shoal.broker.machine import _IGNORED
 from shoal.broker.service import services
 from shoal.broker.service.door import front as fronts
 from shoal.net.identity.names import DOOR_NAME, PartyRole
+from shoal.net.knocks import RateLimiter
 from shoal.peer.core.options import PeerOptions
 from shoal.proto.broker_pb2 import Drained, Heartbeat, PeerMessage
 from shoal.proto.broker_pb2_grpc import AttachStub

@@ -11,7 +11,7 @@ import pytest
 from shoal.proto.broker_pb2 import FAILED, Fault, Hello, Profile, RunSpec, Speeds, WatchRequest
 from shoal.proto.broker_pb2_grpc import RunsStub
 from shoal.proto.common_pb2 import Reason
-from shoal.tests.broker.planning.sharing import SHARING
+from shoal.tests.planner.service.sharing import SHARING
 
 from ...broker.conftest import make_spec
 from ...broker.service.test_server import Peer, running, stored_spec, submit, tiny_graph

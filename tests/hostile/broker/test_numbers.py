@@ -9,8 +9,6 @@ from shoal.broker import machine as machines
 from shoal.broker.access import guard, limits
 from shoal.broker.journal import barrier, journal
 from shoal.broker.options import BrokerOptions
-from shoal.broker.planning.planner import PlannerLimits
-from shoal.broker.run_spec import MOST_JOB_BYTES, MOST_SPEC_BYTES
 from shoal.broker.service import blobs_service, services
 from shoal.broker.service.blobs import BlobLimits
 from shoal.broker.service.calls import LEAST_BYTES
@@ -22,6 +20,8 @@ from shoal.job import MOST_MANIFEST_BYTES
 from shoal.net.transports import grpc_transport
 from shoal.peer.blobs import sharing
 from shoal.peer.core.rates import probe
+from shoal.planner.requests.run_spec import MOST_JOB_BYTES, MOST_SPEC_BYTES
+from shoal.planner.service.planner import PlannerLimits
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 OPTIONS, BLOBS, RELAY, FRONT, PLANNER = (

@@ -14,10 +14,10 @@ import pytest
 from shoal.broker.journal import barrier as barriers
 from shoal.broker.journal import journal as journals
 from shoal.broker.options import BrokerOptions
-from shoal.broker.run_spec import MOST_SPEC_BYTES
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.net.blobs.client import BlobClient
 from shoal.net.identity.names import PartyRole
+from shoal.planner.requests.run_spec import MOST_SPEC_BYTES
 from shoal.proto.broker_pb2 import (
     Availability,
     DescribeRequest,

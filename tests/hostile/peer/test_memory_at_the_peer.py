@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.transforms.vocabulary import planned_graph
 from shoal.peer.compute.build import build_work
 from shoal.peer.compute.order import BuildOrder, OfferError
 from shoal.peer.core.assignment import STOP_AT
 from shoal.peer.shell.workbench import code_of, said_of
+from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.cost.cost_model import CostModel
 from shoal.tests.peer.conftest import make_case
 from shoal.tests.peer.sync.test_ahead import ahead
 

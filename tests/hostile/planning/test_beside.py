@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.broker.events import MakePlan, RunId
-from shoal.broker.planning.planning import make_plan
-from shoal.broker.scheduler.base.interface import PeerOffer
 from shoal.dag.capture.capture import capture
 from shoal.dag.plan.plan import PeerId, PlanError
 from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.planner.answers.planning import make_plan
+from shoal.planner.base.interface import PeerOffer
 
 from ...broker.conftest import make_plan as plan_of
 from ...broker.conftest import make_spec

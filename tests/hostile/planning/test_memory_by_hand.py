@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from shoal.broker.events import MakePlan, PlanFailed, PlanReady, RunId
-from shoal.broker.planning.planning import answer
 from shoal.dag.ir.convert import graph_to_bytes
 from shoal.dag.schedule.schedule import Action
 from shoal.peer.core import events as e
 from shoal.peer.core.assignment import STOP_AT
+from shoal.planner.answers.planning import answer
 from shoal.tests.broker.conftest import make_world, world
-from shoal.tests.broker.planning.test_planning import by_hand, make_graph, offers
 from shoal.tests.peer.scripted import Make, machine, member, running, told
+from shoal.tests.planner.answers.test_planning import by_hand, make_graph, offers
 
 __all__ = ["machine", "make_world", "member", "running", "world"]
 

@@ -17,9 +17,6 @@ import grpc.aio
 import pytest
 
 from shoal.broker.events import MakePlan, PlanFailed, RunId
-from shoal.broker.planning.planner import PlannerLimits
-from shoal.broker.planning.planning import answer
-from shoal.broker.scheduler.base.interface import PeerOffer
 from shoal.broker.service.server import Broker
 from shoal.dag.cost.cost import cost
 from shoal.dag.cost.count import Counter
@@ -37,10 +34,12 @@ from shoal.dag.ir.graph import (
 )
 from shoal.dag.ir.rules.rules import RULES
 from shoal.dag.plan.plan import PeerId
+from shoal.planner.answers.planning import answer
+from shoal.planner.base.interface import PeerOffer
+from shoal.planner.service.planner import PlannerLimits
 from shoal.proto.broker_pb2 import FAILED, PreviewAnswer, RunState, WatchRequest
 from shoal.proto.broker_pb2_grpc import RunsStub
 from shoal.tests.broker.conftest import make_spec
-from shoal.tests.broker.planning.sharing import SHARING
 from shoal.tests.broker.service.test_server import (
     Peer,
     running,
@@ -49,6 +48,7 @@ from shoal.tests.broker.service.test_server import (
     tiny_graph,
     until,
 )
+from shoal.tests.planner.service.sharing import SHARING
 
 SURVIVED, BROKEN = 0, 3
 QUICK = PlannerLimits(wall_s=60.0, cpu_s=60, memory_bytes=1 << 30, waiting=4)

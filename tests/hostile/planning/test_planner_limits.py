@@ -17,21 +17,15 @@ import pytest
 
 from shoal.broker.events import MakePlan, PlanFailed, RunId, Started
 from shoal.broker.machine import MOST_INTERRUPTED
-from shoal.broker.planning.children import (
-    Children,
-    DroppedError,
-    EndedError,
-    _Child,
-    _readable,
-)
-from shoal.broker.planning.planner import Planner, PlannerBusyError, PlannerLimits
-from shoal.broker.planning.process import FAILED as FAILED_STATUS
-from shoal.broker.planning.process import MOST_ANSWER_BYTES, OVER_ANSWER, OVER_MEMORY
-from shoal.broker.scheduler.base.interface import PeerOffer
 from shoal.dag.plan.plan import PeerId
+from shoal.planner.base.interface import PeerOffer
+from shoal.planner.service.children import Children, DroppedError, EndedError, _Child, _readable
+from shoal.planner.service.planner import Planner, PlannerBusyError, PlannerLimits
+from shoal.planner.service.process import FAILED as FAILED_STATUS
+from shoal.planner.service.process import MOST_ANSWER_BYTES, OVER_ANSWER, OVER_MEMORY
 from shoal.proto.broker_pb2 import FAILED
 from shoal.tests.broker.conftest import World, make_spec, make_world
-from shoal.tests.broker.planning.sharing import SHARING
+from shoal.tests.planner.service.sharing import SHARING
 
 from .test_planner_child import long_graph
 
@@ -53,7 +47,7 @@ def children() -> Iterator[Children]:
 
 
 def test_cpu_seconds_end_a_process_that_nobody_looks_at(children: Children) -> None:
-    from shoal.broker.planning.wire import ask_to_bytes
+    from shoal.planner.service.wire import ask_to_bytes
 
     offer = PeerOffer(PeerId("a"), "a", device_memory_bytes=2**30)
     ask = MakePlan(RunId("r"), 1, make_spec(), (offer,))

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from shoal.broker.planning.children import Children, EndedError, PlannerLimits
-from shoal.broker.planning.said import IN_A_ROW, MOST_LINE, follow
 from shoal.net.printable import SafeFormatter
+from shoal.planner.service.children import Children, EndedError, PlannerLimits
+from shoal.planner.service.said import IN_A_ROW, MOST_LINE, follow
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 

@@ -24,17 +24,17 @@ from shoal.broker.membership.bounds import (
     sound_report,
 )
 from shoal.broker.options import BrokerOptions
-from shoal.broker.placement.bad_plan import bad_plan
-from shoal.broker.planning.leaving_out import MOST_TRIES
-from shoal.broker.planning.planning import answer
-from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
-from shoal.broker.scheduler.planners.planners import plan as by_name
 from shoal.dag.ir.convert import graph_to_bytes
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.plan.report import PlanWithReport
+from shoal.planner.answers.bad_plan import bad_plan
+from shoal.planner.answers.leaving_out import MOST_TRIES
+from shoal.planner.answers.planning import answer
+from shoal.planner.base.interface import NoPlan, PeerOffer, PlanRequest
+from shoal.planner.schedulers.schedulers import plan as by_name
 from shoal.proto.broker_pb2 import LinkReport, Profile, Speeds, StageTime, StepReport
 from shoal.tests.broker.conftest import World, make_plan, make_spec
-from shoal.tests.broker.planning.test_planning import make_graph, offers
+from shoal.tests.planner.answers.test_planning import make_graph, offers
 
 WHOLE = st.sampled_from([0, 1, 2**31, 2**53, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
 SHORT = st.sampled_from([0, 1, 2**31, 2**32 - 1]) | st.integers(0, 2**32 - 1)

@@ -17,7 +17,6 @@ import pytest
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from shoal.broker.events import FormReplicas, MakePlan, PlanReady, ReplicasFormed
-from shoal.broker.planning.planning import ready_of
 from shoal.dag.ir.convert import graph_from_bytes
 from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.cut import cut, tied_groups
@@ -28,6 +27,7 @@ from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.dag.schedule.schedule import VISITS
 from shoal.dag.transforms.vocabulary import planned_graph
+from shoal.planner.answers.planning import ready_of
 from shoal.proto import broker_pb2
 from shoal.sim.virtual import broker_shell
 

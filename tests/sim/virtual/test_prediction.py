@@ -15,15 +15,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, chain, to_plan
-from shoal.broker.scheduler.cost.cost_model import CostModel
-from shoal.broker.scheduler.planners.planners import plan as make_plan
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
 from shoal.net.transports.memory import steady
+from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.cost.candidate import Candidate, StageShare, chain, to_plan
+from shoal.planner.cost.cost_model import CostModel
+from shoal.planner.schedulers.schedulers import plan as make_plan
 from shoal.proto.broker_pb2 import RunSpec
 from shoal.sim.virtual.world import PeerSpec
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.cost.network import uniform
 from shoal.dag.exchange.rows import even_rows
 from shoal.dag.plan.cut import cut, tied_groups
@@ -20,6 +17,9 @@ from shoal.dag.schedule.flow import Flow
 from shoal.job import Job
 from shoal.net.transports.memory import steady
 from shoal.peer.compute.exchange import TransferSpecs
+from shoal.planner.base.interface import PeerOffer, PlanRequest
+from shoal.planner.cost.candidate import Candidate, StageShare
+from shoal.planner.cost.cost_model import CostModel
 from shoal.proto.broker_pb2 import RunSpec
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected

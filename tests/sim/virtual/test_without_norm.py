@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
-from shoal.broker.scheduler.cost.cost_model import CostModel
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
+from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.cost.candidate import Candidate, StageShare
+from shoal.planner.cost.cost_model import CostModel
 from shoal.proto.broker_pb2 import RunSpec
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected

@@ -1,0 +1,36 @@
+"""What a run cannot begin with, of what a planner made or formed for it."""
+
+from __future__ import annotations
+
+from ...dag.plan.plan import Plan
+from ..events import ReplicasFormed
+from ..runs.replica import Replica
+
+__all__ = ["bad_formation", "not_outlined"]
+
+
+def not_outlined(plan: Plan) -> str:
+    """Why no peer could be told its part of a plan; empty: each can."""
+    return "" if plan.outline.stages else "it does not say what crosses its stages"
+
+
+def bad_formation(first: Replica, event: ReplicasFormed) -> str:
+    """Why a run cannot begin with what a planner formed; empty: it can."""
+    needs, plans = first.run.requirements, event.plans
+    if not plans:
+        return "" if needs.undecided and event.formation.kind == "allreduce" else "it has no plan"
+    if event.formation.kind != "local" or len(event.formation.replicas) != len(plans):
+        count, kind = len(event.formation.replicas), event.formation.kind
+        return f'it has {len(plans)} plans for {count} replicas of kind "{kind}"'
+    if not needs.undecided and len(plans) != needs.replicas:
+        return f"it has {len(plans)} replicas, the run {needs.replicas}"
+    spec = first.run.spec
+    if any(
+        len(made.plan.routes) * len(plans) != spec.microbatches
+        or made.plan.microbatch_size != spec.microbatch_size
+        for made in plans
+    ):
+        return f"its plans do not share the {spec.microbatches} microbatches of a step"
+    if len({p for made in plans for p in made.plan.peers}) < sum(len(m.plan.peers) for m in plans):
+        return "a peer is in two replicas"
+    return ""

@@ -1,0 +1,10 @@
+"""Carrying out requests: plans, replicas, comparisons and previews; which plans are of no use."""
+
+__all__ = [
+    "bad_plan",
+    "forming",
+    "leaving_out",
+    "planning",
+    "preview",
+    "risk",
+]

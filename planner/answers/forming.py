@@ -1,0 +1,244 @@
+"""Carrying out FormReplicas: who is which replica of a run, and how they shall train.
+
+Of `sync.kind = "local"` it is the formation (`planner/replicas/form.py`). Of "auto" that
+formation stands beside the plan of all peers with equal weights, and replicas that meet in rounds
+are recommended only where they train clearly more samples/s: a sample teaches less the rarer they
+meet, and by how much is not predicted.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ...compression.codec import parse, typical_bytes
+from ...compression.echo import TensorShape
+from ...dag.cost.network import Network
+from ...dag.ir.convert import graph_from_bytes
+from ...dag.ir.graph import Graph
+from ...dag.plan.report import Alternative, PlanWithReport
+from ...dag.transforms.vocabulary import planned_graph
+from ...job.gossip import SapsOptions
+from ...job.rounds import RoundSettings, SparseLocoOptions, StreamingOptions, options_of
+from ...job.training import Training
+from ...job.words import WRONG_CHOICE, count_of
+from ...proto import broker_pb2
+from ..base.interface import NoPlan, PeerOffer, Planner
+from ..replicas.beside import ONE_REPLICA
+from ..replicas.copies import PAUSE_S
+from ..replicas.division import NEAR
+from ..replicas.form import form
+from ..replicas.formation import Formation
+from ..requests.asked import FormReplicas, PlanFailed, PlanReady, ReplicasFormed
+from ..requests.request import plan_request
+from ..requests.requirements import RunRequirements, decided, read_spec
+from ..schedulers.schedulers import plan as by_name
+from .bad_plan import bad_plan
+from .leaving_out import without_culprits
+from .planning import as_before, or_refused, ready_of
+
+__all__ = ["answer", "contribution_bytes", "formed", "one_plan"]
+
+_EQUAL = "one replica with equal weights after every step"
+_MANY = 8
+"""Replicas of which the sum of what they give is thought, where their number is not known."""
+
+
+def answer(
+    ask: FormReplicas, graph_bytes: bytes, planner: Planner = by_name
+) -> ReplicasFormed | PlanFailed:
+    """The event that answers, whatever graph and offers are. Raises MemoryError."""
+
+    def made() -> ReplicasFormed:
+        graph = graph_from_bytes(graph_bytes)
+
+        def make(peers: tuple[PeerOffer, ...], network: Network | None) -> ReplicasFormed:
+            these = replace(ask, peers=peers, network=network)
+            one = None
+            if read_spec(ask.spec).sync.kind == "auto":
+                with suppress(NoPlan):  # replicas of other peers may be possible
+                    one = one_plan(these, graph, planner)
+            return formed(these, graph, one, planner)
+
+        found, left = without_culprits(make, ask.peers, ask.network)
+        told = found.formation
+        told.left_out.extend(broker_pb2.Spare(peer=p, reason=why) for p, why in left.items())
+        return found
+
+    return or_refused(ask, made)
+
+
+def one_plan(ask: FormReplicas, graph: Graph, planner: Planner = by_name) -> PlanWithReport:
+    """That of all peers with equal weights after every step. Raises NoPlan, GraphError."""
+    spec = decided(ask.spec, "allreduce", 1)
+    return planner(plan_request(spec, read_spec(spec), graph, ask.peers, ask.network))
+
+
+def formed(
+    ask: FormReplicas, graph: Graph, one: PlanWithReport | None, planner: Planner = by_name
+) -> ReplicasFormed:
+    """What is recommended; `one`: the plan of all peers with equal weights, where that is known.
+    Raises NoPlan, GraphError."""
+    asked = read_spec(ask.spec)
+    spec = decided(ask.spec, "local", 1)
+    wish = read_spec(spec)
+    rounds = Training.from_json(asked.training).rounds or _rounds(wish)
+    count = None if asked.undecided else asked.replicas
+    request = plan_request(spec, wish, graph, ask.peers, ask.network)
+    if spec.HasField("resumed"):
+        had = spec.resumed.microbatch_size, spec.resumed.head_parts
+        request = as_before(request, had)
+    replicas, every = count or min(_MANY, len(ask.peers)), wish.sync.steps
+    make = partial(
+        form,
+        request,
+        every=every,
+        bytes_per_parameter=contribution_bytes(rounds, replicas),
+        overlap=rounds.overlap_of(every),
+        pause_s=PAUSE_S if "snapshot" in wish.recovery.ladder else None,
+        planner=planner,
+    )
+    try:
+        found = make(count)
+        if asked.sync.kind == "gossip" and len(found.replicas) == 1:  # nobody to meet
+            found = make(2)
+    except NoPlan as error:
+        if one is None or asked.sync.kind != "auto":
+            raise
+        reasons = [_EQUAL, error.reason]
+        return ReplicasFormed(
+            ask.replica, ask.version, broker_pb2.Formation(kind="allreduce", reasons=reasons)
+        )
+    plans = tuple(_ready(ask, graph, r.made) for r in found.replicas)
+    memory = rounds.stepping_bytes + rounds.exchange_bytes
+    told = _told(_Beside(asked.sync.kind == "auto", one), found, plans, memory)
+    if told.kind == "allreduce":
+        plans = ()
+    return ReplicasFormed(ask.replica, ask.version, told, plans)
+
+
+def _rounds(wish: RunRequirements) -> RoundSettings:
+    found = Training.from_json(wish.training).rounds
+    assert found is not None, "a run whose replicas meet"
+    return found
+
+
+def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:
+    """For each trained number, the mean of what is given and of what comes back."""
+    spec = TensorShape((1 << 20,), "float32", 4 << 20)
+    text = rounds.contribution_codec
+    given = 4.0 if text == "none" else typical_bytes(parse(text), spec) / (1 << 20)
+    match options_of(rounds.method, rounds.options):
+        case SparseLocoOptions(result_density=0.0):
+            return given * (1 + replicas) / 2  # what comes back are all contributions
+        case SparseLocoOptions() as sparse:
+            return (given + typical_bytes(parse(sparse.result_codec), spec) / (1 << 20)) / 2
+        case SapsOptions(keep=keep):
+            return given * keep
+        case StreamingOptions(fragments=fragments, bits=4):
+            return (given + 1.0) / 2 / fragments  # int8 comes back
+        case StreamingOptions(fragments=fragments):
+            return given / fragments
+    return given
+
+
+def _ready(ask: FormReplicas, graph: Graph, made: PlanWithReport) -> PlanReady:
+    bound = planned_graph(graph.bind(made.plan.microbatch_size), made.plan)
+    made.plan.validate(len(bound.operators))
+    ready = ready_of(ask, bound, made)
+    if problem := bad_plan(PlanWithReport(ready.plan, ready.report), ready.pairs):
+        raise ValueError(problem)
+    return ready
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What a formation stands beside. `chooses`: whether the plan with equal weights may be what
+    is recommended."""
+
+    chooses: bool
+    one: PlanWithReport | None
+
+
+def _told(
+    beside: _Beside, found: Formation, plans: tuple[PlanReady, ...], kept_bytes: int
+) -> broker_pb2.Formation:
+    """For people and for the journal."""
+    round_, now, reasons = found.round, found.samples_per_s, list(found.reasons)
+    others, kind = list(found.alternatives), "local"
+    if beside.one is not None:
+        step_s = beside.one.report.predicted.step_s
+        rate = round_.batch / step_s if step_s else 0.0
+        who = count_of(len(beside.one.plan.peers), "peer")
+        text = f"{who}, equal weights after every step"
+        others = [Alternative(ONE_REPLICA, step_s, text), *others]
+        others = [a for i, a in enumerate(others) if not i or a.name != ONE_REPLICA]
+        if beside.chooses and (len(found.replicas) < 2 or rate >= NEAR * now):
+            kind = "allreduce"
+            reasons = [f"{_EQUAL}: {rate:.4g} samples/s; {_instead(found)}", *reasons[1:]]
+    if kind == "local":
+        reasons += _better(others, round_.batch, now)
+    sent = dict(round_.peer_bytes)
+    peers = [
+        broker_pb2.FormedPeer(
+            peer=p,
+            bytes=sent.get(p, 0.0),
+            kept_bytes=kept_bytes
+            * sum(r.plan.outline.stages[k].elements for k in r.plan.stages_of(p)),
+        )
+        for r in plans
+        for p in r.plan.peers
+    ]
+    return broker_pb2.Formation(
+        kind=kind,
+        replicas=[
+            broker_pb2.FormedReplica(
+                peers=r.peers,
+                stages=len(r.made.plan.stages),
+                step_s=r.step_s,
+                steps=r.steps,
+                samples=r.samples,
+                slowest_link=r.slowest_link,
+            )
+            for r in found.replicas
+        ],
+        every=round_.every,
+        batch=round_.batch,
+        local_s=round_.local_s,
+        exchange_s=round_.exchange_s,
+        exposed_s=round_.exposed_s,
+        contribution_bytes=round_.contribution_bytes,
+        peers=peers,
+        slowest_link=round_.slowest_link,
+        hangs_on=round_.hangs_on,
+        left_out=[broker_pb2.Spare(peer=s.peer, reason=s.reason) for s in found.left_out],
+        alternatives=[
+            broker_pb2.Alternative(name=a.name, step_s=a.step_s, text=a.text) for a in others
+        ],
+        reasons=reasons,
+    )
+
+
+def _instead(found: Formation) -> str:
+    """What the best replicas that meet in rounds would train."""
+    if len(found.replicas) > 1:
+        count, rate = len(found.replicas), found.samples_per_s
+        return f"{count} replicas that meet in rounds would train {rate:.4g}"
+    for a in found.alternatives:
+        if a.name.endswith(" replicas") and a.step_s:
+            rate = found.round.batch / a.step_s
+            return f"{a.name} ({a.text}) that meet in rounds would train {rate:.4g}"
+    return "no replicas that meet in rounds were found"
+
+
+def _better(others: list[Alternative], batch: int, now: float) -> list[str]:
+    """Whether another way would train clearly more samples/s than these replicas."""
+    best = min((a for a in others if a.step_s), key=lambda a: a.step_s, default=None)
+    if best is None or batch / best.step_s * NEAR <= now:
+        return []
+    rate = batch / best.step_s
+    return [
+        f"these replicas are {WRONG_CHOICE}: {best.name} ({best.text}) trains {rate:.4g} "
+        f"samples/s, {rate / now:.2f} times theirs"
+    ]

@@ -1,0 +1,169 @@
+"""What planners say when something is short, and by how much."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...dag.plan.plan import ScheduleName
+from ...job.words import size_text, some_of
+from ..base.interface import NoPlan, PeerOffer, PlanRequest
+from .candidate import Candidate, StageShare
+from .cost_model import CostModel
+
+__all__ = ["fitting", "recomputes", "refuse_impossible", "shortage"]
+
+MOST_OPERATORS = 512
+"""Up to which what is short is looked for between all positions."""
+
+
+def refuse_impossible(request: PlanRequest) -> None:
+    """Raises NoPlan where no choice of peers and cuts could do what the options ask for."""
+    graph, options = request.graph, request.options
+    pipelines = options.pipelines or 1
+    if pipelines > request.microbatches:
+        raise NoPlan(
+            f"{pipelines} pipelines share {request.microbatches} microbatches of a step: expected "
+            "at least one for each; lower plan.pipelines or train.microbatch",
+            "model",
+        )
+    if options.stages is not None and options.stages > len(graph.operators):
+        raise NoPlan(
+            f"{options.stages} stages for a graph of {len(graph.operators)} operators: every stage "
+            "needs at least one; lower plan.stages",
+            "model",
+        )
+    need = (options.stages or 1) * pipelines
+    if options.schedule == "interleaved" and options.stages is not None:
+        need = pipelines  # a peer may hold several
+    if len(request.offers) < need:
+        raise NoPlan(f"{need} peers are needed, {len(request.offers)} are on offer", "peers")
+
+
+def shortage(judge: CostModel, rooms: Sequence[int] = (), live: int = 0) -> NoPlan:
+    """Which memory is short, in amounts of the judge. `rooms`: bytes of the stages of the last try,
+    without them of every peer; `live`: the most microbatches that one of them kept."""
+    request, offers = judge.request, judge.offers
+    rooms = rooms or [o.device_memory_bytes for o in offers]
+    live = live or min(request.microbatches, len(rooms))
+    largest = max(o.device_memory_bytes for o in offers)
+    worst, needed = _largest_operator(judge)
+    if needed > largest:
+        op = request.graph.operators[worst]
+        of = f" of {op.module}" if op.module else ""
+        return NoPlan(
+            f"no peer has enough memory for operator {op.name}{of}: it needs {size_text(needed)} "
+            f"(parameters, gradients, optimizer state, one microbatch), the largest peer offers "
+            f"{size_text(largest)}, short by {size_text(needed - largest)}",
+            "memory",
+            needed,  # a whole peer must come: those that are here cannot give theirs to it
+        )
+    again, offered = recomputes(judge), sum(rooms)
+    whole = min(judge.stage_bytes(0, judge.operators, 1, recompute=r) for r in again)
+    stages = f"{len(rooms)} stage{'s offer' if len(rooms) != 1 else ' offers'}"
+    if whole > offered:
+        return NoPlan(
+            f"needs {size_text(whole - offered)} more: the model needs {size_text(whole)} for one "
+            "microbatch (parameters, gradients, optimizer state, activations), the "
+            f"{stages} {size_text(offered)}: let more peers join, or offer more memory",
+            "memory",
+            whole - offered,
+        )
+    return NoPlan(
+        f"no cut into {len(rooms)} stages fits: the peers offer {_memories(offers)}, and the model "
+        f"needs {size_text(whole)} with one live microbatch and more with up to {live}: lower "
+        "train.microbatch, let more peers join, or offer more memory",
+        "memory",
+    )
+
+
+def recomputes(judge: CostModel) -> tuple[bool, ...]:
+    """Whether stages may compute their forward again, the cheaper one first."""
+    wanted = judge.request.options.recompute
+    return (False, True) if wanted is None else (wanted,)
+
+
+def _largest_operator(judge: CostModel) -> tuple[int, int]:
+    """(operator, bytes) of the operator that needs most, with one microbatch: of each operator, the
+    least of the stages that have it; of very many operators, of the stage that has it alone."""
+    again = recomputes(judge)
+    if judge.operators < MOST_OPERATORS:
+        needs = judge.needs(MOST_OPERATORS)
+        sizes = np.min([needs.least(1, r) for r in again], axis=0).tolist()
+    else:
+        sizes = [
+            min(judge.stage_bytes(i, i + 1, 1, recompute=r) for r in again)
+            for i in range(judge.operators)
+        ]
+    worst = max(range(judge.operators), key=lambda i: sizes[i])
+    return worst, sizes[worst]
+
+
+def fitting(judge: CostModel, rooms: Sequence[int], recompute: bool) -> Candidate | None:
+    """A candidate of the peers with most memory, in either order, that fits if they have `rooms`
+    bytes: one pipeline, or as many as are asked for, cut alike. None: none was found. The judge
+    has the last word."""
+    options, needs = judge.request.options, judge.needs(MOST_OPERATORS)
+    rows, n = options.pipelines or 1, len(needs.positions)
+    each, more = divmod(judge.request.microbatches, rows)
+    microbatches = tuple(each + (p < more) for p in range(rows))
+    schedule: ScheduleName = "1f1b" if options.schedule == "auto" else options.schedule
+    ranked = sorted(range(len(rooms)), key=lambda p: (-rooms[p], p))
+    groups = [ranked[k * rows : (k + 1) * rows] for k in range(len(rooms) // rows)]
+    for k in range(1, min(len(groups), n - 1) + 1):
+        if options.stages not in (None, k):
+            continue
+        for order in (groups[:k], groups[:k][::-1]):
+            live = [
+                microbatches[0] if schedule == "gpipe" else min(microbatches[0], k - i)
+                for i in range(k)
+            ]
+            lows = [
+                needs.low(min(rooms[p] for p in group), m, recompute, rows > 1)
+                for group, m in zip(order, live, strict=True)
+            ]
+            cuts = _cuts(lows)
+            if cuts is None:
+                continue
+            at = needs.positions[cuts].tolist()
+            candidate = Candidate(
+                tuple(
+                    tuple(
+                        StageShare(group[p], a, b, recompute)
+                        for group, (a, b) in zip(order, itertools.pairwise(at), strict=True)
+                    )
+                    for p in range(rows)
+                ),
+                microbatches,
+                schedule,
+            )
+            if judge.cuttable(candidate) and all(
+                size <= rooms[p] for p, size in judge.device_bytes(candidate).items()
+            ):
+                return candidate
+    return None
+
+
+def _cuts(lows: Sequence[NDArray[np.int64]]) -> list[int] | None:
+    """Places of positions, one stage between each two; stage k may begin at lows[k][j] or later to
+    end at j."""
+    n = len(lows[0])
+    reached = np.zeros((len(lows) + 1, n), dtype=bool)
+    reached[0, 0] = True
+    for k, low in enumerate(lows):
+        before = np.concatenate(([0], np.cumsum(reached[k])))  # before[i]: those below place i
+        reached[k + 1] = before[np.arange(n)] > before[low]
+    if not reached[-1, -1]:
+        return None
+    cuts = [n - 1]
+    for k in range(len(lows) - 1, -1, -1):
+        first = int(lows[k][cuts[-1]])
+        cuts.append(first + int(np.argmax(reached[k, first : cuts[-1]])))
+    return cuts[::-1]
+
+
+def _memories(offers: Sequence[PeerOffer], most: int = 8) -> str:
+    return some_of([f"{o} {size_text(o.device_memory_bytes)}" for o in offers], most)

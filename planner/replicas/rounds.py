@@ -1,0 +1,144 @@
+"""What a round of some replicas takes: local steps by speed, then one sum of what they learnt.
+
+**Local work.** Of M microbatches of a global step, R replicas make local steps of M / R each. A
+round is `every` · R local steps together. Replica i makes h_i of them, at least one, so that all
+end together: the h_i whose largest h_i · t_i is least.
+
+**Contributions.** Each replica holds all N bytes of what is exchanged, and the first holder of each
+stage gives them. Each replica adds up the R-th part of every segment (broker/rounds/segments.py):
+it gets the others' parts of that, and gives each the sum, and so to other holders of the stage.
+Between two givers
+
+    2 / R · N · seconds per byte of a pair ≤ t    (1 + (R - 2) / R) · N · … of a line ≤ t
+
+where the pair is as slow as the slowest pair of peers with a segment in common, by how much they
+have in common, and a line as the slowest uplink or downlink of its peers, by what they hold. A line
+of which nothing is known is as fast as the peer's fastest pair: all of them share it. What is too
+short to be divided goes there whole before any of it comes back: the longest such segment counts
+once more. In front of the parts, between them and behind them are words with the broker, who is
+taken to be as far away as the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...dag.cost.network import Network
+from ...dag.rounds.wiring import UNDIVIDED
+
+__all__ = ["Contribution", "Slots", "contributions", "line_rates", "local_steps"]
+
+Floats = NDArray[np.float64]
+
+Slots = Sequence[tuple[int, int, Sequence[int]]]
+"""Stages of a replica: (start, stop, holders by number)."""
+
+_WAYS = 6
+"""Latencies in a row: of "ready", the plan, parts, sums, "made" and the next round's beginning."""
+
+
+def local_steps(seconds: Sequence[float], total: int) -> tuple[int, ...]:
+    """By replica, `total` together and each at least one: those that are all done soonest."""
+    each = np.maximum(np.array(seconds, dtype=np.float64), 1e-12)
+    count = np.maximum(1, np.floor(total / (1 / each).sum() / each)).astype(np.int64)
+    while (over := int(count.sum()) - total) > 0:
+        last = int(np.argmax(np.where(count > 1, count * each, -1.0)))
+        count[last] -= min(over, 1)
+    while count.sum() < total:
+        count[int(np.argmin((count + 1) * each))] += 1
+    return tuple(count.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One exchange of all replicas' contributions."""
+
+    seconds: float = 0.0
+    bytes: tuple[tuple[int, float], ...] = ()
+    """By peer: what it sends, and as much what it receives."""
+    between: tuple[int, ...] = ()
+    """What the seconds hang on: the line of one peer, or the pair of two."""
+    members: tuple[int, ...] = ()
+    """The replicas that these are in."""
+
+
+def contributions(
+    replicas: Sequence[Slots], network: Network, rates: Floats, held: Floats, size_bytes: float
+) -> Contribution:
+    """`held` (operators + 1,): trained bytes of the first operators; `rates`: of the network."""
+    if len(replicas) < 2 or not size_bytes or not held[-1]:
+        return Contribution()
+    peers, own, first, low, high = _intervals(replicas, held / held[-1])
+    at = np.array([p for p, _ in peers])
+    member = np.array([r for _, r in peers])
+    r, square = len(replicas), np.ix_(at, at)
+    common = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
+    np.maximum(common, 0.0, out=common)
+    # Givers exchange parts and sums; other holders of a stage get sums of each giver's share.
+    apart = member[own][:, None] != member[own]
+    gives = np.where(first[:, None] & first, common * apart, 0.0) * (2 / r)
+    hands = np.where(first[:, None] & ~first, common, 0.0) / r
+    crossing, handed = _by_peer(gives, own), _by_peer(hands, own)
+    sent = crossing.sum(axis=1) + handed.sum(axis=1)
+    got = crossing.sum(axis=0) + handed.sum(axis=0)
+    rate = rates[square]
+    pair_s = size_bytes * (crossing + handed + handed.T) / np.minimum(rate, rate.T)
+    up, down = line_rates(network.up, rates)[at], line_rates(network.down, rates.T)[at]
+    line_s = size_bytes * np.maximum(sent / up, got / down)
+    latency = float((network.latency_s[square] * (member[:, None] != member)).max())
+    slowest = int(line_s.argmax())
+    where, pace = [slowest], min(up[slowest], down[slowest])
+    if pair_s.max() >= line_s[slowest] * (1 - 1e-9):
+        where = [int(x) for x in np.unravel_index(pair_s.argmax(), pair_s.shape)]
+        pace = min(rate[where[0], where[1]], rate[where[1], where[0]])
+    again = _undivided(np.concatenate((low, high)), r, held[-1] / 4) * size_bytes / pace
+    return Contribution(
+        float(max(line_s[slowest], pair_s.max())) + float(again) + _WAYS * latency,
+        tuple(zip(at.tolist(), (size_bytes * sent).tolist(), strict=True)),
+        tuple(int(at[x]) for x in where),
+        tuple(int(member[x]) for x in where),
+    )
+
+
+def _by_peer(values: Floats, own: NDArray[np.int64]) -> Floats:
+    """From intervals to peers."""
+    starts = np.flatnonzero(np.diff(own, prepend=-1))
+    return np.add.reduceat(np.add.reduceat(values, starts, axis=0), starts, axis=1)
+
+
+def line_rates(ends: Floats, rates: Floats) -> Floats:
+    """(P,) bytes/s of what all flows of a peer share. Where that is not known, it is as fast as its
+    fastest pair. `rates`: from these to others, or to these."""
+    apart = np.where(np.eye(len(rates), dtype=bool), 0.0, rates)
+    return np.where(np.isfinite(ends), ends, apart.max(axis=1))
+
+
+def _undivided(cuts: Floats, replicas: int, elements: float) -> float:
+    """The longest part that fewer replicas than all add up, as a share of the vector."""
+    long = np.diff(np.unique(cuts))
+    slices = np.clip(long * elements // UNDIVIDED, 1, replicas)
+    return float((long / slices)[slices < replicas].max(initial=0.0))
+
+
+def _intervals(
+    replicas: Sequence[Slots], place: Floats
+) -> tuple[list[tuple[int, int]], NDArray[np.int64], NDArray[np.bool_], Floats, Floats]:
+    """Peers with their replicas, in order; and what they hold as intervals of [0, 1], by peer, and
+    whether it is they who give it."""
+    peers: list[tuple[int, int]] = []
+    rows: list[tuple[int, bool, float, float]] = []
+    for r, slots in enumerate(replicas):
+        found: dict[int, list[tuple[bool, float, float]]] = {}
+        for start, stop, holders in slots:
+            for k, p in enumerate(holders):
+                span = k == 0, float(place[start]), float(place[stop])
+                found.setdefault(p, []).append(span)
+        for p, intervals in found.items():
+            rows += [(len(peers), *span) for span in intervals]
+            peers.append((p, r))
+    own, first, low, high = zip(*rows, strict=True)
+    return peers, np.array(own), np.array(first), np.array(low), np.array(high)

@@ -1,0 +1,307 @@
+"""What a submitted run asks for, read once from its RunSpec and checked against itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from ...dag.plan.plan import PeerId, Plan
+from ...job import MOST_MICROBATCHES, Job
+from ...job.methods import method_text
+from ...job.settings import plain
+from ...job.tables import Codec, Model, Output, Recovery, Sync
+from ...job.training import Train
+from ...net.web.places import origin_of
+from ...proto.broker_pb2 import Checkpoint, RunSpec
+from ..base.interface import CodecOptions, PlannerOptions
+from ..schedulers.swapped import LEAST as LEAST_SWAPPED
+from .run_spec import RunSpecError, problems
+
+__all__ = ["Batching", "RunRequirements", "decided", "read_spec"]
+
+
+MOST_ORIGINS = 16
+"""Hosts on the web that the weights of one run are read from."""
+
+
+class Batching(NamedTuple):
+    """A way to divide the batch of a step into microbatches."""
+
+    microbatch_size: int
+    """Samples."""
+    microbatches: int
+    """Of one step."""
+    evaluation_microbatches: int
+    """Of one evaluation; 0: the run has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequirements:
+    """The part of a run's spec that the broker decides by.
+
+    batchings: those that a plan may have, the default first. Not among them, be it the default,
+    are those with fewer microbatches than plan.pipelines.
+    wanted: peers that a hand-written plan names, in its order; empty: the broker plans.
+    core: whether a peer with the core operator set can take part.
+    data: name of the data set of a peer that it trains on; empty: its data lies with the broker.
+    local: inputs of the model that only peers with that data may read.
+    replicas: among so many a batch is divided. undecided: whether planning says what kind of
+    training it is, or among how many; until then it has one. sync: what they exchange, and when.
+    eval_every: steps between evaluations; 0: none.
+    replan: whether its plan may change while it runs. recovery: what may be done after a loss.
+    output: when checkpoints are made, and how many are kept.
+    lossless_snapshots: whether they are coded, or written as they are.
+    """
+
+    priority: int
+    options: PlannerOptions
+    batchings: tuple[Batching, ...]
+    training: str
+    wanted: tuple[PeerId, ...]
+    core: bool
+    replan: bool = True
+    recovery: Recovery = field(default_factory=Recovery)
+    output: Output = field(default_factory=Output)
+    lossless_snapshots: bool = False
+    data: str = ""
+    data_options: str = ""
+    local: tuple[str, ...] = ()
+    replicas: int = 1
+    undecided: bool = False
+    eval_every: int = 0
+    seed: int = 0
+    sync: Sync = field(default_factory=Sync)
+    origins: tuple[str, ...] = ()
+    """Of weights that peers read from the web themselves: scheme, host and port of each."""
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether its replicas step apart, and meet in rounds."""
+        return self.sync.kind not in ("allreduce", "auto")
+
+    @property
+    def forms(self) -> bool:
+        """Whether its replicas are planned together before it begins."""
+        return self.undecided or self.replicas > 1
+
+    def evaluates_after(self, step: int, steps: int) -> bool:
+        """Whether an evaluation is due after a step, from 0, of so many."""
+        due = self.eval_every > 0 and (step + 1) % self.eval_every == 0
+        return due or (self.eval_every > 0 and step + 1 == steps)
+
+    @property
+    def least(self) -> int:
+        """The fewest peers that it can start with."""
+        options = self.options
+        # An interleaved peer holds several stages.
+        stages = 1 if options.schedule == "interleaved" else options.stages or 1
+        if options.swaps:
+            stages = max(stages, LEAST_SWAPPED)
+        return stages * (options.pipelines or 1)
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether the plan divides the batch as the run wants it."""
+        had = (plan.microbatch_size, len(plan.routes))
+        return any(had == (b.microbatch_size, b.microbatches) for b in self.batchings)
+
+
+def read_spec(spec: RunSpec) -> RunRequirements:
+    """Raises RunSpecError."""
+    for problem in problems(spec):
+        raise RunSpecError(problem)
+    try:
+        job = Job.from_json(spec.job)
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        raise RunSpecError(f"the job of the run is not valid: {error}") from None
+    if spec.local and job.data.where != "peer":
+        raise RunSpecError(
+            f"local of the run has {list(spec.local)}, and its job's data.where is "
+            f'"{job.data.where}": expected "peer" where data stays with peers'
+        )
+    if spec.HasField("resumed"):
+        _check_unchanged(spec.resumed, job)
+    train = job.train
+    for name, given, wanted in (
+        ("steps", spec.steps, train.steps),
+        ("microbatch_size", spec.microbatch_size, train.microbatch_size),
+        ("microbatches", spec.microbatches, train.microbatches),
+    ):
+        if given != wanted:
+            raise RunSpecError(f"{name} of the run is {given}, its job says {wanted}")
+    asked = job.plan
+    pipelines = 1 if asked.pipelines == "auto" else asked.pipelines
+    batchings = tuple(
+        b for b in _batchings(spec, train, job.replicas) if b.microbatches >= pipelines
+    )
+    if job.rounds is not None:
+        batchings = batchings[:1]  # the same for all replicas
+    sizes = [b.microbatch_size for b in batchings]
+    if spec.HasField("plan") and job.sync.kind != "allreduce":
+        raise RunSpecError(
+            f'the run has a plan written by hand, and its job sync.kind = "{job.sync.kind}": '
+            "expected none"
+        )
+    if not batchings or (spec.HasField("plan") and spec.plan.microbatch_size not in sizes):
+        raise RunSpecError(
+            f"plan.pipelines is {pipelines} with {len(spec.plan.routes) or spec.microbatches} "
+            "microbatches in a step: "
+            "expected at least one microbatch for each pipeline"
+        )
+    return RunRequirements(
+        priority=job.priority,
+        options=PlannerOptions(
+            scheduler=asked.scheduler,
+            stages=None if asked.stages == "auto" else asked.stages,
+            pipelines=None if asked.pipelines == "auto" else pipelines,
+            schedule=asked.schedule,
+            recompute=None if asked.recompute == "auto" else asked.recompute,
+            swaps=job.recovery.swaps,
+            optimizer_slots=train.optimizer_slots,
+            state_bytes=train.state_bytes,
+            round_bytes=job.rounds.stepping_bytes if job.rounds else 0,
+            exchange_bytes=job.rounds.exchange_bytes if job.rounds else 0,
+            norm=train.clip > 0 or job.recovery.rebuilds,
+            collective=job.sync.collective,
+            strategy=method_text(
+                job.sync.within, job.sync.options if job.sync.kind == "allreduce" else {}
+            ),
+            codecs=_codecs(job.codec, encoded=job.sync.within != "exact"),
+        ),
+        batchings=batchings,
+        training=job.training.to_json(),
+        wanted=tuple(dict.fromkeys(PeerId(h) for stage in spec.plan.stages for h in stage.holders)),
+        core=spec.HasField("core_graph"),
+        # With other cuts other blocks would change places.
+        replan=asked.replan and not job.recovery.swaps,
+        recovery=job.recovery,
+        output=job.output,
+        lossless_snapshots=job.codec.snapshots == "lossless",
+        data=job.data.source if job.data.where == "peer" else "",
+        data_options=json.dumps(plain(job.data)) if job.data.where == "peer" else "",
+        local=tuple(spec.local),
+        replicas=job.replicas,
+        undecided=job.undecided,
+        eval_every=train.eval_every if train.evaluated_batches else 0,
+        seed=job.seed,
+        sync=job.sync,
+        origins=_origins(job.model) if job.model.where == "url" else (),
+    )
+
+
+def decided(spec: RunSpec, kind: Literal["allreduce", "local"], replicas: int) -> RunSpec:
+    """The spec of a run of which that is decided."""
+    found = RunSpec()
+    found.CopyFrom(spec)
+    found.job = Job.from_json(spec.job).decided(kind, replicas).to_json()
+    return found
+
+
+def _origins(model: Model) -> tuple[str, ...]:
+    """Raises RunSpecError."""
+    found: set[str] = set()
+    for url in model.weight_names:
+        if (origin := origin_of(url)) is None:
+            raise RunSpecError(
+                f"model.weights of the job has {url[:200]!r}: expected http(s)://HOST/…, without a "
+                "user in it"
+            )
+        found.add(str(origin))
+    if len(found) > MOST_ORIGINS:
+        raise RunSpecError(
+            f"model.weights of the job are on {len(found)} hosts: expected at most {MOST_ORIGINS}"
+        )
+    return tuple(sorted(found))
+
+
+def _check_unchanged(found: Checkpoint, job: Job) -> None:
+    """Raises RunSpecError for a job that cannot go on from a checkpoint of another one."""
+    try:
+        before = Job.from_json(found.job)
+    except (ValueError, RecursionError) as error:
+        raise RunSpecError(f"the checkpoint of the run has no valid job: {error}") from None
+    if found.HasField("rounds") and job.rounds is None:
+        raise RunSpecError(
+            f'sync.kind of the job is "{job.sync.kind}", and its checkpoint was made by replicas '
+            "that train apart: it may not change"
+        )
+    for key, had, has in (
+        ("seed", before.seed, job.seed),
+        ("train.batch", before.train.batch, job.train.batch),
+        ("train.optimizer", before.train.optimizer, job.train.optimizer),
+    ):
+        if had != has:
+            raise RunSpecError(
+                f"{key} of the job is {has!r}, and its checkpoint was made with {had!r}: it may "
+                "not change"
+            )
+
+
+def _codecs(asked: Codec, *, encoded: bool) -> CodecOptions:
+    """`encoded`: what gradients go through is the method's, no codec's. Raises RunSpecError for the
+    text of a codec that there is not, or that cannot be there."""
+    texts = {role: _codec(asked, role) for role in ("activation", "activation_grad", "grad")}
+    for role, text in texts.items():
+        if text.partition(":")[0].partition("/")[0] == "support":
+            _check_support(role, text, texts["activation"])
+    return CodecOptions(
+        activation=texts["activation"],
+        activation_grad=texts["activation_grad"],
+        sync="none" if encoded else texts["grad"],
+        ratio=asked.ratio,
+        error_budget=asked.error_budget,
+        feedback=asked.feedback,
+    )
+
+
+def _codec(asked: Codec, role: str) -> str:
+    text = asked.of(role)
+    if text in ("none", "adatopk", "auto"):
+        return text
+    from ...compression.codec import parse  # imports torch: only where a codec is asked for
+
+    try:
+        parse(text)
+    except ValueError as error:
+        key = role if getattr(asked, role) is not None else "default"
+        raise RunSpecError(
+            f'codec.{key} of the job is not "none", "lossless", "adatopk", "auto" or the text of a '
+            f"codec: {error}"
+        ) from None
+    return text
+
+
+def _check_support(role: str, text: str, activation: str) -> None:
+    """Raises RunSpecError unless the values of which gradients go by `support` are sparse."""
+    from ...compression.codec import parse
+    from ...compression.sparse.topk import TopK
+
+    ratio = getattr(parse(text), "ratio")  # noqa: B009  # of codecs with one
+    there = None if activation in ("none", "adatopk", "auto") else parse(activation)
+    if role != "activation_grad" or not isinstance(there, TopK) or there.ratio != ratio:
+        raise RunSpecError(
+            f'codec.{role} of the job is "{text}", which sends the gradient of a value only where '
+            f"top-k kept the value: expected it as codec.activation_grad, beside "
+            f'codec.activation = "topk:ratio={ratio:g}", which is "{activation}"'
+        )
+
+
+def _batchings(spec: RunSpec, train: Train, replicas: int) -> Iterator[Batching]:
+    """The default, then the choices in their order, of one of so many replicas; raises
+    RunSpecError."""
+    for size in (spec.microbatch_size, *spec.microbatch_sizes):
+        if train.batch % size:
+            raise RunSpecError(
+                f"microbatch_sizes of the run has {size}, and the {train.batch} samples of a step "
+                f"are not divisible by it (remainder {train.batch % size})"
+            )
+        count = train.batch // size
+        evaluation = train.evaluated_batches * count
+        if max(count, evaluation) > MOST_MICROBATCHES:
+            raise RunSpecError(
+                f"with microbatches of {size}, a step has {count} microbatches and one evaluation "
+                f"has {evaluation} microbatches: expected at most {MOST_MICROBATCHES}"
+            )
+        if count % replicas == 0:
+            yield Batching(size, count // replicas, evaluation)

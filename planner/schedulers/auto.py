@@ -1,0 +1,453 @@
+"""Ours: chooses the peers, their order, the cuts, the number of pipelines and who is in which, the
+microbatches of each and their size, the schedule, and where to recompute.
+
+1. Seeds (planner/search/seeds.py) and the plans of all other planners are bounded, each
+   with the best peers that one batch finds for its places.
+2. The best of each shape (number of pipelines, schedule, form of the request) is improved by local
+   search (planner/search/search.py, planner/search/moves.py), the best of all
+   further than the rest.
+3. What is left of the budget goes into restarts from shaken copies of the best.
+
+Everything is judged by the same event calculation, so the result is never worse than another
+planner's. Budgets count work: about 1 s on small cases, some seconds on the largest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...dag.plan.plan import ScheduleName
+from ...dag.plan.report import Alternative, PlanWithReport
+from ..base.interface import NoPlan, Planner, PlanRequest
+from ..baselines.baselines import equal_compute, uniform
+from ..baselines.op_fence import Fenced, fenced, op_fence
+from ..cost.batchings import look_at_forms
+from ..cost.candidate import Candidate, StageShare, to_plan
+from ..cost.cost_model import CostModel
+from ..cost.shortage import fitting, refuse_impossible
+from ..search.beside import no_plan_beside, seeds_beside
+from ..search.collectives import with_collectives
+from ..search.enough import no_plan
+from ..search.moves import all_moves, exchange_moves, guess, joined
+from ..search.parallel import candidates_in
+from ..search.reasons import spare_reasons, stage_reasons, with_peer
+from ..search.search import Search, SearchResult, SearchSpace, weight
+from ..search.seeds import Seeds, from_plan
+from ..search.sparsity import with_ratios
+from .alternatives import alone, replicas
+
+__all__ = ["BASELINES", "BUDGET", "FormResult", "auto", "choose", "space_of"]
+
+BASELINES: dict[str, Planner] = {
+    "uniform": uniform,
+    "equal-compute": equal_compute,
+    "op-fence": op_fence,
+}
+"""The planners that it is compared with, and begins from."""
+BUDGET = 60_000
+"""Work of the search on a small request (see planner/search/search.py); half a second to a
+second."""
+BUDGET_LARGE = 250_000
+"""Work of the search on the largest ones, where a structure costs more than its actions."""
+MOST_VISITS = 6_000
+"""Visits of a step up to which the baselines that use every peer are predicted beside ours."""
+STARTS = 4
+"""Seeds that are improved, at most one of each shape before a second of any."""
+RESTARTS = 6
+MOST_SEEDED = 256
+"""Peers up to which the search has seeds of its own; beyond, those of `op-fence` are improved."""
+MOST_GROUPED = 24
+"""Peers up to which groupings are searched here; beyond, it takes longer than all the rest."""
+NEAR = 1.3
+"""Forms of the request whose best by `op-fence` is at most so many times the least are searched."""
+GROUPED = 8
+"""Candidates from planner/search/parallel.py, its best guesses."""
+WORTH = 0.99
+"""Of a step's time, what it must come to where shares are cut for the sake of an exchange."""
+SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "interleaved")
+
+
+@dataclass(frozen=True, slots=True)
+class FormResult:
+    """The best that was found in one form of the request, and the best of each shape beside it."""
+
+    judge: CostModel
+    best: SearchResult | None
+    shapes: dict[tuple[int, ScheduleName], SearchResult]
+
+
+def space_of(request: PlanRequest) -> SearchSpace:
+    """What the options leave open."""
+    options = request.options
+    return SearchSpace(
+        pipelines=options.pipelines,
+        stages=options.stages,
+        schedules=SCHEDULES if options.schedule == "auto" else (options.schedule,),
+        recompute=(False, True) if options.recompute is None else (options.recompute,),
+        # Who has the data may take both ends.
+        repeats=options.stages is None or options.schedule == "interleaved" or bool(request.beside),
+    )
+
+
+def auto(request: PlanRequest) -> PlanWithReport:
+    """Raises NoPlan with what is short and the smallest change that was found to help."""
+    refuse_impossible(request)
+    looked: list[tuple[CostModel, Fenced | None]] = []
+
+    def look(form: PlanRequest) -> float:
+        # Each form by itself, with its costs found once.
+        judge = CostModel(replace(form, others=(), known_costs=form.costs))
+        looked.append((judge, fenced(judge)))
+        return _seconds_of(looked[-1][1])
+
+    look_at_forms(request, look)
+    least = min(_seconds_of(fence) for _, fence in looked)
+    found: list[tuple[FormResult, dict[str, float]]] = []
+    for judge, fence in looked:
+        if least < _seconds_of(fence) > NEAR * least:
+            # Far behind: what `op-fence` found is all that is said of it.
+            found.append((_unsearched(judge, fence), {}))
+            continue
+        others = _others(judge, fence)
+        starts = {candidate: s for candidate, s in others.values()}
+        # The first look at every form is short; the best one is looked at again.
+        budget = BUDGET if len(looked) == 1 else BUDGET // 3
+        chosen = choose(judge, space_of(judge.request), budget=budget, starts=starts)
+        seconds = {name: s for name, (_, s) in others.items()}
+        found.append((chosen, seconds))
+    fitting = [x for x in found if x[0].best is not None and x[0].best.fits]
+    if not fitting:
+        # What is short with the smallest microbatches is short with all.
+        judge = min((j for j, _ in looked), key=lambda j: j.request.microbatch_size)
+        raise no_plan_beside(judge) or no_plan(judge)
+    fitting.sort(key=lambda x: x[0].best.seconds if x[0].best else float("inf"))
+    chosen, seconds = fitting[0]
+    assert chosen.best is not None
+    if len(looked) > 1:
+        again = choose(
+            chosen.judge,
+            space_of(chosen.judge.request),
+            starts={chosen.best.candidate: chosen.best.seconds},
+        )
+        if again.best is not None and again.best.seconds < chosen.best.seconds:
+            chosen = again
+    chosen = _with_collectives(_overlapped(chosen))
+    return _plan(chosen, seconds, [x[0] for x in fitting[1:]])
+
+
+def _overlapped(chosen: FormResult) -> FormResult:
+    """What peers hold is cut where gradients are given earlier for it, if that gains anything to
+    speak of."""
+    best, judge = chosen.best, chosen.judge
+    assert best is not None
+    search = Search(judge, space_of(judge.request), BUDGET)
+    search.tell(best.candidate, best.seconds)
+    found = search.improve(best.candidate, exchange_moves)
+    return replace(chosen, best=found) if found.seconds < WORTH * best.seconds else chosen
+
+
+def _with_collectives(chosen: FormResult) -> FormResult:
+    best, judge = chosen.best, chosen.judge
+    assert best is not None
+    found = with_ratios(judge, with_collectives(judge, best.candidate))
+    if found == best.candidate:
+        return chosen
+    return replace(chosen, best=SearchResult(found, (best.key[0], judge.seconds(found))))
+
+
+def _seconds_of(fence: Fenced | None) -> float:
+    return float("inf") if fence is None else fence.seconds
+
+
+def _unsearched(judge: CostModel, fence: Fenced | None) -> FormResult:
+    best = None if fence is None else SearchResult(fence.candidate, (0.0, fence.seconds))
+    return FormResult(judge, best, {})
+
+
+def choose(
+    judge: CostModel,
+    space: SearchSpace,
+    *,
+    budget: int | None = None,
+    starts: Mapping[Candidate, float] | None = None,
+    seed: int = 0,
+) -> FormResult:
+    """The search of `auto` over one form of a request. `starts`: candidates that fit and
+    that it must not be worse than, with their seconds by the same judge."""
+    large = judge.operators > 256 or len(judge.offers) > 32
+    search = Search(judge, space, budget or (BUDGET_LARGE if large else BUDGET))
+    best: SearchResult | None = None
+    shapes: dict[tuple[int, ScheduleName], SearchResult] = {}
+
+    def note(found: SearchResult) -> None:
+        nonlocal best
+        shape = _shape(found.candidate)
+        if shape not in shapes or found.key < shapes[shape].key:
+            shapes[shape] = found
+        if best is None or found.key < best.key:
+            best = found
+
+    ranked: list[tuple[tuple[float, float], int, Candidate]] = []
+    given = [c for c in starts or {} if search.in_space(c)]
+    for candidate in given:
+        search.tell(candidate, (starts or {})[candidate])
+        note(SearchResult(candidate, search.key(candidate)))
+    # Groups of several peers are found by a search of their own.
+    few = len(judge.offers) <= MOST_GROUPED
+    open_to_all = few and space.pipelines != 1 and not judge.request.beside
+    several = candidates_in(judge) if open_to_all else iter(())
+    grouped = [guess.candidate for guess, _ in zip(several, range(GROUPED), strict=False)]
+    known = len(judge.offers) > MOST_SEEDED and given
+    own = () if known else Seeds(judge, space).all()
+    if judge.request.beside:
+        own = seeds_beside(judge, space)
+    seeds = dict.fromkeys((*given, *grouped, *own))
+    for n, candidate in enumerate(_promising(judge, seeds, search.budget // 3)):
+        # A request too large for its budget still gets a few.
+        if n >= 4 and search.spent > search.budget // 2:
+            break
+        if weight(judge, candidate) > search.budget // 4:
+            continue
+        if search.allows(candidate):
+            one = search.assigned(candidate)
+            ranked.append((search.bound(one), len(ranked), one))
+    ranked.sort(key=lambda x: x[:2])
+    begin: dict[Candidate, None] = {}
+    kinds = ((_shape, STARTS), (_is_closed, STARTS + 1), (_size, STARTS + 3))
+    for shape_of, most in kinds:
+        seen = {shape_of(c) for c in begin}
+        for _, _, candidate in ranked:
+            if len(begin) < most and shape_of(candidate) not in seen:
+                seen.add(shape_of(candidate))
+                begin[candidate] = None
+    # Shapes that begin far behind get one round; the budget is for the best.
+    total = search.budget
+    for n, candidate in enumerate(begin):
+        if not search.open:
+            break
+        search.budget = search.spent + max(1, (total - search.spent) // max(2, len(begin) - n))
+        note(search.improve(candidate, all_moves))
+        search.budget = total
+    if best is None or not best.fits:
+        for found in _tightest(search):
+            note(found)
+    rng = random.Random(seed)
+    for _ in range(RESTARTS):
+        if best is None or not search.open:
+            break
+        start = _shaken(best.candidate, rng, len(judge.offers))
+        if search.allows(start):
+            note(search.improve(search.assigned(start), all_moves, rounds=12))
+    if best is not None and best.fits:
+        note(_with_spares(search, best))
+    return FormResult(judge, best, shapes)
+
+
+def _tightest(search: Search) -> Iterator[SearchResult]:
+    """Where memory is so short that no seed led to a plan: the peers with most of it in a row, each
+    filled as far as it goes (planner/cost/shortage.py), whatever the links; improved with
+    a budget of its own.
+    """
+    judge = search.judge
+    rooms = [o.device_memory_bytes for o in judge.offers]
+    for again in search.space.recompute:
+        candidate = fitting(judge, rooms, again)
+        if candidate is not None and search.allows(candidate):
+            search.budget = max(search.budget, search.spent) + BUDGET
+            yield search.improve(candidate, all_moves)
+            return
+
+
+def _promising(judge: CostModel, seeds: Iterable[Candidate], room: int) -> list[Candidate]:
+    """All of them where they are cheap; otherwise the best of each shape by a closed formula, then
+    the second best of each, and so on, as far as the budget has room."""
+    every = list(seeds)
+    if sum(4 * weight(judge, c) for c in every) <= 3 * room:
+        return every
+    shapes: dict[tuple[int, ScheduleName], int] = {}
+    ranks = []
+    for value, n in sorted((guess(judge, c), n) for n, c in enumerate(every)):
+        rank = shapes.get(_shape(every[n]), 0)
+        shapes[_shape(every[n])] = rank + 1
+        ranks.append((rank, value, n))
+    found = []
+    for _, _, n in sorted(ranks):
+        found.append(every[n])
+        room -= weight(judge, every[n])
+        if room < 0 and len(found) >= 4:
+            break
+    return found
+
+
+def _shape(candidate: Candidate) -> tuple[int, ScheduleName]:
+    return len(candidate.pipelines), candidate.schedule
+
+
+def _size(candidate: Candidate) -> tuple[int, ScheduleName, int, bool, bool]:
+    """Starts of one size mostly end in one place."""
+    again = any(s.recompute for p in candidate.pipelines for s in p)
+    return *_shape(candidate), len(candidate.peers), again, _is_closed(candidate)
+
+
+def _is_closed(candidate: Candidate) -> bool:
+    """Whether a first peer takes the end as well."""
+    return any(len(p) > 1 and p[0].peer == p[-1].peer for p in candidate.pipelines)
+
+
+def _with_spares(search: Search, best: SearchResult) -> SearchResult:
+    """Peers that are left over get one more chance, where the budget ended before the moves."""
+    judge = search.judge
+    if search.open or search.space.stages is not None:
+        return best
+    if weight(judge, best.candidate) > 2_000:
+        return best
+    used = set(best.candidate.peers)
+    for p in [p for p in range(len(judge.offers)) if p not in used][:8]:
+        for candidate in with_peer(judge, best.candidate, p):
+            if search.allows(candidate) and search.bound(candidate) < best.key:
+                found = SearchResult(candidate, search.key(candidate))
+                if found.key < best.key:
+                    best = found
+                    break
+    return best
+
+
+def _shaken(candidate: Candidate, rng: random.Random, peers: int) -> Candidate:
+    """Cuts moved at random, and two peers exchanged."""
+    pipelines = []
+    for pipeline in candidate.pipelines:
+        shares = list(pipeline)
+        for i in range(len(shares) - 1):
+            left, right = shares[i], shares[i + 1]
+            if rng.random() < 0.6:
+                at = rng.randint(left.start + 1, right.stop - 1)
+                shares[i], shares[i + 1] = replace(left, stop=at), replace(right, start=at)
+        pipelines.append(shares)
+    used = list(candidate.peers)
+    a, b = rng.choice(used), rng.randrange(peers)
+    other = {a: b, b: a}
+    return replace(
+        candidate,
+        pipelines=tuple(
+            tuple(StageShare(other.get(s.peer, s.peer), s.start, s.stop, s.recompute) for s in p)
+            for p in pipelines
+        ),
+    )
+
+
+# ---------------------------------------------------------------- what it says
+
+
+def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate, float]]:
+    """What the other planners find, and its seconds; of those that find something. Over hundreds of
+    peers the plans of the literature's baselines, which use all of them, take longer to predict
+    than to rule out."""
+    request = judge.request
+    found: dict[str, tuple[Candidate, float]] = {}
+    everyone = min(len(request.offers), judge.operators)
+    for name, planner in (("uniform", uniform), ("equal-compute", equal_compute)):
+        if request.microbatches * everyone > MOST_VISITS:
+            continue
+        try:
+            plan, report = planner(request, judge)
+        except NoPlan:
+            continue
+        found[name] = from_plan(plan, judge), report.predicted.step_s
+    if fence is not None:
+        names = [o.peer for o in judge.offers]
+        plan = to_plan(fence.candidate, names, request.microbatch_size)
+        found["op-fence"] = from_plan(plan, judge), fence.seconds
+    return found
+
+
+def _plan(
+    chosen: FormResult, others: dict[str, float], forms: Sequence[FormResult]
+) -> PlanWithReport:
+    judge, best = chosen.judge, chosen.best
+    assert best is not None
+    seconds = best.seconds
+    alternatives = [
+        Alternative(name, s, f"{s:.4g} s, {s / seconds:.2f} times this plan's")
+        for name, s in others.items()
+    ]
+    alternatives += [alone(judge), replicas(judge)]
+    return judge.plan(
+        best.candidate,
+        reasons=_reasons(chosen, forms, others),
+        spares=spare_reasons(judge, best.candidate, seconds),
+        alternatives=alternatives,
+    )
+
+
+def _divided(request: PlanRequest) -> str:
+    count = request.microbatches
+    return f"{count} microbatch{'es' if count > 1 else ''} of {request.microbatch_size}"
+
+
+def _reasons(
+    chosen: FormResult, forms: Sequence[FormResult], others: dict[str, float]
+) -> list[str]:
+    judge, best = chosen.judge, chosen.best
+    assert best is not None
+    candidate, seconds = best.candidate, best.seconds
+    used, all_peers = len(candidate.peers), len(judge.offers)
+    count = len(candidate.pipelines)
+    text = (
+        f"auto: {used} of {all_peers} peers in {count} pipeline{'s' if count > 1 else ''} under "
+        f"{candidate.schedule}, {seconds:.4g} s for a step of "
+        f"{_divided(judge.request)}"
+    )
+    found = [text]
+    space = space_of(judge.request)
+    for what, rest in (
+        ("pipelines", [f for (n, _), f in chosen.shapes.items() if n != count]),
+        ("schedule", [f for (_, s), f in chosen.shapes.items() if s != candidate.schedule]),
+    ):
+        rest = [f for f in rest if f.fits and f.seconds > seconds * 1.0001]
+        if rest:
+            next_best = min(rest, key=lambda f: f.key)
+            n, s = len(next_best.candidate.pipelines), next_best.candidate.schedule
+            other = f"{n} pipeline{'s' if n > 1 else ''}" if what == "pipelines" else s
+            found.append(
+                f"{what}: the best with {other} that was found takes {next_best.seconds:.4g} s, "
+                f"{next_best.seconds - seconds:.3g} s more"
+            )
+    again = [s for p in candidate.pipelines for s in p if s.recompute]
+    if again and False in space.recompute:
+        plain = replace(
+            candidate,
+            pipelines=tuple(
+                tuple(replace(s, recompute=False) for s in p) for p in candidate.pipelines
+            ),
+        )
+        without = judge.seconds(plain)
+        found.append(
+            f"{len(again)} shares compute their forward again: "
+            + (
+                "without it the plan does not fit the peers' memory"
+                if without == float("inf")
+                else f"without it the step takes {without:.4g} s"
+            )
+        )
+    whole = replace(candidate, pipelines=tuple(joined(p) for p in candidate.pipelines))
+    if whole != candidate:
+        found.append(
+            "what a peer holds is cut so that it gives gradients of its end while its beginning "
+            f"does its backward: whole the step takes {judge.seconds(whole):.4g} s"
+        )
+    for form in forms:
+        other_best = form.best
+        if other_best is not None and other_best.fits:
+            r = form.judge.request
+            split = f" and the head in {r.head_parts} parts" if r.head_parts else ""
+            found.append(f"{_divided(r)}{split} would take {other_best.seconds:.4g} s")
+    if others:
+        name = min(others, key=lambda n: others[n])
+        found.append(
+            f"the best other planner is {name} with {others[name]:.4g} s, "
+            f"{others[name] - seconds:.3g} s more"
+        )
+    found += stage_reasons(judge, candidate)
+    return found
