@@ -94,6 +94,8 @@ class Job(Settings):
             model, module = {"factory": LIVE + type(model).__qualname__}, model
         if train_keys and isinstance(train, Train):
             raise SettingsError("train", f"is given together with {', '.join(train_keys)}: use one")
+        if isinstance(train, Mapping):
+            train = {**train, **train_keys}
         given: dict[str, Any] = {
             "version": version,
             "name": name,
@@ -101,7 +103,7 @@ class Job(Settings):
             "priority": priority,
             "model": model,
             "data": {"source": data} if isinstance(data, str) else data or {},
-            "train": train if isinstance(train, Train) else {**(train or {}), **train_keys},
+            "train": train or train_keys,
             "plan": plan or {},
             "codec": codec or {},
             "sync": sync or {},
