@@ -43,7 +43,8 @@ class Evaluations:
         if not max(self._told + 1, record.round) <= round <= record.round + len(record.ahead):
             return False
         self._ask()
-        if round == record.round and replica not in self._asked[1]:
+        # Nobody is asked behind the last round: each evaluates what stays, and the first is told.
+        if round == record.round and not record.over and replica not in self._asked[1]:
             return False
         come = self._come.setdefault(round, {})
         return come.setdefault(replica, found) is found
