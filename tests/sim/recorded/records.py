@@ -68,7 +68,8 @@ def assert_orders(answers: Answers, graph: Graph) -> None:
     """Peers visit the stages of recorded plans in the recorded order."""
     tables = [plan for table in answers.tables for plan in table["plans"]]
     for plan, table in zip(answers.plans, tables, strict=True):
-        assert visits_of(plan, graph) == table["visits"]
+        got, wanted = visits_of(plan, graph), table["visits"]
+        assert got == wanted, f"{plan}: visits are {got}, and were {wanted}"
 
 
 def file_of(folder: Path, name: str) -> Path:
