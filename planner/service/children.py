@@ -19,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ...job.words import size_text
 from .process import (
@@ -108,9 +109,8 @@ class Children:
         try:
             child.socket.settimeout(self._limits.wall_s)
             send(child.socket, data)
-            self._wait(child, until, dropped)
-            child.socket.settimeout(max(_END_S, until - time.monotonic()))
-            answer = receive(child.socket, MOST_ANSWER_BYTES)
+            wait = partial(self._wait, child, until, dropped)
+            answer = receive(child.socket, MOST_ANSWER_BYTES, wait)
         except LargeError:  # said by one that does not keep to its own limit
             self._end(graph, 0.0)
             raise self._why(OVER_ANSWER << 8) from None
@@ -126,12 +126,15 @@ class Children:
         return answer
 
     def _wait(self, child: _Child, until: float, dropped: Callable[[], bool]) -> None:
-        """Returns when it has something to say. Raises TimeoutError, DroppedError."""
-        while not _readable(child.socket, _LOOK_S):
+        """Returns when it has something more to say, which buys no time for the rest. Raises
+        TimeoutError, DroppedError."""
+        ready = False
+        while not ready:
             if self._closed or dropped():
                 raise DroppedError
             if time.monotonic() > until:
                 raise TimeoutError
+            ready = _readable(child.socket, _LOOK_S)
 
     def _child(self, graph: str) -> _Child:
         if graph in self._children:

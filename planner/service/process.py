@@ -33,6 +33,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -74,21 +75,27 @@ def send(to: socket.socket, data: bytes) -> None:
     to.sendall(data)
 
 
-def receive(where: socket.socket, most: int) -> bytes | None:
-    """One frame; None at the end of the stream. Raises OSError, and LargeError for one of more than
-    `most` bytes, of which none is read."""
-    head = exactly(where, _LENGTH.size)
+def receive(
+    where: socket.socket, most: int, wait: Callable[[], None] = lambda: None
+) -> bytes | None:
+    """One frame; None at the end of the stream. `wait` comes before each part of it. Raises what
+    `wait` raises, OSError, and LargeError for more than `most` bytes, of which none is read."""
+    head = exactly(where, _LENGTH.size, wait)
     if head is None:
         return None
     (size,) = _LENGTH.unpack(head)
     if size > most:
         raise LargeError(f"a frame of {size} bytes: expected at most {most}")
-    return exactly(where, size)
+    return exactly(where, size, wait)
 
 
-def exactly(where: socket.socket, count: int) -> bytes | None:
+def exactly(
+    where: socket.socket, count: int, wait: Callable[[], None] = lambda: None
+) -> bytes | None:
+    """So many bytes; None when the stream ends before."""
     data = bytearray()
     while len(data) < count:
+        wait()
         part = where.recv(min(count - len(data), 1 << 20))
         if not part:
             return None

@@ -4,6 +4,7 @@ waits, and whoever brought a process to its end comes behind everybody else."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import resource
@@ -66,6 +67,39 @@ def test_an_answer_of_any_length_is_not_taken(children: Children, said: int) -> 
         theirs.sendall(said.to_bytes(4) + bytes(100))
         with pytest.raises(EndedError, match="its plan takes more than 16 MiB"):
             children.ask("g", b"", lambda: False)
+    assert not children.pids
+
+
+@pytest.mark.parametrize("ends", ["late", "dropped"])
+def test_an_answer_that_comes_byte_by_byte_buys_no_time(children: Children, ends: str) -> None:
+    """A process that a graph has taken over says a little whenever it is looked at."""
+    children._limits = PlannerLimits(cpu_s=1, wall_s=0.3 if ends == "late" else 60.0)
+    pid = children._child("g").pid
+    ours, theirs = socket.socketpair()
+    children._children["g"].socket.close()
+    children._children["g"] = _Child(pid, ours)
+    theirs.sendall((2000).to_bytes(4))
+    looked, told = 0, threading.Event()
+
+    def trickles() -> None:
+        with theirs, contextlib.suppress(OSError):
+            while not told.wait(0.002):
+                theirs.send(b"x")
+
+    def dropped() -> bool:
+        nonlocal looked
+        looked += 1
+        return ends == "dropped" and looked > 20
+
+    talks = threading.Thread(target=trickles)
+    talks.start()
+    try:
+        with pytest.raises(EndedError if ends == "late" else DroppedError) as found:
+            children.ask("g", b"", dropped)
+        assert ends == "dropped" or "stopped after 0.3 s on the clock" in str(found.value)
+    finally:
+        told.set()
+        talks.join()
     assert not children.pids
 
 
