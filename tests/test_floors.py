@@ -45,7 +45,7 @@ ORDER = {
         counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",
     "dag/ir": """
-        fused < capture_errors draws experts graph random < convert_args < convert
+        fused torch_parts < capture_errors draws experts graph random < convert_args < convert
         < fx_args operators < recipe rules validate < infer""",
     "net": """
         cap file_names finite grpc_quirks interrupts knocks links local printable surroundings

@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from ..ir import operators
 from ..ir.capture_errors import CaptureError, line_of, refused
-from ..ir.fx_args import arg_of, is_plain, module_of, size_of, spec_of
+from ..ir.fx_args import arg_of, is_plain, module_of, name_of, size_of, spec_of
 from ..ir.graph import Buffer, Graph, Input, Operator, Output, Parameter, Ref
+from ..ir.torch_parts import instead_of
 from ..transforms.norm import counter_step, with_updates
 from .export import PREFIX, ExportedModel
 from .rewrite import Rewrite, rewrite
@@ -76,7 +78,12 @@ def convert(exported: ExportedModel, names: Names) -> Converted:
         if node in live and node.op == "call_function":
             _convert_node(node, live[node], state)
         elif node in live and node.op not in ("placeholder", "output"):
-            raise CaptureError(f"{line_of(node)}\n  a {node.op} cannot be captured")
+            user = next(iter(node.users), node)
+            raise refused(
+                line_of(user),
+                f"{user.target} runs a graph of its own inside (torch.cond, while_loop, scan, map)",
+                "use torch.where for a choice, and a Python loop of a fixed length",
+            )
     values = [str(state.env[n].value) for n in outputs]
     graph = Graph(
         inputs=inputs,
@@ -165,10 +172,10 @@ def _outputs(
         elif spec.kind is OutputKind.BUFFER_MUTATION:
             mutated[names.buffers[_strip(str(spec.target))]] = node
         else:
-            raise CaptureError(
-                f"{line_of(node)}\n  the forward changes one of its inputs or parameters in "
-                "place: work on a copy, e.g. x = x.clone()"
-            )
+            reason = "the forward changes one of its inputs or parameters in place"
+            target = node.target
+            part = instead_of(name_of(target)) if isinstance(target, OpOverload) else None
+            raise refused(line_of(node), *(part or (reason, "work on a copy, e.g. x = x.clone()")))
     return outputs, mutated
 
 
@@ -243,6 +250,8 @@ def _refuse(node: Node, target: str) -> None:
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         reason = f"random operator {target} has no counter-based form"
         advice = "use dropout, torch.rand, torch.randn or torch.bernoulli"
+    if part := instead_of(target):
+        reason, advice = part
     elif target in ("aten.item.default", "aten._local_scalar_dense.default"):
         reason, advice = "`.item()` makes a Python number of a tensor", "keep the value a tensor"
     raise refused(line_of(node), reason, advice)

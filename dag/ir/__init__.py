@@ -15,5 +15,6 @@ __all__ = [
     "random",
     "recipe",
     "rules",
+    "torch_parts",
     "validate",
 ]

@@ -19,6 +19,8 @@ from functools import cache
 import torch
 from torch.fx import Node
 
+from .torch_parts import instead_in
+
 __all__ = [
     "PLACE",
     "CaptureError",
@@ -223,6 +225,8 @@ def explain(error: BaseException, batch_place: Place | None = None) -> CaptureEr
     when that is what went wrong."""
     names = set(_names(error))
     place = place_of(error)
+    if part := instead_in(error):
+        return refused(text_of(place), *part)
     if "ConstraintViolationError" in names or "Constraints violated" in str(error):
         what = re.search(r"specialized it to be a constant \((\d+)\)", str(error))
         how = f"works for batch size {what[1]} only" if what else "does not take every batch size"

@@ -145,7 +145,13 @@ def check_evaluation(graph: Graph, captured: Graph) -> None:
                 raise EvaluationError(
                     f"{where} draws {ours!r} in train mode only: write the mask as dropout, which "
                     "the capture knows, such as h * F.dropout(h.new_ones(h.shape[0], 1), p, "
-                    "self.training)"
+                    "self.training), and nn.Dropout in place of nn.AlphaDropout"
+                )
+            if theirs.target == ours.target == "aten.instance_norm.default":
+                raise EvaluationError(
+                    f"{where} is an instance norm that normalises by its running statistics in "
+                    "eval mode only, which no graph can: leave track_running_stats out, or use "
+                    "nn.GroupNorm or a batch norm"
                 )
             raise EvaluationError(
                 f"{where} does something else in eval mode than known flags explain: expected "

@@ -62,7 +62,8 @@ class Whole(nn.Module):
         return (h - y).square().mean()
 
 
-HOW = ["part", "in place", "function", "checkpoint", "all"]
+FAST = ["part", "checkpoint"]
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in ("in place", "function", "all")]
 
 
 def model(how: str) -> nn.Module:
@@ -72,7 +73,7 @@ def model(how: str) -> nn.Module:
     return made
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", [*FAST, *SLOW])
 def test_what_is_captured_of_a_compiled_part_is_the_part(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
