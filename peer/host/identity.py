@@ -1,7 +1,8 @@
 """Who a peer is across restarts: an id and a counter of starts, in a folder that one process owns.
 
 FOLDER/peer.json   {"peer": "home-1-3fa2c1", "starts": 7}
-FOLDER/lock        held by the running process; the kernel frees it when the process is gone
+FOLDER/lock        held by the running process, of any host that shares the folder by a file system
+                   with locks (NFS of Linux has them), and names both; free when it is gone
 FOLDER/scratch/    what this process fetched; emptied at every start and at the end
 FOLDER/snapshots/  what a run can go on from; stays until the broker says that nobody needs it
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -108,7 +110,7 @@ class Identity:
                 )
             with naming(path):
                 lock.truncate(0)
-                lock.write(str(os.getpid()))
+                lock.write(f"{os.getpid()} on {platform.node()}")
                 lock.flush()
         except BaseException:
             with suppress(OSError):  # what could not be written cannot be on closing either

@@ -112,7 +112,7 @@ class Joined:
 
     def worker(self) -> int:
         """The worker's process id, which it keeps in its lock."""
-        return int((self.state / "cpu" / "lock").read_text())
+        return int((self.state / "cpu" / "lock").read_text().split()[0])
 
     def all_gone(self) -> str:
         """Returns, with what was still written, when no process holds the pipe any more."""

@@ -134,7 +134,7 @@ def test_an_identity_stays_and_its_counter_grows(tmp_path: Path) -> None:
 def test_two_processes_on_one_identity_are_told_apart(tmp_path: Path) -> None:
     with (
         Identity(tmp_path, "a"),
-        pytest.raises(IdentityError, match=r"process \d+ already runs .* --state"),
+        pytest.raises(IdentityError, match=r"process \d+ on \S+ already runs .* --state"),
         Identity(tmp_path, "a"),
     ):
         pass

@@ -161,7 +161,8 @@ def test_the_run_of_a_killed_worker_goes_on_when_it_is_back(
     with shoal("train", job(tmp_path, 120), *at) as train:
         lines_until(train, "^step 1/")
         assert cluster.folder is not None
-        os.kill(int((cluster.folder / "sim-2" / "cpu" / "lock").read_text()), signal.SIGKILL)
+        process, *_ = (cluster.folder / "sim-2" / "cpu" / "lock").read_text().split()
+        os.kill(int(process), signal.SIGKILL)
         out, said = train.communicate()
     assert train.returncode == 0, said
     assert "is done: 120 steps" in out
