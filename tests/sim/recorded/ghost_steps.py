@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from shoal.broker.options import BrokerOptions
-from shoal.broker.scheduler.base.interface import PlanRequest
 from shoal.dag.cost.network import Network
 from shoal.dag.ir.convert import graph_to_bytes
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
 from shoal.peer.data.manifest import Column, Manifest, Shard
+from shoal.planner.base.interface import PlanRequest
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.virtual.control import BROKER

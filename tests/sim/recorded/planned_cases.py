@@ -10,11 +10,11 @@ import torch
 
 from shoal.benchmarks.planning import scale, testbeds
 from shoal.benchmarks.planning.graphs import graph_of
-from shoal.broker.scheduler.base.interface import PlannerOptions, PlanRequest
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.cost import OperatorCost, cost
 from shoal.dag.ir.graph import Graph
 from shoal.examples.gpt import gpt
+from shoal.planner.base.interface import PlannerOptions, PlanRequest
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 
 Known = tuple[Graph, tuple[OperatorCost, ...]]
