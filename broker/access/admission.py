@@ -189,8 +189,8 @@ class Admission:
         if used >= uses:
             raise AdmissionError(
                 "UNAUTHENTICATED",
-                f"the token was for {uses} {'use' if uses == 1 else 'uses'}, and all are taken: "
-                "ask for another (`shoal invite`)",
+                f"the token admits nobody any more: all of its uses ({uses}) are taken, or a kick "
+                "closed it: ask for another (`shoal invite`)",
             )
         if known is not None:  # its certificate ended, or it was given a newer token
             with self._file.changing():

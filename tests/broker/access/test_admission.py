@@ -63,7 +63,8 @@ def test_a_counted_token_admits_so_many_keys(admission):
     assert len(subjects) == 3
     assert refused(admission, asked(token, REQUESTS[3])) == (
         "UNAUTHENTICATED",
-        "the token was for 3 uses, and all are taken: ask for another (`shoal invite`)",
+        "the token admits nobody any more: all of its uses (3) are taken, or a kick closed it: ask "
+        "for another (`shoal invite`)",
     )
 
 

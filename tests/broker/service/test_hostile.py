@@ -74,7 +74,7 @@ BAD_TOKENS: dict[str, tuple[Callable[[Broker], Token], dict[str, bytes], str]] =
     "forged": (invited, {"secret": bytes(16)}, "no such token"),
     "of_another_broker": (lambda _: Authority.new(utc(time.time())).token(), {}, "no such token"),
     "expired": (lambda broker: invited(broker, ago_s=2 * 3600.0), {}, "the token ended"),
-    "used_up_or_stolen": (used, {}, "all are taken"),
+    "used_up_or_stolen": (used, {}, "admits nobody any more"),
 }
 
 

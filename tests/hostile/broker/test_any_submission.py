@@ -14,7 +14,7 @@ from shoal.broker.events import Answer, MakePlan, PlanReady, Reject, RunSubmitte
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
 from shoal.job import Job, SettingsError
-from shoal.proto.broker_pb2 import RunSpec
+from shoal.proto.broker_pb2 import FAILED, RunSpec
 from shoal.tests.broker.conftest import World, make_plan, make_spec
 from shoal.tests.hostile.words.test_any_message import any_message
 
@@ -84,3 +84,19 @@ def test_whatever_is_submitted_the_machine_answers_once_and_can_be_made_again(se
             world.handle(PlanReady(ask.replica, ask.version, plan))
         world.wait(rng.choice((0.0, 5.0, 100.0)))
     world.restart()
+
+
+def test_a_run_in_whose_planning_the_broker_ended_twice_is_not_planned_again() -> None:
+    world = World(BrokerMachine("broker-1", BrokerOptions(probe_s=0.0)))
+    asked = []
+    for start in range(1, 5):
+        out = world.join("a", counter=start) + world.join("b", counter=start)
+        if start == 1:
+            run, more = world.submit()
+            out += more
+        out += world.wait(60.0)
+        asked.append(any(isinstance(i, MakePlan) for i in out))
+        world.restart()
+    assert asked == [True, True, False, False]
+    state = world.state(run)
+    assert (state.phase, "2 times while it planned" in state.reason.text) == (FAILED, True)
