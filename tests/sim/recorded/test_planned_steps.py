@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.planner.schedulers.planners import plan as make_plan
+from shoal.planner.schedulers.schedulers import plan as make_plan
 
 from .ghost_steps import executed_s
 from .planned_cases import CASES, FAST
