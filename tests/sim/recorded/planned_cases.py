@@ -74,5 +74,3 @@ CASES: dict[str, Callable[[], PlanRequest]] = {
     "synthetic-24": partial(_synthetic, 24, 150),
     "synthetic-200": partial(_synthetic, 200, 500),
 }
-FAST = ("synthetic-24",)
-"""Cases of the fast suite; the others take up to a minute each."""

@@ -10,7 +10,7 @@ from .named_worlds import WORLDS
 from .playing import Laboratories, played
 from .records import FOLDER, read
 
-FAST = ("1f1b", "interleaved", "codecs", "sparse-loco")
+FAST = ("1f1b", "interleaved", "diloco")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 does when ghosts execute it.
 
 Numbers are recorded, not plans: seconds of a step as predicted and as executed. Both follow from
-exact operations and are the same on each processor, but for the last digits.
+exact operations and are the same on each processor, but for the last digits. Capturing the models
+takes seconds, so all of it is slow; `test_fresh_plans.py` has small searches for every day.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ import pytest
 from shoal.planner.schedulers.schedulers import plan as make_plan
 
 from .ghost_steps import executed_s
-from .planned_cases import CASES, FAST
+from .planned_cases import CASES
 from .records import read, write
 
 FOLDER = Path(__file__).parent / "plans"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_a_plan_takes_at_most_the_recorded_step(records: bool, tmp_path: Path, name: str) -> None:
     request = CASES[name]()
     plan, report = make_plan(request)
