@@ -48,6 +48,9 @@ class BrokerShell:
         """The records on its disk."""
         self.alive = False
         """Whether its process is there."""
+        self.begun = False
+        """Whether the machine has handled its first event: before, it knows no more than what the
+        journal says, and for whom its runs wait is not worked out."""
         self._options = options or BrokerOptions()
         self._life = 0  # counts processes
         self._streams: dict[str, Control] = {}
@@ -61,12 +64,14 @@ class BrokerShell:
         self.machine = BrokerMachine(
             "broker", self._options, decided=DurableState(self._options, records)
         )
+        self.begun = False
         self._life += 1
         self._timers = Timers(self.world, self._of_this_life(b.TimerFired))
         self.alive = True
         self.handle(b.Started())
-        for run in list(self.published):
-            self._show(run)
+        if self.alive:
+            for run in list(self.published):
+                self._show(run)
 
     def die(self) -> None:
         """The process is gone without a word; the kernel closes its streams."""
@@ -89,7 +94,9 @@ class BrokerShell:
         world, life = self.world, self._life
         if not (self.alive and self._observed(event)):
             return
-        for instruction in self.machine.handle(event, world.now):
+        instructions = self.machine.handle(event, world.now)
+        self.begun = True
+        for instruction in instructions:
             if not self._observed(instruction) or life != self._life:
                 return
             self._carry_out(instruction)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shoal.broker.events import MakePlan, Persist, Started
 from shoal.broker.validate import validate
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
@@ -43,6 +44,8 @@ POINTS = 120
 class Restarted(Played):
     brokers: list[int] = field(default_factory=list)
     """The numbers of the broker's own records."""
+    starts: list[int] = field(default_factory=list)
+    """The numbers of the first records of the processes that came after the first one."""
 
     @property
     def story(self) -> list[bytes]:
@@ -90,6 +93,8 @@ class Lab:
                 played.records += 1
                 if seen.who == BROKER:
                     played.brokers.append(played.records)
+                if isinstance(seen.record, Started):
+                    played.starts.append(played.records)
                 if played.records in kill_at:
                     world.restart_broker(away_s)
 
@@ -127,17 +132,62 @@ def test_it_may_die_at_any_moment(lab: Lab, part: int) -> None:
         lab.assert_same(lab.play(at), f"killed at record {at} of {count}")
 
 
+@pytest.mark.parametrize("away_s", [0.0, 1.0])
+def test_it_may_die_again_as_it_begins(lab: Lab, away_s: float) -> None:
+    """Before the process that came after a death handles its first event, and before it carries out
+    the first instructions: also where it comes at once, so that nothing happens in between."""
+    brokers = lab.calm.brokers
+    for at in (brokers[0], brokers[len(brokers) // 2], brokers[-1]):
+        first = lab.play(at, away_s=away_s).starts[0]
+        for again in range(first, first + 3):
+            where = f"killed at records {at} and {again}, away for {away_s} s"
+            played = lab.play(at, again, away_s=away_s)
+            lab.assert_same(played, where)
+            assert len(played.starts) == 2, where
+
+
+def test_a_process_that_dies_before_it_wrote_down_an_end_tells_nobody(lab: Lab) -> None:
+    """The end of a run that was interrupted too often, which its third process decides."""
+    world, lives = lab.laboratory.world(2, log=False), 1
+    monitor = Monitor(world)
+    world.until(lambda: len(world.broker.machine.members.pool) == 2)
+    run = world.submit(lab.laboratory.spec)
+    also = world.observe
+
+    def observe(seen: Observed) -> None:
+        nonlocal lives
+        also(seen)
+        lives += isinstance(seen.record, Started)
+        if isinstance(seen.record, {1: MakePlan, 2: MakePlan, 3: Persist}.get(lives, ())):
+            world.restart_broker()
+
+    world.observe = observe
+    monitor.finish(run)
+    assert lives == 4, "the process that wrote it down tells it"
+    assert "ended 2 times while it planned" in world.broker.ended[run].reason.text
+
+
+@pytest.mark.parametrize(("at", "again"), [(424, 580)])
+def test_two_deaths_that_were_wrong_once(lab: Lab, at: int, again: int) -> None:
+    """By the count of records at that time, the second one as the process began."""
+    lab.assert_same(lab.play(at, again), f"killed at records {at} and {again}")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", range(20))
 def test_it_may_die_at_every_moment_and_once_more_later(lab: Lab, part: int) -> None:
-    """Two thousand worlds: each moment alone, and with a second death in the same breath, soon, or
-    when all is well again."""
+    """Three thousand worlds: each moment alone, and with a second death in the same breath, soon,
+    when all is well again, or as the next process begins."""
     count = lab.calm.records
     for at in range(1 + part, count, 20):
-        lab.assert_same(lab.play(at), f"killed at record {at} of {count}")
-        for least, most in ((1, 10), (10, 100), (100, 400)):
-            again = at + least + (at * 7919) % (most - least)
+        alone = lab.play(at)
+        lab.assert_same(alone, f"killed at record {at} of {count}")
+        spans = ((1, 10), (10, 100), (100, 400))
+        for again in (
+            *(at + least + (at * 7919) % (most - least) for least, most in spans),
+            alone.starts[0],
+        ):
             lab.assert_same(lab.play(at, again), f"killed at records {at} and {again} of {count}")
 
 
