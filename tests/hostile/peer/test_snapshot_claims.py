@@ -22,7 +22,7 @@ from shoal.proto.broker_pb2 import (
 from shoal.proto.common_pb2 import BlobRef, Reason
 from shoal.tests.broker.conftest import World
 
-from ..broker.test_one_word import settle
+from ..words.test_one_word import settle
 
 
 def claim(world: World, peer: str, found: Snapshot, *, held: bool = True) -> list[Instruction]:
