@@ -9,13 +9,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Schedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    SCHEDULE_UNSPECIFIED: _ClassVar[Schedule]
-    GPIPE: _ClassVar[Schedule]
-    ONE_F_ONE_B: _ClassVar[Schedule]
-    INTERLEAVED: _ClassVar[Schedule]
-
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PHASE_UNSPECIFIED: _ClassVar[Phase]
@@ -26,10 +19,6 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DONE: _ClassVar[Phase]
     FAILED: _ClassVar[Phase]
     CANCELLED: _ClassVar[Phase]
-SCHEDULE_UNSPECIFIED: Schedule
-GPIPE: Schedule
-ONE_F_ONE_B: Schedule
-INTERLEAVED: Schedule
 PHASE_UNSPECIFIED: Phase
 WAITING: Phase
 BUILDING: Phase
@@ -946,10 +935,9 @@ class Confirm(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "evaluation_routes", "head_parts", "keepers", "exchanges", "outline", "tied", "without_norm")
+    __slots__ = ("stages", "routes", "microbatch_size", "codecs", "evaluation_routes", "head_parts", "keepers", "exchanges", "outline", "tied", "without_norm", "schedule", "visits", "evaluations")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
-    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_ROUTES_FIELD_NUMBER: _ClassVar[int]
@@ -959,9 +947,11 @@ class Plan(_message.Message):
     OUTLINE_FIELD_NUMBER: _ClassVar[int]
     TIED_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_NORM_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    VISITS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageSlot]
     routes: _containers.RepeatedCompositeFieldContainer[Route]
-    schedule: Schedule
     microbatch_size: int
     codecs: _containers.RepeatedCompositeFieldContainer[CodecChoice]
     evaluation_routes: _containers.RepeatedCompositeFieldContainer[Route]
@@ -971,7 +961,24 @@ class Plan(_message.Message):
     outline: _containers.RepeatedCompositeFieldContainer[StageOutline]
     tied: _containers.RepeatedCompositeFieldContainer[TiedGroup]
     without_norm: bool
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., outline: _Optional[_Iterable[_Union[StageOutline, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[TiedGroup, _Mapping]]] = ..., without_norm: _Optional[bool] = ...) -> None: ...
+    schedule: str
+    visits: VisitLists
+    evaluations: VisitLists
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., outline: _Optional[_Iterable[_Union[StageOutline, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[TiedGroup, _Mapping]]] = ..., without_norm: _Optional[bool] = ..., schedule: _Optional[str] = ..., visits: _Optional[_Union[VisitLists, _Mapping]] = ..., evaluations: _Optional[_Union[VisitLists, _Mapping]] = ...) -> None: ...
+
+class VisitLists(_message.Message):
+    __slots__ = ("lists", "list_of")
+    LISTS_FIELD_NUMBER: _ClassVar[int]
+    LIST_OF_FIELD_NUMBER: _ClassVar[int]
+    lists: _containers.RepeatedCompositeFieldContainer[VisitList]
+    list_of: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lists: _Optional[_Iterable[_Union[VisitList, _Mapping]]] = ..., list_of: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class VisitList(_message.Message):
+    __slots__ = ("numbers",)
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, numbers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StageOutline(_message.Message):
     __slots__ = ("sends", "trainable", "statistics", "makes_loss", "has_backward", "elements")

@@ -75,7 +75,7 @@ def played() -> tuple[list[Record], float]:
     for peer in peers:
         handle(StreamOpened(StreamId(peer)))
         profile = Profile(name=peer, device_memory_bytes=1 << 30, operator_set=FULL)
-        hello = Hello(version=1, peer=peer, boot="1", profile=profile, address=f"{peer}:1")
+        hello = Hello(version=2, peer=peer, boot="1", profile=profile, address=f"{peer}:1")
         handle(PeerSaid(StreamId(peer), PeerMessage(hello=hello)))
     plan = {"stages": PEERS, "replan": False}
     job = Job(model="m:f", steps=STEPS, batch=4, microbatch=1, eval_every=0, plan=plan)

@@ -77,7 +77,7 @@ class Broker:
     def _join(self, peer: PeerId) -> None:
         self.handle(StreamOpened(StreamId(peer)))
         profile = Profile(name=peer, device_memory_bytes=1 << 30, operator_set=FULL)
-        hello = Hello(version=1, peer=peer, boot="1", profile=profile, address=f"{peer}:1")
+        hello = Hello(version=2, peer=peer, boot="1", profile=profile, address=f"{peer}:1")
         self.say(peer, PeerMessage(hello=hello))
 
     def _begin(self, peers: list[PeerId]) -> None:

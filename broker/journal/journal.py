@@ -47,9 +47,9 @@ __all__ = ["VERSION", "FullError", "Journal", "JournalError", "open_journal"]
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
-"""Of the schema and the meaning of records: it grows with either, and no other one is read. A run
-that is kept names its replicas since 2."""
+VERSION = 3
+"""Version of the schema and the meaning of records: it grows with either, and no other one is read.
+Plans list their visits since 3."""
 CROWDED = 4
 """So many times the records of the last snapshot."""
 LEAST_RECORDS = 10_000

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
+from ...dag.plan.cut import bare_stages
 from ...dag.plan.plan import PeerId, Plan, Route, Visit
+from ...dag.schedule.schedule import listed
 from .view import Pair
 
 __all__ = ["rerouted", "rerouted_pairs"]
@@ -49,7 +51,7 @@ def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
 
     routes = moved(plan.routes)
     load = dict.fromkeys(load, 0)
-    return replace(
+    left = replace(
         plan,
         stages=stages,
         routes=routes,
@@ -61,6 +63,7 @@ def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
         codecs=tuple(c for c in plan.codecs if c.source not in gone and c.destination not in gone),
         keepers=(),
     )
+    return listed(left, bare_stages(left))
 
 
 def rerouted_pairs(plan: Plan, pairs: Iterable[Pair], gone: Container[PeerId]) -> tuple[Pair, ...]:

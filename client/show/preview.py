@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...job.words import WRONG_CHOICE, count_of, some_of
-from ...proto.broker_pb2 import Alternative, Plan, PlanReport, PreviewAnswer, Schedule
+from ...proto.broker_pb2 import Alternative, Plan, PlanReport, PreviewAnswer
 from .formation import formation_lines
 from .text import labelled, lines, new_table, number, size_text, time_text, wrapped
 from .wire import LinkRow, planned, sentence
@@ -43,11 +43,6 @@ NARROWEST = 40
 """Columns that a terminal has at least; narrower ones break the lines themselves."""
 PIPED = 100_000
 """Columns where nothing is to be wrapped."""
-SCHEDULES = {
-    Schedule.GPIPE: "gpipe",
-    Schedule.ONE_F_ONE_B: "1f1b",
-    Schedule.INTERLEAVED: "interleaved",
-}
 
 
 # ---------------------------------------------------------------- for programs
@@ -66,9 +61,10 @@ def as_json(answer: PreviewAnswer) -> dict[str, Any]:
         plan = found["plan"]
         plan["microbatches"] = len(answer.plan.routes)
         plan["pipelines"] = len(_routes(answer.plan))
-        plan["schedule"] = SCHEDULES.get(answer.plan.schedule, "")
         plan.pop("routes", None)
         plan.pop("evaluation_routes", None)
+        plan.pop("visits", None)
+        plan.pop("evaluations", None)
         plan |= found["report"]
     found.pop("report", None)
     return found
@@ -140,7 +136,7 @@ def _head(answer: PreviewAnswer, name: str, columns: int) -> Iterator[str]:
         f"{count_of(used + len(answer.report.spares), 'peer')}",
         f"{count_of(len(plan.routes), 'microbatch')} of "
         f"{count_of(plan.microbatch_size, 'sample')} a step",
-        SCHEDULES.get(plan.schedule, "?"),
+        plan.schedule,
     ]
     if routes > 1:
         words.insert(1, count_of(routes, "pipeline"))

@@ -11,4 +11,5 @@ __all__ = [
     "report",
     "strategies",
     "swaps",
+    "visit_lists",
 ]

@@ -14,8 +14,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, NewType
+from typing import NewType
 
+from .action import Action
 from .outline import Outline
 from .strategies import StrategyChoice, parse_strategy
 
@@ -30,12 +31,16 @@ __all__ = [
     "StageExchange",
     "StageSlot",
     "Visit",
+    "Visits",
     "by_stage",
     "swapped_pairs",
 ]
 
 PeerId = NewType("PeerId", str)
-ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+ScheduleName = str
+"""A name of `dag/schedule/orders/registry.py`."""
+Visits = tuple[tuple[Action, ...], ...]
+"""The visits of each of `Plan.peers`, in the order in which it does them."""
 
 
 NO_OUTLINE = Outline()
@@ -158,6 +163,11 @@ class Plan:
     """Planners leave it empty; the broker fills it when the plan begins."""
     outline: Outline = NO_OUTLINE
     """What crosses between the stages; empty where nobody has looked at the graph yet."""
+    visits: Visits = ()
+    """Forwards and backwards of a training step. Empty in a plan that is not listed yet, which
+    nobody can execute (`dag/schedule/schedule.py`)."""
+    evaluations: Visits = ()
+    """Those of an evaluation."""
 
     @cached_property
     def peers(self) -> tuple[PeerId, ...]:
@@ -267,6 +277,12 @@ class Plan:
                             f"the route of {kind} {m} visits {v.peer} for stage {v.stage}, "
                             f"which is held by {', '.join(self.stages[v.stage].holders)}"
                         )
+        for lists in filter(None, (self.visits, self.evaluations)):
+            if len(lists) != len(self.peers):
+                raise PlanError(
+                    f"the plan lists the visits of {len(lists)} peers: expected those of "
+                    f"{len(self.peers)}"
+                )
         for keeper in self.keepers:
             if keeper.holder not in self.peers or keeper.peer == keeper.holder:
                 raise PlanError(

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from .action import Action, Kind
 from .plan import PeerId, Plan, PlanError
+from .visit_lists import check_visits, visits_by_peer
 
 __all__ = ["PlanSlice"]
 
@@ -63,26 +64,10 @@ class PlanSlice:
             (Kind.EVALUATE, self.evaluations, plan.evaluation_routes),
         )
         for kind, actions, routes in kinds:
-            mine = []
-            for m, route in enumerate(routes):
-                for v in route:
-                    if v.stage >= len(plan.stages):
-                        raise PlanError(f"a route visits stage {v.stage} of {len(plan.stages)}")
-                    if v.peer == self.peer:
-                        mine.append(Action(kind, m, v.stage))
-                        if v.peer not in plan.stages[v.stage].holders:
-                            raise PlanError(
-                                f"{v.peer} runs stage {v.stage}, which it does not hold"
-                            )
-            done = [a for a in actions if a.kind is kind]
-            if sorted(map(str, done)) != sorted(map(str, mine)):
-                raise PlanError(f"the list of {self.peer} has other visits than its routes")
-            seen: set[Action] = set()
-            for action in actions:
-                before = Action(kind, action.microbatch, action.stage)
-                if action.kind is not kind and (
-                    action.kind is not Kind.BACKWARD or before not in seen or action in seen
-                ):
-                    raise PlanError(f"{action} stands where it cannot in the list of {self.peer}")
-                seen.add(action)
+            for v in (v for route in routes for v in route):
+                if v.stage >= len(plan.stages):
+                    raise PlanError(f"a route visits stage {v.stage} of {len(plan.stages)}")
+                if v.peer == self.peer and v.peer not in plan.stages[v.stage].holders:
+                    raise PlanError(f"{v.peer} runs stage {v.stage}, which it does not hold")
+            check_visits(self.peer, actions, visits_by_peer(routes).get(self.peer, {}), kind)
         return self

@@ -6,8 +6,8 @@ __all__ = [
     "convert_report",
     "convert_slice",
     "flow",
+    "orders",
     "replay",
     "schedule",
     "slices",
-    "visits",
 ]

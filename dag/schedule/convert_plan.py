@@ -8,6 +8,7 @@ graph is left to `Plan.validate`; here its stages only have to fit each other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from ...proto import broker_pb2, peer_pb2
@@ -19,21 +20,17 @@ from ..plan.plan import (
     Plan,
     PlanError,
     Route,
-    ScheduleName,
     SnapshotKeeper,
     StageExchange,
     StageSlot,
     Visit,
 )
+from ..plan.visit_lists import NumberedVisits
 from .flow import Role
+from .orders.registry import SCHEDULES
 
 __all__ = ["ROLES", "part_from_proto", "plan_from_proto", "plan_to_proto"]
 
-_SCHEDULES: dict[ScheduleName, broker_pb2.Schedule] = {
-    "gpipe": broker_pb2.Schedule.GPIPE,
-    "1f1b": broker_pb2.Schedule.ONE_F_ONE_B,
-    "interleaved": broker_pb2.Schedule.INTERLEAVED,
-}
 ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
 
 
@@ -46,6 +43,8 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
     for choice in plan.codecs:
         if choice.role not in ROLES:
             raise PlanError(f"a codec is chosen for role {choice.role!r}: expected {list(ROLES)}")
+    visits = NumberedVisits.of(plan.peers, plan.visits, plan.routes)
+    evaluations = NumberedVisits.of(plan.peers, plan.evaluations, plan.evaluation_routes)
     return broker_pb2.Plan(
         stages=[
             broker_pb2.StageSlot(
@@ -68,7 +67,7 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
             )
             for e in plan.exchanges
         ],
-        schedule=_SCHEDULES[plan.schedule],
+        schedule=plan.schedule,
         microbatch_size=plan.microbatch_size,
         codecs=[
             broker_pb2.CodecChoice(
@@ -102,6 +101,19 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
             )
             for g in plan.outline.tied
         ],
+        visits=_numbers_to_proto(visits),
+        evaluations=_numbers_to_proto(evaluations),
+    )
+
+
+def _numbers_to_proto(visits: NumberedVisits) -> broker_pb2.VisitLists:
+    lists = [broker_pb2.VisitList(numbers=numbers) for numbers in visits.lists]
+    return broker_pb2.VisitLists(lists=lists, list_of=visits.list_of)
+
+
+def _numbers_from_proto(message: broker_pb2.VisitLists) -> NumberedVisits:
+    return NumberedVisits(
+        tuple(tuple(found.numbers) for found in message.lists), tuple(message.list_of)
     )
 
 
@@ -125,10 +137,9 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
 
 def part_from_proto(message: broker_pb2.Plan) -> Plan:
     """A plan, or the part of one that a slice has: whether it is whole is not looked at."""
-    schedules = [name for name, number in _SCHEDULES.items() if number == message.schedule]
-    if not schedules:
-        _refuse(f"schedule {message.schedule} is unknown")
-    return Plan(
+    if message.schedule not in SCHEDULES:
+        _refuse(f"schedule {message.schedule[:60]!r} is unknown: expected {', '.join(SCHEDULES)}")
+    plan = Plan(
         stages=tuple(
             StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute)
             for s in message.stages
@@ -146,13 +157,20 @@ def part_from_proto(message: broker_pb2.Plan) -> Plan:
             for e in message.exchanges
         ),
         microbatch_size=message.microbatch_size,
-        schedule=schedules[0],
+        schedule=message.schedule,
         codecs=tuple(_codec_from_proto(c) for c in message.codecs),
         evaluation_routes=_routes_from_proto(message.evaluation_routes),
         head_parts=message.head_parts,
         without_norm=message.without_norm,
         keepers=tuple(SnapshotKeeper(_peer(k.holder), _peer(k.peer)) for k in message.keepers),
         outline=_outline_from_proto(message),
+    )
+    return replace(
+        plan,
+        visits=_numbers_from_proto(message.visits).visits(plan.peers, plan.routes),
+        evaluations=_numbers_from_proto(message.evaluations).visits(
+            plan.peers, plan.evaluation_routes
+        ),
     )
 
 

@@ -175,14 +175,14 @@ class Flow:
         if mine := self._mine:
             trained = [e for k, e in self.exchanges.items() if k[0] is not ExchangeContent.SCORES]
             return {mine.peer: training_actions(mine.peer, mine.visits, trained)}
-        return step_actions(self.plan, self.stages, self.exchanges.values())
+        return step_actions(self.plan, self.exchanges.values())
 
     @cached_property
     def _evaluation(self) -> Mapping[PeerId, tuple[Action, ...]]:
         if mine := self._mine:
             scores = [e for k, e in self.exchanges.items() if k[0] is ExchangeContent.SCORES]
             return {mine.peer: (*mine.evaluations, *exchange_actions(mine.peer, scores))}
-        return evaluation_actions(self.plan, self.stages, self.exchanges.values())
+        return evaluation_actions(self.plan, self.exchanges.values())
 
     def _add(self, transfer: Transfer, giver: Action, taker: Action) -> None:
         assert transfer not in self.taken_by, f"{transfer} is given twice"

@@ -1,7 +1,9 @@
 """Schedules as data: what each peer does in a step, in which order.
 
-The visits (forwards and backwards) come from `visits.py`, which holds the schedules; behind them
-stand the exchanges and the update U, the same under every schedule. What a peer gives to the sum of
+A plan lists the visits (forwards and backwards) of every peer, and nobody derives them again:
+`listed` has its schedule (`orders/`) make the lists, `check_listed` proves them, whoever made them.
+Behind the visits stand the exchanges and the update U, the same under every schedule. What a peer
+gives to the sum of
 a stage's gradients it gives as soon as the stage's last backward is done: where it holds several
 stages, that is on its way while the backwards of the others go on, and where to cut for that is the
 planner's to find (wait-free backpropagation, merged: MG-WFBP, arXiv 1811.11141). Nothing is taken
@@ -12,12 +14,16 @@ action prints, `flow.py` what each takes and gives.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..exchange.wiring import Exchange, level_of
 from ..plan.action import EXCHANGES, VISITS, Action, ExchangeContent, Kind, ScheduleError
 from ..plan.cut import Stage
-from ..plan.plan import PeerId, Plan
-from .visits import visit_lists
+from ..plan.plan import PeerId, Plan, PlanError, Visits
+from ..plan.visit_lists import check_visits, visits_by_peer
+from .orders.list_scheduler import Bounds, ListScheduler, Times
+from .orders.one_f_one_b import evaluation_order
+from .orders.registry import SCHEDULES
 
 __all__ = [
     "EXCHANGES",
@@ -25,19 +31,95 @@ __all__ = [
     "Action",
     "Kind",
     "ScheduleError",
+    "check_listed",
     "evaluation_actions",
+    "listed",
     "step_actions",
     "training_actions",
+    "with_visits",
 ]
 
 
-def step_actions(
-    plan: Plan, stages: Sequence[Stage], exchanges: Iterable[Exchange]
-) -> dict[PeerId, tuple[Action, ...]]:
-    """The list of every peer for one training step."""
-    lists = visit_lists(plan, stages, plan.routes, training=True)
+def listed(
+    plan: Plan,
+    stages: Sequence[Stage],
+    times: Times | None = None,
+    bounds: Bounds | None = None,
+) -> Plan:
+    """The plan with the visits of every peer, as its schedule orders them. `times` and `bounds`:
+    see `orders/list_scheduler.py`."""
+    visits = SCHEDULES[plan.schedule].order(plan, stages, times, bounds)
+    return with_visits(plan, stages, tuple(tuple(visits[p]) for p in plan.peers))
+
+
+def with_visits(plan: Plan, stages: Sequence[Stage], visits: Visits) -> Plan:
+    """The plan with these visits of its peers, and those of an evaluation."""
+    held_out = evaluation_order(plan, stages)
+    return replace(plan, visits=visits, evaluations=tuple(tuple(held_out[p]) for p in plan.peers))
+
+
+def check_listed(plan: Plan, stages: Sequence[Stage]) -> None:
+    """Raises PlanError when a plan does not list its visits, when a list has other visits than the
+    routes, or one out of order, or when peers that follow the lists wait for each other."""
+    for forward, visits in ((Kind.FORWARD, plan.visits), (Kind.EVALUATE, plan.evaluations)):
+        training = forward is Kind.FORWARD
+        if len(visits) != len(plan.peers):
+            raise PlanError(
+                f"the plan lists the visits of {len(visits)} of {len(plan.peers)} peers"
+            )
+        routes = visits_by_peer(plan.routes if training else plan.evaluation_routes)
+        lists = dict(zip(plan.peers, visits, strict=True))
+        for peer, mine in lists.items():
+            check_visits(peer, mine, routes.get(peer, {}), forward)
+            _check_ascending(peer, mine)
+        scheduler = ListScheduler(plan, stages, training=training)
+        at = dict.fromkeys(plan.peers, 0)
+
+        def follow(
+            peer: PeerId,
+            scheduler: ListScheduler = scheduler,
+            lists: dict[PeerId, tuple[Action, ...]] = lists,
+            at: dict[PeerId, int] = at,
+        ) -> Action | None:
+            if at[peer] == len(lists[peer]) or not scheduler.is_ready(lists[peer][at[peer]]):
+                return None
+            at[peer] += 1
+            return lists[peer][at[peer] - 1]
+
+        try:
+            scheduler.run(follow)
+        except PlanError as error:
+            stuck = [f"{p} at {lists[p][at[p]]}" for p in plan.peers if at[p] < len(lists[p])]
+            where = ", ".join(stuck[:4]) or "each is at the end of its list"
+            raise PlanError(f"{error}: {where}") from None
+
+
+def _check_ascending(peer: PeerId, visits: Iterable[Action]) -> None:
+    """Gradients add up in the order of microbatches."""
+    last: dict[tuple[Kind, int], int] = {}
+    for action in visits:
+        if last.setdefault((action.kind, action.stage), -1) >= action.microbatch:
+            raise PlanError(
+                f"{peer} has {action} behind microbatch {last[action.kind, action.stage]}: "
+                "expected those of a stage in ascending order"
+            )
+        last[action.kind, action.stage] = action.microbatch
+
+
+def step_actions(plan: Plan, exchanges: Iterable[Exchange]) -> dict[PeerId, tuple[Action, ...]]:
+    """The list of every peer for one training step. Raises PlanError for a plan that lists no
+    visits."""
     trained = [e for e in exchanges if e.content is not ExchangeContent.SCORES]
-    return {peer: training_actions(peer, lists[peer], trained) for peer in plan.peers}
+    return {
+        peer: training_actions(peer, visits, trained)
+        for peer, visits in zip(plan.peers, _of_all(plan, plan.visits), strict=True)
+    }
+
+
+def _of_all(plan: Plan, lists: Visits) -> Visits:
+    if not lists:
+        raise PlanError("the plan does not list its visits: expected one of schedule.listed")
+    return lists
 
 
 def training_actions(
@@ -59,12 +141,14 @@ def training_actions(
 
 
 def evaluation_actions(
-    plan: Plan, stages: Sequence[Stage], exchanges: Iterable[Exchange]
+    plan: Plan, exchanges: Iterable[Exchange]
 ) -> dict[PeerId, tuple[Action, ...]]:
     """The list of every peer for one evaluation; all empty when the plan evaluates nothing."""
-    lists = visit_lists(plan, stages, plan.evaluation_routes, training=False)
     scores = [e for e in exchanges if e.content is ExchangeContent.SCORES]
-    return {peer: (*found, *exchange_actions(peer, scores)) for peer, found in lists.items()}
+    return {
+        peer: (*visits, *exchange_actions(peer, scores))
+        for peer, visits in zip(plan.peers, _of_all(plan, plan.evaluations), strict=True)
+    }
 
 
 def exchange_actions(peer: PeerId, exchanges: Sequence[Exchange]) -> list[Action]:

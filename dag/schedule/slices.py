@@ -1,9 +1,9 @@
 """What one peer needs of a plan: its slice.
 
-Schedules and receive slots follow from the whole plan, for what one peer does when hangs on what
-all others do. So whoever has the plan finds them once, for everybody, and a slice says what is to
-be done: the peer's visits in their order (I4), the slots of the links to it, and that part of
-stages, routes, exchanges and codecs from which `Flow` finds the same transfers as from the plan.
+Receive slots follow from the whole plan, for what one peer does when hangs on what all others do.
+So whoever has the plan finds them once, for everybody, and a slice says what is to be done: the
+peer's visits in their order (I4), the slots of the links to it, and that part of stages, routes,
+exchanges and codecs from which `Flow` finds the same transfers as from the plan.
 
 A slice names whom the peer talks to and, of its own stages, all holders; nobody else. It grows with
 the microbatches, the stages (two numbers each), and those peers. Two things are kept whole, for
@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from ..exchange.wiring import hub_of, reports_only
-from ..plan.action import VISITS, Action
 from ..plan.cut import bare_stages
 from ..plan.plan import CodecChoice, PeerId, Plan, Route, StageSlot, Visit
 from ..plan.plan_slice import PlanSlice
@@ -64,15 +63,15 @@ class _Routes:
 
 
 class PlanSlices:
-    """The slices of one plan. Raises PlanError for a plan without an outline."""
+    """The slices of one plan. Raises PlanError for a plan without an outline or lists."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         stages, tied = bare_stages(plan), plan.outline.tied
         self._stages, self._tied = stages, tied
         flow = Flow(plan, stages, tied)
-        self._lists = {p: _visits(flow.actions(p)) for p in plan.peers}
-        self._evaluations = {p: _visits(flow.evaluation_actions(p)) for p in plan.peers}
+        self._lists = dict(zip(plan.peers, plan.visits, strict=True))
+        self._evaluations = dict(zip(plan.peers, plan.evaluations, strict=True))
         self._slots: dict[PeerId, list[tuple[PeerId, str, int]]] = {}
         for (source, peer, role), count in slots_of(flow).items():
             if source != peer:
@@ -130,6 +129,8 @@ class PlanSlices:
             codecs=self._codecs_of(peer, together),
             keepers=keepers,
             outline=type(plan.outline)(),
+            visits=(),
+            evaluations=(),
             without_norm=self._reports_only,
         )
         return PlanSlice(
@@ -158,10 +159,6 @@ class PlanSlices:
         if not self.plan.keepers or at is None:
             return ()
         return peers[at - 1], peers[(at + 1) % len(peers)]
-
-
-def _visits(actions: Iterable[Action]) -> tuple[Action, ...]:
-    return tuple(a for a in actions if a.kind in VISITS)
 
 
 def _known_of(slot: StageSlot, near: set[PeerId], hub: PeerId | None) -> StageSlot:

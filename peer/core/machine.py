@@ -43,7 +43,7 @@ from .snapshots import BLOCKS, SnapshotId
 
 __all__ = ["PROTOCOL_VERSION", "PeerMachine"]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _WELCOME_S = 10.0
 _RUNS_REMEMBERED = 64
 _SNAPSHOTS_TOLD = 3000

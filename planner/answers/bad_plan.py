@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 
+from ...dag.plan.cut import bare_stages
 from ...dag.plan.plan import PeerId, Plan, PlanError
 from ...dag.plan.report import PlanWithReport
 from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from ...dag.schedule.convert_report import report_from_proto, report_to_proto
+from ...dag.schedule.schedule import check_listed
 
 __all__ = ["bad_plan"]
 
 MOST_CHOICES = 400_000
-"""Of stages that peers look at before each of their visits (`dag/schedule/visits.py`): some two
+"""Of stages that peers look at before each of their visits (`dag/schedule/orders/`) when a lost
+holder's are done by its siblings: some two
 seconds of the broker's time, once for each term. Of 1,000 peers with a stage each and 16
 microbatches there are 32,000."""
 
@@ -25,6 +28,8 @@ def bad_plan(planned: PlanWithReport, pairs: Sequence[tuple[PeerId, PeerId]]) ->
     plan, report = planned
     try:
         plan.validate(plan.stages[-1].stop if plan.stages else 0)
+        if plan.outline.stages:
+            check_listed(plan, bare_stages(plan))
         told = plan_from_proto(plan_to_proto(plan))
         said = report_from_proto(report_to_proto(report))
     except PlanError as error:

@@ -18,12 +18,13 @@ from ...dag.cost.network import Network
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph, GraphError
 from ...dag.ir.validate import validate
-from ...dag.plan.cut import cut, outline, tied_groups
+from ...dag.plan.cut import bare_stages, cut, outline, tied_groups
 from ...dag.plan.plan import PeerId, Plan, PlanError, Visit
 from ...dag.plan.report import NO_REPORT, PlanReport, PlanWithReport, Spare
 from ...dag.rounds.vector import with_elements
 from ...dag.schedule.convert_plan import plan_from_proto
 from ...dag.schedule.flow import Flow
+from ...dag.schedule.schedule import check_listed, listed
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.words import count_of, size_text, some_of
 from ..base.interface import NoPlan, PeerOffer, Planner, PlanRequest
@@ -273,9 +274,14 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
 
 
 def outlined(graph: Graph, plan: Plan) -> Plan:
-    """The plan with what crosses its stages. `graph`: its bound `planned_graph`."""
+    """The plan with what crosses its stages, and its visits listed where they are not yet. `graph`:
+    its bound `planned_graph`. Raises PlanError for lists that nobody can follow."""
     bounds = [(s.start, s.stop) for s in plan.stages]
-    return replace(plan, outline=with_elements(outline(graph, bounds), graph, bounds))
+    found = replace(plan, outline=with_elements(outline(graph, bounds), graph, bounds))
+    if not found.visits:
+        return listed(found, bare_stages(found))
+    check_listed(found, bare_stages(found))
+    return found
 
 
 def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:
@@ -290,14 +296,8 @@ def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:
     )
     flow = Flow(reduced, stages, tied_groups(graph, stages))
     place = {peer: i for i, peer in enumerate(plan.peers)}
-    found: dict[tuple[int, int], None] = {}
-    for peer in plan.peers:
-        for action in (*flow.actions(peer), *flow.evaluation_actions(peer)):
-            for transfer in flow.gives(peer, action):
-                a, b = sorted((place[transfer.source], place[transfer.destination]))
-                if a != b:
-                    found[a, b] = None
-    return tuple((plan.peers[a], plan.peers[b]) for a, b in sorted(found))
+    found = {tuple(sorted((place[t.source], place[t.destination]))) for t in flow.taken_by}
+    return tuple((plan.peers[a], plan.peers[b]) for a, b in sorted(found) if a != b)
 
 
 def _with_ids(plan: Plan, offers: Sequence[PeerOffer]) -> Plan:

@@ -85,7 +85,7 @@ class CodedStepCost:
         index = {o.peer: i for i, o in enumerate(judge.offers)}
         self.peers = [index[p] for p in plan.peers]
         self.offers = [judge.offers[i] for i in self.peers]
-        self.structure = judge.structure_of(replace(plan, evaluation_routes=()))
+        self.structure = judge.structure_of(replace(plan, evaluation_routes=(), evaluations=()))
         self.wiring = self.structure.wiring
         self.program: Program = self.wiring.program
         self.network = judge.network.part(self.peers)

@@ -29,6 +29,7 @@ from ...dag.plan.cut import Cutter, tied_groups
 from ...dag.plan.plan import PeerId, Plan, StageExchange
 from ...dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
 from ...dag.plan.strategies import parse_strategy
+from ...dag.schedule.schedule import with_visits
 from ..base.interface import PlanRequest
 from .candidate import Candidate, StageShare, to_plan
 from .partition import IntervalMemory, OperatorChain
@@ -413,6 +414,7 @@ class CostModel:
             evaluation_microbatches=request.evaluation_microbatches,
             head_parts=request.head_parts,
         )
+        plan = with_visits(plan, structure.stages, structure.wiring.visits)
         shared = any(len(s.holders) > 1 for s in plan.stages)
         if self._ahead_asked and shared and not plan.exchanges_updates:
             why = (

@@ -23,9 +23,9 @@ from ...dag.exchange.collective import Hop
 from ...dag.exchange.wiring import Exchange, Exchanges
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import Stage, TiedGroup
-from ...dag.plan.plan import Plan
+from ...dag.plan.plan import Plan, Visits
 from ...dag.schedule.flow import Flow, Role, Transfer
-from ...dag.schedule.schedule import Action
+from ...dag.schedule.schedule import Action, listed
 
 __all__ = ["FRAME_CALLS", "FRAME_MOVES", "Structure", "Wiring", "units", "wiring_key"]
 
@@ -44,6 +44,7 @@ and memory are on this CPU."""
 class Wiring:
     """What all structures of one wiring have in common."""
 
+    visits: Visits
     program: Program
     """With the bytes of the first structure that needed it."""
     unshared: Unshared
@@ -72,6 +73,7 @@ class Wiring:
 
     @classmethod
     def of(cls, plan: Plan, stages: tuple[Stage, ...], tied: tuple[TiedGroup, ...]) -> Wiring:
+        plan = plan if plan.visits else listed(plan, stages)
         flow = Flow(plan, stages, tied)
         program = compile_program(flow, lambda transfer: 0)
         rows: dict[tuple[Hashable, ...], int] = {}
@@ -100,6 +102,7 @@ class Wiring:
         )
         port = {p.value: (k, n) for k, s in enumerate(stages) for n, p in enumerate(s.sends)}
         return cls(
+            plan.visits,
             program,
             Unshared(program),
             tuple(message_row),
@@ -158,7 +161,7 @@ def wiring_key(
 ) -> tuple[Hashable, ...]:
     """Equal for structures of one wiring."""
     return (
-        plan.schedule,
+        plan.visits or plan.schedule,
         plan.routes,
         tuple(slot.holders for slot in plan.stages),
         plan.exchanges,

@@ -13,7 +13,7 @@ and the graph is cut anew, where the step becomes shorter by LEAST_GAIN.
 In SWARM trainers route by what they see from second to second, and a holder does what comes first.
 Here routes and the order of each holder belong to the plan, and change when the run is looked at
 again (`broker/placement/reconsider.py`) or after a loss. The order is made as if all took equally
-long (`dag/schedule/visits.py`), so a fast holder waits for microbatches that went to slow ones
+long (`dag/schedule/orders/`), so a fast holder waits for microbatches that went to slow ones
 before it; under 1F1B more, which bounds how many are on their way.
 """
 

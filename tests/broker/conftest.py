@@ -34,10 +34,13 @@ from shoal.broker.events import (
 )
 from shoal.broker.journal.decided import DurableState
 from shoal.broker.machine import BrokerMachine
+from shoal.broker.membership.member import PROTOCOL
 from shoal.broker.options import BrokerOptions
 from shoal.broker.validate import validate
+from shoal.dag.plan.cut import bare_stages
 from shoal.dag.plan.outline import Crossed, Outline, StageOutline
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.schedule.schedule import listed
 from shoal.job import Job
 from shoal.proto.broker_pb2 import (
     BrokerMessage,
@@ -88,7 +91,8 @@ def make_plan(*peers: str, microbatches: int = 2, size: int = 2) -> Plan:
     """One stage of one operator on each peer."""
     slots = tuple(StageSlot(i, i + 1, (PeerId(p),)) for i, p in enumerate(peers))
     route = tuple(Visit(i, PeerId(p)) for i, p in enumerate(peers))
-    return Plan(slots, (route,) * microbatches, size, outline=chain_outline(len(peers)))
+    plan = Plan(slots, (route,) * microbatches, size, outline=chain_outline(len(peers)))
+    return listed(plan, bare_stages(plan))
 
 
 def chain_outline(stages: int) -> Outline:
@@ -155,7 +159,7 @@ class World:
         self._count += 1
         stream = StreamId(f"s{self._count}")
         self.streams[peer] = stream
-        version = keys.pop("version", 1)
+        version = keys.pop("version", PROTOCOL)
         address = keys.pop("address", f"{peer}:1")
         holding, closed = keys.pop("holding", None), keys.pop("closed", None)
         profile = {"name": peer, "device_memory_bytes": 2**30, "operator_set": FULL, **keys}

@@ -34,7 +34,9 @@ from shoal.broker.events import (
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
 from shoal.broker.validate import validate
+from shoal.dag.plan.cut import bare_stages
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.schedule.schedule import listed
 from shoal.job import Job
 from shoal.planner.requests.requirements import read_spec
 from shoal.planner.requests.run_spec import RunSpecError
@@ -95,7 +97,8 @@ def make_plan(peers: list[str]) -> Plan:
         for i, p in enumerate(peers)
     )
     route = tuple(Visit(i, PeerId(p)) for i, p in enumerate(peers))
-    return Plan(slots, (route,) * 2, 1, outline=chain_outline(n))
+    plan = Plan(slots, (route,) * 2, 1, outline=chain_outline(n))
+    return listed(plan, bare_stages(plan))
 
 
 class Driver:
@@ -221,7 +224,7 @@ class Driver:
         absent = [p for p in PEERS[:-1] if p not in self.machine.members.members]
         return PeerMessage(
             hello=Hello(
-                version=self.often(1, 2),
+                version=self.often(2, 3),
                 peer=self.often(self.pick(*(absent or PEERS)), *PEERS),
                 boot=self.pick("x", "y"),
                 counter=self.often(self.requests + 3, self.rng.randrange(self.requests + 3)),
@@ -314,7 +317,7 @@ def test_the_random_events_reach_every_phase_and_state() -> None:
 @given(data=st.binary(max_size=200), changes=MUTATIONS, which=st.integers(0, 2))
 def test_bytes_of_any_kind_reach_a_member_s_stream_without_harm(data, changes, which) -> None:
     """What parses is handled; what does not is refused before (see services)."""
-    hello = Hello(version=1, peer="a", boot="x", counter=1, profile=Profile(operator_set=1))
+    hello = Hello(version=2, peer="a", boot="x", counter=1, profile=Profile(operator_set=1))
     report = StepReport(run="r", term=1, step=0, seconds=1.0)
     valid = [PeerMessage(hello=hello), PeerMessage(step=report), None][which]
     message = PeerMessage()

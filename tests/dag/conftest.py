@@ -25,6 +25,7 @@ from shoal.dag.ir.graph import (
 )
 from shoal.dag.plan.cut import Stage, TiedGroup, cut, tied_groups
 from shoal.dag.plan.plan import PeerId, Plan, Route, StageExchange, StageSlot, Visit
+from shoal.dag.schedule.schedule import listed
 
 FLOAT = TensorSpec((Size(1), 3), "float32")
 WHOLE = TensorSpec((Size(1, 2),), "int64")
@@ -164,7 +165,7 @@ def make_world(seed: int, operators: int) -> World:
     plan = random_plan(rng, operators)
     bound = graph.bind(plan.microbatch_size)
     stages = cut(bound, [(s.start, s.stop) for s in plan.stages])
-    return World(graph, bound, stages, tied_groups(bound, stages), plan)
+    return World(graph, bound, stages, tied_groups(bound, stages), listed(plan, stages))
 
 
 @pytest.fixture(scope="session")
@@ -205,13 +206,14 @@ class Chain:
     def plan(self, schedule: str = "1f1b", evaluations: int = 0) -> Plan:
         peers = [PeerId("abcdefgh"[i]) for i in range(self.count)]
         route = tuple(Visit(i, peer) for i, peer in enumerate(peers))
-        return Plan(
+        plan = Plan(
             tuple(StageSlot(i, i + 1, (peer,)) for i, peer in enumerate(peers)),
             (route,) * self.microbatches,
             microbatch_size=2,
-            schedule=schedule,  # type: ignore[arg-type]  # tests name it as text
+            schedule=schedule,
             evaluation_routes=(route,) * evaluations,
-        ).validate(self.count)
+        )
+        return listed(plan.validate(self.count), self.stages)
 
 
 @pytest.fixture(scope="session")

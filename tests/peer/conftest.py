@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from shoal.dag.capture.capture import capture
-from shoal.dag.plan.cut import outline
+from shoal.dag.plan.cut import bare_stages, outline
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.plan.plan_slice import PlanSlice
 from shoal.dag.schedule.flow import Role
+from shoal.dag.schedule.schedule import listed
 from shoal.dag.schedule.slices import PlanSlices
 from shoal.dag.transforms.vocabulary import planned_graph
 from shoal.job import Train, Training
@@ -221,7 +222,7 @@ def slice_of(graph, plan, peer):
     try:
         form = planned_graph(graph, plan)
         whole = replace(plan, outline=outline(form.bind(plan.microbatch_size), bounds))
-        return PlanSlices(whole).of(peer)
+        return PlanSlices(listed(whole, bare_stages(whole))).of(peer)
     except ValueError:
         return PlanSlice(peer, plan, (), (), (), 0)
 

@@ -12,6 +12,7 @@ from shoal.dag.ir.graph import Graph, Operator, Output, Parameter, Ref, TensorSp
 from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.schedule.flow import Flow, Role
+from shoal.dag.schedule.schedule import listed
 from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
 from shoal.peer.core.machine import PeerMachine
@@ -65,7 +66,7 @@ def two_stage_flow() -> Flow:
     route = (Visit(0, ME), Visit(1, OTHER))
     plan = Plan((StageSlot(0, 1, (ME,)), StageSlot(1, 2, (OTHER,))), (route, route), 2)
     stages = cut(graph, [(0, 1), (1, 2)])
-    return Flow(plan, stages, tied_groups(graph, stages))
+    return Flow(listed(plan, stages), stages, tied_groups(graph, stages))
 
 
 FLOW = two_stage_flow()

@@ -47,11 +47,11 @@ def test_the_table_shows_pool_and_runs(world) -> None:
 
 
 def test_another_protocol_version_is_refused_and_says_what_to_do(world) -> None:
-    out = world.join("a", version=2)
+    out = world.join("a", version=1)
     refused = world.told(out, "a")[0].refused
     assert refused.reason.code == "version"
     assert not refused.again
-    assert "version 2" in refused.reason.text
+    assert "version 1" in refused.reason.text
     assert "install the same version" in refused.reason.text
     assert world.kinds(out, "a") == ["refused", "close"]
 
@@ -72,7 +72,7 @@ def test_another_protocol_version_is_refused_and_says_what_to_do(world) -> None:
 )
 def test_a_hello_with_wrong_fields_is_refused(world, hello) -> None:
     profile = {k: hello.pop(k) for k in list(hello) if k in ("flops_per_s", "operator_set")}
-    fields = {"version": 1, "peer": "a", "boot": "b", "counter": 1, **hello}
+    fields = {"version": 2, "peer": "a", "boot": "b", "counter": 1, **hello}
     message = Hello(**fields, profile={"operator_set": 1, **profile})
     world.streams["a"] = StreamId("s")
     world.handle(StreamOpened(StreamId("s")))
@@ -106,7 +106,7 @@ def test_nonsense_of_a_member_ends_its_membership(world) -> None:
 
 def test_a_second_hello_on_a_stream_is_nonsense(world) -> None:
     world.join("a")
-    out = world.say("a", hello=Hello(version=1, peer="a", boot="x", counter=9))
+    out = world.say("a", hello=Hello(version=2, peer="a", boot="x", counter=9))
     assert "second Hello" in world.told(out, "a")[0].refused.reason.text
 
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from shoal.broker.events import MakePlan, PlanReady
 from shoal.broker.recovery.recover import Fail, Recover, Replan, recover
+from shoal.dag.plan.cut import bare_stages
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.schedule.schedule import listed
 from shoal.proto.broker_pb2 import Checkpoint, Ready, Snapshot, SnapshotReport, Span
 
 from ..conftest import World, chain_outline
@@ -58,7 +60,8 @@ def twins(first: str, second: str) -> Plan:
     """One stage that both hold, a microbatch each."""
     holders = PeerId(first), PeerId(second)
     routes = tuple((Visit(0, holder),) for holder in holders)
-    return Plan((StageSlot(0, 1, holders),), routes, 2, outline=chain_outline(1))
+    plan = Plan((StageSlot(0, 1, holders),), routes, 2, outline=chain_outline(1))
+    return listed(plan, bare_stages(plan))
 
 
 def test_a_sibling_comes_first_and_goes_on_from_what_it_has(world) -> None:

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from shoal.broker.membership.member import PROTOCOL
 from shoal.broker.options import BrokerOptions
 from shoal.broker.service.blobs import BlobLimits, BlobStoreError
 from shoal.broker.service.server import Broker, BrokerConfig, BrokerConfigError
@@ -52,7 +53,7 @@ class Peer:
         self.name = name
         self.call = AttachStub(channel).Attach()
 
-    async def join(self, counter: int = 1, version: int = 1) -> Any:
+    async def join(self, counter: int = 1, version: int = PROTOCOL) -> Any:
         profile = Profile(name=self.name, operator_set=1, device_memory_bytes=2**30)
         hello = Hello(
             version=version,

@@ -35,7 +35,7 @@ KINDS = [
     RunSpec,
     WatchRequest,
 ]
-VALID = PeerMessage(hello={"version": 1, "peer": "a", "boot": "b", "profile": {"name": "a"}})
+VALID = PeerMessage(hello={"version": 2, "peer": "a", "boot": "b", "profile": {"name": "a"}})
 
 UNARY = ["Runs/Submit", "Runs/Cancel", "Runs/Describe", "Blobs/Have"]
 STREAMED = ["Runs/Watch", "Blobs/Fetch"]

@@ -21,7 +21,7 @@ from shoal.dag.plan.plan import PeerId, Plan, PlanError, StageExchange, StageSlo
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.dag.schedule.replay import slots
-from shoal.dag.schedule.schedule import Action, Kind, ScheduleError
+from shoal.dag.schedule.schedule import Action, Kind, ScheduleError, listed
 from shoal.planner.base.interface import CodecOptions, PeerOffer, PlannerOptions, PlanRequest
 from shoal.planner.cost.candidate import Candidate, StageShare
 from shoal.planner.cost.cost_model import CostModel
@@ -129,7 +129,8 @@ def wide(chain, holders, collective, groups=()):
         microbatch_size=2,
         exchanges=(StageExchange(1, collective, groups),),
     )
-    return plan.validate(2), chain(2, 2).stages
+    stages = chain(2, 2).stages
+    return listed(plan.validate(2), stages), stages
 
 
 def lists_of(plan, stages):
@@ -255,8 +256,8 @@ def test_work_is_what_is_read_and_written(chain):
         work = action_work(
             plan, stages, flow.exchanges, vectors, IntervalWork([]), optimizer_slots=0
         )
-        listed = (a for a in flow.actions(p1) if a.content is ExchangeContent.GRADIENT)
-        works.append({str(a): work(p1, a).memory / size for a in listed})
+        mine = (a for a in flow.actions(p1) if a.content is ExchangeContent.GRADIENT)
+        works.append({str(a): work(p1, a).memory / size for a in mine})
     assert works[0] == {">@grad1": 2, "+1@grad1": 5 / 4, "<2@grad1": 2}
     assert works[1] == {
         **{">@grad1": 4, "+1@grad1": 3 * 2 / 4, "+2@grad1": 3 / 4},

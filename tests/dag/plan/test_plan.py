@@ -22,6 +22,8 @@ def test_a_plan_knows_its_peers_and_their_stages(chain):
         chain(3, 1).plan(),
         stages=(StageSlot(0, 1, (B,)), StageSlot(1, 2, (A, B)), StageSlot(2, 3, (A,))),
         routes=((Visit(0, B), Visit(1, A), Visit(2, A)),),
+        visits=(),
+        evaluations=(),
     )
     assert plan.validate(3) is plan
     assert plan.peers == (B, A)

@@ -13,7 +13,7 @@ from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import PeerId, StageSlot, Visit
 from shoal.dag.schedule.flow import Flow, Role, Transfer
-from shoal.dag.schedule.schedule import Action, Kind
+from shoal.dag.schedule.schedule import Action, Kind, listed
 from shoal.tests.dag.schedule.checker import check
 
 A, B, C, D = map(PeerId, "abcd")
@@ -290,9 +290,11 @@ def shared(chain):
         stages=(StageSlot(0, 1, (A,)), StageSlot(1, 3, (B, C))),
         routes=((Visit(0, A), Visit(1, B)), (Visit(0, A), Visit(1, C))),
         evaluation_routes=((Visit(0, A), Visit(1, C)),),
+        visits=(),
+        evaluations=(),
     ).validate(3)
     stages = cut(graph, [(0, 1), (1, 3)])
-    return Flow(plan, stages, tied_groups(graph, stages))
+    return Flow(listed(plan, stages), stages, tied_groups(graph, stages))
 
 
 def exchanged(flow, peer, text):
@@ -368,7 +370,7 @@ def test_results_made_behind_the_loss_come_with_its_backward(chain):
     route = (Visit(0, A), Visit(1, B), Visit(2, C))
     plan = replace(chain(2, 1).plan(), stages=slots, routes=(route,), evaluation_routes=(route,))
     stages = cut(graph, [(0, 1), (1, 2), (2, 3)])
-    flow = Flow(plan.validate(3), stages, ())
+    flow = Flow(listed(plan, stages).validate(3), stages, ())
     assert lines(flow.takes(B, Action.parse("B0@1"))) == ["activation late m0 hop 1 c->b"]
     assert lines(flow.takes(B, Action.parse(">@eval"))) == ["activation eval:late m0 hop 1 c->b"]
     assert [str(a) for a in flow.actions(B)] == [

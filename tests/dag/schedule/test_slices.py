@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.dag.plan.cut import cut, outline, tied_groups
+from shoal.dag.plan.cut import bare_stages, cut, outline, tied_groups
 from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, PlanError, SnapshotKeeper
 from shoal.dag.schedule.convert_slice import slice_from_proto, slice_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.dag.schedule.replay import slots
+from shoal.dag.schedule.schedule import listed
 from shoal.dag.schedule.slices import PlanSlices
 
 
@@ -94,7 +95,8 @@ def test_a_slice_does_not_grow_with_those_whom_its_peer_never_talks_to(chain) ->
             tuple(replace(v, peer=others[m % holders]) if v.stage == 2 else v for v in route)
             for m, route in enumerate(base.routes)
         ]
-        return replace(base, stages=tuple(stages), routes=tuple(routes)).validate(5)
+        plan = replace(base, stages=tuple(stages), routes=tuple(routes))
+        return listed(plan, bare_stages(plan)).validate(5)
 
     assert size(widened(2), "a") == size(widened(60), "a")
     assert size(widened(2), "b") < size(widened(60), "b"), "who talks to them names them"

@@ -20,6 +20,7 @@ from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.plan.strategies import parse_strategy
 from shoal.dag.schedule.flow import Flow, Role
+from shoal.dag.schedule.schedule import listed
 from shoal.peer.compute.exchange import Exchanges, LocalStage, TransferSpecs
 from shoal.peer.sync.strategy import Holder, Strategy
 from shoal.tests.dag.schedule.checker import check
@@ -51,8 +52,9 @@ class Stage:
         peers = [PeerId(f"p{i}") for i in range(holders)]
         exchange = StageExchange(0, collective, tuple(groups))
         slot, route = StageSlot(0, 1, tuple(peers)), (Visit(0, peers[0]),)
-        self.plan = Plan((slot,), (route,), 2, exchanges=(exchange,)).validate(1)
         self.stages = cut(graph, [(0, 1)])
+        plan = Plan((slot,), (route,), 2, exchanges=(exchange,)).validate(1)
+        self.plan = listed(plan, self.stages)
         self.flow = Flow(self.plan, self.stages, ())
         self.wire = TransferSpecs(self.flow, graph)
         self.parameters, self.exchanges = {}, {}

@@ -25,7 +25,7 @@ from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import PeerId, Plan, Route, StageSlot, Visit
 from shoal.dag.schedule.flow import Flow, Transfer
 from shoal.dag.schedule.replay import slots
-from shoal.dag.schedule.schedule import Kind
+from shoal.dag.schedule.schedule import Kind, listed
 from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
 from shoal.peer.core.machine import PeerMachine
@@ -83,7 +83,7 @@ def random_plan(
 
 def flow_of(graph: Graph, plan: Plan) -> Flow:
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
-    return Flow(plan, stages, tied_groups(graph, stages))
+    return Flow(listed(plan, stages), stages, tied_groups(graph, stages))
 
 
 def assign_of(plan: Plan, term: int = 1, run: str = RUN, me: str = "") -> broker_pb2.Assign:
@@ -161,8 +161,9 @@ class World:
     def __init__(
         self, graph: Graph, plan: Plan, rng: random.Random, steps: int = 2, eval_every: int = 0
     ) -> None:
-        self.rng, self.plan, self.steps, self.eval_every = rng, plan, steps, eval_every
         self.flow = flow_of(graph, plan)
+        self.plan = plan = self.flow.plan
+        self.rng, self.steps, self.eval_every = rng, steps, eval_every
         self.now = 0.0
         self.machines = {p: member(p) for p in plan.peers}
         self.devices = {p: GhostDevice(self.flow, p) for p in plan.peers}

@@ -47,7 +47,7 @@ def offers(*names: str) -> tuple[PeerOffer, ...]:
 
 def by_hand(world, *stages: tuple[int, int, str]):
     spec = world.spec()
-    spec.plan.microbatch_size, spec.plan.schedule = 2, 1
+    spec.plan.microbatch_size, spec.plan.schedule = 2, "gpipe"
     for start, stop, peer in stages:
         spec.plan.stages.add(start=start, stop=stop, holders=[peer])
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_bytes_that_are_no_graph_are_a_failed_plan(data) -> None:
     from shoal.proto.broker_pb2 import RunSpec
 
     spec = RunSpec(microbatch_size=2, microbatches=1)
-    spec.plan.microbatch_size, spec.plan.schedule = 2, 2
+    spec.plan.microbatch_size, spec.plan.schedule = 2, "1f1b"
     spec.plan.stages.add(start=0, stop=5, holders=["id-one"])
     spec.plan.routes.add().visits.add(stage=0, peer="id-one")
     found = answer(MakePlan(RunId("r"), 1, spec, offers("one")), content)

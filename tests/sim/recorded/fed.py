@@ -1,9 +1,9 @@
 """Plans that are fed into a world in place of a search, and how they are written.
 
 A plan is written as it crosses the wire, in the JSON of protobuf, without what the broker finds out
-by itself: what crosses between stages, and who keeps snapshots. Beside it stands the order in which
-each peer visits its stages (`F3@1 B3@1`), so that a plan is whole even where the wire gives an
-order otherwise.
+by itself: what crosses between stages, and who keeps snapshots. The order in which each peer visits
+its stages is written for people (`F3@1 B3@1`); a plan that is fed in is listed anew by its
+schedule, which has to give the recorded order.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from shoal.broker.events import FormReplicas, MakePlan, PlanReady, ReplicasFormed
 from shoal.dag.ir.convert import graph_from_bytes
 from shoal.dag.ir.graph import Graph
-from shoal.dag.plan.cut import cut, tied_groups
+from shoal.dag.plan.cut import cut
 from shoal.dag.plan.outline import Outline
 from shoal.dag.plan.plan import Plan
 from shoal.dag.plan.report import PlanWithReport
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
-from shoal.dag.schedule.flow import Flow
-from shoal.dag.schedule.schedule import VISITS
+from shoal.dag.schedule.schedule import listed
 from shoal.dag.transforms.vocabulary import planned_graph
 from shoal.planner.answers.planning import ready_of
 from shoal.proto import broker_pb2
@@ -38,7 +37,7 @@ TEXTS = ("reasons", "alternatives", "hangs_on", "left_out")
 
 def written_plan(plan: Plan, graph: Graph) -> Table:
     """A plan of a graph, as a table for JSON."""
-    bare = replace(plan, keepers=(), outline=Outline())
+    bare = replace(plan, keepers=(), outline=Outline(), visits=(), evaluations=())
     return {**MessageToDict(plan_to_proto(bare), preserving_proto_field_name=True)} | {
         "visits": visits_of(plan, graph)
     }
@@ -54,10 +53,9 @@ def visits_of(plan: Plan, graph: Graph) -> dict[str, str]:
     """By peer, its forwards and backwards in a step, in order."""
     form = planned_graph(graph.bind(plan.microbatch_size), plan)
     stages = cut(form, [(s.start, s.stop) for s in plan.stages])
-    flow = Flow(plan, stages, tied_groups(form, stages))
+    visits = plan.visits or listed(plan, stages).visits
     return {
-        peer: " ".join(str(a) for a in flow.actions(peer) if a.kind in VISITS)
-        for peer in plan.peers
+        peer: " ".join(map(str, actions)) for peer, actions in zip(plan.peers, visits, strict=True)
     }
 
 

@@ -14,6 +14,7 @@ from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.dag.schedule.flow import Flow
+from shoal.dag.schedule.schedule import listed
 from shoal.job import Job
 from shoal.net.transports.memory import steady
 from shoal.peer.compute.exchange import TransferSpecs
@@ -81,7 +82,7 @@ def test_who_runs_which_microbatches_is_what_the_routes_say(laboratory):
     n = len(graph.operators)
     plan = plan_of(n, n // 2)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
-    wire = TransferSpecs(Flow(plan, stages, tied_groups(graph, stages)), graph)
+    wire = TransferSpecs(Flow(listed(plan, stages), stages, tied_groups(graph, stages)), graph)
     for training, routes in ((True, plan.routes), (False, plan.evaluation_routes)):
         for peer in (*plan.peers, "nobody"):
             for stage in (0, 1):
