@@ -935,7 +935,7 @@ class Confirm(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("stages", "routes", "microbatch_size", "codecs", "evaluation_routes", "head_parts", "keepers", "exchanges", "outline", "tied", "without_norm", "schedule", "visits", "evaluations")
+    __slots__ = ("stages", "routes", "microbatch_size", "codecs", "evaluation_routes", "head_parts", "keepers", "exchanges", "outline", "tied", "without_norm", "schedule", "visits", "evaluations", "route_of", "evaluation_route_of")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -950,6 +950,8 @@ class Plan(_message.Message):
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     VISITS_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_OF_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_ROUTE_OF_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageSlot]
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     microbatch_size: int
@@ -964,7 +966,9 @@ class Plan(_message.Message):
     schedule: str
     visits: VisitLists
     evaluations: VisitLists
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., outline: _Optional[_Iterable[_Union[StageOutline, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[TiedGroup, _Mapping]]] = ..., without_norm: _Optional[bool] = ..., schedule: _Optional[str] = ..., visits: _Optional[_Union[VisitLists, _Mapping]] = ..., evaluations: _Optional[_Union[VisitLists, _Mapping]] = ...) -> None: ...
+    route_of: _containers.RepeatedScalarFieldContainer[int]
+    evaluation_route_of: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., outline: _Optional[_Iterable[_Union[StageOutline, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[TiedGroup, _Mapping]]] = ..., without_norm: _Optional[bool] = ..., schedule: _Optional[str] = ..., visits: _Optional[_Union[VisitLists, _Mapping]] = ..., evaluations: _Optional[_Union[VisitLists, _Mapping]] = ..., route_of: _Optional[_Iterable[int]] = ..., evaluation_route_of: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VisitLists(_message.Message):
     __slots__ = ("lists", "list_of")

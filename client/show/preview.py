@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from rich.table import Table
 from rich.text import Text
 
+from ...dag.schedule.convert_plan import routes_of
 from ...job.words import WRONG_CHOICE, count_of, some_of
 from ...proto.broker_pb2 import Alternative, Plan, PlanReport, PreviewAnswer
 from .formation import formation_lines
@@ -59,10 +60,11 @@ def as_json(answer: PreviewAnswer) -> dict[str, Any]:
             found.pop(name, None)
     if answer.HasField("plan"):
         plan = found["plan"]
-        plan["microbatches"] = len(answer.plan.routes)
+        plan["microbatches"] = len(routes_of(answer.plan))
         plan["pipelines"] = len(_routes(answer.plan))
         plan.pop("routes", None)
-        plan.pop("evaluation_routes", None)
+        for name in ("evaluation_routes", "route_of", "evaluation_route_of"):
+            plan.pop(name, None)
         plan.pop("visits", None)
         plan.pop("evaluations", None)
         plan |= found["report"]
@@ -134,7 +136,7 @@ def _head(answer: PreviewAnswer, name: str, columns: int) -> Iterator[str]:
     words = [
         f"{beside}{count_of(len(plan.stages), 'stage')} on {used} of "
         f"{count_of(used + len(answer.report.spares), 'peer')}",
-        f"{count_of(len(plan.routes), 'microbatch')} of "
+        f"{count_of(len(routes_of(plan)), 'microbatch')} of "
         f"{count_of(plan.microbatch_size, 'sample')} a step",
         plan.schedule,
     ]
@@ -161,7 +163,7 @@ def _costs(answer: PreviewAnswer, columns: int) -> Iterator[str]:
     plan, predicted = answer.plan, answer.report.predicted
     step = predicted.step_s
     if step:
-        rate = len(plan.routes) * plan.microbatch_size / step
+        rate = len(routes_of(plan)) * plan.microbatch_size / step
         yield from labelled("predicted", f"{time_text(step)} a step, {rate:.3g} samples/s", columns)
     for label, text in zip(("bottleneck", "runner-up"), predicted.bottlenecks, strict=False):
         yield from labelled(label, text, columns)
@@ -299,7 +301,7 @@ def _routes(plan: Plan) -> Counter[tuple[str, ...]]:
     """Microbatches by the peers that they go through, in order; a peer once for each visit that
     does not follow one of its own."""
     found: Counter[tuple[str, ...]] = Counter()
-    for route in plan.routes:
+    for route in routes_of(plan):
         peers = [v.peer for v in route.visits]
         found[tuple(p for i, p in enumerate(peers) if i == 0 or p != peers[i - 1])] += 1
     return found

@@ -29,7 +29,7 @@ from ..plan.visit_lists import NumberedVisits
 from .flow import Role
 from .orders.registry import SCHEDULES
 
-__all__ = ["ROLES", "part_from_proto", "plan_from_proto", "plan_to_proto"]
+__all__ = ["ROLES", "part_from_proto", "plan_from_proto", "plan_to_proto", "routes_of"]
 
 ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
 
@@ -45,6 +45,8 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
             raise PlanError(f"a codec is chosen for role {choice.role!r}: expected {list(ROLES)}")
     visits = NumberedVisits.of(plan.peers, plan.visits, plan.routes)
     evaluations = NumberedVisits.of(plan.peers, plan.evaluations, plan.evaluation_routes)
+    routes, route_of = _numbered(plan.routes)
+    held_out, held_out_of = _numbered(plan.evaluation_routes)
     return broker_pb2.Plan(
         stages=[
             broker_pb2.StageSlot(
@@ -55,7 +57,8 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
             )
             for s in plan.stages
         ],
-        routes=_routes_to_proto(plan.routes),
+        routes=routes,
+        route_of=route_of,
         exchanges=[
             broker_pb2.StageExchange(
                 stage=e.stage,
@@ -75,7 +78,8 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
             )
             for c in plan.codecs
         ],
-        evaluation_routes=_routes_to_proto(plan.evaluation_routes),
+        evaluation_routes=held_out,
+        evaluation_route_of=held_out_of,
         head_parts=plan.head_parts,
         without_norm=plan.without_norm,
         keepers=[broker_pb2.Keeper(holder=k.holder, peer=k.peer) for k in plan.keepers],
@@ -117,15 +121,28 @@ def _numbers_from_proto(message: broker_pb2.VisitLists) -> NumberedVisits:
     )
 
 
-def _routes_to_proto(routes: Sequence[Route]) -> list[broker_pb2.Route]:
-    """Thousands of microbatches take the same few ways: each is made once."""
-    made = {
-        id(route): broker_pb2.Route(
-            visits=[broker_pb2.Visit(stage=v.stage, peer=v.peer) for v in route]
-        )
-        for route in {id(route): route for route in routes}.values()
-    }
-    return [made[id(route)] for route in routes]
+def _numbered(routes: Sequence[Route]) -> tuple[list[broker_pb2.Route], list[int]]:
+    """Thousands of microbatches take the same few ways: each is written once, and which way each
+    microbatch takes."""
+    place: dict[Route, int] = {}
+    route_of = [place.setdefault(route, len(place)) for route in routes]
+    return [
+        broker_pb2.Route(visits=[broker_pb2.Visit(stage=v.stage, peer=v.peer) for v in route])
+        for route in place
+    ], route_of
+
+
+def routes_of(plan: broker_pb2.Plan) -> list[broker_pb2.Route]:
+    """The route of each microbatch of a step. Raises PlanError for a number of no route."""
+    return _in_order(plan.routes, plan.route_of)
+
+
+def _in_order(
+    routes: Sequence[broker_pb2.Route], route_of: Sequence[int]
+) -> list[broker_pb2.Route]:
+    if wrong := [number for number in route_of if number >= len(routes)]:
+        _refuse(f"a microbatch takes route {wrong[0]} of {len(routes)}")
+    return [routes[number] for number in route_of] if route_of else list(routes)
 
 
 def plan_from_proto(message: broker_pb2.Plan) -> Plan:
@@ -144,7 +161,7 @@ def part_from_proto(message: broker_pb2.Plan) -> Plan:
             StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute)
             for s in message.stages
         ),
-        routes=_routes_from_proto(message.routes),
+        routes=_routes_from_proto(routes_of(message)),
         exchanges=tuple(
             StageExchange(
                 e.stage,
@@ -159,7 +176,9 @@ def part_from_proto(message: broker_pb2.Plan) -> Plan:
         microbatch_size=message.microbatch_size,
         schedule=message.schedule,
         codecs=tuple(_codec_from_proto(c) for c in message.codecs),
-        evaluation_routes=_routes_from_proto(message.evaluation_routes),
+        evaluation_routes=_routes_from_proto(
+            _in_order(message.evaluation_routes, message.evaluation_route_of)
+        ),
         head_parts=message.head_parts,
         without_norm=message.without_norm,
         keepers=tuple(SnapshotKeeper(_peer(k.holder), _peer(k.peer)) for k in message.keepers),
@@ -211,12 +230,15 @@ def _outline_from_proto(message: broker_pb2.Plan) -> Outline:
 def _routes_from_proto(routes: Iterable[broker_pb2.Route]) -> tuple[Route, ...]:
     """Equal routes are one tuple."""
     made: dict[bytes, Route] = {}
+    read: dict[int, Route] = {}
     found = []
     for route in routes:
-        key = route.SerializeToString(deterministic=True)
-        if key not in made:
-            made[key] = tuple(Visit(v.stage, _peer(v.peer)) for v in route.visits)
-        found.append(made[key])
+        if id(route) not in read:
+            key = route.SerializeToString(deterministic=True)
+            if key not in made:
+                made[key] = tuple(Visit(v.stage, _peer(v.peer)) for v in route.visits)
+            read[id(route)] = made[key]
+        found.append(read[id(route)])
     return tuple(found)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from ..exchange.wiring import hub_of, reports_only
 from ..plan.cut import bare_stages
-from ..plan.plan import CodecChoice, PeerId, Plan, Route, StageSlot, Visit
+from ..plan.plan import CodecChoice, PeerId, Plan, PlanError, Route, StageSlot, Visit
 from ..plan.plan_slice import PlanSlice
 from ..plan.swaps import crossings
 from .flow import Flow
@@ -68,6 +68,8 @@ class PlanSlices:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         stages, tied = bare_stages(plan), plan.outline.tied
+        if not plan.visits:
+            raise PlanError("the plan does not list its visits: nobody could be told its own")
         self._stages, self._tied = stages, tied
         flow = Flow(plan, stages, tied)
         self._lists = dict(zip(plan.peers, plan.visits, strict=True))
