@@ -58,14 +58,15 @@ class Evaluations:
         whole = found.keys() >= {*record.evaluators} if record.gossips else bool(found)
         if not found or not (closes or whole):
             return None
+        apart = record.gossips and not record.over  # what stays at the end is one version
         self._told = at
         self._come = {n: come for n, come in self._come.items() if n > at}
         return VersionEvaluated(
             round=at,
             step=record.committed // self._microbatches,
             evaluation=mean_of(found.values()),
-            replicas=len(found) if record.gossips else 0,
-            replica=0 if record.gossips else next(iter(found)),
+            replicas=len(found) if apart else 0,
+            replica=0 if apart else next(iter(found)),
         )
 
 
