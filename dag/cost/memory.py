@@ -40,8 +40,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ir.graph import Graph, Operator
+from ..plan.action import TRAITS, Action
 from ..plan.plan import Plan
-from ..schedule.schedule import Action, Kind
 from .cost import OperatorCost
 
 __all__ = ["MemoryModel", "Moments", "StageMemory", "live_moments"]
@@ -101,13 +101,14 @@ def live_moments(
     seen: dict[int, dict[tuple[int, ...], None]] = {k: {} for k in held}
     for action in actions:
         k = action.stage
-        if action.kind is Kind.FORWARD:
-            live[place[k]] += 1
+        keeps = TRAITS[action.kind].keeps
+        if keeps > 0:
+            live[place[k]] += keeps
             seen[k][tuple(live)] = None
             live[place[k]] -= not backward[k]
-        elif action.kind is Kind.BACKWARD:
+        elif keeps < 0:
             seen[k][tuple(live)] = None
-            live[place[k]] -= 1
+            live[place[k]] += keeps
     return tuple((k, n) for k in held for n in _surpassed_by_none(list(seen[k])))
 
 

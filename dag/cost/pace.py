@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..exchange.collective import Hop
 from ..exchange.wiring import Exchange, Exchanges
 from ..ir.graph import Graph, TensorSpec
-from ..plan.action import ExchangeContent
+from ..plan.action import TRAITS, ExchangeContent
 from ..plan.cut import Stage, TiedGroup
 from ..plan.plan import PeerId, Plan
 from ..schedule.flow import Role, Transfer
@@ -188,14 +188,16 @@ def action_work(
     def find(peer: PeerId, action: Action) -> Work:
         kind, k = action.kind, action.stage
         extra = Work(calls=VISIT_CALLS if kind in VISITS else ACTION_CALLS)
-        if kind is Kind.FORWARD or kind is Kind.EVALUATE:
-            return totals.work(stages[k].start, stages[k].stop)[0] + extra
-        if kind is Kind.BACKWARD:
+        traits = TRAITS[kind]
+        if traits.work:
             forward, backward = totals.work(stages[k].start, stages[k].stop)
+            own = forward if traits.work == "forward" else backward
+            if not traits.adds_up:
+                return own + extra
             m = vectors.visits(peer, k) or 1
             sums = Work(memory=3 * vectors.trainable(k) * (m - 1) / m)
             again = forward if plan.stages[k].recompute else Work()
-            return backward + again + sums + extra
+            return own + again + sums + extra
         if kind is Kind.UPDATE:
             size = sum(vectors.trainable(i) for i in held[peer])
             count = sum(len(stages[i].trainable) for i in held[peer])

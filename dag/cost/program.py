@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..plan.action import TRAITS, Action
 from ..plan.plan import PeerId
 from ..schedule.flow import Flow, Role, Transfer
-from ..schedule.schedule import Action, Kind
 
 __all__ = ["FRAME_BYTES", "Program", "compile_program"]
 
@@ -117,11 +117,9 @@ def _peak_live(flow: Flow, actions: list[Action], owner: list[int]) -> dict[tupl
     peak: dict[tuple[int, int], int] = {}
     for i, action in zip(owner, actions, strict=True):
         key = (i, action.stage)
-        if action.kind is Kind.FORWARD:
-            live[key] = live.get(key, 0) + 1
+        if keeps := TRAITS[action.kind].keeps:
+            live[key] = live.get(key, 0) + keeps
             peak[key] = max(peak.get(key, 0), live[key])
-            if not flow.stages[action.stage].has_backward:
-                live[key] -= 1  # nothing is kept behind its forward
-        elif action.kind is Kind.BACKWARD:
-            live[key] -= 1
+            if keeps > 0 and not flow.stages[action.stage].has_backward:
+                live[key] -= keeps  # nothing is kept behind its forward
     return peak

@@ -15,18 +15,23 @@ What each action takes and gives stands in `dag/schedule/flow.py`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 __all__ = [
     "EXCHANGES",
     "ROUNDS",
+    "TRAITS",
     "VISITS",
     "Action",
     "ExchangeContent",
     "Kind",
+    "KindTraits",
     "ScheduleError",
     "named",
+    "training_visits",
 ]
 
 
@@ -91,19 +96,66 @@ class ExchangeContent(StrEnum):
     __hash__ = str.__hash__
 
 
-VISITS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE})
+@dataclass(frozen=True, slots=True)
+class KindTraits:
+    """What whoever reads lists has to know of a kind of action."""
+
+    of: Literal["visit", "exchange", "step", "round"]
+    """What it belongs to: one microbatch in one stage, one exchange, the step, or a round between
+    replicas."""
+    word: Literal["forward", "backward", "evaluate", "update", "exchange"] = "exchange"
+    """What traces, reports and faults call it."""
+    work: Literal["", "forward", "backward"] = ""
+    """The part of the stage's operators that it computes."""
+    trains: bool = False
+    """Whether it is a visit of a training step."""
+    keeps: int = 0
+    """By how many microbatches more its stage has between forward and backward behind it."""
+    adds_up: bool = False
+    """Whether it adds gradients to those of the microbatches before, and where its stage
+    recomputes, does the forward again."""
+
+
+TRAITS: Mapping[Kind, KindTraits] = {
+    Kind.FORWARD: KindTraits("visit", "forward", "forward", trains=True, keeps=1),
+    Kind.BACKWARD: KindTraits("visit", "backward", "backward", trains=True, keeps=-1, adds_up=True),
+    Kind.EVALUATE: KindTraits("visit", "evaluate", "forward"),
+    Kind.GIVE: KindTraits("exchange"),
+    Kind.REDUCE: KindTraits("exchange"),
+    Kind.RELAY: KindTraits("exchange"),
+    Kind.TAKE: KindTraits("exchange"),
+    Kind.UPDATE: KindTraits("step", "update"),
+    Kind.CONTRIBUTE: KindTraits("round"),
+    Kind.EXCHANGE: KindTraits("round"),
+    Kind.APPLY: KindTraits("round"),
+    Kind.SHOW: KindTraits("round"),
+    Kind.LAND: KindTraits("round"),
+}
+"""The table of actions. Costs, memory, traces, reports and faults ask it; beside it stand only the
+wiring (`dag/schedule/flow.py`), and what a device and a ghost do for an action."""
+VISITS = frozenset(k for k, traits in TRAITS.items() if traits.of == "visit")
 """Kinds that belong to one microbatch and one stage."""
-EXCHANGES = frozenset({Kind.GIVE, Kind.REDUCE, Kind.RELAY, Kind.TAKE})
+EXCHANGES = frozenset(k for k, traits in TRAITS.items() if traits.of == "exchange")
 """Kinds that belong to one exchange."""
-ROUNDS = frozenset({Kind.CONTRIBUTE, Kind.EXCHANGE, Kind.APPLY, Kind.SHOW, Kind.LAND})
+ROUNDS = frozenset(k for k, traits in TRAITS.items() if traits.of == "round")
 """Kinds that belong to a round between replicas."""
+
+
+def training_visits(has_backward: bool) -> tuple[Kind, ...]:
+    """The visits that a microbatch of a training step makes to a stage, in order."""
+    return tuple(
+        kind
+        for kind, traits in TRAITS.items()
+        if traits.trains and (has_backward or traits.work == "forward")
+    )
+
 
 _SINGLE = frozenset({ExchangeContent.NORM, ExchangeContent.SCORES})
 """What there is one exchange of."""
 _NUMBER = r"(?:0|[1-9]\d{0,8})"
 _TEXT = re.compile(
-    rf"(?P<visit>[FBE])(?P<microbatch>{_NUMBER})@(?P<stage>{_NUMBER})"
-    rf"|(?P<exchange>[>+*<])(?P<phase>{_NUMBER})?"
+    rf"(?P<visit>[{''.join(sorted(VISITS))}])(?P<microbatch>{_NUMBER})@(?P<stage>{_NUMBER})"
+    rf"|(?P<exchange>[{''.join(sorted(EXCHANGES))}])(?P<phase>{_NUMBER})?"
     rf"@(?:(?P<single_content>{'|'.join(sorted(_SINGLE))})"
     rf"|(?P<content>{'|'.join(sorted({*ExchangeContent} - _SINGLE))})(?P<index>{_NUMBER}))"
     r"|(?P<single>U)",

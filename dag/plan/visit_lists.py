@@ -17,6 +17,8 @@ __all__ = ["NumberedVisits", "check_visits", "visits_by_peer"]
 
 _KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE)
 """By number on the wire."""
+_RADIX = 8
+"""Numbers that are kept for kinds."""
 
 
 def visits_by_peer(routes: Sequence[Route]) -> dict[PeerId, dict[int, list[int]]]:
@@ -65,8 +67,7 @@ class NumberedVisits:
             row = {m: k for k, m in enumerate(microbatches)}
             column = {stage: j for j, stage in enumerate(stages)}
             numbers = tuple(
-                (row[a.microbatch] * len(stages) + column[a.stage]) * len(_KINDS)
-                + _KINDS.index(a.kind)
+                (row[a.microbatch] * len(stages) + column[a.stage]) * _RADIX + _KINDS.index(a.kind)
                 for a in actions
             )
             list_of.append(lists.setdefault(numbers, len(lists)))
@@ -89,12 +90,12 @@ class NumberedVisits:
         if which >= len(self.lists):
             raise PlanError(f"{peer} has list {which} of {len(self.lists)}")
         microbatches, stages = _places(mine)
-        most = len(microbatches) * len(stages) * len(_KINDS)
+        most = len(microbatches) * len(stages) * _RADIX
         found = []
         for number in self.lists[which]:
-            if number >= most:
+            place, kind = divmod(number, _RADIX)
+            if number >= most or kind >= len(_KINDS):
                 raise PlanError(f"{number} is no visit of {peer}, which has fewer than {most}")
-            place, kind = divmod(number, len(_KINDS))
             k, j = divmod(place, len(stages))
             found.append(Action(_KINDS[kind], microbatches[k], stages[j]))
         return tuple(found)

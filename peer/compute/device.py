@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ...dag.execute.execute import TensorSpecError
-from ...dag.plan.action import ROUNDS, Action, ExchangeContent, Kind
+from ...dag.plan.action import ROUNDS, TRAITS, Action, ExchangeContent, Kind
 from ...dag.schedule.flow import Role, Transfer
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
@@ -268,14 +268,13 @@ class TorchDevice:
             (t, self._take(work.store.get(_key(work.order, step, t))))
             for t in work.flow.takes(peer, action)
         ]
-        trains = action.kind in (Kind.FORWARD, Kind.BACKWARD)
-        with work.data.named(step, work.place(step, action.microbatch) if trains else None):
+        traits = TRAITS[action.kind]
+        with work.data.named(step, work.place(step, action.microbatch) if traits.trains else None):
             given = self._run(work, step, action, taken)
         ready = self._finish()
         for transfer, tensor in given.items():
             work.store.put(_key(work.order, step, transfer), StoredValue(tensor, ready))
-        backward = action.kind is Kind.BACKWARD
-        self._measure(work.backward_bytes(action.stage) if backward else 0)
+        self._measure(work.backward_bytes(action.stage) if traits.adds_up else 0)
         seconds = passed() - began
         links = work.streams.take_uses() if action.kind is Kind.UPDATE else ()
         ends = action.kind is Kind.TAKE and peer == work.flow.hub

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from ...dag.plan.action import Action, ExchangeContent, Kind
+from ...dag.plan.action import TRAITS, Action, ExchangeContent, Kind
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Transfer
 from ...net.links.frame import FrameKey
@@ -338,14 +338,15 @@ class Steps:
 
     def _add(self, action: Action, seconds: float) -> None:
         """Seconds of training by stage; an evaluation, an exchange and the norm are no stage's."""
-        kind = action.kind
-        if kind is Kind.FORWARD:
+        traits = TRAITS[action.kind]
+        if traits.trains:
             time = self._times[action.stage]
-            time.visits += 1
-            time.forward_s += seconds
-        elif kind is Kind.BACKWARD:
-            self._times[action.stage].backward_s += seconds
-        elif kind is Kind.UPDATE:
+            if traits.work == "forward":
+                time.visits += 1
+                time.forward_s += seconds
+            else:
+                time.backward_s += seconds
+        elif action.kind is Kind.UPDATE:
             self.update_s += seconds
 
     @property

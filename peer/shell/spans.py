@@ -20,20 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...dag.plan.action import ROUNDS
-from ...dag.schedule.schedule import VISITS, Action, Kind
+from ...dag.plan.action import ROUNDS, TRAITS
+from ...dag.schedule.schedule import VISITS, Action
 from ...net.links.frame import FrameKey, Payload
 from ..core.events import Result
 
 __all__ = ["Spans"]
-
-_KINDS = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.EVALUATE: "evaluate",
-    Kind.UPDATE: "update",
-}
-"""All others are exchanges."""
 
 
 @dataclass(slots=True)
@@ -73,7 +65,7 @@ class Spans:
         )
         if action.kind not in ROUNDS:  # whose number is that of the round
             visit["step"] = step
-        with self.span(_KINDS.get(action.kind, "exchange"), run, **visit):
+        with self.span(TRAITS[action.kind].word, run, **visit):
             return work(step, action)
 
     @contextmanager

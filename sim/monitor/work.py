@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ...broker import events as b
 from ...broker.records.submitted import replica_id, run_of
-from ...dag.plan.action import ROUNDS, Action, Kind
+from ...dag.plan.action import ROUNDS, TRAITS, Action, Kind, training_visits
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ...peer.core import events as p
@@ -264,13 +264,13 @@ def _check_routes(flow: Flow) -> None:
     wanted: dict[PeerId, Counter[Action]] = {peer: Counter() for peer in flow.plan.peers}
     for m, route in enumerate(flow.plan.routes):
         for visit in route:
-            wanted[visit.peer][Action(Kind.FORWARD, m, visit.stage)] += 1
-            if flow.stages[visit.stage].has_backward:
-                wanted[visit.peer][Action(Kind.BACKWARD, m, visit.stage)] += 1
+            for kind in training_visits(flow.stages[visit.stage].has_backward):
+                wanted[visit.peer][Action(kind, m, visit.stage)] += 1
     for peer, visits in wanted.items():
         visits[Action(Kind.UPDATE)] += 1
-        kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)
-        found = Counter({a: n for a, n in lists[peer].items() if a.kind in kinds})
+        found = Counter(
+            {a: n for a, n in lists[peer].items() if TRAITS[a.kind].trains or a.kind is Kind.UPDATE}
+        )
         if found != visits:
             odd = next(iter((found - visits) + (visits - found)))
             raise Broken(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...dag.plan.action import Action, ExchangeContent, Kind
+from ...dag.plan.action import TRAITS, Action, ExchangeContent
 from ...job.units import Duration
 from .mishaps import FaultTable as Fault
 
@@ -36,10 +36,10 @@ __all__ = [
 ]
 
 PHASES: dict[str, Callable[[Action], bool]] = {
-    "forward": lambda action: action.kind is Kind.FORWARD,
-    "backward": lambda action: action.kind is Kind.BACKWARD,
+    "forward": lambda action: TRAITS[action.kind].word == "forward",
+    "backward": lambda action: TRAITS[action.kind].word == "backward",
     "clip": lambda action: action.content is ExchangeContent.NORM,
-    "update": lambda action: action.kind is Kind.UPDATE,
+    "update": lambda action: TRAITS[action.kind].word == "update",
     "any": lambda action: True,
 }
 """Which actions begin a phase."""

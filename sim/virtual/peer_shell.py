@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...dag.plan.action import ROUNDS, ExchangeContent, Kind
+from ...dag.plan.action import ROUNDS, TRAITS, ExchangeContent
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role
 from ...net.links.frame import Arrived, FrameKey, Payload
@@ -53,14 +53,6 @@ LAST_WORDS_S = 2.0
 """How long a process that ends well lets its frames leave, as the daemon does."""
 
 _AWAY = "the broker is away"
-
-_KINDS: dict[Kind, trace.Kind] = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.UPDATE: "update",
-    Kind.EVALUATE: "evaluate",
-}
-"""What actions are in a trace; all others are exchanges, but for the scores of an evaluation."""
 
 
 class PeerShell:
@@ -469,7 +461,7 @@ class PeerShell:
             self._computing = None
             if self.world.trace is not None:
                 scores = action.content is ExchangeContent.SCORES
-                kind = "evaluate" if scores else _KINDS.get(action.kind, "exchange")
+                kind = "evaluate" if scores else TRAITS[action.kind].word
                 step = -1 if action.kind in ROUNDS else wanted.step
                 self._span(kind, began, step, action.microbatch, action.stage)
             self.handle(answer)

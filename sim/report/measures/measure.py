@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ....dag.cost.network import Network
+from ....dag.plan.action import TRAITS
 from ...trace import COMPUTE, Span, Total, TotalKey, Trace
 from .moments import disturbing
 
@@ -17,8 +18,8 @@ MOST_STEPS = 20
 """Steps over which shares are taken."""
 BESIDE = frozenset({"snapshot", "probe", "round"})
 """Roles of frames that are no step's."""
-VISITS = frozenset({"forward", "backward", "evaluate"})
-"""Kinds that belong to a stage and a microbatch."""
+VISITS = frozenset(traits.word for traits in TRAITS.values() if traits.of == "visit")
+"""Words of what belongs to a stage and a microbatch."""
 SLOW = 1.5
 """A step that takes longer than this times the median is not typical."""
 
