@@ -68,7 +68,7 @@ async def test_making_a_worker_opens_no_file_and_binds_no_port(
         for where, name in CALLS:
             closed.setattr(where, name, refused)
         worker = Worker(config, me, profile, opened)
-    assert os.listdir("/proc/self/fd") == held
+    assert {*os.listdir("/proc/self/fd")} <= {*held}  # what others held may have been closed
     assert worker.machine.exit is None
     worker.stop(now=True)  # it decides without the machine, too
     assert worker.machine.exit is not None
