@@ -326,20 +326,27 @@ def test_what_has_no_place_on_the_wire_is_refused_when_written(chain):
 
 
 def test_plans_that_break_a_rule_are_refused(chain):
-    def refuse_plan(message, change):
-        plan = plan_to_proto(chain(2, 2).plan())
+    def refuse_plan(message, change, listed=False):
+        found = chain(2, 2).plan()
+        plan = plan_to_proto(found if listed else replace(found, visits=(), evaluations=()))
         change(plan)
         with pytest.raises(PlanError, match=message):
             plan_from_proto(plan)
 
-    refuse_plan("schedule 0 is unknown", lambda p: p.ClearField("schedule"))
+    refuse_plan("schedule '' is unknown", lambda p: p.ClearField("schedule"))
     refuse_plan("no stage", lambda p: p.ClearField("stages"))
-    refuse_plan("no route", lambda p: p.ClearField("routes"))
+    refuse_plan("takes route 0 of 0", lambda p: p.ClearField("routes"))
+    refuse_plan("no route", lambda p: (p.ClearField("routes"), p.ClearField("route_of")))
+    refuse_plan("takes route 7 of 1", lambda p: p.route_of.append(7))
     refuse_plan("microbatches of 0", lambda p: p.ClearField("microbatch_size"))
     refuse_plan("a peer id is ''", lambda p: p.stages[0].holders.append(""))
     refuse_plan("role 9", lambda p: p.codecs.add(source="a", destination="b", role=9, codec="r"))
     refuse_plan("a codec is ''", lambda p: p.codecs.add(source="a", destination="b", role=1))
     refuse_plan("visits stages", lambda p: p.routes[0].visits.add(stage=7, peer="a"))
+    refuse_plan("of 3 peers are listed, not of 2", lambda p: p.visits.list_of.append(0), True)
+    refuse_plan("a has list 9 of 2", lambda p: p.visits.list_of.__setitem__(0, 9), True)
+    refuse_plan("16 is no visit of a", lambda p: p.visits.lists[0].numbers.append(16), True)
+    refuse_plan("7 is no visit of a", lambda p: p.visits.lists[0].numbers.append(7), True)
 
 
 def test_a_graph_of_absurd_length_is_refused_before_it_is_read(monkeypatch):

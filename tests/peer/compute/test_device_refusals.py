@@ -229,7 +229,7 @@ def test_an_assignment_from_the_wire_builds_the_same(case, core):
         read=lambda name, offset, length: blobs[name][offset : offset + length],
         shard=case.paths.__getitem__,
     )  # fmt: skip
-    assign.slice.plan.routes.pop()
+    assign.slice.plan.route_of.pop()
     assign.slice.visits[:] = ["F0@0", "B0@0"]
     with pytest.raises(
         PlanError, match="1 microbatches of 2 samples: expected 4 samples in a step"

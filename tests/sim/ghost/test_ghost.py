@@ -28,10 +28,11 @@ from shoal.dag.ir.graph import (
     TensorSpec,
 )
 from shoal.dag.plan.action import ExchangeContent
+from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.plan.plan_slice import PlanSlice
 from shoal.dag.schedule.flow import Role
-from shoal.dag.schedule.schedule import Action, Kind
+from shoal.dag.schedule.schedule import Action, Kind, listed
 from shoal.job import Job, Train
 from shoal.net.links.frame import Arrived, FrameKey
 from shoal.net.links.messages import (
@@ -156,6 +157,8 @@ class Cluster:
         ghosts = Ghosts(
             lambda graph: [OperatorCost(Work(), Work(), 0, 0, 0)] * len(graph.operators)
         )
+        graph = GRAPH.bind(plan.microbatch_size)
+        plan = listed(plan, cut(graph, [(s.start, s.stop) for s in plan.stages]))
         self.plan = plan
         train = Train(steps=STEPS, batch=16, microbatch=4, eval_every=2)
         self.orders = {
