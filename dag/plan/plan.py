@@ -38,7 +38,7 @@ __all__ = [
 
 PeerId = NewType("PeerId", str)
 ScheduleName = str
-"""A name of `dag/schedule/orders/registry.py`."""
+"""A name of `dag/schedule/orders/schedules.py`."""
 Visits = tuple[tuple[Action, ...], ...]
 """The visits of each of `Plan.peers`, in the order in which it does them."""
 

@@ -27,7 +27,7 @@ from ..plan.plan import (
 )
 from ..plan.visit_lists import NumberedVisits
 from .flow import Role
-from .orders.registry import SCHEDULES
+from .orders.schedules import SCHEDULES
 
 __all__ = ["ROLES", "part_from_proto", "plan_from_proto", "plan_to_proto", "routes_of"]
 

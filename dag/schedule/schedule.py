@@ -23,7 +23,7 @@ from ..plan.plan import PeerId, Plan, PlanError, Visits
 from ..plan.visit_lists import check_visits, visits_by_peer
 from .orders.list_scheduler import Bounds, ListScheduler, Times
 from .orders.one_f_one_b import evaluation_order
-from .orders.registry import SCHEDULES
+from .orders.schedules import SCHEDULES
 
 __all__ = [
     "EXCHANGES",

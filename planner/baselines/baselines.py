@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from ...dag.plan.plan import ScheduleName
 from ...dag.plan.report import PlanWithReport, Spare
+from ...dag.schedule.orders.schedules import SCHEDULES, first_of, interleaves
 from ...job.words import size_text, some_of
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate, StageShare
@@ -91,8 +92,7 @@ class _Baseline:
 
     @property
     def schedule(self) -> ScheduleName:
-        wanted = self.request.options.schedule
-        return "1f1b" if wanted == "auto" else wanted
+        return first_of(self.request.options.schedule)
 
     def plan(self) -> PlanWithReport:
         widest: _Grid | None = None
@@ -130,7 +130,7 @@ class _Baseline:
         request, options = self.request, self.request.options
         offers, operators, pipelines = request.offers, len(request.graph.operators), self.pipelines
         everyone = range(len(offers))
-        chunks = CHUNKS if self.schedule == "interleaved" else 1
+        chunks = CHUNKS if interleaves(self.schedule) else 1
         if options.stages is not None:
             if options.stages % chunks or options.stages < 2 * chunks:
                 chunks = 1
@@ -183,7 +183,7 @@ class _Baseline:
     def _live(self, stage: int, stages: int) -> int:
         """Microbatches of one pipeline between their forward and their backward in a stage."""
         each = -(-self.request.microbatches // self.pipelines)
-        return each if self.schedule == "gpipe" else min(each, stages - stage)
+        return SCHEDULES[self.schedule].live(stages, stage, each)
 
     # ------------------------------------------------------------ where
 

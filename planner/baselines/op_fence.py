@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from ...dag.ir.graph import GraphError
 from ...dag.plan.report import PlanWithReport, Spare
+from ...dag.schedule.orders.schedules import interleaves
 from ..base.interface import PlanRequest
 from ..cost.batchings import look_at_forms
 from ..cost.candidate import Candidate
@@ -251,7 +252,7 @@ class Fence:
         return sorted({c for c in few if 1 < c <= most})
 
     def _one(self, path: list[int]) -> Iterator[Guess]:
-        stages, interleaved = self.options.stages, self.rows.schedule == "interleaved"
+        stages, interleaved = self.options.stages, interleaves(self.rows.schedule)
         for directed in (path, path[::-1]):
             if interleaved:
                 for chunks in (2, 3, 4):

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ...dag.cost.speed import Work
 from ...dag.ir.graph import GraphError
-from ...dag.plan.plan import ScheduleName
+from ...dag.schedule.orders.schedules import SCHEDULES, first_of, interleaves
 from ..network.pathcut import Path, best_cut, slowest_circle
 from .candidate import Candidate, StageShare
 from .cost_model import CostModel
@@ -61,8 +61,7 @@ class RowBuilder:
         self.fine = False
         """Whether many positions are tried."""
         self.judge, self.microbatches = judge, request.microbatches
-        wanted = request.options.schedule
-        self.schedule: ScheduleName = "1f1b" if wanted == "auto" else wanted
+        self.schedule = first_of(request.options.schedule)
         slots = request.options.optimizer_slots
         rates = judge.network.rates()
         there, back = 1 / rates, 1 / rates.T
@@ -115,7 +114,7 @@ class RowBuilder:
     @property
     def _bound(self) -> bool:
         """Whether the schedule bounds what is on its way."""
-        return self.schedule != "gpipe"
+        return SCHEDULES[self.schedule].bounded
 
     def _recomputes(self) -> tuple[bool, ...]:
         wanted = self.judge.request.options.recompute
@@ -222,7 +221,7 @@ class RowBuilder:
         """The same rows of peers cut more finely, where that is better; and cut again, where rows
         that were left out have left them more microbatches than fit."""
         candidate = guess.candidate
-        if candidate.schedule == "interleaved":
+        if interleaves(candidate.schedule):
             return guess
         if self.judge.operators >= POSITIONS:
             self.fine = True
@@ -279,13 +278,13 @@ class RowBuilder:
         judge, n = self.judge, len(groups)
         needs = self._needs_of(n)
         at = needs.positions
-        gpipe = self.schedule == "gpipe"
+        schedule = SCHEDULES[self.schedule]
         # Of several rows a faster one gets more microbatches than the mean.
         most = min(self.microbatches, -(-3 * microbatches // 2))
         lows, seconds = [], []
         for k, group in enumerate(groups):
             # The stages are those of all rows together, and so is what is live.
-            live = most if gpipe else min(most, (n - k) * among)
+            live = schedule.live(n, k, most, among)
             room = min(self._memory(p) for p in group) // chunks
             lows.append(needs.low(room, live, recompute, shared))
             members = list(group)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.plan.plan import ScheduleName
+from ...dag.schedule.orders.schedules import SCHEDULES, first_of, interleaves
 from ...job.words import size_text, some_of
 from ..base.interface import NoPlan, PeerOffer, PlanRequest
 from .candidate import Candidate, StageShare
@@ -37,7 +37,7 @@ def refuse_impossible(request: PlanRequest) -> None:
             "model",
         )
     need = (options.stages or 1) * pipelines
-    if options.schedule == "interleaved" and options.stages is not None:
+    if interleaves(options.schedule) and options.stages is not None:
         need = pipelines  # a peer may hold several
     if len(request.offers) < need:
         raise NoPlan(f"{need} peers are needed, {len(request.offers)} are on offer", "peers")
@@ -110,17 +110,14 @@ def fitting(judge: CostModel, rooms: Sequence[int], recompute: bool) -> Candidat
     rows, n = options.pipelines or 1, len(needs.positions)
     each, more = divmod(judge.request.microbatches, rows)
     microbatches = tuple(each + (p < more) for p in range(rows))
-    schedule: ScheduleName = "1f1b" if options.schedule == "auto" else options.schedule
+    schedule = first_of(options.schedule)
     ranked = sorted(range(len(rooms)), key=lambda p: (-rooms[p], p))
     groups = [ranked[k * rows : (k + 1) * rows] for k in range(len(rooms) // rows)]
     for k in range(1, min(len(groups), n - 1) + 1):
         if options.stages not in (None, k):
             continue
         for order in (groups[:k], groups[:k][::-1]):
-            live = [
-                microbatches[0] if schedule == "gpipe" else min(microbatches[0], k - i)
-                for i in range(k)
-            ]
+            live = [SCHEDULES[schedule].live(k, i, microbatches[0]) for i in range(k)]
             lows = [
                 needs.low(min(rooms[p] for p in group), m, recompute, rows > 1)
                 for group, m in zip(order, live, strict=True)

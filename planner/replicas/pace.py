@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.ir.graph import GraphError
+from ...dag.schedule.orders.schedules import interleaves
 from ..base.interface import PlanRequest
 from ..baselines.op_fence import Fence, Pool
 from ..cost.candidate import Candidate, StageShare
@@ -78,7 +79,7 @@ class Paces:
         self._known: dict[tuple[frozenset[int], int], Pace | None] = {}
         self._tail = tied_tail(self.judge)
         options = request.options  # an interleaved peer holds several stages
-        stages = 1 if options.schedule == "interleaved" else options.stages or 1
+        stages = 1 if interleaves(options.schedule) else options.stages or 1
         self._least = stages * (options.pipelines or 1)
 
     def of(self, peers: Collection[int], microbatches: int) -> Pace | None:
@@ -135,7 +136,7 @@ class Paces:
         taking the end: the weight's gradients then need no link."""
         yield candidate
         tail, options = self._tail, self.judge.request.options
-        if tail is None or options.stages is not None or candidate.schedule == "interleaved":
+        if tail is None or options.stages is not None or interleaves(candidate.schedule):
             return
         closed = []
         for row in candidate.pipelines:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ...dag.plan.plan import PeerId, Plan
+from ...dag.schedule.orders.schedules import interleaves
 from ...job import MOST_MICROBATCHES, Job
 from ...job.methods import method_text
 from ...job.settings import plain
@@ -96,7 +97,7 @@ class RunRequirements:
         """The fewest peers that it can start with."""
         options = self.options
         # An interleaved peer holds several stages.
-        stages = 1 if options.schedule == "interleaved" else options.stages or 1
+        stages = 1 if interleaves(options.schedule) else options.stages or 1
         if options.swaps:
             stages = max(stages, LEAST_SWAPPED)
         return stages * (options.pipelines or 1)

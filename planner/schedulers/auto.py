@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from ...dag.plan.plan import ScheduleName
 from ...dag.plan.report import Alternative, PlanWithReport
+from ...dag.schedule.orders.schedules import SCHEDULES, interleaves
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..baselines.baselines import equal_compute, uniform
 from ..baselines.op_fence import Fenced, fenced, op_fence
@@ -66,7 +67,6 @@ GROUPED = 8
 """Candidates from planner/search/parallel.py, its best guesses."""
 WORTH = 0.99
 """Of a step's time, what it must come to where shares are cut for the sake of an exchange."""
-SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "interleaved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ def space_of(request: PlanRequest) -> SearchSpace:
     return SearchSpace(
         pipelines=options.pipelines,
         stages=options.stages,
-        schedules=SCHEDULES if options.schedule == "auto" else (options.schedule,),
+        schedules=tuple(SCHEDULES) if options.schedule == "auto" else (options.schedule,),
         recompute=(False, True) if options.recompute is None else (options.recompute,),
         # Who has the data may take both ends.
-        repeats=options.stages is None or options.schedule == "interleaved" or bool(request.beside),
+        repeats=options.stages is None or interleaves(options.schedule) or bool(request.beside),
     )
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from ...dag.plan.plan import ScheduleName
 from ...dag.plan.report import PlanWithReport
+from ...dag.schedule.orders.schedules import first_of
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate, chain
 from ..cost.cost_model import CostModel
@@ -75,7 +76,7 @@ def exact(request: PlanRequest) -> PlanWithReport:
             "model",
         )
     judge = CostModel(request)
-    schedule = "1f1b" if options.schedule == "auto" else options.schedule
+    schedule = first_of(options.schedule)
     proof = prove(judge, schedule, stages=options.stages, recompute=bool(options.recompute))
     if proof.best is None:
         raise no_plan(judge)

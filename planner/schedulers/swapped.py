@@ -22,6 +22,7 @@ from ...dag.analysis.blocks import Block, blocks
 from ...dag.ir.graph import Graph
 from ...dag.plan.plan import PlanError
 from ...dag.plan.report import PlanWithReport, Spare
+from ...dag.schedule.orders.schedules import DEFAULT, first_of, interleaves
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
@@ -102,7 +103,7 @@ def _alone(forms: Sequence[PlanRequest], stages: int | None) -> PlanRequest:
             form.options,
             stages=stages,
             pipelines=1,
-            schedule="1f1b" if schedule in ("auto", "interleaved") else schedule,
+            schedule=DEFAULT if interleaves(schedule) else first_of(schedule),
         )
         return replace(form, options=options, others=())
 
@@ -178,7 +179,7 @@ def _candidate(
     return Candidate(
         (pipeline(peers[0], peers[-1]), pipeline(peers[1], peers[-2])),
         (m - m // 2, m // 2),
-        "gpipe" if asked == "gpipe" else "1f1b",
+        DEFAULT if interleaves(asked) else first_of(asked),
         swaps=True,
     )
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ...dag.schedule.orders.schedules import interleaves
 from ..cost.cost_model import CostModel
 from ..cost.rows import Guess, RowBuilder
 from ..network.communities import groupings, rates
@@ -60,7 +61,7 @@ def shapes(judge: CostModel) -> list[tuple[int, int]]:
 
 def candidates_in(judge: CostModel) -> Iterator[Guess]:
     """Different candidates with their guessed seconds, the best guesses first."""
-    if judge.request.options.schedule == "interleaved" or judge.request.microbatches < 2:
+    if interleaves(judge.request.options.schedule) or judge.request.microbatches < 2:
         return
     rows = RowBuilder(judge)
     found = []

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.plan.plan import ScheduleName
+from ...dag.schedule.orders.schedules import CHAINED
 from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
 
@@ -48,7 +49,7 @@ class SearchSpace:
     """How many; None: any number."""
     stages: int | None = None
     """Shares of each pipeline; None: any number."""
-    schedules: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
+    schedules: tuple[ScheduleName, ...] = CHAINED
     recompute: tuple[bool, ...] = (False, True)
     repeats: bool = True
     """Whether a pipeline may come back to a peer."""

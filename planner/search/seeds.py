@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.plan.plan import Plan, ScheduleName
+from ...dag.schedule.orders.schedules import SCHEDULES, interleaves
 from ..cost.candidate import Candidate, Pipeline, StageShare
 from ..cost.cost_model import CostModel
 from ..network.communities import groupings, rates
@@ -81,10 +82,10 @@ class Seeds:
         if one:
             for pipeline in self.single():
                 for schedule in self.space.schedules:
-                    if schedule == "interleaved":
+                    if interleaves(schedule):
                         continue
                     yield Candidate((pipeline,), (self.m,), schedule)
-            if "interleaved" in self.space.schedules:
+            if any(map(interleaves, self.space.schedules)):
                 yield from self.interleaved()
             if self.space.repeats:
                 yield from self.closed()
@@ -162,12 +163,12 @@ class Seeds:
         one_way = judge.rates[grid]
         latency = judge.network.latency_s[grid]
         seconds = (judge.forward_s * (1 + recompute) + judge.backward_s)[peers]
-        gpipe = self.space.schedules[0] == "gpipe"
+        bounded = SCHEDULES[self.space.schedules[0]].bounded
         # With places left free the depth is not known: all of it, then one microbatch.
         for depth in (k, 1):
             lows = []
             for i, p in enumerate(order):
-                live = self.m if gpipe else min(self.m, depth if reach > 1 else k - i)
+                live = min(self.m, depth if reach > 1 else k - i) if bounded else self.m
                 room = judge.offers[p].device_memory_bytes
                 lows.append(needs.low(room, live if depth > 1 else 1, recompute))
             path = Path(

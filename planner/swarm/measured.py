@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.plan.plan import ScheduleName
+from ...dag.schedule.orders.schedules import SCHEDULES
 from ..cost.cost_model import CostModel
 from ..network.pathcut import Path, least_bottleneck, possible
 
@@ -78,7 +79,11 @@ class MeasuredPeers:
         spread evenly."""
         request, stages, found = self.judge.request, len(again), self._takes_all(cuts, again)
         for k, (a, b) in enumerate(itertools.pairwise(cuts)):
-            live = stages - k if schedule == "1f1b" else request.microbatches * stages // peers
+            live = (
+                stages - k
+                if SCHEDULES[schedule].bounded
+                else request.microbatches * stages // peers
+            )
             live = min(request.microbatches, max(1, live) * spare)
             needed = self.judge.stage_bytes(a, b, live, peers > stages, again[k])
             able = self.memory >= needed

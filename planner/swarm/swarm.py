@@ -29,6 +29,7 @@ import numpy as np
 from ...dag.analysis.blocks import describe_interval
 from ...dag.plan.plan import ScheduleName
 from ...dag.plan.report import PlanWithReport, Spare
+from ...dag.schedule.orders.schedules import CHAINED, interleaves
 from ...job.words import count_of, some_of
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate, StageShare
@@ -41,7 +42,6 @@ from .routing import round_robin
 
 __all__ = ["swarm"]
 
-SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
 STAGES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of stages that are tried, where the job names none."""
 PARTS = (1.0, 0.75, 0.5, 0.33, 0.25, 0.17, 0.12)
@@ -77,7 +77,7 @@ def swarm(request: PlanRequest) -> PlanWithReport:
     """Raises NoPlan."""
     refuse_impossible(request)
     options = request.options
-    if options.pipelines is not None or options.schedule == "interleaved" or options.swaps:
+    if options.pipelines is not None or interleaves(options.schedule) or options.swaps:
         raise NoPlan(
             'scheduler = "swarm" routes every microbatch by itself: expected no plan.pipelines, '
             'no schedule = "interleaved" and no "neighbour+" in recovery.ladder',
@@ -91,7 +91,7 @@ class _Planner:
         self.request = request
         self.judge = judge = CostModel(request)
         asked = request.options.schedule
-        self.schedules: tuple[ScheduleName, ...] = SCHEDULES if asked == "auto" else (asked,)
+        self.schedules: tuple[ScheduleName, ...] = CHAINED if asked == "auto" else (asked,)
         self.measured = MeasuredPeers(judge)
 
     def plan(self) -> PlanWithReport:

@@ -10,7 +10,7 @@ from ...plan.plan import PeerId, Plan
 from .list_scheduler import Bounds, Lists, ListScheduler, Times
 from .one_f_one_b import first
 
-__all__ = ["live", "order"]
+__all__ = ["order"]
 
 
 def order(
@@ -25,8 +25,3 @@ def order(
         return first(ready(peer))
 
     return scheduler.run(choose)
-
-
-def live(stages: int, stage: int, microbatches: int) -> int:
-    """Most microbatches that a stage keeps: all."""
-    return microbatches

@@ -20,9 +20,9 @@ from ...plan.cut import Stage
 from ...plan.plan import PeerId, Plan
 from . import one_f_one_b
 from .list_scheduler import Bounds, Lists, ListScheduler, Times
-from .one_f_one_b import live, textbook_bounds
+from .one_f_one_b import textbook_bounds
 
-__all__ = ["live", "order", "room_of"]
+__all__ = ["order", "room_of"]
 
 
 def order(

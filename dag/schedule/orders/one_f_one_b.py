@@ -16,7 +16,7 @@ from ...plan.plan import PeerId, Plan
 from ...plan.swaps import swaps
 from .list_scheduler import Bounds, Lists, ListScheduler, Times
 
-__all__ = ["evaluation_order", "first", "live", "order", "textbook_bounds"]
+__all__ = ["evaluation_order", "first", "order", "textbook_bounds"]
 
 
 def order(
@@ -61,8 +61,3 @@ def textbook_bounds(plan: Plan, peer_of: Sequence[Sequence[PeerId]]) -> dict[int
     for a, b in swaps(plan):  # each is the first of the two for some microbatches
         found[b] = found[a]
     return found
-
-
-def live(stages: int, stage: int, microbatches: int) -> int:
-    """Most microbatches of one pipeline that a stage keeps."""
-    return min(microbatches, stages - stage)

@@ -14,7 +14,7 @@ from shoal.dag.plan.plan import PeerId, Plan, PlanError, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.convert_slice import slice_to_proto
 from shoal.dag.schedule.flow import Flow
-from shoal.dag.schedule.orders.registry import SCHEDULES
+from shoal.dag.schedule.orders.schedules import SCHEDULES
 from shoal.dag.schedule.schedule import Action, Kind, ScheduleError, check_listed, listed
 from shoal.dag.schedule.slices import PlanSlices
 from shoal.tests.dag.schedule.checker import check
