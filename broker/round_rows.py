@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..dag.schedule.convert_plan import routes_of
+from ..dag.schedule.convert_plan import microbatches_of
 from ..proto.broker_pb2 import RoundDone, RoundWork, RunEvent
 from .records.rounds import pairs_of
 
@@ -115,7 +115,7 @@ class RoundRows:
             case "state":
                 self._replicas = len(event.state.replicas)
             case "plan":
-                self._microbatches = len(routes_of(event.plan))  # of a step of one replica
+                self._microbatches = microbatches_of(event.plan)  # of a step of one replica
             case "step":
                 if self._work or self._losses:  # else a run without rounds
                     self._losses[event.replica, event.step.step] = event.step.outcome.loss

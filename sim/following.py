@@ -9,6 +9,7 @@ from ..broker.round_rows import RoundRows
 from ..compression.codec import parse
 from ..dag.ir.graph import TensorSpec
 from ..dag.plan.strategies import parse_strategy
+from ..dag.schedule.convert_plan import microbatches_of
 from ..proto import broker_pb2
 from .report import Summary
 
@@ -119,7 +120,8 @@ class Following:
         self._predicted |= {
             self._names.get(p.peer, p.peer): p.device_bytes for p in predicted.peers
         }
-        self.microbatch_size, self.microbatches = plan.microbatch_size, len(plan.routes)
+        self.microbatch_size = plan.microbatch_size
+        self.microbatches = microbatches_of(plan)
         if self.first_plan is None or not self.losses:
             self.first_plan = plan
             orders = ([v.stage for v in route.visits] for route in plan.routes)

@@ -22,7 +22,7 @@ _PORT = 7100
 _DRIVE = """
 import json, statistics, sys, time
 import shoal
-from shoal.dag.schedule.convert_plan import routes_of
+from shoal.dag.schedule.convert_plan import microbatches_of
 from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE
 client = shoal.connect("127.0.0.1:7077")
@@ -41,7 +41,7 @@ for path in sys.argv[2:]:
             row["predicted"].append(event.report.predicted.step_s)
             row["plan"].append([
                 [[s.start, s.stop, list(s.holders)] for s in event.plan.stages],
-                event.plan.microbatch_size, len(routes_of(event.plan))])
+                event.plan.microbatch_size, microbatches_of(event.plan)])
         if event.HasField("step"):
             row["seconds"].append(event.step.seconds)
             row["compute"].append(event.step.compute_s)

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from rich.table import Table
 from rich.text import Text
 
-from ...dag.schedule.convert_plan import routes_of
+from ...dag.schedule.convert_plan import microbatches_of, routes_of
 from ...job.words import WRONG_CHOICE, count_of, some_of
 from ...proto.broker_pb2 import Alternative, Plan, PlanReport, PreviewAnswer
 from .formation import formation_lines
@@ -60,7 +60,7 @@ def as_json(answer: PreviewAnswer) -> dict[str, Any]:
             found.pop(name, None)
     if answer.HasField("plan"):
         plan = found["plan"]
-        plan["microbatches"] = len(routes_of(answer.plan))
+        plan["microbatches"] = microbatches_of(answer.plan)
         plan["pipelines"] = len(_routes(answer.plan))
         plan.pop("routes", None)
         for name in ("evaluation_routes", "route_of", "evaluation_route_of"):
@@ -136,7 +136,7 @@ def _head(answer: PreviewAnswer, name: str, columns: int) -> Iterator[str]:
     words = [
         f"{beside}{count_of(len(plan.stages), 'stage')} on {used} of "
         f"{count_of(used + len(answer.report.spares), 'peer')}",
-        f"{count_of(len(routes_of(plan)), 'microbatch')} of "
+        f"{count_of(microbatches_of(plan), 'microbatch')} of "
         f"{count_of(plan.microbatch_size, 'sample')} a step",
         plan.schedule,
     ]
@@ -163,7 +163,7 @@ def _costs(answer: PreviewAnswer, columns: int) -> Iterator[str]:
     plan, predicted = answer.plan, answer.report.predicted
     step = predicted.step_s
     if step:
-        rate = len(routes_of(plan)) * plan.microbatch_size / step
+        rate = microbatches_of(plan) * plan.microbatch_size / step
         yield from labelled("predicted", f"{time_text(step)} a step, {rate:.3g} samples/s", columns)
     for label, text in zip(("bottleneck", "runner-up"), predicted.bottlenecks, strict=False):
         yield from labelled(label, text, columns)

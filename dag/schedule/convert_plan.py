@@ -29,7 +29,14 @@ from ..plan.visit_lists import NumberedVisits
 from .flow import Role
 from .orders.schedules import SCHEDULES
 
-__all__ = ["ROLES", "part_from_proto", "plan_from_proto", "plan_to_proto", "routes_of"]
+__all__ = [
+    "ROLES",
+    "microbatches_of",
+    "part_from_proto",
+    "plan_from_proto",
+    "plan_to_proto",
+    "routes_of",
+]
 
 ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
 
@@ -135,6 +142,11 @@ def _numbered(routes: Sequence[Route]) -> tuple[list[broker_pb2.Route], list[int
 def routes_of(plan: broker_pb2.Plan) -> list[broker_pb2.Route]:
     """The route of each microbatch of a step. Raises PlanError for a number of no route."""
     return _in_order(plan.routes, plan.route_of)
+
+
+def microbatches_of(plan: broker_pb2.Plan) -> int:
+    """The microbatches of a step; 0 in a message without a route."""
+    return len(plan.route_of or plan.routes)
 
 
 def _in_order(

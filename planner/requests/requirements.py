@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ...dag.plan.plan import PeerId, Plan
+from ...dag.schedule.convert_plan import microbatches_of
 from ...dag.schedule.orders.schedules import interleaves
 from ...job import MOST_MICROBATCHES, Job
 from ...job.methods import method_text
@@ -146,7 +147,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         )
     if not batchings or (spec.HasField("plan") and spec.plan.microbatch_size not in sizes):
         raise RunSpecError(
-            f"plan.pipelines is {pipelines} with {len(spec.plan.routes) or spec.microbatches} "
+            f"plan.pipelines is {pipelines} with {microbatches_of(spec.plan) or spec.microbatches} "
             "microbatches in a step: "
             "expected at least one microbatch for each pipeline"
         )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ...dag.ir.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
+from ...dag.schedule.convert_plan import microbatches_of
 from ...job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES
 from ...proto.broker_pb2 import RunSpec
 from ...proto.common_pb2 import BlobRef
@@ -110,9 +111,9 @@ def problems(spec: RunSpec) -> Iterator[str]:
         return
     # What does not divide evenly here is refused with its job.
     wanted = spec.microbatches * spec.microbatch_size // spec.plan.microbatch_size
-    if len(spec.plan.routes) != wanted:
+    if (count := microbatches_of(spec.plan)) != wanted:
         yield (
-            f"the plan of the run has {len(spec.plan.routes)} routes: expected one for each of "
+            f"the plan of the run has {count} routes: expected one for each of "
             f"{wanted} microbatches"
         )
 

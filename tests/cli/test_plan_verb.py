@@ -13,7 +13,7 @@ from shoal import cli
 from shoal.cli.base import few_collections
 from shoal.client.show.preview import as_json, page
 from shoal.client.submission import draft
-from shoal.dag.schedule.convert_plan import routes_of
+from shoal.dag.schedule.convert_plan import microbatches_of
 from shoal.job import Job
 from shoal.proto.broker_pb2 import (
     PeerState,
@@ -119,7 +119,7 @@ def test_replicas_are_shown_beside_one_plan(drafted) -> None:
     found = answer.formation
     assert (found.kind, len(found.replicas)) == ("local", 2)
     assert sum(r.steps for r in found.replicas) == 2 * found.every == 100
-    assert len(routes_of(answer.plan)) == 4, "the plan beside it trains the whole batch"
+    assert microbatches_of(answer.plan) == 4, "the plan beside it trains the whole batch"
     text = page(answer, "small")
     for words in (
         "small: 2 replicas",

@@ -10,7 +10,7 @@ import math
 from collections import Counter, deque
 from typing import Any
 
-from ....dag.schedule.convert_plan import routes_of
+from ....dag.schedule.convert_plan import microbatches_of
 from ....net.printable import printable
 from ....proto.broker_pb2 import (
     BUILDING,
@@ -192,7 +192,7 @@ class Digest:
                 {"operators": [s.start, s.stop], "holders": list(s.holders)} for s in plan.stages
             ],
             "warm": list(dict.fromkeys(k.peer for k in plan.keepers)),
-            "microbatches": len(routes_of(plan)),
+            "microbatches": microbatches_of(plan),
             "predicted_s": report.predicted.step_s,
             "bubble": {p: _sound(found.bubble) for p, found in predicted.items()},
             "bottlenecks": list(report.predicted.bottlenecks)[:5],
