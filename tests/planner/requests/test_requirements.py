@@ -29,7 +29,7 @@ def make_spec(*sizes: int, batch: int = 8, plan: dict | None = None, **train) ->
 
 
 def with_plan(spec: RunSpec, size: int, routes: int) -> RunSpec:
-    spec.plan.microbatch_size, spec.plan.schedule = size, 2
+    spec.plan.microbatch_size, spec.plan.schedule = size, "1f1b"
     spec.plan.stages.add(start=0, stop=2, holders=["a"])
     for _ in range(routes):
         spec.plan.routes.add().visits.add(stage=0, peer="a")
