@@ -17,14 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.recovery.sibling import rerouted, rerouted_pairs
+from shoal.dag.plan.cut import bare_stages
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.dag.schedule.schedule import check_listed
 from shoal.job import Job
 from shoal.peer.core import events as p
 from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
+from shoal.tests.broker.conftest import chain_outline
 
 STEPS = 6
 JOB: dict[str, Any] = {
@@ -176,7 +179,8 @@ def test_a_rerouted_plan_is_whole_and_even(data: st.DataObject) -> None:
         tuple(Visit(k, data.draw(st.sampled_from(holders[k]))) for k in range(stages))
         for _ in range(count)
     )
-    plan = Plan(tuple(StageSlot(k, k + 1, holders[k]) for k in range(stages)), routes, 1)
+    slots = tuple(StageSlot(k, k + 1, holders[k]) for k in range(stages))
+    plan = Plan(slots, routes, 1, outline=chain_outline(stages))
     gone = data.draw(st.sets(st.sampled_from(plan.peers), min_size=1, max_size=3))
     found = rerouted(plan, gone)
     if any(set(h) <= gone for h in holders):
@@ -184,6 +188,7 @@ def test_a_rerouted_plan_is_whole_and_even(data: st.DataObject) -> None:
         return
     assert found is not None
     found.validate(stages)
+    check_listed(found, bare_stages(found))
     assert not set(found.peers) & gone
     for before, after in zip(plan.routes, found.routes, strict=True):
         assert all(a == b for a, b in zip(before, after, strict=True) if a.peer not in gone)
