@@ -25,8 +25,10 @@ from shoal.net.web.places import reachable
 from shoal.net.web.web import Web, WebError
 
 PUBLIC, LOOPBACK, HOUSE = "93.184.216.34", "127.0.0.1", "10.0.0.7"
-INSIDE = ("localhost", LOOPBACK, HOUSE, "127.1", "2130706433", "0x7f.1", "0.0.0.0", "0", "[::1]",
-          "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]", "inside.example")  # fmt: skip
+INSIDE = (
+    *("localhost", LOOPBACK, HOUSE, "127.1", "2130706433", "0x7f.1", "0.0.0.0", "0", "[::1]"),
+    *("[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]", "inside.example"),
+)
 """Ways to write what lies in the house."""
 REDIRECTS = [f"http://{host}/secret" for host in INSIDE] + [
     f"//{LOOPBACK}/secret",
