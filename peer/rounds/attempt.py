@@ -92,9 +92,10 @@ def most_of_any(
         return rows * flat_spec(stop - start).size_bytes
     if key.hop not in codings:
         return 0
-    dense = flat_spec(stop - start).size_bytes + _MOST_FRONT  # codings may be others by then
-    most = max(codings[key.hop].most_bytes(part), dense)
-    return _MOST_MEMBERS * (FRONT_BYTES + most) if passed_on and key.hop == RESULT else most
+    most = codings[key.hop].most_bytes(part)
+    if passed_on:  # such a method writes every round alike
+        return _MOST_MEMBERS * (FRONT_BYTES + most) if key.hop == RESULT else most
+    return max(most, flat_spec(stop - start).size_bytes + _MOST_FRONT)  # another coding by then
 
 
 @dataclass(frozen=True)

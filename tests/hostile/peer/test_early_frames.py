@@ -5,14 +5,21 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.dag.execute.execute import TensorSpecError
 from shoal.dag.ir.graph import TensorSpec
+from shoal.dag.rounds.vector import PIECE, Entry, RunVector
+from shoal.dag.rounds.wiring import GIVE, RESULT, VERSION, port_of
 from shoal.dag.schedule.flow import Role
-from shoal.net.links.frame import Arrived, FrameKey
-from shoal.peer.rounds.attempt import EarlyFrames
+from shoal.job.rounds import RoundSettings
+from shoal.net.links.frame import Arrived, FrameKey, Payload
+from shoal.net.links.transport import FrameArrived, LinkRefused, LinkUp
+from shoal.peer.rounds.attempt import EarlyFrames, most_of_any
+from shoal.peer.rounds.strategies import STRATEGIES, codings_of, strategy_of
+from shoal.tests.broker.service.door.test_relay import network
 
 EACH = 8
 FRAME = st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 2), st.integers(0, 40))
@@ -60,3 +67,44 @@ def test_a_flood_of_one_leaves_the_places_of_others() -> None:
     for hop in range(EACH):
         early.keep(frame("honest", 4, 1, hop))
     assert len(early.take((4, 1))) == EACH
+
+
+@pytest.mark.parametrize("method", STRATEGIES)
+def test_no_flood_of_one_takes_more_than_sixteen_parts_of_memory(method: str) -> None:
+    """Eight frames, of whatever hop, of a part of the largest size, with its shared state."""
+    spec = TensorSpec((3 * PIECE,), "fp32")
+    vector = RunVector([Entry("param:p", spec, 0, 0)])
+    settings = RoundSettings(method=method, replicas=64)
+    strategy = strategy_of(settings)
+    codings, rows = codings_of(strategy, settings, vector), 1 + len(strategy.slots)
+    for hop in (GIVE, RESULT, VERSION):
+        key = FrameKey("r", 9, 99, Role.ROUND, 0, hop, port_of((0, PIECE)), "evil", "me")
+        most = most_of_any(key, vector, codings, rows, strategy.side_by_side)
+        assert 0 < EACH * most <= 17 * 4 * PIECE, hop
+        for start, stop in ((0, 0), (0, PIECE + 1), (3 * PIECE - 1, 3 * PIECE + 1)):
+            odd = FrameKey("r", 9, 99, Role.ROUND, 0, hop, port_of((start, stop)), "evil", "me")
+            assert most_of_any(odd, vector, codings, rows, strategy.side_by_side) == 0
+
+
+async def test_a_member_that_ignores_its_credit_gains_no_place_by_coming_again() -> None:
+    """Over a real link, to a peer that releases nothing, since it knows no such attempt."""
+    slots = 4
+    async with network("a", "b") as (broker, (a, b)):
+        b.transport.expect("a")
+        b.transport.allow("a", Role.ROUND, slots)
+        number = 0
+        for life in range(1, 4):
+            a.events.clear()
+            a.transport.dial("b", broker.address, life)
+            await a.heard(LinkUp)
+            a.transport._board._links["b"]._outbox.credit(Role.ROUND, 1 << 30)
+            for _ in range(2 * slots):
+                number += 1
+                key = FrameKey("r", 1, 10**9, Role.ROUND, 0, number, "0-4", "a", "b")
+                data = (memoryview(bytearray(1 << 16)),)
+                spec = TensorSpec((1 << 14,), "float32")
+                a.transport.send("b", key, Payload("raw/1", b"", spec, data))
+            await a.heard(LinkRefused)
+            a.transport.hang_up("b")
+        assert sum(isinstance(e, FrameArrived) for e in b.events) <= slots
+        assert any("credit is" in e.why for e in a.events if isinstance(e, LinkRefused))
