@@ -34,7 +34,14 @@ class EvaluationError(GraphError):
 
 def evaluation(graph: Graph) -> Graph:
     """The graph as it is in eval mode: no gradient, no update of a buffer. Names of operators and
-    their number are the same; a batch norm has fewer results."""
+    their number are the same; a batch norm has fewer results. Asked again, the same object."""
+    if "evaluation" not in graph.found:
+        graph.found["evaluation"] = _evaluation(graph)
+    made: Graph = graph.found["evaluation"]
+    return made
+
+
+def _evaluation(graph: Graph) -> Graph:
     factors = {b.update.value: b.update.factor for b in graph.buffers if b.update}
     return replace(
         graph,

@@ -6,6 +6,7 @@ __all__ = [
     "codings",
     "device",
     "exchange",
+    "graph_checks",
     "inputs",
     "order",
     "rebuilt",

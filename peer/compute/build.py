@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ...dag.exchange.wiring import shares_gradient
 from ...dag.execute.execute import StageExecutor, TensorSpecError
-from ...dag.ir.graph import Graph, GraphError, Lowered, Operator, TensorSpec
-from ...dag.ir.infer import infer_operator
+from ...dag.ir.graph import Graph, TensorSpec
 from ...dag.ir.rules.rules import check_graph
 from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import Stage, cut, tied_groups
@@ -38,6 +37,7 @@ from ..sync.strategy import Holder, Strategy
 from ..sync.vector import parts_of
 from .codings import Codings
 from .exchange import Exchanges, LocalStage, TransferSpecs
+from .graph_checks import check_specs, checked_core
 from .inputs import CheckedReader
 from .order import BuildOrder, check_host_memory, check_memory
 from .store import Store
@@ -183,7 +183,7 @@ def build_work(
     _check_norm(graph, order)
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = ByGraph(order.weights, graph)
-    core = _checked_core(order.core, graph) if order.core else None
+    core = checked_core(order.core, graph) if order.core else None
     firsts = _firsts(graph)
     wire = TransferSpecs(flow, graph)
     streams = Streams(
@@ -203,8 +203,7 @@ def build_work(
             if core:
                 within = (core.start[stage.start], core.start[stage.stop])
             form = core.graph if core else graph
-            _check_specs(form, within, form.operators)
-            _check_specs(form, within, evaluation(form).operators)
+            check_specs(form, within)
             executor = StageExecutor(
                 core.graph if core else graph,
                 stage,
@@ -333,56 +332,6 @@ def _firsts(graph: Graph) -> dict[str, int]:
             found[str(block)] = at
             at += sizes[str(block)]
     return found
-
-
-def _checked_core(core: Lowered, graph: Graph) -> Lowered:
-    """The core form, when it can stand for the bound full graph: the same data and weights, the
-    same specs wherever the two share a name, and for each operator its results in its interval."""
-    form = core.graph.bind(graph.batch or 0)
-    same = (form.inputs, form.parameters, form.buffers, form.loss, form.weight, form.metrics)
-    if same != (
-        *(graph.inputs, graph.parameters, graph.buffers),
-        *(graph.loss, graph.weight, graph.metrics),
-    ):
-        raise GraphError("the core form has other data, weights or results than the full graph")
-    if len(core.start) != len(graph.operators) + 1:
-        raise GraphError(
-            f"the core form maps {len(core.start) - 1} operators, the graph has "
-            f"{len(graph.operators)}"
-        )
-    read = {v for op in graph.operators for v in op.reads} | set(graph.results)
-    for i, op in enumerate(graph.operators):
-        for value in read.intersection(op.values):
-            at = form.producer.get(value, -1)
-            if not core.start[i] <= at < core.start[i + 1]:
-                raise GraphError(f"the core form does not make {value} where {op.name} stands")
-            if form.spec[value] != graph.spec[value]:
-                raise GraphError(
-                    f"the core form makes {value} as {form.spec[value]!r}, "
-                    f"expected {graph.spec[value]!r}"
-                )
-    check_graph(form)
-    return Lowered(form, core.start)
-
-
-def _check_specs(graph: Graph, within: tuple[int, int], operators: Sequence[Operator]) -> None:
-    """Raises GraphError when operators do not make what the graph says: whatever runs afterwards
-    trusts the specs, and kernels with wrong shapes can crash the process. `operators` are those of
-    the graph, or of its evaluation form, of which those that differ are looked at. What nobody
-    reads differs between devices (the saved statistics of a batch norm in eval mode)."""
-    trained = {f"param:{p.name}" for p in graph.parameters if p.trainable} | graph.grads
-    known = {value: (spec, value in trained) for value, spec in graph.spec.items()}
-    training = operators is graph.operators
-    read = {v for op in operators for v in op.reads} | set(graph.results)
-    read |= {b.update.value for b in graph.buffers if b.update}
-    for own, op in list(zip(graph.operators, operators, strict=True))[slice(*within)]:
-        if not training and (own.target, own.args, own.kwargs) == (op.target, op.args, op.kwargs):
-            continue
-        for value, (spec, _) in infer_operator(op, known):
-            if value in read and spec != graph.spec.get(value):
-                raise GraphError(
-                    f"{value}: the graph says {graph.spec.get(value)!r}, it is {spec!r}"
-                )
 
 
 def _owners(graph: Graph, flow: Flow) -> dict[str, int]:
