@@ -41,7 +41,8 @@ def answer_dials(from_relay: Pipe, frames_port: int, tasks: set[asyncio.Task[Non
     address, frames = f"127.0.0.1:{from_relay.recv()}", f"127.0.0.1:{frames_port}"
 
     def told() -> None:
-        task = asyncio.create_task(answer(from_relay.recv(), address, frames))
+        ticket = from_relay.recv()
+        task = asyncio.create_task(answer(ticket, address, frames, lambda _: True))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 

@@ -133,6 +133,7 @@ class GrpcTransport:
         self._dials: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # dials that end
         self._serving: Counter[str] = Counter()  # incoming streams, by who opened them
+        self._incoming: dict[str, list[Connection]] = {}  # these streams, by where they come from
 
     async def __aenter__(self) -> Self:
         keep_heap_warm()
@@ -192,6 +193,10 @@ class GrpcTransport:
 
     def allow(self, peer: str, role: Role, frames: int) -> None:
         self._board.allow(peer, role, frames)
+
+    def carries(self, where: str) -> bool:
+        """Whether a link uses a connection from `where`, as gRPC calls the other end's socket."""
+        return any(c.greeted and not c.over for c in self._incoming.get(where, ()))
 
     def _stop(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -267,10 +272,15 @@ class GrpcTransport:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         wake = asyncio.Event()
         connection = self._board.incoming(wake.set, proven)
+        beside = self._incoming.setdefault(where := context.peer(), [])
+        beside.append(connection)
         ends = self._ends_with_certificate(connection, context)
         try:
             await _carry(connection, context, wake, "the dialler", self._caps)
         finally:
+            beside.remove(connection)
+            if not beside:
+                self._incoming.pop(where, None)
             if ends is not None:
                 ends.cancel()
             connection.closed(f"{connection.peer} closed the connection")

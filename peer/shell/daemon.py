@@ -313,8 +313,9 @@ class Worker:
 
     def _heard(self, message: broker_pb2.BrokerMessage) -> None:
         if message.HasField("relayed"):  # nothing to decide
-            there = self._upstream.address
-            self._start(relayed.answer(message.relayed.ticket, there, self._opened.within))
+            there, within = self._upstream.address, self._opened.within
+            carries = self.links.transport.carries
+            self._start(relayed.answer(message.relayed.ticket, there, within, carries))
         elif message.HasField("resolve"):
             self._start(self._resolve(message.resolve))
         elif message.HasField("confirm"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+from collections.abc import Callable
 
 from ...net.local import split
 from ...net.web.proxy import ProxyError, open_stream
@@ -20,27 +22,49 @@ _log = logging.getLogger(__name__)
 _OPEN_S = 10.0
 
 
-async def _inner(frames: str) -> Stream:
-    """To this process itself: no proxy is in between."""
+_UNUSED_S = 20.0
+"""Until a link uses what was dialled, and while bytes pass without one: a handshake and a hello
+have ten seconds each, and partners ping each other every ten."""
+
+
+async def _inner(frames: str, ticket: str) -> tuple[Stream, str]:
+    """To this process itself, where no proxy is in between; and how gRPC calls this end."""
     if frames.startswith(OWN):
-        name = "\0" + frames.removeprefix(OWN)
-        return await asyncio.open_unix_connection(name, limit=BUFFER_BYTES)
-    host, port = split(frames)
-    return await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
+        ours = f"{frames.removeprefix(OWN)}-{ticket}"
+        stream = socket.socket(socket.AF_UNIX)
+        try:
+            stream.setblocking(False)
+            stream.bind(f"\0{ours}")
+            await asyncio.get_running_loop().sock_connect(stream, "\0" + frames.removeprefix(OWN))
+            return await asyncio.open_unix_connection(sock=stream, limit=BUFFER_BYTES), OWN + ours
+        except BaseException:
+            stream.close()
+            raise
+    inner = await asyncio.open_connection(*split(frames), limit=BUFFER_BYTES)
+    host, port = inner[1].get_extra_info("sockname")[:2]
+    return inner, f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
-async def answer(ticket: str, broker: str, frames: str) -> None:
+async def answer(ticket: str, broker: str, frames: str, carries: Callable[[str], bool]) -> None:
     """Meets who dialled through the broker (HOST:PORT) and lets them speak with the service at
-    `frames` (OWN and a name, or HOST:PORT), until either ends. Never raises for what the network
-    does: the dialler tries again by itself."""
+    `frames` (OWN and a name, or HOST:PORT), until either ends, or none of its links uses that any
+    more: any member can end a handshake. `carries` says whether one does, of where a connection
+    comes from. Never raises for what the network does: the dialler tries again by itself."""
     ends: list[Stream] = []
     try:
         async with asyncio.timeout(_OPEN_S):
             ends.append(await open_stream(*split(broker)))
-            ends.append(await _inner(frames))
-        outer, inner = ends
+            inner, where = await _inner(frames, ticket)
+            ends.append(inner)
+        outer = ends[0]
         outer[1].write(f"SHOAL-RELAY {ticket}\n".encode())
-        await join(outer, inner)
+        async with asyncio.timeout(_UNUSED_S) as patience:
+
+            def passes() -> None:
+                if carries(where) and not patience.expired():
+                    patience.reschedule(asyncio.get_running_loop().time() + _UNUSED_S)
+
+            await join(outer, inner, passes)
     except (OSError, ProxyError) as error:
         note(_log, logging.INFO, "relayed dial ended", why=str(error) or type(error).__name__)
     finally:

@@ -7,16 +7,15 @@ keys for each dial, so the broker in between reads nothing and changes nothing u
 
 A ticket is good once and for a few seconds. Who steals it gets bytes that only B's key can answer.
 
-Whoever dials may be a stranger, of whom only B finds out that he is nobody: he never ends his
-handshake. B ends such a connection within ten seconds, so one that is older has proven itself, and
-is counted by itself. Of the young ones there are so many; when another comes, the oldest one goes
-of the address that has most of them: a handshake takes a second, so who needs more time than others
-is not missed, and no number of strangers keeps B's partners out.
+Whoever dials may be a stranger, who never ends his handshake, or a member that B has no business
+with; only B finds that out. B ends such a connection within twenty seconds (peer/shell/relayed.py),
+so one that is older is one that a link of B uses, and is counted by itself. Of the young ones there
+are so many; when another comes, the oldest one goes of the address that has most of them: a
+handshake takes a second, so who needs more time than others is not missed, and no number of
+strangers keeps B's partners out.
 
-Who has ended a handshake is a member, and may have no need of B all the same: B itself ends what
-has no stream for a while (`SERVER_OPTIONS` of net/transports/grpc_transport.py). When all places of
-B are taken, one gives way on which nothing passed for long, of the address that has most; else one
-of the address that has most, if the newcomer's has fewer.
+When all places of B's links are taken, one gives way on which nothing passed for long, of the
+address that has most; else one of the address that has most, if the newcomer's has fewer.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class RelayLimits:
     idle_s: float = 60.0
     """One on which no byte passed for so long gives way to others: partners ping each other every
     ten seconds."""
-    young_s: float = 12.0
-    """So long a connection is young: the peer ends what has not proven itself within 10 s of its
-    answer (net/transports/grpc_transport.py)."""
+    young_s: float = 22.0
+    """So long a connection is young: the peer ends what no link of it uses 20 s after its answer
+    (peer/shell/relayed.py)."""
     young_of_a_peer: int = 256
     """As many as partners that all dial it at once."""
     young_at_once: int = 1024

@@ -61,7 +61,7 @@ AT_MOST = {
     "a first message": (FRONT.hello_bytes, 16 * KIB),
     "time for it": (FRONT.hello_s, 5),
     "an answer through the relay": (RELAY.answer_s, 10),
-    "how long one is young there": (RELAY.young_s, 12),
+    "how long one is young there": (RELAY.young_s, 22),
     "a probe": (probe.MOST_BYTES, 64 * MIB),
     "a frame of it": (probe.MOST_FRAME_BYTES, MIB),
     "probes at once": (probe._MOST_PROBES, 4),

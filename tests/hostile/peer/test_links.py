@@ -29,6 +29,7 @@ from shoal.net.transports.grpc_transport import SERVER_OPTIONS, GrpcTransport
 from shoal.peer.core.rates.probe import MOST_FRAME_BYTES, probe_payload
 from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
+from shoal.peer.shell import relayed
 from shoal.peer.shell.daemon import Worker
 from shoal.proto.broker_pb2 import BrokerMessage, Hello, PeerMessage, Profile
 from shoal.proto.broker_pb2_grpc import AttachStub
@@ -124,6 +125,7 @@ async def test_a_link_that_has_proven_itself_gives_way_to_no_stranger():
 def test_a_handshake_has_a_limit_and_so_have_connections_at_a_peer():
     options = dict(SERVER_OPTIONS)
     assert options["grpc.server_handshake_timeout_ms"] <= 1000 * RelayLimits().young_s - 1000
+    assert RelayLimits().young_s - 1 >= relayed._UNUSED_S, "what no link uses never grows old"
     assert options["grpc.max_allowed_incoming_connections"] <= 1024
     assert options["grpc.max_concurrent_streams"] <= 128
     assert dict(server_options())["grpc.server_handshake_timeout_ms"] <= 10_000

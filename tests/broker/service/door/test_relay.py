@@ -106,7 +106,8 @@ class Member:
                         self.relayed.append(message.relayed.ticket)
                         self._news.set()
                         if self.answers:
-                            tasks.create_task(answer(message.relayed.ticket, address, frames))
+                            ticket, carries = message.relayed.ticket, self.transport.carries
+                            tasks.create_task(answer(ticket, address, frames, carries))
 
             listening = tasks.create_task(listen())
             try:
