@@ -24,7 +24,7 @@ __all__ = ["Disputes", "doubted"]
 
 _LASTS, _LASTS_OF_TWO, _MOST_LASTS = 32, 4, 512
 """Rounds of a pair's first dispute, where there are others to add up and where not, and at most."""
-_MOST_OUT = 64
+_MOST_OUT = 63
 """Rounds that a member is left out of at most."""
 _FORGIVEN = 16
 """Rounds to the end for which one conviction is forgiven."""

@@ -1,13 +1,13 @@
-"""The limits themselves, as `docs/security.md` has them: other tests shrink them to be quick, so
-these alone notice one that was made so large that it holds nothing."""
+"""The limits themselves: other tests shrink them to be quick, so these alone notice one that was
+made so large that it holds nothing. Those whose numbers stand in `docs/security.md` are in
+`tests/hostile/test_stated_numbers.py`."""
 
 from __future__ import annotations
 
 import pytest
 
-from shoal.broker import machine as machines
 from shoal.broker.access import guard, limits
-from shoal.broker.journal import barrier, journal
+from shoal.broker.journal import journal
 from shoal.broker.options import BrokerOptions
 from shoal.broker.service import blobs_service, services
 from shoal.broker.service.blobs import BlobLimits
@@ -15,12 +15,10 @@ from shoal.broker.service.calls import LEAST_BYTES
 from shoal.broker.service.door import reach
 from shoal.broker.service.door.front import MultiplexerLimits
 from shoal.broker.service.door.relay import RelayLimits
-from shoal.dag.ir.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
-from shoal.job import MOST_MANIFEST_BYTES
+from shoal.dag.ir.convert import MAX_GRAPH_BYTES
 from shoal.net.transports import grpc_transport
 from shoal.peer.blobs import sharing
 from shoal.peer.core.rates import probe
-from shoal.planner.requests.run_spec import MOST_JOB_BYTES, MOST_SPEC_BYTES
 from shoal.planner.service.planner import PlannerLimits
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -34,40 +32,15 @@ OPTIONS, BLOBS, RELAY, FRONT, PLANNER = (
 
 AT_MOST = {
     "a message of a call": (limits.MOST_MESSAGE_BYTES, 4 * MIB + 1024),
-    "messages read of one subject": (limits._READING, 2),
-    "a message of a peer": (machines.MOST_MESSAGE_BYTES, 64 * KIB),
-    "wait for a message": (limits._USUAL.message_s, 300),
-    "wait for a stranger's message": (limits.CALLS["Admission.Join"].message_s, 10),
-    "messages of a peer in a row": (limits.MESSAGES[0], 4096),
-    "messages of a peer a second": (limits.MESSAGES[1], 512),
     "refused streams whose message is taken": (guard._MOST_TAKEN, 16),
-    "calls on a connection": (services.MOST_STREAMS, 128),
-    "a spec": (MOST_SPEC_BYTES, 3 * MIB),
-    "a job": (MOST_JOB_BYTES, 256 * KIB),
-    "runs of one subject": (OPTIONS.subject_bytes, 128 * MIB),
-    "runs of all": (OPTIONS.kept_bytes, GIB),
     "ended runs": (OPTIONS.kept_runs, 100),
-    "what waits for a full disk": (barrier.MOST_HELD, 100_000),
     "a graph": (MAX_GRAPH_BYTES, 64 * MIB),
-    "a recipe": (MAX_RECIPE_BYTES, 64 * MIB),
-    "a manifest": (MOST_MANIFEST_BYTES, 64 * MIB),
-    "silence of an upload": (blobs_service.SILENCE_S, 120),
     "what one subject announces": (BLOBS.of_one, 0.25),
-    "a handshake at a peer": (
-        dict(grpc_transport.SERVER_OPTIONS)["grpc.server_handshake_timeout_ms"],
-        10_000,
-    ),
     "the first word on a stream": (grpc_transport._HELLO_S, 10),
-    "a first message": (FRONT.hello_bytes, 16 * KIB),
-    "time for it": (FRONT.hello_s, 5),
-    "an answer through the relay": (RELAY.answer_s, 10),
-    "how long one is young there": (RELAY.young_s, 22),
     "a probe": (probe.MOST_BYTES, 64 * MIB),
     "a frame of it": (probe.MOST_FRAME_BYTES, MIB),
     "probes at once": (probe._MOST_PROBES, 4),
-    "dials for a peer in a row": (reach._IN_A_ROW, 32),
     "seconds of a dial": (reach._PATIENCE_S, 3),
-    "seconds of planning": (PLANNER.wall_s, 600),
     "a look at a watcher": (services._LOOK_S, 30),
 }
 
