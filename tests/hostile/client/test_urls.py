@@ -4,7 +4,10 @@ are followed from (a manifest of weights, a redirect), and looked at where they 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
+import pickle
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -13,6 +16,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
@@ -148,6 +152,31 @@ async def test_an_export_reads_no_host_of_this_machines_network_that_its_user_di
             assert origin is not None
             found = await bring(blobs, weights, tmp_path / "own", origins={origin})
             assert found["w"].equal(value)
+
+
+class Bomb:
+    """Whoever unpickles it runs this."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("unpickled"),)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5, "torch"])
+async def test_exported_weights_are_never_unpickled(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int | str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = io.BytesIO()
+    if protocol == "torch":
+        torch.save({"w": Bomb()}, file)
+    else:
+        pickle.dump({"w": Bomb()}, file, int(protocol))
+    async with calling(broker, PartyRole.SUBMITTER, "ann") as channel:
+        blobs = BlobClient(channel)
+        weights = Weights(step=1, files=[WeightFile(blob=await blobs.store(file.getvalue()))])
+        with pytest.raises(WeightFilesError):
+            await bring(blobs, weights, tmp_path / "export")
+    assert "unpickled" not in os.listdir()
 
 
 async def test_a_broker_takes_no_weights_at_urls_that_the_job_does_not_name(broker: Broker) -> None:
