@@ -16,7 +16,7 @@ from shoal.net.links.transport import FrameAcknowledged, FrameArrived, LinkDown,
 from shoal.peer.shell import relayed
 from shoal.tests.broker.service.door.test_relay import Member, network
 
-from .test_links import Streams, joined
+from .test_links import Streams, changed, ended, joined
 
 SETTINGS, WINDOW_UPDATE, HEADERS = 4, 8, 1
 CALL = (  # POST https://x/x/y of application/grpc: HPACK without Huffman
@@ -103,3 +103,14 @@ async def test_a_real_peer_ends_them_too(tmp_path: Path, monkeypatch: pytest.Mon
         stream = await handshake(mallory, broker.address, b.me.peer, tmp_path)
         async with asyncio.timeout(20):
             assert await keeps_busy(stream, "windows") > 2
+
+
+async def test_a_connection_without_a_stream_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the peer's own port. With a shorter limit than the real one: that gRPC keeps it counts."""
+    few = changed(max_connection_idle_ms=300)
+    monkeypatch.setattr("shoal.peer.shell.opening.SERVER_OPTIONS", few)
+    async with network("mallory") as (broker, (mallory,)), joined(broker, tmp_path, "b") as b:
+        stream = await handshake(mallory, b.listens, b.me.peer, tmp_path)
+        assert await ended(stream)
