@@ -10,6 +10,7 @@ __all__ = [
     "network",
     "replicas",
     "requests",
+    "routes",
     "schedulers",
     "search",
     "service",

@@ -57,8 +57,8 @@ ORDER = {
         reports snapshots < events < options rates run_links snapshot_manager step < rounds
         < assignment attachment < drain < machine""",
     "planner": """
-        base < network < cost < baselines codecs search < swarm < schedulers < replicas requests
-        < answers < service""",
+        base routes < network < cost < baselines codecs search < swarm < schedulers
+        < replicas requests < answers < service""",
     "sim": """
         front ghost oracle processes scenario trace < live options report round_oracle virtual
         < faults following monitor round_log round_methods < round_buffers
