@@ -18,6 +18,7 @@ from ...dag.plan.plan import (
     StageExchange,
     StageSlot,
     Visit,
+    Visits,
     in_pipelines,
     swapped_pairs,
 )
@@ -82,6 +83,8 @@ class Candidate:
     has says nothing."""
     ratios: tuple[float, ...] = ()
     """By stage the option `ratio` of a strategy that has one for each; empty: the request's."""
+    visits: Visits = ()
+    """Those of each of `peers`, where they are not as the schedule lists them."""
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -243,4 +246,5 @@ def to_plan(
         schedule=candidate.schedule,
         evaluation_routes=tuple(routes[p] for p in held_out),
         head_parts=head_parts,
+        visits=candidate.visits,
     )

@@ -30,6 +30,7 @@ from ..cost.cost_model import CostModel
 from ..cost.shortage import fitting, refuse_impossible
 from ..search.beside import no_plan_beside, seeds_beside
 from ..search.collectives import with_collectives
+from ..search.depth import deepened
 from ..search.enough import no_plan
 from ..search.moves import all_moves, exchange_moves, guess, joined
 from ..search.parallel import candidates_in
@@ -65,6 +66,9 @@ NEAR = 1.3
 """Forms of the request whose best by `op-fence` is at most so many times the least are searched."""
 GROUPED = 8
 """Candidates from planner/search/parallel.py, its best guesses."""
+DEEP = 2.0
+"""Of the best step's time, up to which the best of another shape is tried with more microbatches on
+their way."""
 WORTH = 0.99
 """Of a step's time, what it must come to where shares are cut for the sake of an exchange."""
 
@@ -133,7 +137,7 @@ def auto(request: PlanRequest) -> PlanWithReport:
         )
         if again.best is not None and again.best.seconds < chosen.best.seconds:
             chosen = again
-    chosen = _with_collectives(_overlapped(chosen))
+    chosen = _deepened(_with_collectives(_overlapped(chosen)))
     return _plan(chosen, seconds, [x[0] for x in fitting[1:]])
 
 
@@ -155,6 +159,23 @@ def _with_collectives(chosen: FormResult) -> FormResult:
     if found == best.candidate:
         return chosen
     return replace(chosen, best=SearchResult(found, (best.key[0], judge.seconds(found))))
+
+
+def _deepened(chosen: FormResult) -> FormResult:
+    """The best of what was found, and of the best of each shape, with as many microbatches on their
+    way as make its step shortest."""
+    best, judge = chosen.best, chosen.judge
+    assert best is not None
+    if not any(SCHEDULES[name].bounded for name in space_of(judge.request).schedules):
+        return chosen
+    others = [
+        f.candidate for f in chosen.shapes.values() if f.fits and f.seconds < DEEP * best.seconds
+    ]
+    for candidate in dict.fromkeys((best.candidate, *others)):
+        deep = deepened(judge, candidate)
+        if deep is not candidate and (seconds := judge.seconds(deep)) < best.seconds:
+            best = SearchResult(deep, (best.key[0], seconds))
+    return replace(chosen, best=best)
 
 
 def _seconds_of(fence: Fenced | None) -> float:
@@ -376,7 +397,7 @@ def _plan(
     return judge.plan(
         best.candidate,
         reasons=_reasons(chosen, forms, others),
-        spares=spare_reasons(judge, best.candidate, seconds),
+        spares=spare_reasons(judge, replace(best.candidate, visits=()), seconds),
         alternatives=alternatives,
     )
 
@@ -391,7 +412,7 @@ def _reasons(
 ) -> list[str]:
     judge, best = chosen.judge, chosen.best
     assert best is not None
-    candidate, seconds = best.candidate, best.seconds
+    candidate, seconds = replace(best.candidate, visits=()), best.seconds
     used, all_peers = len(candidate.peers), len(judge.offers)
     count = len(candidate.pipelines)
     text = (
@@ -414,6 +435,11 @@ def _reasons(
                 f"{what}: the best with {other} that was found takes {next_best.seconds:.4g} s, "
                 f"{next_best.seconds - seconds:.3g} s more"
             )
+    if best.candidate.visits:
+        found.append(
+            "more microbatches are on their way than in the textbook, as links take long: with the "
+            f"textbook's the step takes {judge.seconds(candidate):.4g} s"
+        )
     again = [s for p in candidate.pipelines for s in p if s.recompute]
     if again and False in space.recompute:
         plain = replace(
