@@ -33,6 +33,7 @@ __all__ = [
     "ScheduleError",
     "check_listed",
     "evaluation_actions",
+    "executed_s",
     "listed",
     "step_actions",
     "training_actions",
@@ -68,30 +69,37 @@ def check_listed(plan: Plan, stages: Sequence[Stage]) -> None:
                 f"the plan lists the visits of {len(visits)} of {len(plan.peers)} peers"
             )
         routes = visits_by_peer(plan.routes if training else plan.evaluation_routes)
-        lists = dict(zip(plan.peers, visits, strict=True))
-        for peer, mine in lists.items():
+        for peer, mine in zip(plan.peers, visits, strict=True):
             check_visits(peer, mine, routes.get(peer, {}), forward)
             _check_ascending(peer, mine)
-        scheduler = ListScheduler(plan, stages, training=training)
-        at = dict.fromkeys(plan.peers, 0)
+        _follow(plan, visits, ListScheduler(plan, stages, training=training))
 
-        def follow(
-            peer: PeerId,
-            scheduler: ListScheduler = scheduler,
-            lists: dict[PeerId, tuple[Action, ...]] = lists,
-            at: dict[PeerId, int] = at,
-        ) -> Action | None:
-            if at[peer] == len(lists[peer]) or not scheduler.is_ready(lists[peer][at[peer]]):
-                return None
-            at[peer] += 1
-            return lists[peer][at[peer] - 1]
 
-        try:
-            scheduler.run(follow)
-        except PlanError as error:
-            stuck = [f"{p} at {lists[p][at[p]]}" for p in plan.peers if at[p] < len(lists[p])]
-            where = ", ".join(stuck[:4]) or "each is at the end of its list"
-            raise PlanError(f"{error}: {where}") from None
+def executed_s(plan: Plan, stages: Sequence[Stage], times: Times) -> float:
+    """Seconds until the last visit of a step has ended, of peers that follow the plan's lists, with
+    these times, links that carry one message after the other, and nothing that they share."""
+    scheduler = ListScheduler(plan, stages, times)
+    _follow(plan, _of_all(plan, plan.visits), scheduler)
+    return scheduler.ended
+
+
+def _follow(plan: Plan, visits: Visits, scheduler: ListScheduler) -> None:
+    """Has every peer do its visits in the order of its list. Raises PlanError where they stop."""
+    lists = dict(zip(plan.peers, visits, strict=True))
+    at = dict.fromkeys(plan.peers, 0)
+
+    def follow(peer: PeerId) -> Action | None:
+        if at[peer] == len(lists[peer]) or not scheduler.is_ready(lists[peer][at[peer]]):
+            return None
+        at[peer] += 1
+        return lists[peer][at[peer] - 1]
+
+    try:
+        scheduler.run(follow)
+    except PlanError as error:
+        stuck = [f"{p} at {lists[p][at[p]]}" for p in plan.peers if at[p] < len(lists[p])]
+        where = ", ".join(stuck[:4]) or "each is at the end of its list"
+        raise PlanError(f"{error}: {where}") from None
 
 
 def _check_ascending(peer: PeerId, visits: Iterable[Action]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from ...dag.plan.plan import ScheduleName
 from ...dag.plan.report import Alternative, PlanWithReport
-from ...dag.schedule.orders.schedules import SCHEDULES, interleaves
+from ...dag.schedule.orders.schedules import DEFAULT, SCHEDULES, interleaves
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..baselines.baselines import equal_compute, uniform
 from ..baselines.op_fence import Fenced, fenced, op_fence
@@ -166,7 +166,7 @@ def _deepened(chosen: FormResult) -> FormResult:
     way as make its step shortest."""
     best, judge = chosen.best, chosen.judge
     assert best is not None
-    if not any(SCHEDULES[name].bounded for name in space_of(judge.request).schedules):
+    if DEFAULT not in space_of(judge.request).schedules:
         return chosen
     others = [
         f.candidate for f in chosen.shapes.values() if f.fits and f.seconds < DEEP * best.seconds

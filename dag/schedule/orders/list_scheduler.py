@@ -122,6 +122,8 @@ class ListScheduler:
         self._free: dict[tuple[PeerId, PeerId], float] = {}
         """By link, when its last message has left."""
         self._started: dict[PeerId, float] = {}
+        self.ended = 0.0
+        """When the last visit ended that is done."""
         self._began: dict[PeerId, float] = {}
         self.round_trip: dict[PeerId, float] = {}
         """By peer, from its first forward until its first microbatch stops being live there."""
@@ -183,7 +185,8 @@ class ListScheduler:
                     self._push(now + seconds, peer, action, ended=True)
             if not self._heap:
                 raise PlanError(f"{self.left} visits cannot be done: peers wait for each other")
-            now, awake = self._heap[0][0], {}
+            self.ended = now = self._heap[0][0]
+            awake = {}
             while self._heap and self._heap[0][0] == now:
                 *_, peer, action, ended = heapq.heappop(self._heap)
                 if ended:

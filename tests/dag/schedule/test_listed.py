@@ -69,6 +69,38 @@ def test_a_changed_list_is_refused_or_comes_to_its_end(worlds, data) -> None:
         assert runs()
 
 
+@given(st.data())
+def test_lists_with_any_times_and_bounds_are_proved(worlds, data) -> None:
+    world = data.draw(worlds)
+    seconds = st.floats(0, 10, allow_subnormal=False)
+    times = _Times(data.draw(st.lists(seconds, min_size=7, max_size=7)))
+    bounds = {k: data.draw(st.integers(1, 6)) for k in range(len(world.stages))}
+    for name in sorted(SCHEDULES):
+        plan = listed(replace(world.plan, schedule=name), world.stages, times, None)
+        check_listed(plan, world.stages)
+    plan = replace(world.plan, schedule="1f1b")
+    try:
+        plan = listed(plan, world.stages, times, bounds)
+    except PlanError:  # a stage that others fill may not begin
+        return
+    check_listed(plan, world.stages)
+
+
+class _Times:
+    """Some seconds for each visit and message, by what they are."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self._seconds = seconds
+
+    def visit(self, peer: PeerId, action: Action) -> float:
+        return self._seconds[(action.stage + (action.kind is Kind.BACKWARD)) % 7]
+
+    def message(
+        self, source: tuple[PeerId, Kind, int], target: tuple[PeerId, Kind, int]
+    ) -> tuple[float, float]:
+        return self._seconds[source[2] % 7], self._seconds[target[2] % 7]
+
+
 def _ascends(visits: tuple[Action, ...]) -> bool:
     by_stage: dict[tuple[Kind, int], list[int]] = {}
     for action in visits:
