@@ -246,6 +246,24 @@ class Job(Settings):
         )
 
 
+_CHAINED = '"auto", "gpipe" and "1f1b" are'
+
+
+def _not_listed(job: Job) -> Iterator[tuple[str, str]]:
+    """What says how deep a pipeline is, where nobody asks the planner that lists visits."""
+    plan, why = job.plan, ""
+    if plan.scheduler != "auto":
+        why = f'with scheduler = "{plan.scheduler}"'
+    elif job.recovery.swaps:
+        why = 'with "neighbour+" in recovery.ladder'
+    if why and plan.schedule == "listed":
+        yield "plan.schedule", f"{_CHAINED}, {why}"
+    if not why and plan.schedule not in ("auto", "listed"):
+        why = f'with schedule = "{plan.schedule}"'
+    if why and plan.in_flight != "auto":
+        yield "plan.in_flight", f'"auto" is, {why}'
+
+
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
     if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):
@@ -267,11 +285,12 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
                 "plan.replicas",
                 f"a divisor of the {job.train.microbatches} microbatches of a step is",
             )
+    yield from _not_listed(job)
     if job.plan.scheduler == "swarm":
         if job.plan.pipelines != "auto":
             yield "plan.pipelines", '"auto" is, with scheduler = "swarm"'
         if job.plan.schedule == "interleaved":
-            yield "plan.schedule", '"auto", "gpipe" and "1f1b" are, with scheduler = "swarm"'
+            yield "plan.schedule", f'{_CHAINED}, with scheduler = "swarm"'
         if job.recovery.swaps:
             yield "recovery.ladder", 'with scheduler = "swarm", all rungs but "neighbour+" are'
     if job.recovery.swaps and job.plan.pipelines not in (1, "auto"):
@@ -280,10 +299,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     if job.recovery.swaps and stages != "auto" and stages < 4:
         yield "plan.stages", '4 or more are, with "neighbour+" in recovery.ladder'
     if job.recovery.swaps and job.plan.schedule == "interleaved":
-        yield (
-            "plan.schedule",
-            '"auto", "gpipe" and "1f1b" are, with "neighbour+" in recovery.ladder',
-        )
+        yield "plan.schedule", f'{_CHAINED}, with "neighbour+" in recovery.ladder'
     if job.recovery.swaps and job.data.where == "peer":
         yield "recovery.ladder", '"neighbour" is, where data stays with a peer'
     codec = job.codec

@@ -203,8 +203,11 @@ class PlanOptions(Settings):
 
     scheduler: Literal["auto", "uniform", "equal-compute", "op-fence", "exact", "swarm"] = "auto"
     """Which planner decides."""
-    schedule: Literal["auto", "gpipe", "1f1b", "interleaved"] = "auto"
+    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "listed"] = "auto"
     """Order of forward and backward; "auto": the planner chooses."""
+    in_flight: int | Literal["auto"] = "auto"
+    """Microbatches that a peer keeps at once, from the begin of a forward to the end of its
+    backward; "auto": the planner chooses, by memory."""
     stages: int | Literal["auto"] = "auto"
     """Number of stages; "auto": the planner chooses."""
     pipelines: int | Literal["auto"] = "auto"
@@ -219,7 +222,7 @@ class PlanOptions(Settings):
     """Whether the plan may change during the run."""
 
     def check(self) -> None:
-        for key in ("stages", "pipelines", "replicas"):
+        for key in ("in_flight", "stages", "pipelines", "replicas"):
             if getattr(self, key) != "auto":
                 at_least(self, 1, key)
 

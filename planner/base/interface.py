@@ -142,6 +142,9 @@ class PlannerOptions:
     """Number of pipelines; None: the planner chooses."""
     schedule: ScheduleName | Literal["auto"] = "auto"
     """Order of forward and backward; "auto": the planner chooses."""
+    in_flight: int | None = None
+    """Microbatches that a holder keeps at once, forward begun to backward ended; None: the planner
+    chooses, by memory."""
     recompute: bool | None = None
     """Whether stages compute their forward again; None: the planner chooses, stage by stage."""
     swaps: bool = False

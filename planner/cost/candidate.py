@@ -23,6 +23,7 @@ from ...dag.plan.plan import (
     swapped_pairs,
 )
 from ...dag.plan.strategies import TRAITS, parse_strategy
+from ...dag.schedule.orders.schedules import first_of
 
 __all__ = [
     "Candidate",
@@ -149,7 +150,7 @@ def share_out(weights: Sequence[int], count: int) -> list[int]:
 
 def from_plan(plan: Plan, index: Mapping[PeerId, int]) -> Candidate:
     """The candidate whose plan this is, but for the order in which its microbatches take the
-    pipelines. `index[peer]` is the peer's number."""
+    pipelines, and without visits of its own. `index[peer]` is the peer's number."""
     counts: dict[Route, int] = {}
     for route in plan.routes:
         counts[route] = counts.get(route, 0) + 1
@@ -165,7 +166,7 @@ def from_plan(plan: Plan, index: Mapping[PeerId, int]) -> Candidate:
                 shares.append(StageShare(peer, stage.start, stage.stop, stage.recompute))
         pipelines.append(tuple(shares))
     swaps = any(map(swapped_pairs, counts))
-    return Candidate(tuple(pipelines), tuple(counts.values()), plan.schedule, swaps)
+    return Candidate(tuple(pipelines), tuple(counts.values()), first_of(plan.schedule), swaps)
 
 
 Exchanging = Callable[[int, Sequence[int], Sequence[PeerId]], StageExchange]

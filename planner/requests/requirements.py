@@ -158,6 +158,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             stages=None if asked.stages == "auto" else asked.stages,
             pipelines=None if asked.pipelines == "auto" else pipelines,
             schedule=asked.schedule,
+            in_flight=None if asked.in_flight == "auto" else asked.in_flight,
             recompute=None if asked.recompute == "auto" else asked.recompute,
             swaps=job.recovery.swaps,
             optimizer_slots=train.optimizer_slots,

@@ -15,12 +15,12 @@ planner's. Budgets count work: about 1 s on small cases, some seconds on the lar
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from ...dag.plan.plan import ScheduleName
-from ...dag.plan.report import Alternative, PlanWithReport
-from ...dag.schedule.orders.schedules import DEFAULT, SCHEDULES, interleaves
+from ...dag.plan.report import PlanWithReport
+from ...dag.schedule.orders.schedules import SEARCHED, first_of, interleaves
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..baselines.baselines import equal_compute, uniform
 from ..baselines.op_fence import Fenced, fenced, op_fence
@@ -30,17 +30,16 @@ from ..cost.cost_model import CostModel
 from ..cost.shortage import fitting, refuse_impossible
 from ..search.beside import no_plan_beside, seeds_beside
 from ..search.collectives import with_collectives
-from ..search.depth import deepened
 from ..search.enough import no_plan
-from ..search.moves import all_moves, exchange_moves, guess, joined
+from ..search.moves import all_moves, exchange_moves, guess
 from ..search.parallel import candidates_in
-from ..search.reasons import spare_reasons, stage_reasons, with_peer
+from ..search.reasons import with_peer
 from ..search.search import Search, SearchResult, SearchSpace, weight
 from ..search.seeds import Seeds, from_plan
 from ..search.sparsity import with_ratios
-from .alternatives import alone, replicas
+from .form_result import FormResult, deepest, planned
 
-__all__ = ["BASELINES", "BUDGET", "FormResult", "auto", "choose", "space_of"]
+__all__ = ["BASELINES", "BUDGET", "auto", "choose", "space_of"]
 
 BASELINES: dict[str, Planner] = {
     "uniform": uniform,
@@ -66,20 +65,8 @@ NEAR = 1.3
 """Forms of the request whose best by `op-fence` is at most so many times the least are searched."""
 GROUPED = 8
 """Candidates from planner/search/parallel.py, its best guesses."""
-DEEP = 2.0
-"""Of the best step's time, up to which the best of another shape is tried with more microbatches on
-their way."""
 WORTH = 0.99
 """Of a step's time, what it must come to where shares are cut for the sake of an exchange."""
-
-
-@dataclass(frozen=True, slots=True)
-class FormResult:
-    """The best that was found in one form of the request, and the best of each shape beside it."""
-
-    judge: CostModel
-    best: SearchResult | None
-    shapes: dict[tuple[int, ScheduleName], SearchResult]
 
 
 def space_of(request: PlanRequest) -> SearchSpace:
@@ -88,7 +75,7 @@ def space_of(request: PlanRequest) -> SearchSpace:
     return SearchSpace(
         pipelines=options.pipelines,
         stages=options.stages,
-        schedules=tuple(SCHEDULES) if options.schedule == "auto" else (options.schedule,),
+        schedules=SEARCHED if options.schedule == "auto" else (first_of(options.schedule),),
         recompute=(False, True) if options.recompute is None else (options.recompute,),
         # Who has the data may take both ends.
         repeats=options.stages is None or interleaves(options.schedule) or bool(request.beside),
@@ -137,8 +124,8 @@ def auto(request: PlanRequest) -> PlanWithReport:
         )
         if again.best is not None and again.best.seconds < chosen.best.seconds:
             chosen = again
-    chosen = _deepened(_with_collectives(_overlapped(chosen)))
-    return _plan(chosen, seconds, [x[0] for x in fitting[1:]])
+    chosen, deep = deepest(_with_collectives(_overlapped(chosen)))
+    return planned(chosen, seconds, [x[0] for x in fitting[1:]], deep)
 
 
 def _overlapped(chosen: FormResult) -> FormResult:
@@ -159,23 +146,6 @@ def _with_collectives(chosen: FormResult) -> FormResult:
     if found == best.candidate:
         return chosen
     return replace(chosen, best=SearchResult(found, (best.key[0], judge.seconds(found))))
-
-
-def _deepened(chosen: FormResult) -> FormResult:
-    """The best of what was found, and of the best of each shape, with as many microbatches on their
-    way as make its step shortest."""
-    best, judge = chosen.best, chosen.judge
-    assert best is not None
-    if DEFAULT not in space_of(judge.request).schedules:
-        return chosen
-    others = [
-        f.candidate for f in chosen.shapes.values() if f.fits and f.seconds < DEEP * best.seconds
-    ]
-    for candidate in dict.fromkeys((best.candidate, *others)):
-        deep = deepened(judge, candidate)
-        if deep is not candidate and (seconds := judge.seconds(deep)) < best.seconds:
-            best = SearchResult(deep, (best.key[0], seconds))
-    return replace(chosen, best=best)
 
 
 def _seconds_of(fence: Fenced | None) -> float:
@@ -380,100 +350,4 @@ def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate
         names = [o.peer for o in judge.offers]
         plan = to_plan(fence.candidate, names, request.microbatch_size)
         found["op-fence"] = from_plan(plan, judge), fence.seconds
-    return found
-
-
-def _plan(
-    chosen: FormResult, others: dict[str, float], forms: Sequence[FormResult]
-) -> PlanWithReport:
-    judge, best = chosen.judge, chosen.best
-    assert best is not None
-    seconds = best.seconds
-    alternatives = [
-        Alternative(name, s, f"{s:.4g} s, {s / seconds:.2f} times this plan's")
-        for name, s in others.items()
-    ]
-    alternatives += [alone(judge), replicas(judge)]
-    return judge.plan(
-        best.candidate,
-        reasons=_reasons(chosen, forms, others),
-        spares=spare_reasons(judge, replace(best.candidate, visits=()), seconds),
-        alternatives=alternatives,
-    )
-
-
-def _divided(request: PlanRequest) -> str:
-    count = request.microbatches
-    return f"{count} microbatch{'es' if count > 1 else ''} of {request.microbatch_size}"
-
-
-def _reasons(
-    chosen: FormResult, forms: Sequence[FormResult], others: dict[str, float]
-) -> list[str]:
-    judge, best = chosen.judge, chosen.best
-    assert best is not None
-    candidate, seconds = replace(best.candidate, visits=()), best.seconds
-    used, all_peers = len(candidate.peers), len(judge.offers)
-    count = len(candidate.pipelines)
-    text = (
-        f"auto: {used} of {all_peers} peers in {count} pipeline{'s' if count > 1 else ''} under "
-        f"{candidate.schedule}, {seconds:.4g} s for a step of "
-        f"{_divided(judge.request)}"
-    )
-    found = [text]
-    space = space_of(judge.request)
-    for what, rest in (
-        ("pipelines", [f for (n, _), f in chosen.shapes.items() if n != count]),
-        ("schedule", [f for (_, s), f in chosen.shapes.items() if s != candidate.schedule]),
-    ):
-        rest = [f for f in rest if f.fits and f.seconds > seconds * 1.0001]
-        if rest:
-            next_best = min(rest, key=lambda f: f.key)
-            n, s = len(next_best.candidate.pipelines), next_best.candidate.schedule
-            other = f"{n} pipeline{'s' if n > 1 else ''}" if what == "pipelines" else s
-            found.append(
-                f"{what}: the best with {other} that was found takes {next_best.seconds:.4g} s, "
-                f"{next_best.seconds - seconds:.3g} s more"
-            )
-    if best.candidate.visits:
-        found.append(
-            "more microbatches are on their way than in the textbook, as links take long: with the "
-            f"textbook's the step takes {judge.seconds(candidate):.4g} s"
-        )
-    again = [s for p in candidate.pipelines for s in p if s.recompute]
-    if again and False in space.recompute:
-        plain = replace(
-            candidate,
-            pipelines=tuple(
-                tuple(replace(s, recompute=False) for s in p) for p in candidate.pipelines
-            ),
-        )
-        without = judge.seconds(plain)
-        found.append(
-            f"{len(again)} shares compute their forward again: "
-            + (
-                "without it the plan does not fit the peers' memory"
-                if without == float("inf")
-                else f"without it the step takes {without:.4g} s"
-            )
-        )
-    whole = replace(candidate, pipelines=tuple(joined(p) for p in candidate.pipelines))
-    if whole != candidate:
-        found.append(
-            "what a peer holds is cut so that it gives gradients of its end while its beginning "
-            f"does its backward: whole the step takes {judge.seconds(whole):.4g} s"
-        )
-    for form in forms:
-        other_best = form.best
-        if other_best is not None and other_best.fits:
-            r = form.judge.request
-            split = f" and the head in {r.head_parts} parts" if r.head_parts else ""
-            found.append(f"{_divided(r)}{split} would take {other_best.seconds:.4g} s")
-    if others:
-        name = min(others, key=lambda n: others[n])
-        found.append(
-            f"the best other planner is {name} with {others[name]:.4g} s, "
-            f"{others[name] - seconds:.3g} s more"
-        )
-    found += stage_reasons(judge, candidate)
     return found

@@ -8,62 +8,93 @@ bounds: each stage as deep as its memory allows at most. What the step takes the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ...dag.plan.action import VISITS, Action
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.orders.list_scheduler import Visited
-from ...dag.schedule.orders.schedules import DEFAULT, SCHEDULES
+from ...dag.schedule.orders.schedules import LISTED, SCHEDULES
 from ..cost.candidate import Candidate
 from ..cost.cost_model import CostModel
 
-__all__ = ["MOST_VISITS", "deepened"]
+__all__ = ["MOST_VISITS", "Deepened", "deepened", "rooms"]
 
 MOST_VISITS = 20_000
 """Visits of a step up to which it is tried: each try compiles a program of its own."""
 
 
-def deepened(judge: CostModel, candidate: Candidate) -> Candidate:
-    """The candidate with the visits listed that make its step shortest, if any are better than its
-    schedule's own; with the fewest in flight among equals."""
-    structure = judge.structure(candidate)
+@dataclass(frozen=True, slots=True)
+class Deepened:
+    """What depth makes of a candidate."""
+
+    candidate: Candidate
+    """With the visits listed that make its step shortest, with the fewest in flight among equals;
+    None listed: its schedule's own are as good."""
+    seconds: float
+    """Of its step."""
+    tried: tuple[tuple[int, float], ...] = ()
+    """The most microbatches that a peer keeps at once, and seconds of the step with them."""
+
+
+def deepened(judge: CostModel, candidate: Candidate) -> Deepened:
+    """The candidate, as deep as makes its step shortest; listed in any case where the request asks
+    for that, with just so many in flight where it says how many. Infinite seconds where memory has
+    no room for so many."""
+    options, structure = judge.request.options, judge.structure(candidate)
     plan, stages = structure.plan, structure.stages
-    if len(plan.routes) * len(stages) > MOST_VISITS or len(plan.peers) < 2:
-        return candidate
-    times = _Times(judge, candidate)
-    best, least = candidate, judge.seconds(candidate)
+    asked = options.in_flight is not None or options.schedule == LISTED
+    best = Deepened(candidate, judge.seconds(candidate))
+    if asked:
+        best = Deepened(replace(candidate, schedule=LISTED), best.seconds)
+    many = len(plan.routes) * len(stages) > MOST_VISITS and options.in_flight is None
+    if many or len(plan.peers) < 2:
+        return best
+    times, tried = _Times(judge, candidate), dict[int, float]()
+    found = Deepened(best.candidate, float("inf")) if asked else best
     seen: set[object] = set()
     for bounds in _bounds(judge, candidate):
-        lists = SCHEDULES[DEFAULT].order(plan, stages, times, bounds)
+        lists = SCHEDULES[LISTED].order(plan, stages, times, bounds)
         visits = tuple(tuple(lists[p]) for p in plan.peers)
         if visits in seen:
             break
         seen.add(visits)
-        found = replace(candidate, schedule=DEFAULT, visits=visits)
-        seconds = judge.seconds(found)
-        if seconds < least * (1 - 1e-9):
-            best, least = found, seconds
-    return best
+        listed = replace(candidate, schedule=LISTED, visits=visits)
+        seconds, live = judge.seconds(listed), judge.structure(listed).peak_live
+        most = max(live.values())
+        tried[most] = min(seconds, tried.get(most, float("inf")))
+        if seconds < found.seconds * (1 - 1e-9):
+            found = Deepened(listed, seconds)
+    return replace(found, tried=tuple(tried.items()))
 
 
-def _bounds(judge: CostModel, candidate: Candidate) -> Iterator[dict[int, int]]:
-    """Deeper and deeper bounds by stage, from the textbook's on."""
-    slots, count = candidate.slots(), sum(candidate.microbatches)
-    rooms = []
-    for start, stop, holders, recompute in slots:
+def rooms(judge: CostModel, candidate: Candidate) -> list[int]:
+    """By stage, how many microbatches its holders could keep beside nothing else; 0: not one."""
+    found, count = [], sum(candidate.microbatches)
+    for start, stop, holders, recompute in candidate.slots():
         room = min(judge.offers[p].device_memory_bytes for p in holders)
-        low, high = 1, count
-        while low < high:  # the most that fit beside nothing else
+        low, high = 0, count
+        while low < high:
             middle = (low + high + 1) // 2
-            shared = len(holders) > 1
-            fits = judge.stage_bytes(start, stop, middle, shared, recompute) <= room
-            low, high = (middle, high) if fits else (low, middle - 1)
-        rooms.append(low)
-    more, stages = 0, len(slots)
+            needed = judge.stage_bytes(start, stop, middle, len(holders) > 1, recompute)
+            low, high = (middle, high) if needed <= room else (low, middle - 1)
+        found.append(low)
+    return found
+
+
+def _bounds(judge: CostModel, candidate: Candidate) -> Iterator[Mapping[int, int]]:
+    """Deeper and deeper bounds by stage, from the textbook's on; or the one that is asked for,
+    where there is memory for it."""
+    has = rooms(judge, candidate)
+    stages, asked = len(has), judge.request.options.in_flight
+    if asked is not None:
+        if min(has) >= min(asked, max(candidate.microbatches)):
+            yield dict.fromkeys(range(stages), asked)
+        return
+    more = 0
     while True:
-        yield {k: min(rooms[k], stages - k + more) for k in range(stages)}
-        if all(stages - k + more >= rooms[k] for k in range(stages)):
+        yield {k: max(1, min(has[k], stages - k + more)) for k in range(stages)}
+        if all(stages - k + more >= has[k] for k in range(stages)):
             return
         more = max(1, 2 * more)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.plan.plan import Plan, ScheduleName
-from ...dag.schedule.orders.schedules import SCHEDULES, interleaves
+from ...dag.schedule.orders.schedules import SCHEDULES, first_of, interleaves
 from ..cost.candidate import Candidate, Pipeline, StageShare
 from ..cost.cost_model import CostModel
 from ..network.communities import groupings, rates
@@ -55,7 +55,7 @@ def from_plan(plan: Plan, judge: CostModel) -> Candidate:
                 shares.append(StageShare(peer, slot.start, slot.stop, slot.recompute))
         pipeline = tuple(shares)
         counts[pipeline] = counts.get(pipeline, 0) + 1
-    return Candidate(tuple(counts), tuple(counts.values()), plan.schedule)
+    return Candidate(tuple(counts), tuple(counts.values()), first_of(plan.schedule))
 
 
 class Seeds:

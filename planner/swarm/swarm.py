@@ -29,7 +29,7 @@ import numpy as np
 from ...dag.analysis.blocks import describe_interval
 from ...dag.plan.plan import ScheduleName
 from ...dag.plan.report import PlanWithReport, Spare
-from ...dag.schedule.orders.schedules import CHAINED, interleaves
+from ...dag.schedule.orders.schedules import CHAINED, first_of, interleaves
 from ...job.words import count_of, some_of
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate, StageShare
@@ -91,7 +91,9 @@ class _Planner:
         self.request = request
         self.judge = judge = CostModel(request)
         asked = request.options.schedule
-        self.schedules: tuple[ScheduleName, ...] = CHAINED if asked == "auto" else (asked,)
+        self.schedules: tuple[ScheduleName, ...] = (
+            CHAINED if asked == "auto" else (first_of(asked),)
+        )
         self.measured = MeasuredPeers(judge)
 
     def plan(self) -> PlanWithReport:

@@ -536,6 +536,8 @@ def test_data_of_a_peer_has_a_name_and_only_it_can_be_kept_there(tmp_path: Path)
     [
         ({"plan": {"pipelines": 2}}, "plan.pipelines"),
         ({"plan": {"schedule": "interleaved"}}, "plan.schedule"),
+        ({"plan": {"schedule": "listed"}}, "plan.schedule"),
+        ({"plan": {"in_flight": 4}}, "plan.in_flight"),
         ({"recovery": {"ladder": ["neighbour+"]}}, "recovery.ladder"),
     ],
 )
@@ -544,6 +546,21 @@ def test_what_routed_microbatches_cannot_be_is_refused_by_its_key(tables: dict, 
     with pytest.raises(SettingsError, match=f"`{key}`"):
         Job(model="a:b", steps=1, batch=8, microbatch=1, **tables | {"plan": plan})
     Job(model="a:b", steps=1, plan={"scheduler": "swarm", "schedule": "gpipe", "stages": 3})
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ("in_flight = 0", "`plan.in_flight` is 0: expected 1 or more"),
+        ('in_flight = 4\nschedule = "1f1b"', '"auto" is, with schedule = "1f1b"'),
+        ('in_flight = 4\nscheduler = "op-fence"', '"auto" is, with scheduler = "op-fence"'),
+        ('schedule = "listed"\nscheduler = "exact"', 'are, with scheduler = "exact"'),
+        ('schedule = "listed"\n[recovery]\nladder = ["neighbour+"]', '"neighbour+" in recovery'),
+    ],
+)
+def test_depth_is_for_the_planner_that_lists_visits(tmp_path: Path, plan: str, says: str) -> None:
+    assert says in problem(tmp_path, f"[train]\nsteps = 3\n[plan]\n{plan}")
+    Job(model="a:b", steps=1, plan={"schedule": "listed", "in_flight": 4})
 
 
 @pytest.mark.parametrize(

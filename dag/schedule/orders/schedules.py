@@ -10,7 +10,17 @@ from ...plan.plan import Plan
 from . import gpipe, interleaved, one_f_one_b
 from .list_scheduler import Bounds, Lists, Times
 
-__all__ = ["CHAINED", "DEFAULT", "SCHEDULES", "Schedule", "first_of", "interleaves"]
+__all__ = [
+    "CHAINED",
+    "DEFAULT",
+    "LISTED",
+    "SCHEDULES",
+    "SEARCHED",
+    "Schedule",
+    "first_of",
+    "interleaves",
+    "may_list",
+]
 
 Order = Callable[[Plan, Sequence[Stage], Times | None, Bounds | None], Lists]
 
@@ -25,6 +35,9 @@ class Schedule:
     """Whether what is live in a stage is bounded by how far it is from the last one."""
     several: bool = False
     """Whether peers are meant to hold several stages that are not beside each other."""
+    timed: bool = False
+    """Whether planners list it with the times of a plan's peers and links, once they have one. It
+    is not searched with."""
 
     def live(self, stages: int, stage: int, microbatches: int, among: int = 1) -> int:
         """The most microbatches that a stage keeps, of all that its pipeline has; `among`:
@@ -32,20 +45,31 @@ class Schedule:
         return min(microbatches, (stages - stage) * among) if self.bounded else microbatches
 
 
+LISTED = "listed"
+"""1F1B as deep as memory allows, by the times of peers and links."""
 SCHEDULES: Mapping[str, Schedule] = {
     "1f1b": Schedule(one_f_one_b.order),
     "gpipe": Schedule(gpipe.order, bounded=False),
     "interleaved": Schedule(interleaved.order, several=True),
+    LISTED: Schedule(one_f_one_b.order, timed=True),
 }
 DEFAULT = "1f1b"
 """What planners begin with where the choice is theirs."""
-CHAINED = tuple(name for name, schedule in SCHEDULES.items() if not schedule.several)
+SEARCHED = tuple(name for name, schedule in SCHEDULES.items() if not schedule.timed)
+"""Those that planners search with."""
+CHAINED = tuple(name for name in SEARCHED if not SCHEDULES[name].several)
 """Those for peers with one stage, or with stages that follow each other."""
 
 
 def first_of(asked: str) -> str:
-    """The schedule that is asked for; of "auto" the default."""
-    return DEFAULT if asked == "auto" else asked
+    """The schedule to begin with where this one is asked for: the default for "auto", and for one
+    that is listed once there is a plan."""
+    return asked if asked in SEARCHED else DEFAULT
+
+
+def may_list(asked: str) -> bool:
+    """Whether planners may list the visits with the times of peers and links."""
+    return asked == "auto" or SCHEDULES[asked].timed
 
 
 def interleaves(asked: str) -> bool:

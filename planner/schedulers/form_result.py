@@ -1,0 +1,183 @@
+"""What `auto` found in a form of a request, made as deep as its links want it, and a plan with its
+reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...dag.plan.plan import ScheduleName
+from ...dag.plan.report import Alternative, PlanWithReport
+from ...dag.schedule.orders.schedules import first_of, may_list
+from ...job.words import count_of
+from ..base.interface import NoPlan, PlanRequest
+from ..cost.candidate import Candidate
+from ..cost.cost_model import CostModel
+from ..search.depth import Deepened, deepened, rooms
+from ..search.moves import joined
+from ..search.reasons import spare_reasons, stage_reasons
+from ..search.search import SearchResult
+from .alternatives import alone, replicas
+
+__all__ = ["FormResult", "deepest", "planned"]
+
+DEEP = 2.0
+"""Of the best step's time, up to which the best of another shape is tried with more microbatches on
+their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormResult:
+    """The best that was found in one form of the request, and the best of each shape beside it."""
+
+    judge: CostModel
+    best: SearchResult | None
+    shapes: dict[tuple[int, ScheduleName], SearchResult]
+
+
+def deepest(chosen: FormResult) -> tuple[FormResult, Deepened | None]:
+    """The best of what was found, and of the best of each shape, with as many microbatches on their
+    way as make its step shortest, or as are asked for. Raises NoPlan where memory allows no so
+    many."""
+    best, judge = chosen.best, chosen.judge
+    assert best is not None
+    options = judge.request.options
+    if not may_list(options.schedule):
+        return chosen, None
+    most = DEEP if options.in_flight is None else float("inf")
+    others = [
+        f.candidate for f in chosen.shapes.values() if f.fits and f.seconds < most * best.seconds
+    ]
+    candidates = list(dict.fromkeys((best.candidate, *others)))
+    deep = min((deepened(judge, c) for c in candidates), key=lambda d: d.seconds)
+    if deep.seconds == float("inf"):
+        raise _too_deep(judge, candidates)
+    return replace(chosen, best=SearchResult(deep.candidate, (best.key[0], deep.seconds))), deep
+
+
+def _too_deep(judge: CostModel, candidates: Sequence[Candidate]) -> NoPlan:
+    """Why none of them keeps as many microbatches as are asked for."""
+    asked = judge.request.options.in_flight
+    most, stage, candidate = max(
+        ((*min((room, k) for k, room in enumerate(rooms(judge, c))), c) for c in candidates),
+        key=lambda x: x[:2],
+    )
+    start, stop, holders, _ = candidate.slots()[stage]
+    peer = min((judge.offers[p] for p in holders), key=lambda o: o.device_memory_bytes)
+    return NoPlan(
+        f"plan.in_flight is {asked}, and of the plans that were found the one with most room keeps "
+        f"{count_of(most, 'microbatch')}: {peer} has memory for no more of them in stage {stage}, "
+        f"operators {start} to {stop - 1}; lower plan.in_flight, or leave it to the planner",
+        "memory",
+    )
+
+
+def planned(
+    chosen: FormResult,
+    others: Mapping[str, float],
+    forms: Sequence[FormResult],
+    deep: Deepened | None = None,
+) -> PlanWithReport:
+    """The plan of what was chosen. `others`: seconds of other planners by name; `forms`: what was
+    found in other forms of the request; `deep`: what depths were tried."""
+    judge, best = chosen.judge, chosen.best
+    assert best is not None
+    seconds = best.seconds
+    alternatives = [
+        Alternative(name, s, f"{s:.4g} s, {s / seconds:.2f} times this plan's")
+        for name, s in others.items()
+    ]
+    alternatives += [alone(judge), replicas(judge)]
+    return judge.plan(
+        best.candidate,
+        reasons=_reasons(chosen, forms, others, deep),
+        spares=spare_reasons(judge, _textbook(best.candidate), seconds),
+        alternatives=alternatives,
+    )
+
+
+def _divided(request: PlanRequest) -> str:
+    count = request.microbatches
+    return f"{count} microbatch{'es' if count > 1 else ''} of {request.microbatch_size}"
+
+
+def _textbook(candidate: Candidate) -> Candidate:
+    """The same under the schedule that is listed without times."""
+    return replace(candidate, schedule=first_of(candidate.schedule), visits=())
+
+
+def _reasons(
+    chosen: FormResult,
+    forms: Sequence[FormResult],
+    others: Mapping[str, float],
+    deep: Deepened | None,
+) -> list[str]:
+    judge, best = chosen.judge, chosen.best
+    assert best is not None
+    candidate, seconds = _textbook(best.candidate), best.seconds
+    used, all_peers = len(candidate.peers), len(judge.offers)
+    count = len(candidate.pipelines)
+    text = (
+        f"auto: {used} of {all_peers} peers in {count} pipeline{'s' if count > 1 else ''} under "
+        f"{best.candidate.schedule}, {seconds:.4g} s for a step of "
+        f"{_divided(judge.request)}"
+    )
+    found = [text]
+    for what, rest in (
+        ("pipelines", [f for (n, _), f in chosen.shapes.items() if n != count]),
+        ("schedule", [f for (_, s), f in chosen.shapes.items() if s != candidate.schedule]),
+    ):
+        rest = [f for f in rest if f.fits and f.seconds > seconds * 1.0001]
+        if rest:
+            next_best = min(rest, key=lambda f: f.key)
+            n, s = len(next_best.candidate.pipelines), next_best.candidate.schedule
+            other = f"{n} pipeline{'s' if n > 1 else ''}" if what == "pipelines" else s
+            found.append(
+                f"{what}: the best with {other} that was found takes {next_best.seconds:.4g} s, "
+                f"{next_best.seconds - seconds:.3g} s more"
+            )
+    if deep is not None and deep.candidate.visits and deep.tried:
+        depths = ", ".join(f"{most} at once {s:.4g} s" for most, s in sorted(deep.tried))
+        found.append(
+            "links take long, so more microbatches are on their way than in the textbook, which "
+            f"takes {judge.seconds(candidate):.4g} s ({candidate.schedule}); by the most that a "
+            f"peer keeps: {depths}"
+        )
+    again = [s for p in candidate.pipelines for s in p if s.recompute]
+    if again and judge.request.options.recompute is None:
+        plain = replace(
+            candidate,
+            pipelines=tuple(
+                tuple(replace(s, recompute=False) for s in p) for p in candidate.pipelines
+            ),
+        )
+        without = judge.seconds(plain)
+        found.append(
+            f"{len(again)} shares compute their forward again: "
+            + (
+                "without it the plan does not fit the peers' memory"
+                if without == float("inf")
+                else f"without it the step takes {without:.4g} s"
+            )
+        )
+    whole = replace(candidate, pipelines=tuple(joined(p) for p in candidate.pipelines))
+    if whole != candidate:
+        found.append(
+            "what a peer holds is cut so that it gives gradients of its end while its beginning "
+            f"does its backward: whole the step takes {judge.seconds(whole):.4g} s"
+        )
+    for form in forms:
+        other_best = form.best
+        if other_best is not None and other_best.fits:
+            r = form.judge.request
+            split = f" and the head in {r.head_parts} parts" if r.head_parts else ""
+            found.append(f"{_divided(r)}{split} would take {other_best.seconds:.4g} s")
+    if others:
+        name = min(others, key=lambda n: others[n])
+        found.append(
+            f"the best other planner is {name} with {others[name]:.4g} s, "
+            f"{others[name] - seconds:.3g} s more"
+        )
+    found += stage_reasons(judge, candidate)
+    return found
