@@ -5,6 +5,7 @@ __all__ = [
     "auto",
     "coded",
     "exact",
+    "form_result",
     "replan",
     "schedulers",
     "swapped",

@@ -103,7 +103,7 @@ def _divided(request: PlanRequest) -> str:
 
 
 def _textbook(candidate: Candidate) -> Candidate:
-    """The same under the schedule that is listed without times."""
+    """Return it under the schedule that is listed without times."""
     return replace(candidate, schedule=first_of(candidate.schedule), visits=())
 
 

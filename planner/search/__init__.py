@@ -3,6 +3,7 @@
 __all__ = [
     "beside",
     "collectives",
+    "depth",
     "enough",
     "moves",
     "parallel",
