@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...net.finite import finite
+
 __all__ = ["Summary", "to_json", "unigram_entropy", "write_json"]
 
 
@@ -159,8 +161,8 @@ def unigram_entropy(pieces: Iterable[bytes]) -> float:
 
 
 def to_json(s: Summary) -> str:
-    """The figures as one JSON object."""
-    return json.dumps(asdict(s), indent=1)
+    """The figures as one JSON object; null for what is no finite number."""
+    return json.dumps(finite(asdict(s)), indent=1, allow_nan=False)
 
 
 def write_json(s: Summary, path: Path) -> None:

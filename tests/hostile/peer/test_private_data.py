@@ -177,6 +177,19 @@ def test_what_its_owner_lets_go_is_there(owned: Owned, tmp_path: Path) -> None:
     assert owned.public in stored
 
 
+def test_the_owners_list_is_asked_right_before_an_upload(owned: Owned, tmp_path: Path) -> None:
+    """Though the copies that were to leave lie there already."""
+    mine = Catalogue(tmp_path / "own", owned.tables, b"s" * 32)
+    options = json.dumps({"kind": "arrays", "inputs": " z", "targets": "y"})
+    assert mine.make("arrays", options, "").leaving
+    mine.may_leave = lambda name, column: False  # type: ignore[method-assign]
+    with BlobStore() as blobs:
+        ask = Resolve(number=1, data="arrays", options=options)
+        found = asyncio.run(answer(mine, ask, Stored(blobs))).resolved  # type: ignore[arg-type]
+        assert found.problem.text
+        assert [*(blobs.folder / "whole").iterdir()] == []
+
+
 def test_who_asks_for_many_ways_forgets_their_own(owned: Owned, tmp_path: Path) -> None:
     mine = Catalogue(tmp_path / "own", owned.tables, b"s" * 32)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,12 @@ from typing import Any
 import pytest
 
 from shoal.job.settings import SettingsError
+from shoal.net.cap import Cap, Meter
 from shoal.net.web.places import check_place, reachable, why_not
 from shoal.net.web.web import Web, WebError
+from shoal.peer.blobs.fetching import Fetching
+from shoal.peer.blobs.sharing import Fellows
+from shoal.peer.blobs.weight_shards import WeightShard
 from shoal.peer.host.rights import read_rights
 
 from ...net.web.web_files import serving
@@ -165,3 +171,21 @@ def test_what_is_neither_is_refused_in_the_owners_file(tmp_path: Path, place: st
     (tmp_path / "peer.toml").write_text(f'web = ["{place}"]\n')
     with pytest.raises(SettingsError, match="is neither a name of hosts"):
         read_rights(tmp_path / "peer.toml")
+
+
+async def test_what_is_read_of_the_web_counts_for_the_owners_month() -> None:
+    meter, data = Meter(), bytes(range(256)) * 4096
+    with serving() as served:
+        served.files["/w"] = data
+        fetching = Fetching(
+            asyncio.get_running_loop(),
+            lambda: pytest.fail("the broker has no part in it"),
+            Fellows(lambda: None, Cap(None)),
+            (served.address,),
+            Cap(None, meter=meter),
+        )
+        name = hashlib.sha256(data).hexdigest()
+        shard = WeightShard(name, len(data), f"{served.address}/w", 0)
+        fetch = fetching.from_web(shard)
+        assert await asyncio.to_thread(lambda: b"".join(fetch(name, 0, 0))) == data
+    assert meter.bytes == len(data)

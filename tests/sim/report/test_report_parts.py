@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shoal.proto import broker_pb2
-from shoal.sim.report import Summary
+from shoal.sim.report import Summary, to_json
 from shoal.sim.report.measures.measure import measure
 from shoal.sim.report.measures.moments import disturbing, notable
 from shoal.sim.report.pictures.charts import Bar, alike, bars, ticks
@@ -159,3 +161,15 @@ def test_shades_are_of_the_palette_and_rise() -> None:
     assert set(shades) <= PALETTE.keys()
     assert shades == sorted(shades)
     assert (shades[0], shades[100]) == ("heat0", "heat5")
+
+
+@given(st.lists(st.floats(), max_size=4), st.floats())
+def test_a_loss_that_diverged_is_null_in_the_summary(losses: list[float], last: float) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    summary = Summary(name="x", world="virtual", seed=0, losses=tuple(losses), loss_last=last)
+    summary.against["alone"] = last
+    found = json.loads(to_json(summary), parse_constant=refuse)
+    wanted = [loss if math.isfinite(loss) else None for loss in losses]
+    assert found["losses"] == wanted
