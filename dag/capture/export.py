@@ -30,10 +30,12 @@ from ..ir.capture_errors import (
     explain,
     line_of,
     refused,
+    text_of,
     unfollowed,
 )
 from ..ir.fx_args import name_of
 from ..ir.operators import allowed
+from ..ir.torch_parts import instead_of
 from .places import BatchSizeWatch, Notes, own_gradients
 
 __all__ = ["ExportedModel", "export", "forward_of", "functional"]
@@ -194,7 +196,10 @@ def export(
             wrapper.notes.check()
             if "fake tensor in the exported program" in str(error):
                 raise unfollowed(wrapper.notes.unseen) from error
-            raise explain(error, _batch_place(wrapper, given, error)) from error
+            place, part = _where_fixed(wrapper, given, error)
+            if part is not None:
+                raise refused(text_of(place), *part) from error
+            raise explain(error, place) from error
         _detach_no_grad(program)
     # The forward ran more than once if torch asked for it; the names of one pass are enough.
     metrics = tuple(dict.fromkeys(seen.metrics))
@@ -301,18 +306,21 @@ class _Null:
     def flush(self) -> None: ...
 
 
-def _batch_place(
+def _where_fixed(
     wrapper: nn.Module, given: tuple[Tensor, ...], error: BaseException
-) -> Place | None:
-    """Where the batch size was fixed: the export again, with sizes free to be fixed, watched."""
+) -> tuple[Place | None, tuple[str, str] | None]:
+    """Where the batch size was fixed, and why and what to write instead where that is a part of
+    torch that no graph has: the export again, with sizes free to be fixed, watched."""
     if "Constraints violated" not in str(error):
-        return None
-    watch = BatchSizeWatch()
-    with watch, contextlib.suppress(Exception):  # only the place is wanted
-        torch.export.export(
+        return None, None
+    watch, part = BatchSizeWatch(), None
+    with watch, contextlib.suppress(Exception):  # only these are wanted
+        program = torch.export.export(
             wrapper, given, dynamic_shapes={"inputs": tuple({0: Dim.AUTO} for _ in given)}
         )
-    return watch.place
+        called = (n for n in program.graph.nodes if n.op == "call_function")
+        part = next(filter(None, (instead_of(str(n.target)) for n in called)), None)
+    return watch.place, part
 
 
 def _detach_no_grad(program: ExportedProgram) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.fx.traceback import annotate
+from torch.nn.modules._functions import CrossMapLRN2d
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -142,6 +143,12 @@ def own_gradients() -> Iterator[None]:
                 "gradients, so it would not be trained: write "
                 "checkpoint(…, use_reentrant=False), or leave it out (plan.recompute does the same "
                 "for any model; a Hugging Face model: gradient_checkpointing_disable())"
+            )
+        if cls is CrossMapLRN2d:
+            raise refused(
+                text_of(user_place()),
+                "nn.CrossMapLRN2d goes from channel to channel in place, for one batch size",
+                "use nn.LocalResponseNorm, which has its formula for any number of samples",
             )
         if not cls.__module__.startswith("torch."):  # torch's own (checkpoint) change no gradient
             raise refused(

@@ -85,6 +85,12 @@ REFUSED: dict[str, tuple[Callable[[], Part], tuple[int, ...], str]] = {
     "alpha of features": (nn.FeatureAlphaDropout, (4, 5), "nn.Dropout in place of"),
     "slopes": (nn.RReLU, (4,), "nn.RReLU draws.*nn.LeakyReLU"),
     "pooling": (lambda: nn.FractionalMaxPool2d(2, 2), (2, 4, 4), "nn.AdaptiveMaxPool2d"),
+    "pooling of volumes": (
+        lambda: nn.FractionalMaxPool3d(2, 2),
+        (2, 4, 4, 4),
+        "fractional max pooling draws",
+    ),
+    "response": (lambda: nn.CrossMapLRN2d(2), (2, 4, 4), "use nn.LocalResponseNorm"),
     "pooling in 3d": (lambda: nn.AdaptiveMaxPool3d(2), (2, 4, 4, 4), "use nn.MaxPool3d"),
     "packed": (lambda: Calls(packed, lstm=nn.LSTM(4, 4, batch_first=True)), (5, 4), "padded"),
     "mask": (decoder, (5, 4), "say whether it is.*tgt_is_causal="),
