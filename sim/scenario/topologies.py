@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
 
-__all__ = ["Topology", "load", "names"]
+__all__ = ["Topology", "load", "names", "topology_of"]
 
 Floats = NDArray[np.float64]
 FILE = Path(__file__).parents[1] / "topologies.json"
@@ -71,7 +71,13 @@ def load(name: str, variant: str = "") -> Topology:
     """A set with the changes of one of its variants. Raises ValueError for unknown names."""
     if name not in _sets():
         raise ValueError(f'no network set is named "{name}"; known: {", ".join(names())}')
-    table = _sets()[name]
+    return topology_of(_sets()[name], variant)
+
+
+def topology_of(table: Mapping[str, Any], variant: str = "") -> Topology:
+    """A set from its table, with the fields that those of `topologies.json` have. Raises ValueError
+    for a variant that it has not, and for a pair of places without a link."""
+    name = table["name"]
     changes: Mapping[str, Any] = {}
     if variant:
         if variant not in table["variants"]:
