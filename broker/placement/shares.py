@@ -16,7 +16,8 @@ def shared(
     replica: Replica, others: Iterable[Replica], members: Sequence[Member]
 ) -> tuple[Member, ...]:
     """Those of `members` that this one is planned over: all, unless others of its run wait too.
-    Each of those that wait gets about as many, and places are cut only where there are too few."""
+    Each of those that wait gets about as many, and places are cut only where there are too few.
+    They stay in the order of `members`, that of joining, in which planners take them."""
     waiting = [
         r
         for r in others
@@ -37,4 +38,5 @@ def shared(
             inner.append(min(room, key=lambda border: abs(border - cut)))
             left = [b for b in left if b > inner[-1]]
         even = [0, *inner, len(ordered)]
-    return tuple(ordered[even[at] : even[at + 1]]) or tuple(members)
+    mine = {m.id for m in ordered[even[at] : even[at + 1]]}
+    return tuple(m for m in members if m.id in mine or not mine)

@@ -22,9 +22,13 @@ def test_a_run_waits_for_peers_and_says_for_how_many(world) -> None:
     assert "needs 3 peers (3 stages), has 0 in the pool" in world.state(run).reason.text
     world.join("a")
     assert "has 1 in the pool" in world.state(run).reason.text
-    world.join("b")
-    ask = world.only(world.join("c"), MakePlan)
-    assert [o.peer for o in ask.peers] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("order", ["abc", "cab", "bca"])
+def test_a_run_is_planned_over_peers_in_the_order_of_joining(world, order: str) -> None:
+    world.submit(world.spec(plan={"stages": 3}))
+    out = [world.join(peer) for peer in order]
+    assert [o.peer for o in world.only(out[-1], MakePlan).peers] == [*order]
 
 
 def test_runs_get_peers_by_priority_then_first_come(world) -> None:
