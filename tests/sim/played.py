@@ -4,7 +4,7 @@ two of them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,42 @@ from torch import Tensor
 from shoal.broker import events as b
 from shoal.dag.transforms.split_weights import block_of
 from shoal.peer.blobs.weights import spec_of, split_names
-from shoal.proto.broker_pb2 import DONE, RunEvent, RunState
+from shoal.proto.broker_pb2 import DONE, BrokerMessage, PeerMessage, RunEvent, RunState
+from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
 
 
 def ask(world: World, run: str, wanted: Any) -> b.Answer | b.Reject:
     """What a person asks of a run: "pause", "resume", "cancel", "recall"."""
     return world.broker.ask(lambda request: b.RunAsked(request, b.RunId(run), wanted))
+
+
+def kind_of(seen: Observed) -> str:
+    """Kind of a moment: whose record it is, of which type, and of which action, frame or message,
+    whatever the step."""
+    record = seen.record
+    detail = str(getattr(record, "action", ""))
+    if (key := getattr(record, "key", None)) is not None:
+        detail = f"{key.role.value} {key.microbatch} {key.source}-{key.destination}"
+    message = getattr(record, "message", None)
+    if isinstance(message, BrokerMessage | PeerMessage):
+        detail = message.WhichOneof("kind") or ""
+    return f"{seen.who} {type(record).__name__} {detail}".rstrip()
+
+
+def sampled_by_kind(kinds: Sequence[str], count: int, turn: int = 0) -> list[int]:
+    """Indices, in order, of about so many moments of these kinds: of each kind in proportion, as
+    far from each other as they can be, and one at least. Each `turn` begins elsewhere."""
+    places: dict[str, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        places.setdefault(kind, []).append(i)
+    found: set[int] = set()
+    for k, those in enumerate(places.values(), turn):
+        n = len(those)
+        some = min(n, max(1, round(count * n / len(kinds))))
+        found |= {those[(k + i * n // some) % n] for i in range(some)}
+    print(f"{len(found)} of {len(kinds)} moments, of {len(places)} kinds")
+    return sorted(found)
 
 
 @dataclass
