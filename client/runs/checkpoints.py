@@ -315,7 +315,7 @@ def read(url: str) -> StoredCheckpoint:
         )
     except CheckpointError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, ParseError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ParseError, RecursionError) as error:
         raise CheckpointError(f"{where} cannot be read: {type(error).__name__} {error}") from None
     for name, ref in listed.items() if not isinstance(files, WebFolder) else ():
         try:

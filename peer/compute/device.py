@@ -40,7 +40,7 @@ from ..sync.optimizer import learning_rate
 from .build import BuiltStages, Inputs, build_work
 from .exchange import Taken
 from .order import BuildOrder
-from .rebuilt import given_records, rebuilt_records
+from .rebuilt import given_records, on_snapshots, rebuilt_records
 from .records import load_records, take_records, write_records
 from .store import StoredValue
 
@@ -64,6 +64,7 @@ class TorchDevice:
         self._clock = clock
         self.peak_bytes = 0
         """Most that was held at once since `build`; on a CPU counted, not measured."""
+        self._went_on_at = -1  # the first step behind snapshots
         self._work: BuiltStages | None = None
         self._copies: torch.cuda.Stream | None = None
 
@@ -80,17 +81,19 @@ class TorchDevice:
             # The first stream begins CUDA, without which there are no counts to reset.
             self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # of torch
             torch.cuda.reset_peak_memory_stats(self.device)
-        records = load_records(order.resumed).renamed(order.renamed)
-        if order.rebuilt:
-            records = records.without_codecs()
-        if order.peer in order.rebuilt:
-            records = rebuilt_records(order, records)
         goes_on, files = bool(order.resumed), order.weights
-        if goes_on:
-            order = replace(order, weights=records.over(order.weights), resumed=())
-        self._work = work = build_work(order, self.device, self._clock, files)
-        if goes_on:
-            records.load(work)
+        self._went_on_at = order.first_step if goes_on else -1
+        with on_snapshots(goes_on):
+            records = load_records(order.resumed).renamed(order.renamed)
+            if order.rebuilt:
+                records = records.without_codecs()
+            if order.peer in order.rebuilt:
+                records = rebuilt_records(order, records)
+            if goes_on:
+                order = replace(order, weights=records.over(order.weights), resumed=())
+            self._work = work = build_work(order, self.device, self._clock, files)
+            if goes_on:
+                records.load(work)
         self.peak_bytes = 0
         self._measure()
         plan, train, flow = order.plan, order.training.train, work.flow
@@ -265,15 +268,16 @@ class TorchDevice:
             self._finish()
             return Result(passed() - began, self.peak_bytes, round=of_round)
         taken = [
-            (t, self._take(work.store.get(_key(work.order, step, t))))
+            (t, self._take(work.store.get(work.order.key(step, t))))
             for t in work.flow.takes(peer, action)
         ]
         traits = TRAITS[action.kind]
-        with work.data.named(step, work.place(step, action.microbatch) if traits.trains else None):
+        place = work.place(step, action.microbatch) if traits.trains else None
+        with on_snapshots(step == self._went_on_at), work.data.named(step, place):
             given = self._run(work, step, action, taken)
         ready = self._finish()
         for transfer, tensor in given.items():
-            work.store.put(_key(work.order, step, transfer), StoredValue(tensor, ready))
+            work.store.put(work.order.key(step, transfer), StoredValue(tensor, ready))
         self._measure(work.backward_bytes(action.stage) if traits.adds_up else 0)
         seconds = passed() - began
         links = work.streams.take_uses() if action.kind is Kind.UPDATE else ()
@@ -470,7 +474,7 @@ class TorchDevice:
         with self._copying() as copies:
             if copies and ready:
                 copies.wait_event(ready)
-            heard = work.streams.echo(_key(work.order, step, transfer), transfer, tensor)
+            heard = work.streams.echo(work.order.key(step, transfer), transfer, tensor)
             there = copies.record_event() if copies else None
         found = self._take(StoredValue(heard, there))
         assert found is not None
@@ -509,17 +513,3 @@ class TorchDevice:
 def _there(transfer: Transfer, value: Tensor | None) -> Tensor:
     assert value is not None, f"{transfer} must not be absent"
     return value
-
-
-def _key(order: BuildOrder, step: int, transfer: Transfer) -> FrameKey:
-    return FrameKey(
-        run=order.run,
-        term=order.term,
-        step=step,
-        role=transfer.role,
-        microbatch=transfer.microbatch,
-        hop=transfer.hop,
-        port=transfer.port,
-        source=transfer.source,
-        destination=transfer.destination,
-    )

@@ -22,10 +22,11 @@ from ...dag.ir.validate import validate
 from ...dag.plan.plan import PeerId, Plan, PlanError
 from ...dag.plan.plan_slice import PlanSlice
 from ...dag.schedule.convert_slice import slice_from_proto
-from ...dag.schedule.flow import Flow
+from ...dag.schedule.flow import Flow, Transfer
 from ...dag.transforms.vocabulary import planned_graph
 from ...job import MOST_MANIFEST_BYTES, Training
 from ...job.words import size_text
+from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from ..blobs.cache import BlobMismatchError
 from ..blobs.read_ahead import Reading, alone
@@ -135,6 +136,20 @@ class BuildOrder:
     def plan(self) -> Plan:
         """The part of the plan that this peer knows."""
         return self.slice.plan
+
+    def key(self, step: int, transfer: Transfer) -> FrameKey:
+        """Return the name of the frame that carries a value of a step."""
+        return FrameKey(
+            run=self.run,
+            term=self.term,
+            step=step,
+            role=transfer.role,
+            microbatch=transfer.microbatch,
+            hop=transfer.hop,
+            port=transfer.port,
+            source=transfer.source,
+            destination=transfer.destination,
+        )
 
 
 def order_from_assign(

@@ -9,25 +9,52 @@ among it: in a term with rebuilt stages every stream begins anew, at both ends.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from ...dag.execute.neighbour import BOOST, Rebuild, rebuild
-from ...dag.ir.graph import Graph
+from ...dag.ir.graph import Graph, GraphError
 from ...dag.plan.cut import Stage, cut
-from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.plan import PeerId, Plan, PlanError
 from ...dag.plan.swaps import swaps
+from ...net.blobs.client import BlobTransferError
+from ..blobs.cache import BlobMismatchError
+from ..core.snapshots import SnapshotError
+from ..data.manifest import DataError
 from .build import BuiltStages
-from .order import BuildOrder
+from .order import BuildOrder, OfferError
 from .records import Records
 
-__all__ = ["RebuildError", "given_records", "rebuilt_records", "recipe"]
+__all__ = ["RebuildError", "given_records", "on_snapshots", "rebuilt_records", "recipe"]
 
 
 class RebuildError(ValueError):
     """A lost stage cannot be made from what the others have."""
+
+
+_NOT_OF_SNAPSHOTS = (
+    *(BlobMismatchError, BlobTransferError, DataError, GraphError, OfferError, PlanError),
+    *(RebuildError, SnapshotError, MemoryError, OSError, torch.OutOfMemoryError),
+)
+"""Errors that say by themselves what they are about."""
+
+
+@contextmanager
+def on_snapshots(goes_on: bool) -> Iterator[None]:
+    """Raise SnapshotError for what fails in here where a peer goes on from snapshots: others gave
+    them, and whoever made one up would else have honest peers say that the run is broken."""
+    try:
+        yield
+    except _NOT_OF_SNAPSHOTS:
+        raise
+    except Exception as error:  # whatever numbers, names and shapes of a stranger lead to
+        if not goes_on:
+            raise
+        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise SnapshotError(f"its snapshots cannot be gone on from: {said}") from error
 
 
 def recipe(

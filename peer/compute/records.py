@@ -62,6 +62,10 @@ _MOST = 64
 more than the reader's memory; one that would be, nearly all zeros, is written as it is."""
 
 
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading another peer's bytes raises."""
+
+
 def take_records(work: BuiltStages, step: int) -> dict[str, Tensor]:
     """Copies, on the host, of all that `work` needs beside the run's weights files to go on when
     `step` updates are in it."""
@@ -223,7 +227,7 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
             tensors, metadata = _read(joined(parts).data)
             hashes = _hashes(metadata)
             tensors |= _decoded(metadata, tensors)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except _UNREADABLE as error:
             raise SnapshotError(f"a snapshot of {size} bytes cannot be read: {error}") from None
         for name in sorted(hashes.keys() - tensors.keys()):
             raise SnapshotError(f"a snapshot is damaged: it lacks {name!r}")
@@ -243,7 +247,7 @@ def coded_specs(weights: Weights) -> dict[str, ShapeDtype]:
             str(name): ShapeDtype(tuple(int(n) for n in sizes), getattr(torch, str(dtype)))
             for name, (_, dtype, sizes) in notes.items()
         }
-    except (ValueError, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise SnapshotError(f"the notes of a snapshot cannot be read: {error}") from None
 
 
@@ -253,7 +257,7 @@ def decoded(weights: Weights, name: str) -> Tensor:
         notes: dict[str, _Note] = json.loads(weights.metadata[_CODED])
         metadata = {_CODED: json.dumps({name: notes[name]})}
         return _decoded(metadata, {name: weights[name]})[name]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise SnapshotError(f"{name!r} of a snapshot cannot be decoded: {error}") from None
 
 

@@ -230,7 +230,8 @@ class Streams:
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on from the states of a snapshot, in place of those here. Raises CodecError for a
-        name that is no stream of this peer under this plan; nothing has changed then."""
+        name that is no stream of this peer under this plan, and for a state that is of no tensor of
+        it; nothing has changed then."""
         states: dict[Transfer, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             stream, part = stream_of(name)
@@ -243,6 +244,9 @@ class Streams:
                     f"the plan has no stream with a state at {self._peer} for {stream}: the "
                     "snapshot is of another plan"
                 )
+            # A state of another tensor is found out now, and not by the frame that it would break.
+            dtype = getattr(torch, coding.body.dtype)
+            Stream(coding.codec, state).encode(torch.zeros(coding.body.sizes, dtype=dtype), 0)
             ends[stream] = _End(Stream(coding.codec, state))
         with self._lock:
             self._ends = ends

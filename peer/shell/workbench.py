@@ -395,8 +395,8 @@ def code_of(error: Exception, otherwise: str) -> str:
 
 
 def code_of_action(error: Exception) -> str:
-    """A word for programs about an action that raised: "data" for what its samples ask for."""
-    return "data" if isinstance(error, DataError) else "compute"
+    """A word for programs about an action that raised: "data", "snapshot", or else "compute"."""
+    return found if (found := code_of(error, "")) in ("data", "snapshot") else "compute"
 
 
 def _nothing(_: object) -> None:
