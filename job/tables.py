@@ -201,7 +201,7 @@ class Data(Settings):
 class PlanOptions(Settings):
     """[plan]: what the scheduler may do."""
 
-    scheduler: Literal["auto", "uniform", "equal-compute", "op-fence", "exact", "swarm"] = "auto"
+    scheduler: Literal["auto", "uniform", "equal-compute", "op-fence", "swarm"] = "auto"
     """Which planner decides."""
     schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "listed"] = "auto"
     """Order of forward and backward; "auto": the planner chooses."""

@@ -4,7 +4,6 @@ __all__ = [
     "alternatives",
     "auto",
     "coded",
-    "exact",
     "form_result",
     "replan",
     "schedulers",

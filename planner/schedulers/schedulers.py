@@ -10,12 +10,11 @@ from ..base.interface import NoPlan, Planner, PlanRequest
 from ..swarm.swarm import swarm
 from .auto import BASELINES, auto
 from .coded import plan_with_codecs
-from .exact import exact
 from .swapped import swapped
 
 __all__ = ["PLANNERS", "plan"]
 
-PLANNERS: dict[str, Planner] = {**BASELINES, "exact": exact, "swarm": swarm, "auto": auto}
+PLANNERS: dict[str, Planner] = {**BASELINES, "swarm": swarm, "auto": auto}
 """The names of `plan.scheduler`."""
 
 

@@ -554,7 +554,7 @@ def test_what_routed_microbatches_cannot_be_is_refused_by_its_key(tables: dict, 
         ("in_flight = 0", "`plan.in_flight` is 0: expected 1 or more"),
         ('in_flight = 4\nschedule = "1f1b"', '"auto" is, with schedule = "1f1b"'),
         ('in_flight = 4\nscheduler = "op-fence"', '"auto" is, with scheduler = "op-fence"'),
-        ('schedule = "listed"\nscheduler = "exact"', 'are, with scheduler = "exact"'),
+        ('schedule = "listed"\nscheduler = "uniform"', 'are, with scheduler = "uniform"'),
         ('schedule = "listed"\n[recovery]\nladder = ["neighbour+"]', '"neighbour+" in recovery'),
     ],
 )

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 
+from shoal.benchmarks.planning.exact import prove
 from shoal.dag.cost.network import Network, uniform
 from shoal.dag.plan.plan import PeerId
 from shoal.planner.base.interface import (
@@ -21,7 +22,6 @@ from shoal.planner.base.interface import (
 from shoal.planner.cost.candidate import Candidate, StageShare, to_plan
 from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.schedulers.auto import BASELINES, auto, choose
-from shoal.planner.schedulers.exact import prove
 from shoal.planner.schedulers.schedulers import PLANNERS, plan
 from shoal.planner.search.search import SearchSpace
 from shoal.planner.search.seeds import from_plan
@@ -287,7 +287,7 @@ def test_a_plan_and_its_candidate_are_the_same_thing() -> None:
 
 
 def test_every_planner_stands_under_its_name() -> None:
-    assert list(PLANNERS) == ["uniform", "equal-compute", "op-fence", "exact", "swarm", "auto"]
+    assert list(PLANNERS) == ["uniform", "equal-compute", "op-fence", "swarm", "auto"]
     request = random_case(10, operators=6, peers=3)
     for name in PLANNERS:
         pipelines = None if name == "swarm" else 1

@@ -1,4 +1,4 @@
-"""The exact planner against an unpruned enumeration, and what any optimum must obey."""
+"""The proven optimum against an unpruned enumeration, and what any optimum must obey."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import random
 import numpy as np
 import pytest
 
+from shoal.benchmarks.planning.exact import prove
 from shoal.dag.cost.network import Network
-from shoal.planner.base.interface import NoPlan, PlanRequest
+from shoal.planner.base.interface import PlanRequest
 from shoal.planner.cost.candidate import Candidate, chain
 from shoal.planner.cost.cost_model import CostModel
-from shoal.planner.schedulers.exact import MOST_OPERATORS, exact, prove
 from shoal.tests.planner.cases import random_case
 
 
@@ -88,31 +88,10 @@ def test_a_faster_pair_never_makes_the_optimum_slower(seed: int) -> None:
         before = after
 
 
-def test_its_plan_is_valid_fits_and_says_why() -> None:
-    request = random_case(3, operators=8, peers=4)
-    made = exact(request)
-    made.plan.validate(len(request.costs))
-    memory = {o.peer: o.device_memory_bytes for o in request.offers}
-    assert all(p.device_bytes <= memory[p.peer] for p in made.report.predicted.peers)
-    assert made.report.reasons[0].startswith("proven best of ")
-    assert {s.peer for s in made.report.spares} | set(made.plan.peers) == set(memory)
-
-
-def test_fixed_stages_and_recomputation_are_kept() -> None:
-    request = random_case(4, operators=8, peers=4)
-    options = dataclasses.replace(request.options, stages=2, recompute=True)
-    made = exact(dataclasses.replace(request, options=options))
-    assert len(made.plan.stages) == 2
-    assert all(s.recompute for s in made.plan.stages)
-
-
-def test_larger_requests_are_refused_with_the_limit() -> None:
-    cases = (random_case(seed, operators=MOST_OPERATORS + 8, peers=3) for seed in range(9))
-    request = next(case for case in cases if len(case.costs) > MOST_OPERATORS)
-    with pytest.raises(NoPlan, match="up to 12 operators and 6 peers"):
-        exact(request)
-    several = dataclasses.replace(
-        random_case(1), options=dataclasses.replace(request.options, pipelines=2)
-    )
-    with pytest.raises(NoPlan, match="knows one pipeline"):
-        exact(several)
+def test_recomputation_takes_longer_and_needs_less() -> None:
+    judge = CostModel(random_case(4, operators=8, peers=4))
+    plain, again = (prove(judge, "1f1b", stages=2, recompute=r) for r in (False, True))
+    assert again.seconds > plain.seconds
+    assert again.best is not None
+    assert all(s.recompute for s in again.best.pipelines[0])
+    assert len(again.best.pipelines[0]) == 2

@@ -1,6 +1,7 @@
 """The provably best plan of a small request: one pipeline, fixed microbatches and schedule, one
-topological order, no recomputation unless the job asks for it; every ordered subset of the peers
-and every cut, one share for each peer.
+topological order, no recomputation unless it is asked for; every ordered subset of the peers and
+every cut, one share for each peer. 12 operators on 6 peers are 640,000 candidates; most fall to the
+bounds. What planners are held against (scheduler.py, tests/planner/schedulers/test_auto.py).
 
 Bounds, for a cut into K stages and K peers in some order:
 
@@ -25,20 +26,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.plan.plan import ScheduleName
-from ...dag.plan.report import PlanWithReport
-from ...dag.schedule.orders.schedules import first_of
-from ..base.interface import NoPlan, PlanRequest
-from ..cost.candidate import Candidate, chain
-from ..cost.cost_model import CostModel
-from ..search.enough import no_plan
-from ..search.reasons import spare_reasons
+from shoal.dag.plan.plan import ScheduleName
+from shoal.planner.cost.candidate import Candidate, chain
+from shoal.planner.cost.cost_model import CostModel
 
-__all__ = ["MOST_OPERATORS", "MOST_PEERS", "Proof", "exact", "prove"]
-
-MOST_OPERATORS = 12
-MOST_PEERS = 6
-"""12 operators on 6 peers are 640,000 candidates; most fall to the bounds."""
+__all__ = ["Proof", "prove"]
 
 _CLOSE = 1 - 1e-12
 """A bound within rounding of the best seconds cannot be beaten."""
@@ -56,37 +48,6 @@ class Proof:
     """Cuts whose program was needed."""
     played: int
     """Candidates that went through the event calculation."""
-
-
-def exact(request: PlanRequest) -> PlanWithReport:
-    """Raises NoPlan, also when the request is larger than MOST_OPERATORS or MOST_PEERS or asks for
-    several pipelines."""
-    operators, peers = len(request.costs), len(request.offers)
-    if operators > MOST_OPERATORS or peers > MOST_PEERS:
-        raise NoPlan(
-            f"the exact planner takes up to {MOST_OPERATORS} operators and {MOST_PEERS} peers, "
-            f"this is {operators} operators on {peers} peers: set plan.scheduler to auto",
-            "model",
-        )
-    options = request.options
-    if (options.pipelines or 1) > 1:
-        raise NoPlan(
-            f"the exact planner knows one pipeline, plan.pipelines is {options.pipelines}: set "
-            "plan.scheduler to auto",
-            "model",
-        )
-    judge = CostModel(request)
-    schedule = first_of(options.schedule)
-    proof = prove(judge, schedule, stages=options.stages, recompute=bool(options.recompute))
-    if proof.best is None:
-        raise no_plan(judge)
-    reasons = (
-        f"proven best of {proof.candidates} candidates with one pipeline under {schedule}: "
-        f"{proof.seconds:.4g} s; {proof.played} were played, the bounds exclude the others",
-    )
-    return judge.plan(
-        proof.best, reasons=reasons, spares=spare_reasons(judge, proof.best, proof.seconds)
-    )
 
 
 def prove(
