@@ -5,31 +5,23 @@
 - `equal_compute`: every stage takes equally long, peers faster or slower; within SLACK of the best,
   the cut with the fewest bytes across. Blind to bandwidth.
 
-Both take the peers in the order of joining:
-
-- `stages = N`: the first N peers (N · pipelines of them) that are enough; if these have too little
-  memory, those with the most memory;
-- otherwise all peers. While no cut fits, or there are more peers than operators, the peer with the
-  least memory becomes a spare.
-
-Where equal shares do not fit, they are as equal as memory allows. With `pipelines = P` the peers
-form P rows of as many stages, which share the microbatches evenly. Under "interleaved" every peer
-has CHUNKS stages where that fits. Forwards are computed again only where nothing fits without.
+Both take peers in the order of joining: the first that are enough for the stages asked for, or, if
+these have too little memory, those with most; else all of them, of whom the one with least memory
+becomes a spare while no cut fits. Where equal shares do not fit, they are as equal as memory
+allows. Forwards are computed again only where nothing fits without.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...dag.plan.plan import ScheduleName
 from ...dag.plan.report import PlanWithReport, Spare
 from ...dag.schedule.orders.schedules import SCHEDULES, first_of, interleaves
-from ...job.words import size_text, some_of
+from ...job.words import count_of, size_text
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
@@ -38,217 +30,133 @@ from ..network.pathcut import Path, least_bottleneck, possible, soonest_fill
 
 __all__ = ["CHUNKS", "equal_compute", "uniform"]
 
-Floats = NDArray[np.float64]
-
 CHUNKS = 2
 """Stages of a peer under "interleaved", where the graph has operators for them."""
-MOST_HOLDERS = 8
-"""Of a stage, named in the plan's reasons."""
 SLACK = 0.05
 """How much above the best bottleneck a stage may be for a cheaper cut."""
 MOST_POSITIONS = 1024
 """Positions that are tried where equal shares do not fit."""
 
+Rows = tuple[tuple[int, ...], ...]
+"""By pipeline, the peer of each stage."""
+
 
 def uniform(request: PlanRequest, judge: CostModel | None = None) -> PlanWithReport:
     """Equal operators. `judge`: the request's, where there is one already. Raises NoPlan."""
-    return _Baseline(request, "operators", judge).plan()
+    return _plan(request, judge or CostModel(request), by_operators=True)
 
 
 def equal_compute(request: PlanRequest, judge: CostModel | None = None) -> PlanWithReport:
     """Equal seconds. `judge` as for `uniform`. Raises NoPlan."""
-    return _Baseline(request, "compute", judge).plan()
+    return _plan(request, judge or CostModel(request), by_operators=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """The chosen peers: rows[p][k] holds stage k of pipeline p; the others with their reasons."""
+def _plan(request: PlanRequest, judge: CostModel, by_operators: bool) -> PlanWithReport:
+    refuse_impossible(request)
+    schedule, pipelines = first_of(request.options.schedule), request.options.pipelines or 1
+    each, more = divmod(request.microbatches, pipelines)
+    counts = tuple(each + (p < more) for p in range(pipelines))
+    first: tuple[list[int], list[int]] | None = None
+    for recompute, (rows, spares) in itertools.product(
+        recomputes(judge), list(_rows(request, pipelines))
+    ):
+        stages = len(rows[0])
+        live = [SCHEDULES[schedule].live(stages, k, counts[0]) for k in range(stages)]
+        rooms = [_room(request, rows, k) for k in range(stages)]
+        first = first or (rooms, live)
+        for cuts in _cuts(judge, rows, rooms, live, recompute, by_operators):
+            spans = list(itertools.pairwise(cuts))
+            shares = (
+                tuple(StageShare(p, *span, recompute) for p, span in zip(row, spans, strict=True))
+                for row in rows
+            )
+            candidate = Candidate(tuple(shares), counts, schedule)
+            if judge.fits(candidate):
+                sizes = [b - a for a, b in spans]
+                text = f"equal {'operators' if by_operators else 'compute'}: " + (
+                    f"{count_of(stages, 'stage')} of {min(sizes)} to {max(sizes)} operators over "
+                    "the peers in the order of joining, whatever their links"
+                )
+                return judge.plan(candidate, reasons=[text], spares=spares)
+    assert first is not None, "there is at least one set of rows"
+    raise shortage(judge, first[0], max(first[1]))
 
-    rows: tuple[tuple[int, ...], ...]
-    spares: tuple[Spare, ...]
 
-    @classmethod
-    def of(
-        cls, peers: Sequence[int], pipelines: int, chunks: int, spares: Sequence[Spare]
-    ) -> _Grid:
+def _rows(request: PlanRequest, pipelines: int) -> Iterator[tuple[Rows, list[Spare]]]:
+    """Who may hold what, and who is left over and why; the best first, at least one."""
+    offers, options, operators = request.offers, request.options, len(request.graph.operators)
+    several = interleaves(options.schedule)
+
+    def rows(peers: Sequence[int], chunks: int) -> Rows:
         each = len(peers) // pipelines
-        rows = (tuple(peers[p * each : (p + 1) * each]) * chunks for p in range(pipelines))
-        return cls(tuple(rows), tuple(spares))
+        return tuple(tuple(peers[p * each :][:each]) * chunks for p in range(pipelines))
 
-    @property
-    def stages(self) -> int:
-        return len(self.rows[0])
-
-    def holders(self, stage: int) -> tuple[int, ...]:
-        return tuple(row[stage] for row in self.rows)
-
-
-class _Baseline:
-    def __init__(self, request: PlanRequest, equal: str, judge: CostModel | None) -> None:
-        refuse_impossible(request)
-        self.request, self.equal = request, equal
-        self.judge = judge or CostModel(request)
-        self.pipelines = request.options.pipelines or 1
-
-    @property
-    def schedule(self) -> ScheduleName:
-        return first_of(self.request.options.schedule)
-
-    def plan(self) -> PlanWithReport:
-        widest: _Grid | None = None
-        for recompute in recomputes(self.judge):
-            for grid in self._grids():
-                widest = widest or grid
-                for cuts in self._cuts(grid, recompute):
-                    candidate = self._candidate(grid, cuts, recompute)
-                    if self.judge.fits(candidate):
-                        reasons = list(self._reasons(grid, cuts, recompute))
-                        return self.judge.plan(candidate, reasons=reasons, spares=grid.spares)
-        assert widest is not None, "there is at least one grid"
-        rooms = [self._room(widest, k) for k in range(widest.stages)]
-        live = max(self._live(k, widest.stages) for k in range(widest.stages))
-        raise shortage(self.judge, rooms, live)
-
-    def _candidate(self, grid: _Grid, cuts: Sequence[int], recompute: bool) -> Candidate:
-        each, more = divmod(self.request.microbatches, self.pipelines)
-        return Candidate(
-            tuple(
-                tuple(
-                    StageShare(p, a, b, recompute)
-                    for p, a, b in zip(row, cuts, cuts[1:], strict=False)
-                )
-                for row in grid.rows
-            ),
-            tuple(each + (p < more) for p in range(self.pipelines)),
-            self.schedule,
-        )
-
-    # ------------------------------------------------------------ who
-
-    def _grids(self) -> Iterator[_Grid]:
-        """The best first; there is at least one."""
-        request, options = self.request, self.request.options
-        offers, operators, pipelines = request.offers, len(request.graph.operators), self.pipelines
-        everyone = range(len(offers))
-        chunks = CHUNKS if interleaves(self.schedule) else 1
-        if options.stages is not None:
-            if options.stages % chunks or options.stages < 2 * chunks:
-                chunks = 1
-            size = options.stages // chunks * pipelines
-            if len(offers) < size:
-                raise NoPlan(f"{size} peers are needed, {len(offers)} are on offer", "peers")
-            by_memory = sorted(everyone, key=lambda i: -offers[i].device_memory_bytes)[:size]
-            why = f"the job asks for {options.stages} stages"
-            why += f" in {pipelines} pipelines" if pipelines > 1 else ""
-            for chosen in (list(everyone)[:size], sorted(by_memory)):
-                spares = [Spare(offers[i].peer, why) for i in everyone if i not in chosen]
-                yield _Grid.of(chosen, pipelines, chunks, spares)
-            return
-        left = list(everyone)
-        spares = []
-        while len(left) >= pipelines:
-            stages = len(left) // pipelines
+    memory, left = [o.device_memory_bytes for o in offers], list(range(len(offers)))
+    spares: list[Spare] = []
+    if (stages := options.stages) is not None:
+        chunks = CHUNKS if several and stages % CHUNKS == 0 and stages >= 2 * CHUNKS else 1
+        size = stages // chunks * pipelines
+        if len(offers) < size:
+            raise NoPlan(f"{size} peers are needed, {len(offers)} are on offer", "peers")
+        why = f"the job asks for {stages} stages"
+        why += f" in {pipelines} pipelines" if pipelines > 1 else ""
+        for chosen in (left[:size], sorted(sorted(left, key=lambda i: -memory[i])[:size])):
+            out = [Spare(o.peer, why) for i, o in enumerate(offers) if i not in chosen]
+            yield rows(chosen, chunks), out
+        return
+    while (stages := len(left) // pipelines) > 0:
+        if stages <= operators:
+            odd = f"{len(left)} peers do not divide into {pipelines} pipelines"
+            out = [*spares, *(Spare(offers[i].peer, odd) for i in left[stages * pipelines :])]
+            # Stages that share a peer's memory equally may not fit where one does.
+            if several and 1 < stages <= operators // CHUNKS:
+                yield rows(left[: stages * pipelines], CHUNKS), out
+            yield rows(left[: stages * pipelines], 1), out
+        # The later one of equals goes, so that who joined first stays; of very many, several.
+        for _ in range(max(1, len(left) // 16)):
+            least = min(reversed(left), key=lambda i: memory[i])
+            left.remove(least)
+            why = f"more peers ({len(offers)}) than operators ({operators})"
             if stages <= operators:
-                odd = left[stages * pipelines :]
-                why = f"{len(left)} peers do not divide into {pipelines} pipelines"
-                several = chunks > 1 and stages > 1 and stages * chunks <= operators
-                # Stages that share a peer's memory equally may not fit where one does.
-                for each in (chunks, 1) if several else (1,):
-                    yield _Grid.of(
-                        left[: stages * pipelines],
-                        pipelines,
-                        each,
-                        spares + [Spare(offers[i].peer, why) for i in odd],
-                    )
-            # The later one of equals goes, so that who joined first stays; of very many, several.
-            for _ in range(max(1, len(left) // 16)):
-                least = min(reversed(left), key=lambda i: offers[i].device_memory_bytes)
-                left.remove(least)
-                memory = size_text(offers[least].device_memory_bytes)
-                why = (
-                    f"more peers ({len(offers)}) than operators ({operators})"
-                    if stages > operators
-                    else f"its memory ({memory}) is the least and too small for a stage beside the "
-                    "others"
-                )
-                spares = [*spares, Spare(offers[least].peer, why)]
-                stages = len(left) // pipelines
+                why = f"its memory ({size_text(memory[least])}) is the least and too small for a "
+                why += "stage beside the others"
+            spares.append(Spare(offers[least].peer, why))
+            stages = len(left) // pipelines
 
-    def _room(self, grid: _Grid, stage: int) -> int:
-        """Device bytes of the stage's smallest holder, divided among the stages that it has."""
-        chunks = grid.rows[0].count(grid.rows[0][stage])
-        offers = self.request.offers
-        return min(offers[p].device_memory_bytes for p in grid.holders(stage)) // chunks
 
-    def _live(self, stage: int, stages: int) -> int:
-        """Microbatches of one pipeline between their forward and their backward in a stage."""
-        each = -(-self.request.microbatches // self.pipelines)
-        return SCHEDULES[self.schedule].live(stages, stage, each)
+def _room(request: PlanRequest, rows: Rows, stage: int) -> int:
+    """Device bytes of the stage's smallest holder, divided among the stages that it has."""
+    smallest = min(request.offers[row[stage]].device_memory_bytes for row in rows)
+    return smallest // rows[0].count(rows[0][stage])
 
-    # ------------------------------------------------------------ where
 
-    def _cuts(self, grid: _Grid, recompute: bool) -> Iterator[tuple[int, ...]]:
-        """The cut with equal shares; for operators then the most equal that fits."""
-        n, stages = len(self.request.graph.operators), grid.stages
-        if self.equal == "operators":
-            yield tuple((k * n + stages // 2) // stages for k in range(stages + 1))
-        needs = self.judge.needs(MOST_POSITIONS)
-        at = needs.positions
-        crossing = np.array([self.judge.crossing_bytes(int(p)) for p in at], np.float64)
-        seconds = np.array([self._shares(grid.holders(k), recompute)[at] for k in range(stages)])
-        nothing, across = np.zeros((stages, stages)), np.ones((stages, stages))
-        slack = SLACK if self.equal == "compute" else 0.0
-        lows = [
-            needs.low(
-                self._room(grid, k), self._live(k, stages), recompute, len(grid.holders(k)) > 1
-            )
-            for k in range(stages)
-        ]
-        path = Path(seconds, lows, crossing, nothing, nothing, nothing)
-        if not possible(path):
-            return
-        tight = least_bottleneck(path, 1e-9 if stages <= 64 else 1e-3)
-        assert tight is not None, "what is possible has a least bottleneck"
-        # A byte across counts more than all seconds together.
-        dear = replace(path, both=across * (1 + float(seconds[:, -1].sum())))
-        found = soonest_fill(dear, tight.bottleneck_s * (1 + slack)) or tight
-        yield tuple(int(at[c]) for c in found.cuts)
-
-    def _shares(self, holders: Sequence[int], recompute: bool) -> Floats:
-        """(operators + 1,): what the first j operators count for a stage."""
-        judge = self.judge
-        if self.equal == "operators":
-            return np.arange(judge.operators + 1, dtype=np.float64)
-        slowest = max(holders, key=lambda p: judge.forward_s[p, -1] + judge.backward_s[p, -1])
-        seconds: Floats = judge.forward_s[slowest] * (1 + recompute) + judge.backward_s[slowest]
-        return seconds
-
-    # ------------------------------------------------------------ why
-
-    def _reasons(self, grid: _Grid, cuts: Sequence[int], recompute: bool) -> Iterator[str]:
-        chain, n = self.judge.chain, self.judge.operators
-        sizes = [b - a for a, b in itertools.pairwise(cuts)]
-        total = chain.flops(0, n) or 1.0
-        flops = [chain.flops(a, b) / total for a, b in itertools.pairwise(cuts)]
-        plural = "s" if grid.stages > 1 else ""
-        if self.equal == "operators":
-            yield (
-                f"equal operators: {grid.stages} stage{plural} of {min(sizes)} to {max(sizes)} "
-                "operators over the peers in the order of joining, whatever their speeds and links"
-            )
-        else:
-            yield (
-                f"equal compute: {grid.stages} stage{plural} over the peers in the order of "
-                f"joining, FLOPs in proportion to their speeds, whatever their links; within "
-                f"{SLACK:.0%} of the best cut, the one with the fewest bytes across"
-            )
-        if recompute:
-            yield "every stage computes its forward again: without, no cut fits"
-        for k in range(min(grid.stages, 32)):
-            ops, offers = self.request.graph.operators, self.request.offers
-            a, b = cuts[k], cuts[k + 1]
-            holders = some_of([str(offers[p]) for p in grid.holders(k)], MOST_HOLDERS, " + ")
-            yield (
-                f"stage {k} [{a}, {b}) from {ops[a].name} to {ops[b - 1].name} on {holders}: "
-                f"{flops[k]:.1%} of the FLOPs"
-            )
+def _cuts(
+    judge: CostModel,
+    rows: Rows,
+    rooms: Sequence[int],
+    live: Sequence[int],
+    recompute: bool,
+    by_operators: bool,
+) -> Iterator[tuple[int, ...]]:
+    """The cut with equal shares; for operators then the most equal that fits."""
+    n, stages = judge.operators, len(rooms)
+    each = judge.forward_s * (1 + recompute) + judge.backward_s
+    if by_operators:
+        yield tuple((k * n + stages // 2) // stages for k in range(stages + 1))
+        each = np.tile(np.arange(n + 1.0), (len(each), 1))
+    slowest = [max((row[k] for row in rows), key=lambda p: each[p, -1]) for k in range(stages)]
+    needs = judge.needs(MOST_POSITIONS)
+    at, shared = needs.positions, len(rows) > 1
+    lows = [needs.low(rooms[k], live[k], recompute, shared) for k in range(stages)]
+    crossing = np.array([judge.crossing_bytes(int(p)) for p in at], np.float64)
+    nothing = np.zeros((stages, stages))
+    path = Path(each[slowest][:, at], lows, crossing, nothing, nothing, nothing)
+    if not possible(path):
+        return
+    tight = least_bottleneck(path, 1e-9 if stages <= 64 else 1e-3)
+    assert tight is not None, "what is possible has a least bottleneck"
+    # A byte across counts more than all seconds together.
+    dear = replace(path, both=nothing + 1 + float(path.seconds[:, -1].sum()))
+    slack = 1.0 if by_operators else 1 + SLACK
+    found = soonest_fill(dear, tight.bottleneck_s * slack) or tight
+    yield tuple(int(at[c]) for c in found.cuts)
