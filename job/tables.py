@@ -276,7 +276,7 @@ class Codec(Settings):
         return "none" if self.of("snapshot") == "none" else "lossless"
 
     def of(self, role: str) -> str:
-        """What is asked for one of CODEC_ROLES."""
+        """Return the text that is asked for one of CODEC_ROLES."""
         own: str | None = getattr(self, role)
         return self.default if own is None else own
 

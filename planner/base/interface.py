@@ -46,7 +46,8 @@ UNKNOWN_BYTES_PER_S = 1.25e7
 
 
 class NoPlan(ValueError):  # noqa: N818 (an answer: there is none)
-    """These peers cannot run this job. The text names the resource that is short, and by how much.
+    """Raised where peers cannot run a job. The text names the resource that is short, and by
+    how much.
 
     `code`: "memory" and "peers" can be healed by more or other peers, "model" and "plan" cannot.
     `short_bytes`: of device memory, the least that more peers would have to bring; 0: not known.
@@ -95,7 +96,7 @@ class PeerOffer:
 
     @property
     def pace(self) -> Speeds:
-        """Its speeds, as far as they are known."""
+        """Speeds of the peer, as far as they are known."""
         return self.speeds or Speeds.of_flops(self.flops_per_s or DEFAULT_FLOPS_PER_S)
 
     def __str__(self) -> str:
@@ -121,7 +122,8 @@ class CodecOptions:
     against what both ends have ("ef21")."""
 
     def of(self, role: str) -> str:
-        """What is asked for a role of the wire; "none" for one that a step's plan has no say in."""
+        """Return what is asked for a role of the wire; "none" for one that a plan has no
+        say in."""
         return str(getattr(self, role)) if role in CODED_ROLES else "none"
 
     @property
@@ -236,7 +238,7 @@ _BITS = 20
 
 
 def without_last_digits(values: Floats) -> Floats:
-    """The same numbers to a millionth, by exact operations. What differs by less than that lies
+    """Return the numbers to a millionth, by exact operations. What differs by less than that lies
     between the same two neighbours, nearly always, and becomes equal; infinities and NaN stay."""
     fraction, exponent = np.frexp(values)
     found: Floats = np.ldexp(np.rint(np.ldexp(fraction, _BITS)), exponent - _BITS)

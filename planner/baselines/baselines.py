@@ -83,7 +83,7 @@ def _plan(request: PlanRequest, judge: CostModel, by_operators: bool) -> PlanWit
 
 
 def _rows(request: PlanRequest, pipelines: int) -> Iterator[tuple[Rows, list[Spare]]]:
-    """Who may hold what, and who is left over and why; the best first, at least one."""
+    """Peers by stage of each pipeline, who is left over and why; the best first, at least one."""
     offers, options, operators = request.offers, request.options, len(request.graph.operators)
     several = interleaves(options.schedule)
 

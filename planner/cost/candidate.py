@@ -179,7 +179,8 @@ def all_to_all(stage: int, holders: Sequence[int], names: Sequence[PeerId]) -> S
 
 
 def _swapped(route: Route) -> Route:
-    """Its second and third visit the other way round, and the third and second last."""
+    """Return the route with its second and third visit the other way round, and so at its
+    end."""
     first, a, b, *rest, y, z, last = route
     return (first, b, a, *rest, z, y, last)
 

@@ -110,7 +110,7 @@ class RunRequirements:
 
 
 def read_spec(spec: RunSpec) -> RunRequirements:
-    """Raises RunSpecError."""
+    """Read what a run asks for from its spec. Raises RunSpecError."""
     for problem in problems(spec):
         raise RunSpecError(problem)
     try:
@@ -202,7 +202,7 @@ def decided(spec: RunSpec, kind: Literal["allreduce", "local"], replicas: int) -
 
 
 def _origins(model: Model) -> tuple[str, ...]:
-    """Raises RunSpecError."""
+    """Return the hosts that the model's weights are read from. Raises RunSpecError."""
     found: set[str] = set()
     for url in model.weight_names:
         if (origin := origin_of(url)) is None:

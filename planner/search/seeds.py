@@ -190,7 +190,7 @@ class Seeds:
         return None
 
     def interleaved(self) -> Iterator[Candidate]:
-        """The same peers in two and three rounds, or in as many as are asked for."""
+        """Candidates of the same peers in two and three rounds, or in as many as are asked for."""
         stages = self.space.stages
         name: ScheduleName = "interleaved"
         for k in range(2, min(len(self.by_speed), 8) + 1):

@@ -74,7 +74,7 @@ class _Found:
 
 
 def swarm(request: PlanRequest) -> PlanWithReport:
-    """Raises NoPlan."""
+    """Plan even stages with many holders, each microbatch routed by itself. Raises NoPlan."""
     refuse_impossible(request)
     options = request.options
     if options.pipelines is not None or interleaves(options.schedule) or options.swaps:
