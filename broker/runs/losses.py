@@ -200,9 +200,11 @@ class Losses:
         """Whether a peer is the run's only holder, or the only one that has its data and finds
         fault with that, and no other is there to take its part."""
         alone = self._record.peers == (member.id,) and not self._context.has_others
+        view = self._snapshots.view(now)
+        reads = (view.run.owner, view.run.spec.data.hash) in member.manifests
         # What is wrong with data that only it has, nobody else could say.
-        alone |= bool(self._record.local) and code == "data"
-        return alone and replacements(self._snapshots.view(now), (member.id,)) is None
+        alone |= bool(self._record.local) and reads and code == "data"
+        return alone and replacements(view, (member.id,)) is None
 
     def _without(
         self, peers: Sequence[PeerId], code: str, text: str, now: float

@@ -17,6 +17,8 @@ from shoal.broker.validate import validate
 from shoal.proto.broker_pb2 import FAILED, RUNNING, Fault, Ready
 from shoal.proto.common_pb2 import Reason
 from shoal.tests.broker.conftest import World, make_plan
+from shoal.tests.broker.placement.test_datasets import has, resolve
+from shoal.tests.broker.placement.test_datasets import make_spec as spec_of_private_data
 
 CODES = ("graph", "plan", "build", "data", "of no kind", "compute", "live", "\x1b")
 
@@ -132,3 +134,22 @@ def test_who_reports_what_nobody_else_has_done_convicts_nobody_and_two_do() -> N
     assert replica.context.suspects.out("silent", world.now)
     for peer in ("honest-1", "honest-2"):
         assert not replica.context.suspects.out(peer, world.now)
+
+
+@pytest.mark.parametrize("of_many", [False, True])
+def test_of_data_that_one_peer_has_only_that_one_is_believed_alone(
+    world: World, of_many: bool
+) -> None:
+    """Nobody else reads it, so a peer that says it cannot be read says what it cannot know."""
+    world.join("owner", data=has())
+    world.join("evil")
+    run, out = world.submit(spec_of_private_data(world))
+    out = resolve(world, out, "owner")
+    ask = world.only(out, MakePlan)
+    out = world.handle(PlanReady(run, ask.version, world.plan("owner", "evil"), local=("x",)))
+    settle(world, run, out)
+    assert world.state(run).phase == RUNNING
+    if of_many:
+        world.join("spare")
+    faulty(world, "evil", run, "data")
+    assert world.state(run).phase != FAILED, world.state(run).reason.text
