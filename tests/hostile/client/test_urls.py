@@ -239,3 +239,28 @@ def test_no_more_of_a_file_on_the_web_comes_than_was_listed(size: int) -> None:
         folder = WebFolder(served.address)
         data = b"".join(folder.pieces(f"{served.address}/f", 10))
         assert len(data) == min(size, 11)
+
+
+HASH = "0" * 64
+LISTINGS = [
+    "[" * 100_000,
+    '{"a":' * 100_000,
+    "null",
+    "[]",
+    '{"version": [1]}',
+    '{"version": 1, "files": []}',
+    '{"version": 1, "files": {"graph": null}, "checkpoint": {}, "spec": {}}',
+    f'{{"version": 1, "files": {{"graph": {{"sha256": "{HASH}", "bytes": -1}}}}}}',
+    f'{{"version": 1, "files": {{"graph": {{"sha256": "{HASH}", "bytes": 1e400}}}}}}',
+    f'{{"version": 1, "files": {{"../x": {{"sha256": "{HASH}", "bytes": 1}}}}}}',
+    '{"version": 1, "files": {}, "spec": {}, "checkpoint": {"step": "1e99"}}',
+    '{"version": 1, "files": {}, "checkpoint": {}, "spec": ' + '{"job": ' * 3000,
+    "9" * 5000,
+]
+
+
+@pytest.mark.parametrize("text", LISTINGS, ids=lambda text: text[:24])
+def test_a_checkpoint_that_is_none_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "checkpoint.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.json"):
+        read(str(tmp_path))

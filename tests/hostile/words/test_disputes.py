@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.broker.rounds.disputes import Disputes
@@ -69,6 +69,7 @@ def test_of_two_the_one_who_was_left_out_less_often_goes_else_who_spoke() -> Non
     assert not disputes.between([1, 2])
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(MEMBER, MEMBER), max_size=12), st.integers(0, 4))
 def test_one_member_convicts_nobody_whatever_it_says_of_whom(
     said: list[tuple[int, int]], liar: int
