@@ -1,5 +1,5 @@
 """What a graph's operators tell of a model without running it: blocks that repeat, products with
-weights, samples that stay apart, rows that tables lack."""
+weights, samples that stay apart, rows that tables lack, blocks that can be skipped."""
 
 __all__ = [
     "beside",
@@ -8,4 +8,5 @@ __all__ = [
     "products",
     "sample_kinds",
     "samples",
+    "skippable",
 ]

@@ -1,7 +1,8 @@
-"""Graphs made from graphs: the eval form, lowering to core ATen, mixed precision, and the
-vocabulary head in blocks."""
+"""Graphs made from graphs: the eval form, lowering to core ATen, mixed precision, the vocabulary
+head in blocks, and a model without some of its blocks."""
 
 __all__ = [
+    "bypass",
     "evaluation",
     "head",
     "lower",

@@ -1,0 +1,70 @@
+"""A graph without some of its blocks: what a microbatch computes that leaves them out, and the
+smaller model that is evaluated beside the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from ..analysis.skippable import skippable_blocks
+from ..ir.graph import Arg, Graph, GraphError, Operator, Ref, map_arg
+
+__all__ = ["without_blocks"]
+
+
+def without_blocks(graph: Graph, names: Collection[str]) -> Graph:
+    """The graph without the blocks of these names, their parameters and buffers; what came into
+    each goes on in place of what it made. Raises GraphError for a block that is not there, or that
+    cannot be left out, with the reason."""
+    known = {b.name: b for b in skippable_blocks(graph)}
+    instead: dict[str, str] = {}
+    gone: set[int] = set()
+    for name in names:
+        block = known.get(name)
+        if block is None:
+            raise GraphError(f"no block is named {name}: expected one of {', '.join(known)}")
+        if block.why_not:
+            raise GraphError(f"block {name} cannot be left out: it {block.why_not}")
+        instead[block.made] = block.taken
+        gone.update(range(block.start, block.stop))
+
+    def change(arg: Arg) -> Arg:
+        if not isinstance(arg, Ref):
+            return arg
+        value = arg.value
+        while value in instead:
+            value = instead[value]
+        return Ref(value)
+
+    trains = {f"param:{p.name}" for p in graph.parameters if p.trainable}
+    operators: list[Operator] = []
+    for i, op in enumerate(graph.operators):
+        if i in gone:
+            continue
+        changed = replace(
+            op,
+            args=tuple(map_arg(a, change) for a in op.args),
+            kwargs=tuple((k, map_arg(a, change)) for k, a in op.kwargs),
+        )
+        above = not trains.isdisjoint(changed.reads)
+        outputs = tuple(replace(o, grad=o.grad and above) for o in op.outputs)
+        changed = replace(changed, outputs=outputs)
+        trains.update(v for v, o in zip(changed.values, outputs, strict=True) if o.grad)
+        operators.append(changed)
+    read = {v for op in operators for v in op.reads}
+    parameters = tuple(p for p in graph.parameters if f"param:{p.name}" in read)
+    homes = {op.module for op in operators}
+    buffers = tuple(
+        b
+        for b in graph.buffers
+        # Training reads no counter and no running statistic: they go with their module.
+        if f"buffer:{b.name}" in read or (b.update and b.name.rpartition(".")[0] in homes)
+    )
+    kept = {p.name for p in parameters} | {b.name for b in buffers}
+    return replace(
+        graph,
+        operators=tuple(operators),
+        parameters=parameters,
+        buffers=buffers,
+        state=tuple(row for row in graph.state if row[1] in kept),
+    )
