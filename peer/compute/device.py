@@ -46,7 +46,10 @@ from .store import StoredValue
 
 __all__ = ["TensorSpecError", "TorchDevice"]
 
-
+_UNKNOWN_BYTES = 64 << 20
+"""Of a frame before anything was built here: one that was meant for an earlier start."""
+_ROUND_BYTES = 16 << 20
+"""Of a frame of rounds while nothing is built: a part with what all share of it takes 8.4 MB."""
 _OF_HOLDERS = (ExchangeContent.GRADIENT, ExchangeContent.DELTA)
 
 
@@ -65,6 +68,7 @@ class TorchDevice:
         self.peak_bytes = 0
         """Most that was held at once since `build`; on a CPU counted, not measured."""
         self._went_on_at = -1  # the first step behind snapshots
+        self._largest_bytes = _UNKNOWN_BYTES, 0  # of frames under the last two plans
         self._work: BuiltStages | None = None
         self._copies: torch.cuda.Stream | None = None
 
@@ -97,6 +101,8 @@ class TorchDevice:
         self.peak_bytes = 0
         self._measure()
         plan, train, flow = order.plan, order.training.train, work.flow
+        sizes = (work.streams.codings.of(t).size_bytes for t in flow.taken_by)
+        self._largest_bytes = self._largest_bytes[1], max(sizes, default=0)
         return Built(
             run=order.run,
             term=order.term,
@@ -150,15 +156,15 @@ class TorchDevice:
             if tensor is not None:
                 work.store.put(key, StoredValue(tensor, stream.record_event() if stream else None))
 
-    def most_bytes(self, key: FrameKey) -> int | None:
-        """The most that a frame of this key has under the plan; None when nothing is built, 0 for
-        one that the plan does not name. For any thread."""
+    def most_bytes(self, key: FrameKey) -> int:
+        """The most that a frame of this key has under the plan; 0 for one that the plan does not
+        name. One of another term, or while nothing is built, is as large as any of the last two
+        plans at most: it was on its way when the plan changed, or is nobody's. For any thread."""
         work, transfer = self._work, transfer_of(key)
         if key.role is Role.ROUND:
-            return work.rounds.most_bytes(key) if work and work.rounds else None
-        known = work is not None and (key.run, key.term) == (work.order.run, work.order.term)
-        if work is None or not known or key.role is Role.PROBE:
-            return None
+            return work.rounds.most_bytes(key) if work and work.rounds else _ROUND_BYTES
+        if work is None or (key.run, key.term) != (work.order.run, work.order.term):
+            return max(self._largest_bytes)
         if transfer not in work.flow.taken_by:
             return 0
         return work.streams.codings.of(transfer).size_bytes

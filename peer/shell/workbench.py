@@ -135,7 +135,7 @@ class DeviceRuntime:
     # ------------------------------------------------------------ frames
 
     def most_bytes(self, key: FrameKey) -> int | None:
-        """The most that a frame may have; None: nobody knows. For any thread."""
+        """The most that a frame may have; None: no more is known. For any thread."""
         return PART_BYTES if key.role is Role.SNAPSHOT else self._device.most_bytes(key)
 
     def holds(self, run: str, term: int) -> bool:

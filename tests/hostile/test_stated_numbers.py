@@ -31,6 +31,7 @@ from shoal.net.discovery import record
 from shoal.net.transports import grpc_transport
 from shoal.net.web import dial, web
 from shoal.peer.blobs import fetching, sharing, weight_shards
+from shoal.peer.compute import device
 from shoal.peer.core import assignment
 from shoal.peer.rounds import attempt
 from shoal.peer.shell import relayed
@@ -56,6 +57,8 @@ STATED: dict[str, float] = {
     "24 h, renews itself": ADMISSION.peer_lasts.total_seconds(),
     "30 days, renewed when used": ADMISSION.person_lasts.total_seconds(),
     "a year at most": keys.LONGEST_S,
+    "64 MiB before the first one": device._UNKNOWN_BYTES,
+    "16 MiB of rounds": device._ROUND_BYTES,
     # Peers that cannot be dialled, where the broker is
     "32 times in a row for one peer": reach._IN_A_ROW,
     "ten seconds. It dials its own host": 1 / reach._PER_S,

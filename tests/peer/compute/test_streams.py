@@ -19,6 +19,7 @@ from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import CodecChoice, PeerId
 from shoal.dag.schedule.flow import Role, Transfer
 from shoal.net.links.frame import Payload
+from shoal.peer.compute.device import TorchDevice
 from shoal.peer.compute.streams import encoding_key
 from shoal.peer.core.step import transfer_of
 
@@ -454,8 +455,12 @@ def test_a_frame_is_never_larger_than_the_plan_allows(make_case):
         assert frame.data.nbytes <= most
     device, key = world.devices["a"], key._replace(destination="a")
     assert device.most_bytes(key._replace(port="nonsense")) == 0
-    assert device.most_bytes(key._replace(term=2)) is None
-    assert device.most_bytes(key._replace(role=Role.PROBE)) is None
+    largest = max(f.data.nbytes for k, f in world.frames if k.destination == "a")
+    again = world.devices["a"]
+    again.build(replace(again._work.order, term=3))
+    for term in (2, 4):  # was on its way, or is nobody's
+        assert largest <= again.most_bytes(key._replace(term=term)) < 1 << 20
+    assert TorchDevice().most_bytes(key) == 64 << 20
 
 
 def test_reports_say_what_frames_took_by_link_role_and_codec(make_case):
