@@ -14,7 +14,14 @@ import shoal
 from shoal.cli.admission import read_token
 from shoal.cli.base import REFUSED, UNREACHABLE, WRONG
 
-UNIT = Path(shoal.__file__).parent / "docs" / "deploy" / "shoal-peer.service"
+UNITS = Path(shoal.__file__).parent / "docs" / "deploy"
+
+
+def service(name: str) -> configparser.SectionProxy:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(UNITS / name)
+    return unit["Service"]
 
 
 @pytest.mark.parametrize("given", [None, "shl1.other"])
@@ -31,12 +38,12 @@ def test_no_process_that_is_started_later_has_the_token(
 
 
 def test_a_peer_that_was_kicked_is_not_started_again_for_ever() -> None:
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read(UNIT)
-    service = unit["Service"]
-    ended = {int(code) for code in service["RestartPreventExitStatus"].split()}
+    ended = {int(n) for n in service("shoal-peer.service")["RestartPreventExitStatus"].split()}
     assert ended == {WRONG, REFUSED}
     assert UNREACHABLE not in ended, "a broker that is away comes back"
-    assert int(service["RestartMaxDelaySec"]) > int(service["RestartSec"])
-    assert int(service["RestartSteps"]) > 0
+
+
+@pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.glob("*.service")))
+def test_a_daemon_that_cannot_start_is_tried_ever_more_rarely(unit: str) -> None:
+    assert int(service(unit)["RestartMaxDelaySec"]) > int(service(unit)["RestartSec"])
+    assert int(service(unit)["RestartSteps"]) > 0
