@@ -47,6 +47,7 @@ SHIPPED_S = {
 }
 """Their simulation of the shipped schedule, by their code: expected times in its file."""
 BLIND_DRAWS = 11
+SEEDS = 5
 TOLD = 20
 """Of our search, as many of its last results are simulated by their rules, and the best counts."""
 
@@ -76,11 +77,11 @@ def simulated_s(instance: Instance, of_waves: Sequence[Sequence[LanePath]]) -> f
         return float("inf")
 
 
-def ours(instance: Instance, *, count: int = WAVES, **options: bool) -> Ours:
+def ours(instance: Instance, *, count: int = WAVES, seed: int = 0, **options: bool) -> Ours:
     """Our search, simulated by their rules. Raises AssertionError for routes that break one."""
     start, told = time.process_time(), list[Routes]()
     times = instance.times(backward_first=options.pop("backward_first", False))
-    search = RouteSearch(**options)
+    search = RouteSearch(seed=seed, **options)
     found = search_routes(instance.rules, times, instance.sizes, count, search, told=told.append)
     best = min(told[-TOLD:] or [found], key=lambda r: simulated_s(instance, r.waves))
     for wave in best.waves:
@@ -124,6 +125,9 @@ def twelve_places() -> tuple[list[Figure], list[tuple[str, float]]]:
     ordered = replace(instance, rules=replace(instance.rules, swaps=0))
     skip, both, best = ours(ordered, alike=True), ours(instance, alike=True), ours(instance)
     first = ours(instance, backward_first=True)
+    # Annealing hangs on its seed: the worst of some is stated beside the first.
+    seeds = [best, *(ours(instance, seed=seed) for seed in range(1, SEEDS))]
+    worst = max(found.step_s for found in seeds) / shipped["skippipe"]
     bound = step_bound_s(instance.rules, instance.times(), instance.sizes, WAVES)
     rows = [
         ("full pipeline, theirs (27 microbatches)", shipped["full"] / 27),
@@ -142,6 +146,7 @@ def twelve_places() -> tuple[list[Figure], list[tuple[str, float]]]:
         Figure("skippipe12_replay_error_s", error, "s", "lower"),
         Figure("skippipe12_s", best.step_s, "s", "lower"),
         Figure("skippipe12_over_theirs", best.step_s / shipped["skippipe"], "ratio", "lower"),
+        Figure("skippipe12_worst_seed_over_theirs", worst, "ratio", "lower"),
         Figure("skippipe12_over_skip_only", best.step_s / shipped["skip_only"], "ratio", "lower"),
         Figure("skippipe12_alike_over_theirs", both.step_s / shipped["skippipe"], "ratio", "lower"),
         Figure("skippipe12_over_bound", best.step_s / bound, "ratio", "lower"),

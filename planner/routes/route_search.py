@@ -51,11 +51,11 @@ class RouteSearch:
     """How long to search, and what may change."""
 
     seed: int = 0
-    rough: int = 240_000
+    rough: int = 480_000
     """Moves of the first part."""
     fine: int = 8_000
     """Moves of the second part."""
-    starts: int = 4
+    starts: int = 8
     """Runs of the first part, of which the best one goes on."""
     place: bool = True
     """Whether nodes may change their stages."""
@@ -113,12 +113,14 @@ class _Moves:
         x, y = self._below(n), self._below(n)
         if x == y or (state.stage_of[x] != state.stage_of[y] and not self.place):
             return None
-        to = {x: y, y: x}
+        s, t = state.stage_of[x], state.stage_of[y]
+        one, two = (s, x), (t, y)
+        to = {one: (s, y), two: (t, x)}
         changed = [
-            (w, k, tuple((s, to.get(node, node)) for s, node in path))
+            (w, k, tuple([to.get(visit, visit) for visit in path]))
             for w, wave in enumerate(state.paths)
             for k, path in enumerate(wave)
-            if any(node in to for _, node in path)
+            if one in path or two in path
         ]
         return changed, (x, y)
 
