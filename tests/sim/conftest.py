@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from shoal.broker.events import FormReplicas, MakePlan
 from shoal.client.models import models
 from shoal.client.submission import Prepared, prepare
+from shoal.compression.sparse.masks import SharedMask
 from shoal.dag.ir.convert import graph_to_bytes, lowered_to_bytes
 from shoal.dag.ir.graph import Graph
 from shoal.dag.ir.recipe import Recipe, make
@@ -190,6 +192,14 @@ def plans_once() -> Iterator[None]:
 
         for name in ("plan_answer", "form_answer"):
             patch.setattr(broker_shell, name, once(getattr(broker_shell, name)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def masks_once() -> Iterator[None]:
+    """Positions of a mask are not drawn again: all members ask for the same ones, and often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SharedMask, "positions", cache(SharedMask.positions))
         yield
 
 

@@ -26,6 +26,7 @@ from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain_rounds import beside, train_rounds
 from shoal.sim.round_log import committed_rounds
 from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.orders import Orders
 from shoal.sim.virtual.world import PeerSpec, World
 
 JOB: dict[str, Any] = {
@@ -68,6 +69,7 @@ class Rounds:
 
     def __init__(self, laboratory: Any) -> None:
         self.lab = laboratory(Job.from_table(JOB))
+        self.orders = Orders()
 
     def spec(self, **tables: Any) -> RunSpec:
         """Tables in place of the job's; they must not change the model."""
@@ -92,6 +94,7 @@ class Rounds:
         """The world in which it was submitted. deaths: by number of the record of the world, who
         dies there; `also` sees each, too."""
         world = self.lab.world(list(peers), log=False, device=device, wan=wan)
+        world.orders = self.orders
         self.monitor = Monitor(world)
         world.until(lambda: len(world.broker.machine.members.pool) == len(peers))
         run = world.submit(self.spec(**tables))

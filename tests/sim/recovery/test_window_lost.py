@@ -22,7 +22,7 @@ from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask
 from shoal.tests.sim.played_rounds import Rounds, outcome, sites, sync_of
 
-pytestmark = pytest.mark.usefixtures("plans_once")
+pytestmark = pytest.mark.usefixtures("plans_once", "masks_once")
 
 THREE, FOUR = sites(1e7, 1e7, 1e7), sites(1e7, 1e7, 1e7, 1e7)
 SIX, SEVEN = sites(*[1e7] * 6), sites(*[1e7] * 7)
@@ -94,21 +94,23 @@ def test_no_holder_is_past_a_round_before_all_have_its_version(rounds: Rounds) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", ["saps", "ring", "saps-outer"])
 def test_holders_of_pipelines_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
     asked, peers = tables(method, steps=10, stages=2), sites(*[1e7] * 9)
     rounds.play(peers, **asked)
-    for deaths in rounds.two_deaths(40, 6):
+    for deaths in rounds.two_deaths(13, 6):
         world, run = rounds.play(peers, deaths, **asked)
         rounds.assert_expected(world, run, what=deaths)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", ["saps", "ring", "saps-outer"])
 def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
     asked, peers = tables(method, replicas=4, steps=10), sites(*[1e7] * 6)
     rounds.play(peers, **asked)
-    for deaths in rounds.two_deaths(40, 4):
+    for deaths in rounds.two_deaths(13, 4):
         world, run = rounds.play(peers, deaths, **asked)
         rounds.assert_expected(world, run, what=deaths)
 
