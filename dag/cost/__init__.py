@@ -14,4 +14,5 @@ __all__ = [
     "speed",
     "trial",
     "unshared",
+    "weight_memory",
 ]

@@ -1,5 +1,5 @@
-"""Running one stage: its `fx.GraphModule`, stand-ins for kernels that trust their caller, and a
-lost stage made anew from its neighbours."""
+"""Running one stage: its `fx.GraphModule`, stand-ins for kernels that trust their caller, the
+weight half of its backward, and a lost stage made anew from its neighbours."""
 
 __all__ = [
     "execute",
@@ -8,4 +8,5 @@ __all__ = [
     "saved",
     "stage_module",
     "stand_ins",
+    "weight_half",
 ]

@@ -5,6 +5,9 @@ The second of the two planes (docs/architecture.md, "Two planes").
     forward    values at the input ports  ->  values at the output ports, and the results
     backward   gradients of what left     ->  gradients of what came
 
+A backward may be split: `backward_input` gives the gradients of what came, and `backward_weight`
+adds those of the parameters later (weight_half.py).
+
 Rules that keep this equal to plain autograd on the whole model:
 
 1. A tensor that comes through a port is a leaf here, and one that leaves is detached. Between them
@@ -16,7 +19,9 @@ Rules that keep this equal to plain autograd on the whole model:
 4. The loss of a microbatch is seeded with the microbatch's weight.
 5. Running a microbatch changes no buffer. It returns statistics, and `apply_updates` applies those
    of all microbatches in their order when the step ends.
-6. Whatever (step, microbatch) keeps for its backward is gone after it.
+6. Whatever (step, microbatch) keeps for its backward is gone after it. Of a split one, only what
+   the weights' gradients need is left until its second half. Second halves come in the order of
+   the first ones, so that sums are those of rule 3, to the bit.
 7. A stage that recomputes keeps what came and the data that it read, and no graph: its backward
    runs the forward again on them, now with autograd. Nothing differs between the two runs, as masks
    hang on (seed, step, microbatch), and parameters and buffers change only when a step ends. The
@@ -32,12 +37,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..analysis.weight_gradients import WeightGradient, WeightGradients, weight_gradients
 from ..ir.graph import Graph, TensorSpec
 from ..ir.random import step_key, table
 from ..transforms.evaluation import evaluation as evaluation_form
 from .rows import RowError, lacking
 from .saved import SavedTensors
 from .stage_module import StageModule, build
+from .weight_half import Noted, WeightHalf, accumulate, held_bytes, input_half
 
 if TYPE_CHECKING:
     from ..plan.cut import Stage
@@ -85,6 +92,7 @@ class _Kept:
     leaves: dict[str, Tensor]
     roots: dict[str, Tensor]
     taken: dict[str, Tensor] | None = None
+    notes: Sequence[Noted | None] = ()
 
 
 class StageExecutor:
@@ -95,7 +103,8 @@ class StageExecutor:
     owns copies: two stages never share a parameter. For a core peer, `graph` is the lowered graph
     and `operators` the interval there; ports and names stay those of `stage`. `evaluation` is an
     evaluation form with its interval; without it, that of `graph` is derived when first used.
-    `recompute`: whether a backward computes the forward again (rule 7), for less memory.
+    `recompute`: whether a backward computes the forward again (rule 7), for less memory. `split`:
+    whether forwards take down what a split backward needs.
 
     Not thread-safe: one call at a time.
     """
@@ -111,6 +120,7 @@ class StageExecutor:
         operators: tuple[int, int] | None = None,
         evaluation: tuple[Graph, tuple[int, int]] | None = None,
         recompute: bool = False,
+        split: bool = False,
     ) -> None:
         self.stage = stage
         self.device = torch.device(device)
@@ -146,9 +156,16 @@ class StageExecutor:
         self._results = stage.results
         if stage.makes_loss:
             self._results += tuple(value for value in self._received if value in reported)
-        self._training = self._build(graph, self._operators, tuple(self._statistics.values()))
+        waits = WeightGradients()
+        if split:
+            waits = weight_gradients(graph, *self._operators, self._roots)
+        statistics = tuple(self._statistics.values())
+        self._training = self._build(graph, self._operators, statistics, waits.operators)
+        at_once = (n for n in stage.trainable if f"param:{n}" not in waits.parameters)
+        self._at_once = tuple(self.parameters[name] for name in at_once)
         self._evaluating: StageModule | None = None
         self._kept: dict[tuple[int, int], _Kept] = {}
+        self._waiting: dict[tuple[int, int], list[WeightHalf]] = {}
 
     def _own(self, kind: str, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """A copy on the device; raises TensorSpecError when it is not what the graph names."""
@@ -156,9 +173,15 @@ class StageExecutor:
         check_spec(value, tensor, self._graph.spec[value])
         return tensor.to(self.device, copy=True, memory_format=torch.contiguous_format)
 
-    def _build(self, graph: Graph, where: tuple[int, int], extra: tuple[str, ...]) -> StageModule:
+    def _build(
+        self,
+        graph: Graph,
+        where: tuple[int, int],
+        extra: tuple[str, ...],
+        waits: Sequence[WeightGradient] = (),
+    ) -> StageModule:
         gives = tuple(dict.fromkeys((*self._sent, *self._results, *extra)))
-        return build(graph, *where, gives, self._standing, self.device)
+        return build(graph, *where, gives, self._standing, self.device, waits)
 
     @property
     def _standing(self) -> dict[str, Tensor]:
@@ -170,6 +193,16 @@ class StageExecutor:
     def live(self) -> tuple[tuple[int, int], ...]:
         """The (step, microbatch) pairs that wait for their backward."""
         return tuple(self._kept)
+
+    @property
+    def waiting(self) -> tuple[tuple[int, int], ...]:
+        """The (step, microbatch) pairs that wait for the second half of their backward."""
+        return tuple(self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What those keep, beside parameters and buffers; an embedding's ids are not counted."""
+        return held_bytes(self._waiting.values(), self._standing.values())
 
     def forward(
         self,
@@ -190,11 +223,11 @@ class StageExecutor:
         leaves: dict[str, Tensor] = {}
         if backward:
             leaves = {value: taken[value].requires_grad_() for value in self._leaves}
-        made = self._run(step, microbatch, taken, grad=backward and not self.recompute)
+        made, notes = self._run(step, microbatch, taken, grad=backward and not self.recompute)
         if backward and self.recompute:
             self._kept[step, microbatch] = _Kept(leaves, {}, taken)
         elif backward:
-            self._kept[step, microbatch] = _Kept(leaves, self._differentiable(made))
+            self._kept[step, microbatch] = _Kept(leaves, self._differentiable(made), notes=notes)
         forwarded = self._forwarded(made)
         forwarded.updates.update(
             {name: made[value].detach() for name, value in self._statistics.items()}
@@ -211,13 +244,42 @@ class StageExecutor:
         this stage makes it; at 0 the loss is left out altogether, because the mean over nothing is
         NaN and the microbatch contributes nothing.
         """
+        kept = self._again(step, microbatch)
+        roots, seeds = self._seeds(kept, grads, weight)
+        if roots:
+            torch.autograd.backward(roots, seeds)
+        return {value: leaf.grad for value, leaf in kept.leaves.items()}
+
+    def backward_input(
+        self, step: int, microbatch: int, grads: Gradients, weight: float = 1.0
+    ) -> dict[str, Tensor | None]:
+        """As `backward`, but for the gradients of parameters that `backward_weight` adds."""
+        kept = self._again(step, microbatch)
+        roots, seeds = self._seeds(kept, grads, weight)
+        noted = [*zip(self._training.waiting, kept.notes, strict=True)]
+        back, waiting = input_half(roots, seeds, kept.leaves, self._at_once, noted)
+        self._waiting[step, microbatch] = waiting
+        return back
+
+    def backward_weight(self, step: int, microbatch: int) -> None:
+        """Accumulates the parameter gradients that `backward_input` left out."""
+        accumulate(self._waiting.pop((step, microbatch)))
+
+    def _again(self, step: int, microbatch: int) -> _Kept:
+        """What a backward needs, which nobody keeps from here on."""
         kept = self._kept.pop((step, microbatch))
-        outputs = kept.roots
-        if kept.taken is not None:
-            outputs = self._differentiable(self._run(step, microbatch, kept.taken, grad=True))
+        if kept.taken is None:
+            return kept
+        made, notes = self._run(step, microbatch, kept.taken, grad=True)
+        return _Kept(kept.leaves, self._differentiable(made), notes=notes)
+
+    def _seeds(
+        self, kept: _Kept, grads: Gradients, weight: float
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Where gradients start from, and those that they start with."""
         roots: list[Tensor] = []
         seeds: list[Tensor] = []
-        for value, root in outputs.items():
+        for value, root in kept.roots.items():
             seed = self._total(grads.get(value))
             if value == self._loss and weight != 0:
                 own = torch.full_like(root, weight)
@@ -225,9 +287,7 @@ class StageExecutor:
             if seed is not None:
                 roots.append(root)
                 seeds.append(seed)
-        if roots:
-            torch.autograd.backward(roots, seeds)
-        return {value: leaf.grad for value, leaf in kept.leaves.items()}
+        return roots, seeds
 
     def evaluate(self, ports: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Forwarded:
         """Runs the evaluation form (running batch-norm statistics, no dropout) without autograd;
@@ -242,13 +302,13 @@ class StageExecutor:
         key = (step_key(self._seed, 0, 0),) if module.takes_key else ()
         try:
             with torch.no_grad():
-                made = module.run(*(taken[value] for value in module.takes), *key)
+                made, _ = module.made([*(taken[value] for value in module.takes), *key])
         except (IndexError, RuntimeError) as error:
             found = lacking(*self._evaluation, {**taken, **self._standing}, error)
             if found is None:
                 raise
             raise found from error
-        return self._forwarded(dict(zip(module.gives, made, strict=True)))
+        return self._forwarded(made)
 
     def apply_updates(self, statistics: Sequence[Mapping[str, Tensor]]) -> None:
         """Changes the buffers that this stage updates: once per microbatch of the step, with the
@@ -274,6 +334,7 @@ class StageExecutor:
     def forget(self) -> None:
         """Drops what unfinished microbatches keep, e.g. when a term ends."""
         self._kept.clear()
+        self._waiting.clear()
 
     def _place(
         self, ports: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
@@ -285,8 +346,9 @@ class StageExecutor:
 
     def _run(
         self, step: int, microbatch: int, taken: Mapping[str, Tensor], *, grad: bool
-    ) -> dict[str, Tensor]:
-        """What the training form makes of a microbatch, by value name."""
+    ) -> tuple[dict[str, Tensor], Sequence[Noted | None]]:
+        """What the training form makes of a microbatch, by value name, and what it took down for
+        the weight half."""
         module = self._training
         args: list[object] = [taken[value] for value in module.takes]
         if module.takes_key:
@@ -295,7 +357,7 @@ class StageExecutor:
             if grad and not self.saved_bytes:
                 return self._counted(args, taken)
             with torch.set_grad_enabled(grad):
-                return dict(zip(module.gives, module.run(*args), strict=True))
+                return module.made(args)
         except (IndexError, RuntimeError) as error:
             values = {**taken, **self._standing}
             key = step_key(self._seed, step, microbatch) if module.takes_key else 0
@@ -304,18 +366,20 @@ class StageExecutor:
                 raise
             raise found from error
 
-    def _counted(self, args: Sequence[object], taken: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _counted(
+        self, args: Sequence[object], taken: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Sequence[Noted | None]]:
         """Runs a microbatch with autograd, and counts what that keeps."""
         module, saved = self._training, SavedTensors()
         with torch.enable_grad(), saved:
-            made = dict(zip(module.gives, module.run(*args), strict=True))
+            made, notes = module.made(args)
         stands: list[Tensor] = [*self.parameters.values(), *self.buffers.values()]
         if self.recompute:
             stands += taken.values()
         kept = [taken[value] for value in self._leaves]
         kept += self._differentiable(made).values()
         self.saved_bytes = saved.count(kept, stands)
-        return made
+        return made, notes
 
     def _differentiable(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {value: made[value] for value in self._roots if made[value].requires_grad}

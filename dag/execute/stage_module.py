@@ -21,15 +21,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from ..analysis.weight_gradients import WeightGradient
 from ..ir.graph import Graph, Operator
 from ..ir.infer import python_arg
 from ..ir.operators import takes_key
 from ..ir.rules.rules import check
-from .stand_ins import function_of
+from .stand_ins import function_of, linear
+from .weight_half import Noted, WaitingOperator, note
 
 __all__ = ["StageModule", "build"]
 
@@ -37,13 +40,20 @@ __all__ = ["StageModule", "build"]
 @dataclass(frozen=True, slots=True)
 class StageModule:
     """Operators [start, stop) as one function: `run(*values in the order of takes[, key])` returns
-    the values of `gives`, in order."""
+    the values of `gives`, in order, and behind them what `note` took down at each of `waiting`."""
 
     module: fx.GraphModule
-    run: Callable[..., tuple[Tensor, ...]]
+    run: Callable[..., tuple[Any, ...]]
     takes: tuple[str, ...]
     takes_key: bool
     gives: tuple[str, ...]
+    waiting: tuple[WaitingOperator, ...] = ()
+
+    def made(self, args: Sequence[object]) -> tuple[dict[str, Tensor], tuple[Noted | None, ...]]:
+        """What `run` returns: values by name, and what was taken down."""
+        found = self.run(*args)
+        values, notes = found[: len(self.gives)], found[len(self.gives) :]
+        return dict(zip(self.gives, values, strict=True)), notes
 
 
 def build(
@@ -53,8 +63,10 @@ def build(
     gives: Sequence[str],
     tensors: Mapping[str, Tensor],
     device: torch.device,
+    waits: Sequence[WeightGradient] = (),
 ) -> StageModule:
-    """The operators [start, stop) of a bound graph. `tensors` holds every parameter and buffer that
+    """The operators [start, stop) of a bound graph; `waits`: those of them whose weights' gradients
+    wait. `tensors` holds every parameter and buffer that
     they read, by value name (`param:…`, `buffer:…`); they become attributes, not copies. What is in
     `gives` and not made here (a result that is a data input) is passed through. Raises GraphError
     for an operator whose arguments break a rule (dag/ir/rules/rules.py)."""
@@ -79,16 +91,24 @@ def build(
             nodes[value] = built.get_attr(name)
 
     live = {v for op in operators for v in op.reads} | set(gives)
-    for op in operators:
+    waiting = {w.index: WaitingOperator(graph, w) for w in waits}
+    notes: list[fx.Node] = []
+    for i, op in enumerate(operators, start):
         check(op, graph.spec)
-        _add(built, op, nodes, live, key, device)
-    built.output(tuple(nodes[value] for value in gives))
+        apart = waiting.get(i)
+        _add(built, op, nodes, live, key, device, frozen=apart is not None and not apart.whole)
+        if apart:
+            results = tuple(nodes[value] for value in apart.made)
+            weights = tuple(nodes[value] for _, value in apart.weights if not apart.whole)
+            kept = tuple(python_arg(a, nodes, device) for a in apart.args)
+            notes.append(built.call_function(note, (results, weights, kept)))
+    built.output((*(nodes[value] for value in gives), *notes))
 
     module = fx.GraphModule(_root(attributes), built, class_name="StageModule")
     # Else the two hold each other, and the tensors stay until a garbage collection.
     module.graph.owning_module = None
     # The bound forward: `module(...)` would add a wrapper and the hooks of nn.Module to each call.
-    return StageModule(module, module.forward, takes, random, tuple(gives))
+    return StageModule(module, module.forward, takes, random, tuple(gives), tuple(waiting.values()))
 
 
 def _is_attribute(value: str) -> bool:
@@ -112,14 +132,19 @@ def _add(
     live: set[str],
     key: fx.Node | None,
     device: torch.device,
+    *,
+    frozen: bool = False,
 ) -> None:
-    """Adds one operator, and the picking of those of its results that are used."""
+    """Adds one operator, and the picking of those of its results that are used. `frozen`: the
+    gradients of its weights are computed apart."""
     args = tuple(python_arg(a, nodes, device) for a in op.args)
     kwargs = {k: python_arg(a, nodes, device) for k, a in op.kwargs}
     function, count = function_of(op.target)
     args = args[:count]
     if takes_key(op.target):
         kwargs["key"] = key
+    if frozen and function is linear:
+        kwargs["frozen"] = True
     node = built.create_node("call_function", function, args, kwargs, name=f"op_{op.name}")
     if not op.returns_tuple:
         nodes[op.name] = node

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from ..ir.operators import resolve
 
-__all__ = ["function_of", "linear"]
+__all__ = ["function_of", "gradient_of_bias", "gradient_of_weight", "is_sliced", "linear"]
 
 # Products with 16-bit weights on a CPU that has no instructions for them.
 #
@@ -49,12 +49,38 @@ SLICE = 1 << 22
 """Elements of a weight that are in float32 at once: 16 MiB."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As torch's: x (…, in), weight (out, in), bias (out,)."""
-    if weight.dtype in (torch.bfloat16, torch.float16) and _is_slow(weight.dtype, weight.device):
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, frozen: bool = False
+) -> Tensor:
+    """As torch's: x (…, in), weight (out, in), bias (out,). `frozen`: where it is a loop of our
+    own, its backward gives no gradients of weight and bias; `gradient_of_weight` does."""
+    if is_sliced(weight):
+        if frozen:
+            weight, bias = weight.detach(), bias if bias is None else bias.detach()
         made: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return made
     return F.linear(x, weight, bias)
+
+
+def is_sliced(weight: Tensor) -> bool:
+    """Whether a product with this weight is a loop of our own."""
+    narrow = weight.dtype in (torch.bfloat16, torch.float16)
+    return narrow and _is_slow(weight.dtype, weight.device)
+
+
+def gradient_of_weight(x: Tensor, grad: Tensor) -> Tensor:
+    """Of x (…, in) times a sliced weight (out, in); `grad` (…, out) is the product's gradient."""
+    wide, flat = x.reshape(-1, x.shape[-1]).float(), grad.reshape(-1, grad.shape[-1]).float()
+    found = x.new_empty(flat.shape[1], wide.shape[1])
+    rows = max(1, SLICE // max(1, wide.shape[1]))
+    for at in range(0, len(found), rows):
+        found[at : at + rows] = flat[:, at : at + rows].t() @ wide
+    return found
+
+
+def gradient_of_bias(grad: Tensor) -> Tensor:
+    """Of the bias (out,) of such a product."""
+    return grad.reshape(-1, grad.shape[-1]).float().sum(0).to(grad.dtype)
 
 
 def _is_slow(dtype: torch.dtype, device: torch.device) -> bool:
@@ -103,13 +129,9 @@ class _Linear(torch.autograd.Function):
                 sums.addmm_(flat[:, part], wide)
             dx = sums.to(grads[0].dtype).view(*grads[0].shape[:-1], weight.shape[1])
         if needs_weight:
-            wide = x.reshape(-1, x.shape[-1]).float()
-            dw = torch.empty_like(weight)
-            rows = max(1, SLICE // max(1, weight.shape[1]))
-            for at in range(0, len(dw), rows):
-                dw[at : at + rows] = flat[:, at : at + rows].t() @ wide
+            dw = gradient_of_weight(x, grads[0])
         if needs_bias:
-            db = flat.sum(0).to(weight.dtype)
+            db = gradient_of_bias(grads[0])
         return dx, dw, db
 
 
