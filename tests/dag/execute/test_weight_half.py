@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shoal.client.models import models
 from shoal.dag.analysis.weight_gradients import weight_gradients
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.cost import cost
@@ -21,6 +22,7 @@ from shoal.dag.cost.weight_memory import waiting_bytes
 from shoal.dag.execute.execute import StageExecutor
 from shoal.dag.plan.cut import cut
 from shoal.tests.dag.execute.stage_lines import MODELS, Line, assert_same_bits, batch, model
+from shoal.tests.examples.test_examples import JOBS, built, load, microbatch
 
 
 def assert_halves_change_no_bit(name: str, core: bool, rng: random.Random) -> None:
@@ -155,6 +157,40 @@ def test_odd_readers_of_weights_give_the_same_bits(dtype: torch.dtype) -> None:
             assert got is not None
             assert torch.equal(got, parameter.grad), name
             assert got.stride() == parameter.grad.stride()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_halves_of_every_example_give_the_same_bits(name: str) -> None:
+    job, module = load(name), built(name)
+    inputs = microbatch(job, 2)
+    with models.ready(module, job):
+        captured = capture(module, inputs)
+    graph = captured.graph.bind(2)
+    third = len(graph.operators) // 3
+    stages = cut(graph, [(0, third), (third, 2 * third), (2 * third, len(graph.operators))])
+    made = []
+    for split in (False, True):
+        line = [StageExecutor(graph, stage, captured.tensors, split=split) for stage in stages]
+        for m in range(2):
+            values: dict[str, Tensor] = {}
+            for executor in line:
+                ports = {p.value: values[p.value] for p in executor.stage.receives}
+                values |= executor.forward(0, m, ports, inputs).ports
+            grads: dict[str, dict[int, Tensor | None]] = {}
+            for executor in reversed(line):
+                if not executor.stage.has_backward:
+                    continue
+                sends = [p for p in executor.stage.sends if p.grad]
+                given_ = {p.value: [grads[p.value][t] for t in p.grad_targets] for p in sends}
+                half = executor.backward_input if split else executor.backward
+                for value, grad in half(0, m, given_, 0.5).items():
+                    grads.setdefault(value, {})[executor.stage.index] = grad
+        for executor in line:
+            for step, m in executor.waiting:
+                executor.backward_weight(step, m)
+        made.append([{n: p.grad for n, p in executor.parameters.items()} for executor in line])
+    assert_same_bits(made[1], made[0])
 
 
 class Kernels(TorchDispatchMode):
