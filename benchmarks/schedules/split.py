@@ -86,9 +86,10 @@ class Behind(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        return (
-            (self.layer(x * self.scale) if x.is_floating_point() else self.layer(x)).square().mean()
-        )
+        if x.is_floating_point():
+            x = x * self.scale
+        loss: Tensor = self.layer(x).square().mean()
+        return loss
 
 
 def operators() -> Iterator[tuple[str, nn.Module, Inputs]]:

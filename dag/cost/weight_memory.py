@@ -23,7 +23,7 @@ __all__ = ["waiting_bytes"]
 def waiting_bytes(
     graph: Graph, costs: Sequence[OperatorCost], start: int, stop: int, roots: Collection[str]
 ) -> int:
-    """Of operators [start, stop) of a bound graph, between the halves of one microbatch's backward.
+    """Bytes that operators [start, stop) of a bound graph keep between the halves of a backward.
     `roots`: values made there that gradients start from or come back for."""
     waits = weight_gradients(graph, start, stop, roots)
     saved: dict[int, int] = {}  # by number of the storage

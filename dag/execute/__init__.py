@@ -3,6 +3,7 @@ weight half of its backward, and a lost stage made anew from its neighbours."""
 
 __all__ = [
     "execute",
+    "gradients",
     "neighbour",
     "rows",
     "saved",

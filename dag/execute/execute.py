@@ -41,6 +41,7 @@ from ..analysis.weight_gradients import WeightGradient, WeightGradients, weight_
 from ..ir.graph import Graph, TensorSpec
 from ..ir.random import step_key, table
 from ..transforms.evaluation import evaluation as evaluation_form
+from .gradients import Gradients, total
 from .rows import RowError, lacking
 from .saved import SavedTensors
 from .stage_module import StageModule, build
@@ -50,10 +51,6 @@ if TYPE_CHECKING:
     from ..plan.cut import Stage
 
 __all__ = ["Forwarded", "Gradients", "RowError", "StageExecutor", "TensorSpecError", "check_spec"]
-
-Gradients = Mapping[str, "Tensor | Sequence[Tensor | None] | None"]
-"""Gradients of values that left: one tensor, or one per reading stage in stage order. None: the
-reader has no gradient for it."""
 
 
 class TensorSpecError(ValueError):
@@ -280,7 +277,7 @@ class StageExecutor:
         roots: list[Tensor] = []
         seeds: list[Tensor] = []
         for value, root in kept.roots.items():
-            seed = self._total(grads.get(value))
+            seed = total(grads.get(value), self.device)
             if value == self._loss and weight != 0:
                 own = torch.full_like(root, weight)
                 seed = own if seed is None else own + seed
@@ -389,16 +386,6 @@ class StageExecutor:
             {value: made[value].detach() for value in self._sent},
             {value: made[value].detach() for value in self._results},
         )
-
-    def _total(self, grad: Tensor | Sequence[Tensor | None] | None) -> Tensor | None:
-        """The sum in the given order; never written into what was given."""
-        parts = (grad,) if grad is None or isinstance(grad, Tensor) else grad
-        total: Tensor | None = None
-        for part in parts:
-            if part is not None:
-                part = part.to(self.device, non_blocking=True)
-                total = part if total is None else total + part
-        return total
 
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.parameters.values())

@@ -69,7 +69,7 @@ def is_sliced(weight: Tensor) -> bool:
 
 
 def gradient_of_weight(x: Tensor, grad: Tensor) -> Tensor:
-    """Of x (…, in) times a sliced weight (out, in); `grad` (…, out) is the product's gradient."""
+    """The gradient of a sliced weight (out, in); x (…, in), `grad` (…, out) of the product."""
     wide, flat = x.reshape(-1, x.shape[-1]).float(), grad.reshape(-1, grad.shape[-1]).float()
     found = x.new_empty(flat.shape[1], wide.shape[1])
     rows = max(1, SLICE // max(1, wide.shape[1]))
@@ -79,7 +79,7 @@ def gradient_of_weight(x: Tensor, grad: Tensor) -> Tensor:
 
 
 def gradient_of_bias(grad: Tensor) -> Tensor:
-    """Of the bias (out,) of such a product."""
+    """The gradient of the bias (out,) of such a product."""
     return grad.reshape(-1, grad.shape[-1]).float().sum(0).to(grad.dtype)
 
 

@@ -102,7 +102,7 @@ class WaitingOperator:
             self._rule, self.args = _rule(op, graph)
 
     def gradients(self, grad: Tensor, noted: Noted) -> Iterator[tuple[int, Tensor]]:
-        """Of each weight that waits, by place among `weights`, from the gradient of the result."""
+        """The gradient of each weight, with its place among `weights`, from that of the result."""
         assert self._rule is not None, "what waits as a whole is autograd's"
         weights = dict(zip(self._place, noted.weights, strict=True))
         for position, found in self._rule(grad, weights, noted.kept):
@@ -179,7 +179,7 @@ def _matmul(grad: Tensor, weights: Weights, kept: tuple[Any, ...]) -> Iterator[t
 
 
 def _of_matrix(grads: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
-    """Of the second factor of x (…, k) times matrix (k, m), laid out as that is."""
+    """The gradient of `matrix` (k, m), which x (…, k) was multiplied by, laid out as that is."""
     rows = x.reshape(-1, x.shape[-1])
     if matrix.stride(0) == 1 and matrix.stride(1) == matrix.shape[0]:
         return grads.t().mm(rows).t()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from shoal.dag.capture.capture import Captured, capture
-from shoal.dag.execute.execute import Forwarded, Gradients, StageExecutor
+from shoal.dag.execute.execute import Forwarded, StageExecutor
+from shoal.dag.execute.gradients import Gradients
 from shoal.dag.ir.graph import Graph, Lowered
 from shoal.dag.plan.cut import cut
 from shoal.dag.transforms.lower import lower
