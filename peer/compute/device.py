@@ -101,7 +101,8 @@ class TorchDevice:
         self.peak_bytes = 0
         self._measure()
         plan, train, flow = order.plan, order.training.train, work.flow
-        sizes = (work.streams.codings.of(t).size_bytes for t in flow.taken_by)
+        came = (t for t in flow.taken_by if not t.is_local)
+        sizes = (work.streams.codings.of(t).size_bytes for t in came)
         self._largest_bytes = self._largest_bytes[1], max(sizes, default=0)
         return Built(
             run=order.run,
