@@ -232,6 +232,7 @@ def pairs_of(seed: int, replicas: int) -> Callable[[int], tuple[tuple[int, int],
 ROWS: tuple[Row, ...] = (
     Row("dense", "dense", lr=8e-3, beta2=0.95),
     Row("diloco_12", "diloco", 12, momentum=0.5),
+    Row("diloco_12_default", "diloco", 12, outer=0.7, momentum=0.9),
     Row("diloco_26_two", "diloco", 26, "two", momentum=0.5, lr=8e-3),
     Row("diloco_51_e3m0", "diloco", 51, "e3m0", momentum=0.5),
     Row("sparse_12", "sparse", 12, "top_64", decay=1.0),
@@ -247,7 +248,7 @@ ROWS: tuple[Row, ...] = (
     Row("lags_1000", "lags", options="ratio=1000"),
     Row("powersgd_4", "powersgd", options="rank=4,saving=2", lr=8e-3, beta2=0.95),
     Row("acp_sgd_4", "acp-sgd", options="rank=4,saving=2", lr=8e-3, beta2=0.95),
-    Row("demo_128th", "demo", options="block=32,top=8,decay=0.999", lr=2e-3),
+    Row("demo_128th", "demo", options="block=32,top=8,decay=0.999", lr=8e-3, beta2=0.95),
     Row("demo_1", "demo", options="block=128,top=1,decay=0.999", lr=4e-3),
 )
 """Among them some that send about 400 times fewer bytes, and one that sends 1,000 times fewer."""
