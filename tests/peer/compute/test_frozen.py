@@ -10,8 +10,8 @@ from torch import nn
 
 from shoal.dag.cost.cost import cost
 from shoal.dag.cost.memory import MemoryModel
-from shoal.peer.blobs.weight_shards import WeightError
 from shoal.peer.compute.records import load_records, write_records
+from shoal.peer.core.snapshots import SnapshotError
 
 STOP, STEPS = 2, 4
 
@@ -104,7 +104,7 @@ def test_what_no_file_has_is_brought(made):
     steps(calm, 0, STOP)
     state = calm.devices["a"].snapshot(STOP)()
     some = {n: t for n, t in made.captured.tensors.items() if n != "beside.weight"}
-    with pytest.raises(WeightError, match=r"no weights file has 'beside\.weight'"):
+    with pytest.raises(SnapshotError, match=r"no weights file has 'beside\.weight'"):
         made.world(plan, first_step=STOP, resumed=(state,), weights=some)
     tensors = load_records([state]).tensors
     whole = write_records({**tensors, "param:beside.weight": made.module.beside.weight.detach()})

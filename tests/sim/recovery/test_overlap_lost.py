@@ -25,7 +25,7 @@ TABLES: dict[str, Any] = {
 FOUR = sites(1e7, 1e7, 1e7, 1e7)
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int) -> None:
     rounds.play(FOUR, **TABLES)
     for at in rounds.moments(12, part, 3):

@@ -123,7 +123,7 @@ def test_who_lost_time_makes_fewer_steps_and_its_rate_moves_on_as_before(rounds:
 
 
 @pytest.mark.parametrize("method", ["diloco", "sparse-loco"])
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
 def test_a_member_dies_at_any_moment_of_a_round(rounds: Rounds, part: int, method: str) -> None:
     tables = SHORT | {"sync": sync_of(method)}
     rounds.play(FOUR, **tables)
