@@ -254,6 +254,8 @@ def _not_listed(job: Job) -> Iterator[tuple[str, str]]:
     plan, why = job.plan, ""
     if plan.scheduler != "auto":
         why = f'with scheduler = "{plan.scheduler}"'
+    elif job.sync.kind != "allreduce":
+        why = f'with sync.kind = "{job.sync.kind}"'
     elif job.recovery.swaps:
         why = 'with "neighbour+" in recovery.ladder'
     if why and plan.schedule == "listed":

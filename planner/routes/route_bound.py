@@ -41,7 +41,7 @@ def cheapest_round_trips(times: RouteTimes, length: int) -> Floats:
         walk = np.full((n, n), np.inf)
         walk[v] = edge[v]
         for _ in range(length - 2):
-            walk = _without_return(walk)[:, :] + edge
+            walk = _without_return(walk) + edge
         # The last edge leads back to v, and not from where the first one led when L is 2.
         back = walk.min(0) + edge[:, v] if length == 2 else (_without_return(walk) + edge)[:, v]
         found[v] = float(back.min())

@@ -31,10 +31,10 @@ __all__ = ["RouteSearch", "Routes", "search_routes"]
 GUIDE = 0.05
 """How much of the mean end is added to the step."""
 POWER, ROOT = 8, 1 / 8
+"""Lanes count by this power of their round trips, in the first part."""
 HOT, COLD = 0.015, 0.0001
 FINE_HOT, FINE_COLD = 0.01, 0.0003
 """Temperatures of the two parts, in what is minimised at their start."""
-"""Lanes count by this power of their round trips, in the first part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,17 @@ def auto(request: PlanRequest) -> PlanWithReport:
         )
         if again.best is not None and again.best.seconds < chosen.best.seconds:
             chosen = again
-    chosen, deep = deepest(_with_collectives(_overlapped(chosen)))
-    return planned(chosen, seconds, [x[0] for x in fitting[1:]], deep)
+    forms = [(chosen, seconds), *fitting[1:]]
+    too_deep: NoPlan | None = None
+    for at, (form, seconds) in enumerate(forms):
+        try:
+            best, deep = deepest(_with_collectives(_overlapped(form)))
+        except NoPlan as error:  # smaller microbatches may have room for as many in flight
+            too_deep = too_deep or error
+            continue
+        return planned(best, seconds, [x[0] for x in forms[:at] + forms[at + 1 :]], deep)
+    assert too_deep is not None, "there is at least one form"
+    raise too_deep
 
 
 def _overlapped(chosen: FormResult) -> FormResult:

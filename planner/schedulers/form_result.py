@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from ...dag.plan.plan import ScheduleName
 from ...dag.plan.report import Alternative, PlanWithReport
 from ...dag.schedule.orders.schedules import first_of, may_list
-from ...job.words import count_of
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate
 from ..cost.cost_model import CostModel
-from ..search.depth import Deepened, deepened, rooms
+from ..search.depth import Deepened, deepened, listed_with
 from ..search.moves import joined
 from ..search.reasons import spare_reasons, stage_reasons
 from ..search.search import SearchResult
@@ -59,16 +58,15 @@ def deepest(chosen: FormResult) -> tuple[FormResult, Deepened | None]:
 def _too_deep(judge: CostModel, candidates: Sequence[Candidate]) -> NoPlan:
     """Why none of them keeps as many microbatches as are asked for."""
     asked = judge.request.options.in_flight
-    most, stage, candidate = max(
-        ((*min((room, k) for k, room in enumerate(rooms(judge, c))), c) for c in candidates),
-        key=lambda x: x[:2],
-    )
-    start, stop, holders, _ = candidate.slots()[stage]
-    peer = min((judge.offers[p] for p in holders), key=lambda o: o.device_memory_bytes)
+    low, high = 0, (asked or 1) - 1  # the most that some candidate has memory for
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = any(listed_with(judge, c, middle).seconds < float("inf") for c in candidates)
+        low, high = (middle, high) if fits else (low, middle - 1)
     return NoPlan(
-        f"plan.in_flight is {asked}, and of the plans that were found the one with most room keeps "
-        f"{count_of(most, 'microbatch')}: {peer} has memory for no more of them in stage {stage}, "
-        f"operators {start} to {stop - 1}; lower plan.in_flight, or leave it to the planner",
+        f"plan.in_flight is {asked}, and of the plans that were found for microbatches of "
+        f"{judge.request.microbatch_size} none has memory for more than {low} at once: lower "
+        "plan.in_flight or train.microbatch, or leave the number to the planner",
         "memory",
     )
 
@@ -137,12 +135,12 @@ def _reasons(
                 f"{what}: the best with {other} that was found takes {next_best.seconds:.4g} s, "
                 f"{next_best.seconds - seconds:.3g} s more"
             )
-    if deep is not None and deep.candidate.visits and deep.tried:
-        depths = ", ".join(f"{most} at once {s:.4g} s" for most, s in sorted(deep.tried))
+    if deep is not None and deep.candidate.visits:
+        depths = ", ".join(f"{most} at once {s:.4g} s" for most, s in deep.tried)
         found.append(
-            "links take long, so more microbatches are on their way than in the textbook, which "
-            f"takes {judge.seconds(candidate):.4g} s ({candidate.schedule}); by the most that a "
-            f"peer keeps: {depths}"
+            "visits are listed with the times of peers and links, by the most microbatches that a "
+            f"peer keeps: {depths}; under {candidate.schedule} the step takes "
+            f"{judge.seconds(candidate):.4g} s"
         )
     again = [s for p in candidate.pipelines for s in p if s.recompute]
     if again and judge.request.options.recompute is None:

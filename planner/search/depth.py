@@ -8,7 +8,7 @@ bounds: each stage as deep as its memory allows at most. What the step takes the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...dag.plan.action import VISITS, Action
@@ -18,7 +18,7 @@ from ...dag.schedule.orders.schedules import LISTED, SCHEDULES
 from ..cost.candidate import Candidate
 from ..cost.cost_model import CostModel
 
-__all__ = ["MOST_VISITS", "Deepened", "deepened", "rooms"]
+__all__ = ["MOST_VISITS", "Deepened", "deepened", "listed_with", "rooms"]
 
 MOST_VISITS = 20_000
 """Visits of a step up to which it is tried: each try compiles a program of its own."""
@@ -34,38 +34,56 @@ class Deepened:
     seconds: float
     """Of its step."""
     tried: tuple[tuple[int, float], ...] = ()
-    """The most microbatches that a peer keeps at once, and seconds of the step with them."""
+    """The most microbatches that a peer keeps at once, ascending, and seconds of the step with
+    them; of what fits the memory."""
 
 
 def deepened(judge: CostModel, candidate: Candidate) -> Deepened:
     """The candidate, as deep as makes its step shortest; listed in any case where the request asks
-    for that, with just so many in flight where it says how many. Infinite seconds where memory has
-    no room for so many."""
-    options, structure = judge.request.options, judge.structure(candidate)
-    plan, stages = structure.plan, structure.stages
-    asked = options.in_flight is not None or options.schedule == LISTED
-    best = Deepened(candidate, judge.seconds(candidate))
-    if asked:
-        best = Deepened(replace(candidate, schedule=LISTED), best.seconds)
-    many = len(plan.routes) * len(stages) > MOST_VISITS and options.in_flight is None
-    if many or len(plan.peers) < 2:
-        return best
-    times, tried = _Times(judge, candidate), dict[int, float]()
-    found = Deepened(best.candidate, float("inf")) if asked else best
+    for that, with at most so many in flight where it says how many. Infinite seconds where memory
+    has no room for so many."""
+    options = judge.request.options
+    if options.in_flight is not None:
+        return listed_with(judge, candidate, options.in_flight)
+    asked, seconds = options.schedule == LISTED, judge.seconds(candidate)
+    found = Deepened(replace(candidate, schedule=LISTED) if asked else candidate, seconds)
+    structure = judge.structure(candidate)
+    visits = len(structure.plan.routes) * len(structure.stages)
+    if visits > MOST_VISITS or len(structure.plan.peers) < 2:
+        return found
+    tried: dict[int, float] = {}
     seen: set[object] = set()
-    for bounds in _bounds(judge, candidate):
-        lists = SCHEDULES[LISTED].order(plan, stages, times, bounds)
-        visits = tuple(tuple(lists[p]) for p in plan.peers)
-        if visits in seen:
+    for bounds in _deeper(rooms(judge, candidate)):
+        listed = _listed(judge, candidate, bounds)
+        if listed.candidate.visits in seen:
             break
-        seen.add(visits)
-        listed = replace(candidate, schedule=LISTED, visits=visits)
-        seconds, live = judge.seconds(listed), judge.structure(listed).peak_live
-        most = max(live.values())
-        tried[most] = min(seconds, tried.get(most, float("inf")))
-        if seconds < found.seconds * (1 - 1e-9):
-            found = Deepened(listed, seconds)
-    return replace(found, tried=tuple(tried.items()))
+        seen.add(listed.candidate.visits)
+        if listed.seconds < float("inf"):
+            for most, seconds in listed.tried:
+                tried[most] = min(seconds, tried.get(most, seconds))
+        first = asked and not found.candidate.visits and listed.seconds < float("inf")
+        if first or listed.seconds < found.seconds * (1 - 1e-9):
+            found = listed
+    return replace(found, tried=tuple(sorted(tried.items())))
+
+
+def listed_with(judge: CostModel, candidate: Candidate, most: int) -> Deepened:
+    """The candidate with at most so many microbatches in flight at each stage; infinite seconds
+    where a stage has no memory for them, or a peer for those of all of its stages."""
+    has, wanted = rooms(judge, candidate), min(most, max(candidate.microbatches))
+    if min(has) < wanted:
+        return Deepened(candidate, float("inf"))
+    return _listed(judge, candidate, dict.fromkeys(range(len(has)), most))
+
+
+def _listed(judge: CostModel, candidate: Candidate, bounds: Mapping[int, int]) -> Deepened:
+    structure = judge.structure(candidate)
+    plan, times = structure.plan, _Times(judge, candidate)
+    lists = SCHEDULES[LISTED].order(plan, structure.stages, times, bounds)
+    visits = tuple(tuple(lists[p]) for p in plan.peers)
+    found = replace(candidate, schedule=LISTED, visits=visits)
+    seconds = judge.seconds(found)
+    return Deepened(found, seconds, ((max(judge.structure(found).peak_live.values()), seconds),))
 
 
 def rooms(judge: CostModel, candidate: Candidate) -> list[int]:
@@ -82,16 +100,9 @@ def rooms(judge: CostModel, candidate: Candidate) -> list[int]:
     return found
 
 
-def _bounds(judge: CostModel, candidate: Candidate) -> Iterator[Mapping[int, int]]:
-    """Deeper and deeper bounds by stage, from the textbook's on; or the one that is asked for,
-    where there is memory for it."""
-    has = rooms(judge, candidate)
-    stages, asked = len(has), judge.request.options.in_flight
-    if asked is not None:
-        if min(has) >= min(asked, max(candidate.microbatches)):
-            yield dict.fromkeys(range(stages), asked)
-        return
-    more = 0
+def _deeper(has: Sequence[int]) -> Iterator[Mapping[int, int]]:
+    """Deeper and deeper bounds by stage, from the textbook's to what memory has room for."""
+    more, stages = 0, len(has)
     while True:
         yield {k: max(1, min(has[k], stages - k + more)) for k in range(stages)}
         if all(stages - k + more >= has[k] for k in range(stages)):

@@ -555,6 +555,7 @@ def test_what_routed_microbatches_cannot_be_is_refused_by_its_key(tables: dict, 
         ('in_flight = 4\nschedule = "1f1b"', '"auto" is, with schedule = "1f1b"'),
         ('in_flight = 4\nscheduler = "op-fence"', '"auto" is, with scheduler = "op-fence"'),
         ('schedule = "listed"\nscheduler = "uniform"', 'are, with scheduler = "uniform"'),
+        ('in_flight = 4\n[sync]\nkind = "local"\nevery = 2', '"auto" is, with sync.kind = "local"'),
         ('schedule = "listed"\n[recovery]\nladder = ["neighbour+"]', '"neighbour+" in recovery'),
     ],
 )

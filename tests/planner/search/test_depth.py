@@ -111,8 +111,19 @@ def test_a_job_says_how_deep() -> None:
         assert kept(plan) <= asked
         seconds[asked] = report.predicted.step_s
     assert seconds[1] > seconds[2] > seconds[5] > seconds[8]
-    with pytest.raises(NoPlan, match=r"in_flight is 20, and .* keeps \d+ microbatches: p\d has"):
+    with pytest.raises(NoPlan, match=r"in_flight is 20, and .* more than (\d+) at once") as caught:
         auto(far(9, in_flight=20)[0].request)
+    most = int(str(caught.value).split(" at once")[0].split()[-1])
+    assert kept(auto(far(9, in_flight=most)[0].request).plan) <= most < 20
+
+
+def test_smaller_microbatches_may_have_room_for_as_many() -> None:
+    judge, _ = far(9, in_flight=20)
+    request = judge.request
+    roomy = tuple(replace(c, saves=tuple((k, 1 << 10) for k, _ in c.saves)) for c in request.costs)
+    other = replace(request, known_costs=roomy, microbatches=48)
+    plan = auto(replace(request, others=(other,))).plan
+    assert (len(plan.routes), plan.schedule) == (48, "listed")
 
 
 def test_a_job_may_ask_for_a_list_or_the_textbook() -> None:
@@ -122,7 +133,9 @@ def test_a_job_may_ask_for_a_list_or_the_textbook() -> None:
     listed = auto(far(30, schedule="listed")[0].request)
     assert listed.plan.schedule == "listed"
     assert listed.report.predicted.step_s < textbook.report.predicted.step_s
-    assert any("by the most that a peer keeps: 4 at once" in x for x in listed.report.reasons)
+    assert any(
+        "by the most microbatches that a peer keeps: 4 at once" in x for x in listed.report.reasons
+    )
 
 
 def test_one_peer_takes_one_microbatch_after_the_other() -> None:
