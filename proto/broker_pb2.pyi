@@ -1025,20 +1025,22 @@ class TiedGroup(_message.Message):
     def __init__(self, parameter: _Optional[str] = ..., stages: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class PlanSlice(_message.Message):
-    __slots__ = ("plan", "visits", "evaluations", "slots", "place", "ring")
+    __slots__ = ("plan", "visits", "evaluations", "slots", "place", "ring", "whole")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     VISITS_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     visits: _containers.RepeatedScalarFieldContainer[str]
     evaluations: _containers.RepeatedScalarFieldContainer[str]
     slots: _containers.RepeatedCompositeFieldContainer[Slots]
     place: int
     ring: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., visits: _Optional[_Iterable[str]] = ..., evaluations: _Optional[_Iterable[str]] = ..., slots: _Optional[_Iterable[_Union[Slots, _Mapping]]] = ..., place: _Optional[int] = ..., ring: _Optional[_Iterable[str]] = ...) -> None: ...
+    whole: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., visits: _Optional[_Iterable[str]] = ..., evaluations: _Optional[_Iterable[str]] = ..., slots: _Optional[_Iterable[_Union[Slots, _Mapping]]] = ..., place: _Optional[int] = ..., ring: _Optional[_Iterable[str]] = ..., whole: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Slots(_message.Message):
     __slots__ = ("source", "role", "count")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ...dag.plan.plan import PeerId, Plan, SnapshotKeeper
 from ...dag.plan.plan_slice import PlanSlice
 from ...dag.plan.report import PlanWithReport
-from ...dag.plan.swaps import swapped_operators, swaps
+from ...dag.plan.routes import swapped_operators, swaps
 from ...dag.schedule.convert_plan import plan_to_proto
 from ...dag.schedule.convert_report import report_to_proto
 from ...dag.schedule.convert_slice import slice_to_proto

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from ...dag.plan.plan import PeerId, Plan
-from ...dag.plan.swaps import swapped_operators
+from ...dag.plan.routes import swapped_operators
 from ...planner.requests.run_spec import HASH
 from ...proto.broker_pb2 import (
     Checkpoint,

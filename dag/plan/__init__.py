@@ -9,7 +9,7 @@ __all__ = [
     "plan",
     "plan_slice",
     "report",
+    "routes",
     "strategies",
-    "swaps",
     "visit_lists",
 ]

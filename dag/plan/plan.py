@@ -32,7 +32,6 @@ __all__ = [
     "StageSlot",
     "Visit",
     "Visits",
-    "by_stage",
     "swapped_pairs",
 ]
 
@@ -116,11 +115,6 @@ def swapped_pairs(route: Route) -> tuple[tuple[int, int], ...]:
     return tuple((b, a) for a, b in pairwise(order) if a == b + 1)
 
 
-def by_stage(route: Route) -> tuple[PeerId, ...]:
-    """The peer of each stage, in the order of the stages."""
-    return tuple(v.peer for v in sorted(route, key=lambda v: v.stage))
-
-
 @dataclass(frozen=True, slots=True)
 class CodecChoice:
     """Codec of one role on one link; links and roles without a choice use `raw/1`."""
@@ -141,9 +135,9 @@ class SnapshotKeeper:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who runs what. `routes[m]` are the visits of microbatch m, in the order of the stages but for
-    neighbours that change places (`swaps.py`); `evaluation_routes[m]` those of held-out microbatch
-    m (forward only, in order)."""
+    """What each peer runs. `routes[m]` are the visits of microbatch m, in the order of the stages
+    but for inner ones that it leaves out and neighbours that change places (`routes.py`);
+    `evaluation_routes[m]` those of held-out microbatch m (forward only, all stages in order)."""
 
     stages: tuple[StageSlot, ...]
     routes: tuple[Route, ...]
@@ -224,9 +218,10 @@ class Plan:
 
         Raises PlanError when the stages are not consecutive non-empty intervals that cover all
         operators, a stage has no holder or one twice, an exchange is of no stage or not among all
-        of its holders, a route leaves a stage out or visits a peer that does not hold the stage,
-        there is no route, a microbatch has no sample, a link has two codecs for one role, or a
-        keeper keeps what is its own, of no holder, or twice, or the outline is of other stages.
+        of its holders, a route visits stages out of order or a peer that does not hold the stage, a
+        stage is on no route, there is no route, a microbatch has no sample, a link has two codecs
+        for one role, or a keeper keeps what is its own, of no holder, or twice, or the outline is
+        of other stages.
         """
         if not self.stages:
             raise PlanError("the plan has no stage: expected at least one")
@@ -261,22 +256,21 @@ class Plan:
             for m, route in enumerate(routes):
                 if first.setdefault(id(route), m) < m:
                     continue
-                order, wanted = [v.stage for v in route], list(range(len(self.stages)))
-                for a, b in swapped_pairs(route) if routes is self.routes else ():
-                    if a > 0 and b < len(self.stages) - 1:
-                        wanted[a], wanted[b] = b, a
-                if order != wanted:
-                    raise PlanError(
-                        f"the route of {kind} {m} visits stages {order}: expected 0 to "
-                        f"{len(self.stages) - 1} in order, but for inner neighbours that "
-                        "change places in training"
-                    )
+                self._check_order(f"{kind} {m}", route, training=routes is self.routes)
                 for v in route:
                     if v.peer not in self.stages[v.stage].holders:
                         raise PlanError(
                             f"the route of {kind} {m} visits {v.peer} for stage {v.stage}, "
                             f"which is held by {', '.join(self.stages[v.stage].holders)}"
                         )
+        visited = {v.stage for route in dict.fromkeys(self.routes) for v in route}
+        if never := sorted({*range(len(self.stages))} - visited):
+            raise PlanError(f"no microbatch visits stage {never[0]}: it would never be trained")
+        if self.exchanges_updates and any(len(r) < len(self.stages) for r in self.routes):
+            raise PlanError(
+                "a microbatch leaves a stage out, and holders exchange updates: expected all "
+                "stages on every route"
+            )
         for lists in filter(None, (self.visits, self.evaluations)):
             if len(lists) != len(self.peers):
                 raise PlanError(
@@ -296,6 +290,22 @@ class Plan:
             source, destination, role = next(x for x in links if links.count(x) > 1)
             raise PlanError(f"the link {source} -> {destination} has two codecs for {role}")
         return self
+
+    def _check_order(self, what: str, route: Route, *, training: bool) -> None:
+        """In training, inner stages may be left out, and inner neighbours change places."""
+        order, last = [v.stage for v in route], len(self.stages) - 1
+        places = {stage: i for i, stage in enumerate(order)}
+        ordered = list(order)
+        for a, b in swapped_pairs(route) if training else ():
+            if a > 0 and b < last:
+                ordered[places[a]], ordered[places[b]] = b, a
+        every = list(range(last + 1))
+        wanted = [k for k in every if k in places] if training else every
+        if ordered != wanted or not {0, last} <= set(order):
+            raise PlanError(
+                f"the route of {what} visits stages {order}: expected 0 to {last} in order"
+                + (", but for inner ones that are left out or change places" * training)
+            )
 
     def _check_exchanges(self) -> None:
         seen: set[int] = set()

@@ -31,6 +31,9 @@ class PlanSlice:
     """Among all holders: its part in the norm."""
     ring: tuple[PeerId, ...] = ()
     """The holders beside it, to whom its snapshots may go when its keeper is gone."""
+    whole: frozenset[int] = frozenset()
+    """Microbatches of a step that leave stages out or visit them in another order: their routes are
+    here whole."""
 
     @property
     def holds(self) -> bool:

@@ -29,6 +29,7 @@ def slice_to_proto(mine: PlanSlice) -> broker_pb2.PlanSlice:
         ],
         place=mine.place,
         ring=mine.ring,
+        whole=sorted(mine.whole),
     )
 
 
@@ -47,6 +48,7 @@ def slice_from_proto(peer: PeerId, message: broker_pb2.PlanSlice) -> PlanSlice:
         tuple((_peer(s.source), words[s.role], s.count) for s in message.slots),
         message.place,
         tuple(map(_peer, message.ring)),
+        frozenset(message.whole),
     )
     return found.validate(part.stages[-1].stop if part.stages else 0)
 

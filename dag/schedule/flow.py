@@ -51,7 +51,7 @@ from ..plan.action import VISITS, Action, ExchangeContent, Kind
 from ..plan.cut import Stage, TiedGroup
 from ..plan.plan import PeerId, Plan, PlanError, Route, Visit
 from ..plan.plan_slice import PlanSlice
-from ..plan.swaps import Crossing, crossings
+from ..plan.routes import Crossing, crossings
 from .schedule import evaluation_actions, exchange_actions, step_actions, training_actions
 
 __all__ = ["Flow", "Role", "Transfer"]
@@ -153,9 +153,15 @@ class Flow:
         """What the action leaves in the peer's store, for others and for itself."""
         return tuple(self._gives.get(peer, {}).get(action, ()))
 
+    def visited(self, stage: int) -> tuple[int, ...]:
+        """Microbatches of a step that visit a stage, wherever, ascending."""
+        known = range(len(self.plan.routes)) if self._mine is None else self._mine.whole
+        left_out = {m for m in known if all(v.stage != stage for v in self.plan.routes[m])}
+        return tuple(m for m in range(len(self.plan.routes)) if m not in left_out)
+
     def made(self, transfer: Transfer) -> str:
         """`Transfer.value` as the stage that gives it calls it: another name only where stages have
-        changed places (`dag/plan/swaps.py`)."""
+        changed places (`dag/plan/routes.py`)."""
         return self._made.get(transfer) or transfer.value
 
     def involved(self, peer: PeerId) -> tuple[Action, ...]:
@@ -197,7 +203,7 @@ class Flow:
         """Values forward and gradients back, for one microbatch."""
         peer = {visit.stage: visit.peer for visit in route}
         # A slice has a route whole, or those visits of one in order that its peer has to do with.
-        whole = len(route) == len(self.stages)
+        whole = self._mine is None or (training and m in self._mine.whole)
         order = tuple(peer) if whole else tuple(range(len(self.stages)))
         hop = {stage: i for i, stage in enumerate(order)}
         kind, prefix = (Kind.FORWARD, "") if training else (Kind.EVALUATE, "eval:")

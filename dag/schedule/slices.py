@@ -7,7 +7,8 @@ exchanges and codecs from which `Flow` finds the same transfers as from the plan
 
 A slice names whom the peer talks to and, of its own stages, all holders; nobody else. It grows with
 the microbatches, the stages (two numbers each), and those peers. Two things are kept whole, for
-they need it: the norm's hub, who hears of everybody, and routes on which stages change places.
+they need it: the norm's hub, who hears of everybody, and routes that leave stages out or visit them
+in another order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..exchange.wiring import hub_of, reports_only
 from ..plan.cut import bare_stages
 from ..plan.plan import CodecChoice, PeerId, Plan, PlanError, Route, StageSlot, Visit
 from ..plan.plan_slice import PlanSlice
-from ..plan.swaps import crossings
+from ..plan.routes import crossings
 from .flow import Flow
 from .replay import slots_of
 
@@ -29,20 +30,20 @@ __all__ = ["PlanSlices"]
 @dataclass(frozen=True, slots=True)
 class _Routes:
     """The routes of one kind of microbatch. mine: by peer, its microbatches and its stages there;
-    whole: those on which stages change places."""
+    whole: those that do not visit all stages in order."""
 
     routes: tuple[Route, ...]
     mine: dict[PeerId, dict[int, list[int]]]
     whole: dict[int, Route]
 
     @classmethod
-    def of(cls, routes: tuple[Route, ...]) -> _Routes:
+    def of(cls, routes: tuple[Route, ...], stages: int) -> _Routes:
         mine: dict[PeerId, dict[int, list[int]]] = {}
         whole: dict[int, Route] = {}
         for m, route in enumerate(routes):
             for visit in route:
                 mine.setdefault(visit.peer, {}).setdefault(m, []).append(visit.stage)
-            if any(v.stage != k for k, v in enumerate(route)):
+            if [v.stage for v in route] != list(range(stages)):
                 whole[m] = route
         return cls(routes, mine, whole)
 
@@ -91,8 +92,8 @@ class PlanSlices:
             self._beside[crossing.source].add(crossing.target)
             self._beside[crossing.target].add(crossing.source)
         self._place = {peer: i for i, peer in enumerate(plan.peers)}
-        self._training = _Routes.of(plan.routes)
-        self._held_out = _Routes.of(plan.evaluation_routes)
+        self._training = _Routes.of(plan.routes, len(stages))
+        self._held_out = _Routes.of(plan.evaluation_routes, len(stages))
         self._codecs: dict[PeerId, list[CodecChoice]] = {}
         for choice in plan.codecs:
             for end in (choice.source, choice.destination):
@@ -143,6 +144,7 @@ class PlanSlices:
             tuple(self._slots.get(peer, ())),
             self._place.get(peer, 0),
             self._ring(peer),
+            frozenset(self._training.whole),
         )
 
     def _codecs_of(self, peer: PeerId, together: set[PeerId]) -> tuple[CodecChoice, ...]:

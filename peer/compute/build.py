@@ -215,7 +215,10 @@ def build_work(
                 recompute=plan.stages[stage.index].recompute,
             )
             strategy = _strategy(order, stage, executor, firsts, wire, streams, local)
-            held[stage.index] = LocalStage(stage, executor, strategy)
+            visited, own = flow.visited(stage.index), wire.microbatches(order.peer, stage.index)
+            share = len(plan.routes) / len(visited) if visited else 1.0
+            last = own[-1] if own else -1
+            held[stage.index] = LocalStage(stage, executor, strategy, visited, last, share)
     trim_heap()
     reader = Reader(order.manifest, order.shard, seed=order.training.seed, microbatches=of_run)
     unread: dict[str, Tensor] = {}

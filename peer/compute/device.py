@@ -344,6 +344,7 @@ class TorchDevice:
                 work.exchange.report(True, m, {transfer.value: _there(transfer, tensor)})
         weight = work.exchange.weight_of(m) if held.stage.makes_loss else 1.0
         back = held.executor.backward(*work.place(step, m), grads, weight)
+        held.after_backward(m)
         gives = work.flow.gives(work.order.peer, action)
         return {t: back.get(work.flow.made(t)) for t in gives}
 
@@ -379,8 +380,7 @@ class TorchDevice:
         for held in work.held.values():
             held.strategy.update(step, weight=weight, norm=norm)
             if held.stage.updates:
-                ran = range(len(work.order.plan.routes))
-                held.executor.apply_updates([held.collected.get(m, {}) for m in ran])
+                held.executor.apply_updates([held.collected.get(m, {}) for m in held.visited])
             held.executor.zero_grad()
             held.collected.clear()
         work.exchange.clear()

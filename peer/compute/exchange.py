@@ -43,8 +43,22 @@ class LocalStage:
     stage: Stage
     executor: StageExecutor
     strategy: Strategy
+    visited: tuple[int, ...]
+    """Microbatches of a step that visit it, wherever."""
+    last: int
+    """The last one that this peer runs through it."""
+    visits_of_all: float
+    """Microbatches of a step for each of `visited`."""
     collected: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     """Batch statistics of this step by microbatch, from here and from other holders."""
+
+    def after_backward(self, microbatch: int) -> None:
+        """Renormalise the gradients once the last microbatch is through: where some leave the stage
+        out, those that visit it stand for all."""
+        if microbatch == self.last and self.visits_of_all != 1:
+            for parameter in self.executor.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self.visits_of_all)
 
     def parameters(self) -> dict[str, Tensor]:
         """The weights by name, as all holders have them, wherever this one is training."""

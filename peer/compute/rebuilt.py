@@ -19,7 +19,7 @@ from ...dag.execute.neighbour import BOOST, Rebuild, rebuild
 from ...dag.ir.graph import Graph, GraphError
 from ...dag.plan.cut import Stage, cut
 from ...dag.plan.plan import PeerId, Plan, PlanError
-from ...dag.plan.swaps import swaps
+from ...dag.plan.routes import swaps
 from ...net.blobs.client import BlobTransferError
 from ..blobs.cache import BlobMismatchError
 from ..core.snapshots import SnapshotError

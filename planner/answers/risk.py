@@ -15,7 +15,7 @@ from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import PlanWithReport, Prediction
-from ...dag.plan.swaps import swaps
+from ...dag.plan.routes import swaps
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.tables import Recovery
 from ..base.interface import PlanRequest

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.ir.graph import Graph, Parameter
-from ...dag.plan.swaps import Segment
+from ...dag.plan.routes import Segment
 
 __all__ = [
     "MASK",

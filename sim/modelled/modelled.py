@@ -14,7 +14,7 @@ from ...broker import events as b
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
-from ...dag.plan.swaps import Segment, segments
+from ...dag.plan.routes import Segment, segments
 from ...dag.schedule.convert_plan import plan_from_proto
 from ...job import Job
 from ...proto import broker_pb2

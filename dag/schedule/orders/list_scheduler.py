@@ -18,8 +18,8 @@ from typing import Protocol
 
 from ...plan.action import Action, Kind
 from ...plan.cut import Stage
-from ...plan.plan import PeerId, Plan, PlanError, by_stage
-from ...plan.swaps import Crossing, crossings
+from ...plan.plan import PeerId, Plan, PlanError
+from ...plan.routes import Crossing, crossings
 
 __all__ = ["Bounds", "ListScheduler", "Lists", "Times"]
 
@@ -83,24 +83,29 @@ class ListScheduler:
     ) -> None:
         routes = plan.routes if training else plan.evaluation_routes
         self.routes, self.peers, self._times = routes, plan.peers, times
-        self.peer_of = [by_stage(route) for route in routes]
-        """By microbatch and stage."""
+        self.peer_of = [{v.stage: v.peer for v in route} for route in routes]
+        """By microbatch and stage that it visits."""
         self.forward = Kind.FORWARD if training else Kind.EVALUATE
         has_backward = [training and s.has_backward for s in stages]
         orders: dict[tuple[int, ...], _Needs] = {}
         self._needs: list[_Needs] = []
+        ends: dict[tuple[int, ...], dict[tuple[Kind, int], list[int]]] = {}
+        self._ends: list[dict[tuple[Kind, int], list[int]]] = []
         for route in routes:
             order = tuple(v.stage for v in route)
             if order not in orders:
                 orders[order] = _Needs(len(stages), crossings(stages, route))
+                ends[order] = _ends(self.forward, {k: has_backward[k] for k in sorted(order)})
             self._needs.append(orders[order])
-        self._ends = _ends(self.forward, has_backward)
+            self._ends.append(ends[order])
         self._forward_waits = [list(needs.of_forward) for needs in self._needs]
         self._backward_waits = [list(needs.of_backward) for needs in self._needs]
         """By microbatch and stage, how much a visit still waits for."""
         self.queue: dict[tuple[PeerId, int], list[int]] = {}
         """By peer and stage, the microbatches that it takes there, ascending."""
-        self._unfinished = [len(route) + sum(has_backward) for route in routes]
+        self._unfinished = [
+            len(route) + sum(has_backward[v.stage] for v in route) for route in routes
+        ]
         """By microbatch, visits that are left."""
         self.left = sum(self._unfinished)
         for m, route in enumerate(routes):
@@ -199,7 +204,7 @@ class ListScheduler:
             while self.lowest < len(self._unfinished) and not self._unfinished[self.lowest]:
                 self.lowest += 1
                 if self.lowest < len(self.peer_of):  # a schedule lets it pass a bound
-                    awake |= dict.fromkeys(self.peer_of[self.lowest])
+                    awake |= dict.fromkeys(self.peer_of[self.lowest].values())
         return lists
 
     def _push(self, at: float, peer: PeerId, action: Action, *, ended: bool) -> None:
@@ -224,7 +229,7 @@ class ListScheduler:
             for i in needs.late[stage]:
                 self._send(peer, action, Action(Kind.BACKWARD, m, i), now, awake)
             self._backward_waits[m][stage] -= 1
-        for i in self._ends.get((kind, stage), ()):
+        for i in self._ends[m].get((kind, stage), ()):
             other = self.peer_of[m][i]
             self.live[other, i] -= 1
             awake[other] = None
@@ -253,13 +258,13 @@ class ListScheduler:
             awake[self.peer_of[m][stage]] = None
 
 
-def _ends(forward: Kind, has_backward: Sequence[bool]) -> dict[tuple[Kind, int], list[int]]:
+def _ends(forward: Kind, has_backward: Mapping[int, bool]) -> dict[tuple[Kind, int], list[int]]:
     """By kind and stage of a visit, the stages in which a microbatch stops being live with it:
     where nothing is differentiated it still fills the next stage's receive slots, until the first
-    backward above it."""
-    last, above = len(has_backward) - 1, -1  # the lowest stage with a backward from here on
+    backward above it. `has_backward`: of the stages that it visits, ascending."""
+    last, above = max(has_backward, default=0), -1  # the lowest with a backward from here on
     found: dict[tuple[Kind, int], list[int]] = {}
-    for i in range(last, -1, -1):
+    for i in sorted(has_backward, reverse=True):
         above = i if has_backward[i] else above
         end = (Kind.BACKWARD, above) if above >= 0 else (forward, last)
         found.setdefault(end, []).append(i)

@@ -8,12 +8,12 @@ Evaluations go the same way, without a backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...plan.action import Action
 from ...plan.cut import Stage
 from ...plan.plan import PeerId, Plan
-from ...plan.swaps import swaps
+from ...plan.routes import swaps
 from .list_scheduler import Bounds, Lists, ListScheduler, Times
 
 __all__ = ["evaluation_order", "first", "order", "textbook_bounds"]
@@ -50,12 +50,12 @@ def first(ready: Sequence[Action]) -> Action | None:
     return min(ready, key=lambda a: (a.microbatch, -a.stage), default=None)
 
 
-def textbook_bounds(plan: Plan, peer_of: Sequence[Sequence[PeerId]]) -> dict[int, int]:
+def textbook_bounds(plan: Plan, peer_of: Sequence[Mapping[int, PeerId]]) -> dict[int, int]:
     """By stage, the most live microbatches of one holder; `peer_of`: by microbatch and stage."""
     stages = len(plan.stages)
     found, from_here = dict.fromkeys(range(stages), 0), 0
     for i in range(stages - 1, -1, -1) if peer_of else ():
-        width = len({peers[i] for peers in peer_of})
+        width = len({peers[i] for peers in peer_of if i in peers})
         from_here += width
         found[i] = max(stages - i, -(-from_here // width))
     for a, b in swaps(plan):  # each is the first of the two for some microbatches

@@ -70,7 +70,7 @@ class Stage:
                     choice=parse_strategy("mean"), device=CPU,
                 )
             )  # fmt: skip
-            held = {0: LocalStage(self.stages[0], executor, mean)}
+            held = {0: LocalStage(self.stages[0], executor, mean, (0,), 0, 1.0)}
             self.parameters[peer] = found
             self.exchanges[peer] = Exchanges(peer, self.wire, held, CPU)
 

@@ -14,7 +14,7 @@ from shoal.dag.capture.capture import capture
 from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.plan.swaps import swaps
+from shoal.dag.plan.routes import swaps
 from shoal.dag.schedule.flow import Flow
 from shoal.examples.gpt import gpt
 from shoal.planner.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest

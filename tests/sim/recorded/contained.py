@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import Plan
-from shoal.dag.plan.swaps import swaps
+from shoal.dag.plan.routes import swaps
 from shoal.dag.transforms.vocabulary import planned_graph
 from shoal.proto.broker_pb2 import RunEvent
 

@@ -24,7 +24,7 @@ from shoal.client.models import models
 from shoal.dag.analysis.blocks import blocks
 from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
-from shoal.dag.plan.swaps import swapped_operators, swaps
+from shoal.dag.plan.routes import swapped_operators, swaps
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.job import Job, Train
 from shoal.peer.core import events as p

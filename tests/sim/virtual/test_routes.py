@@ -1,12 +1,13 @@
-"""Half the microbatches visit the first two and the last two stages of blocks in the other order.
+"""Microbatches that leave stages out, and visit neighbours the other way round.
 
-The oracle is the plain loop with the module's own blocks in that order; that of ghosts is the plain
-loop of hashes. A lost stage is then a copy of the one that it changes places with.
+The oracle is the plain loop with the module's own blocks, those of each microbatch in its order;
+that of ghosts is the plain loop of hashes.
 """
 
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,8 +20,17 @@ from shoal.client.models import models
 from shoal.dag.analysis.blocks import blocks
 from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.cut import cut
-from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, PlanError, ScheduleName, StageSlot, Visit
-from shoal.dag.plan.swaps import segments, swaps
+from shoal.dag.plan.plan import (
+    CodecChoice,
+    PeerId,
+    Plan,
+    PlanError,
+    Route,
+    ScheduleName,
+    StageSlot,
+    Visit,
+)
+from shoal.dag.plan.routes import segments, swaps
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.job import Job
@@ -32,7 +42,6 @@ from shoal.sim.ghost.hashes import expected
 STEPS, MICROBATCHES, SIZE = 5, 4, 1
 ENDS = (0, 2, 4, 5, 6)
 """Blocks of the four stages of blocks: two, two, one and one."""
-OTHER_ORDER = (2, 3, 0, 1, 5, 4)
 JOB: dict[str, Any] = {
     "version": 1,
     "name": "swapped",
@@ -69,10 +78,17 @@ def plan_of(graph: Graph, schedule: ScheduleName = "1f1b", **changes: Any) -> Pl
     return replace(plan, **changes)
 
 
-def plain(laboratory: Any) -> list[float]:
+def blocks_of(route: Route) -> list[int]:
+    """Numbers of the module's blocks that a microbatch goes through, in order."""
+    inner = [v.stage for v in route if 0 < v.stage < 5]
+    return [b for k in inner for b in range(ENDS[k - 1], ENDS[k])]
+
+
+def plain(laboratory: Any, routes: tuple[Route, ...]) -> list[float]:
+    """Gradients of a stage's blocks count as if all microbatches had visited it."""
     module, job = copy.deepcopy(laboratory.module), laboratory.job
     own = list(module.blocks)
-    other = [own[i] for i in OTHER_ORDER]
+    visits = [[b in blocks_of(route) for route in routes].count(True) for b in range(len(own))]
     reader, losses = laboratory.reader(), list[float]()
     with models.ready(module, job):
         optimizer = oracle.optimizer_of(module, job.train)
@@ -81,12 +97,16 @@ def plain(laboratory: Any) -> list[float]:
                 group["lr"] = oracle.learning_rate(job.train, step, STEPS)
             optimizer.zero_grad()
             total = 0.0
-            for m in range(MICROBATCHES):
-                module.blocks = nn.ModuleList(other if m % 2 else own)
-                loss = module(**reader.batch(step, m, SIZE)) / MICROBATCHES
+            for m, route in enumerate(routes):
+                module.blocks = nn.ModuleList(own[b] for b in blocks_of(route))
+                loss = module(**reader.batch(step, m, SIZE)) / len(routes)
                 loss.backward()
                 total += float(loss.detach())
             module.blocks = nn.ModuleList(own)
+            for block, count in zip(own, visits, strict=True):
+                for parameter in block.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad *= len(routes) / count
             losses.append(total)
             nn.utils.clip_grad_norm_(module.parameters(), job.train.clip)
             optimizer.step()
@@ -98,12 +118,53 @@ def test_it_is_the_plain_loop_with_blocks_in_another_order(
     made: Any, schedule: ScheduleName
 ) -> None:
     trained = made.train(made.world(4), plan_of(made.graph, schedule))
-    torch.testing.assert_close(trained.losses, plain(made), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        trained.losses, plain(made, plan_of(made.graph).routes), rtol=1e-5, atol=0
+    )
     assert abs(trained.losses[-1] - made.plain().losses[-1]) > 1e-4, "the order makes a difference"
 
 
+def drawn(seed: int) -> tuple[Route, ...]:
+    """Routes that leave inner stages out, and have inner neighbours change places."""
+    rng, a, b, c, d = random.Random(seed), *PEERS
+    while True:
+        routes = []
+        for _ in range(MICROBATCHES):
+            order = [k for k in range(1, 5) if rng.random() < 0.6]
+            for low in (1, 2, 3):
+                if {low, low + 1} <= {*order} and rng.random() < 0.3:
+                    at = order.index(low)
+                    order[at : at + 2] = [low + 1, low]
+                    break
+            inner = [Visit(k, (a, b, c, d)[k - 1]) for k in order]
+            ends = rng.choice((a, b)), rng.choice((c, d))
+            routes.append((Visit(0, ends[0]), *inner, Visit(5, ends[1])))
+        if {v.stage for route in routes for v in route} == set(range(6)):
+            return tuple(routes)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(k, marks=pytest.mark.slow) for k in range(3, 24))]
+)
+def test_any_routes_are_the_plain_loop_over_their_blocks(made: Any, seed: int) -> None:
+    routes = drawn(seed)
+    plan = plan_of(made.graph, ("1f1b", "gpipe", "listed")[seed % 3], routes=routes)
+    trained = made.train(made.world(4), plan)
+    torch.testing.assert_close(trained.losses, plain(made, routes), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ghosts_of_any_routes_are_the_plain_loop_of_hashes(made: Any, seed: int) -> None:
+    plan = plan_of(made.graph, routes=drawn(seed))
+    assert_hashes(made, plan)
+
+
 def test_ghosts_of_it_are_the_plain_loop_of_hashes(made: Any) -> None:
-    plan, graph = plan_of(made.graph), made.graph.bind(SIZE)
+    assert_hashes(made, plan_of(made.graph))
+
+
+def assert_hashes(made: Any, plan: Plan) -> None:
+    graph = made.graph.bind(SIZE)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
     orders = [segments(stages, route) for route in plan.routes]
     wanted = expected(graph, made.job.seed, STEPS, MICROBATCHES, orders=orders)
@@ -140,7 +201,7 @@ def test_stages_that_are_no_links_of_a_chain_keep_their_places(made: Any) -> Non
     slots[2] = StageSlot(slots[1].stop, slots[2].stop, slots[2].holders)
     broken = plan_of(made.graph, stages=tuple(slots))
     stages = cut(graph, [(s.start, s.stop) for s in broken.stages])
-    with pytest.raises(PlanError, match="visits stage 2 before stage 1, which cannot be, as"):
+    with pytest.raises(PlanError, match="another order with stage 1, which cannot be, as"):
         Flow(broken, stages, ())
 
 
@@ -151,5 +212,17 @@ def test_ends_keep_their_places(made: Any) -> None:
         route = list(first)
         route[a], route[a + 1] = route[a + 1], route[a]
         broken = plan_of(made.graph, routes=(tuple(route),))
-        with pytest.raises(PlanError, match="in order, but for inner neighbours"):
+        with pytest.raises(PlanError, match="in order, but for inner ones"):
             broken.validate(len(made.graph.operators))
+
+
+def test_a_route_needs_its_ends_and_a_stage_its_visits(made: Any) -> None:
+    first, operators = plan_of(made.graph).routes[0], len(made.graph.operators)
+    for short in (first[1:], first[:-1]):
+        with pytest.raises(PlanError, match="expected 0 to 5 in order, but for inner ones"):
+            plan_of(made.graph, routes=(first, short)).validate(operators)
+    with pytest.raises(PlanError, match="no microbatch visits stage 2: it would never be trained"):
+        plan_of(made.graph, routes=((*first[:2], *first[3:]),) * 4).validate(operators)
+    held_out = plan_of(made.graph, evaluation_routes=((*first[:2], *first[3:]),))
+    with pytest.raises(PlanError, match=r"held-out microbatch 0 visits .* 0 to 5 in order$"):
+        held_out.validate(operators)

@@ -1,16 +1,18 @@
-"""What crosses stages, also for a microbatch that visits some of them in another order.
+"""Routes: what crosses stages for a microbatch that leaves some of them out, or visits neighbours
+the other way round.
 
-Two neighbouring stages a and a + 1 may change places on a microbatch's route where they are links
-of a chain: one value goes into a, one from a to a + 1, one out of a + 1, all of one spec, and each
-with a gradient that comes back. CheckFree+ (arXiv 2506.15461, section 4.3) lets the first two and
-the last two stages of blocks change places in half the microbatches, so that they learn each
-other's part. With x, y and z for the three values, and e.g. `y as z` for a value that is made under
-the one name and taken under the other:
+A stage may be left out, and two neighbours a and a + 1 may change places, where they are links of a
+chain: one value goes in, one out of each, all of one spec and each with a gradient that comes back.
+CheckFree+ (arXiv 2506.15461, section 4.3) lets stages change places so that they learn each other's
+part, SkipPipe (arXiv 2502.19913, section 3) leaves some out in each microbatch. With x, y and z for
+the values into a, from a to a + 1 and out of a + 1, and `y as z` for a value that is made under the
+one name and taken under the other:
 
     in order     x -> a      y -> a + 1     z -> a + 2
     swapped      x as y -> a + 1     z as x -> a     y as z -> a + 2
+    without a    x as y -> a + 1     z -> a + 2
 
-Whatever else a or a + 1 takes has to come from a stage before both.
+Whatever else such a stage takes has to come from a stage before all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ __all__ = [
     "segments",
     "swapped_operators",
     "swaps",
-    "why_not_swapped",
+    "why_not_moved",
 ]
 
 
@@ -58,6 +60,11 @@ class Segment(NamedTuple):
     """(taken, made)."""
 
 
+def moved(route: Route) -> tuple[tuple[int, int], ...]:
+    """Steps of a route from a stage to another one than the next."""
+    return tuple((a, b) for a, b in pairwise(v.stage for v in route) if b != a + 1)
+
+
 def swaps(plan: Plan) -> tuple[tuple[int, int], ...]:
     """The pairs of stages that change places in some microbatch, ascending."""
     return tuple(sorted({pair for route in plan.routes for pair in swapped_pairs(route)}))
@@ -71,19 +78,29 @@ def swapped_operators(plan: Plan) -> tuple[tuple[int, int, int], ...]:
 
 def crossings(stages: Sequence[Stage], route: Route) -> tuple[Crossing, ...]:
     """What crosses stages for a microbatch on this route, by source and value, chains last. Raises
-    PlanError where its stages cannot be visited in that order."""
+    PlanError where its stages cannot be visited so."""
     order, links = [v.stage for v in route], dict[int, Port]()
-    for a, b in swapped_pairs(route):
-        if why := why_not_swapped(stages, a):
-            raise PlanError(f"a microbatch visits stage {b} before stage {a}, which {why}")
-        links |= {k: link for k in (a - 1, a, b) if (link := _link(stages, k))}
+    visited, steps = set(order), moved(route)
+    for k in sorted({*range(len(stages))} - visited | {k for p in swapped_pairs(route) for k in p}):
+        if why := why_not_moved(stages, k):
+            how = "visits another order with" if k in visited else "leaves out"
+            raise PlanError(f"a microbatch {how} stage {k}, which {why}")
+        links |= {i: link for i in (k - 1, k) if (link := _link(stages, i))}
+    for s, t in steps:
+        if links[s].spec != links[t - 1].spec:
+            raise PlanError(
+                f"a microbatch goes from stage {s} to stage {t}, which cannot be, as "
+                f"{links[s].spec} comes from the one and the other takes {links[t - 1].spec}"
+            )
     chained = {link.value for link in links.values()}
     found = [
         Crossing(k.index, p.value, t, p.value, t in p.grad_targets, t < k.index)
         for k in stages
+        if k.index in visited
         for p in k.sends
         if p.value not in chained
         for t in p.targets
+        if t in visited
     ]
     for s, t in pairwise(order):
         if s in links:
@@ -104,23 +121,22 @@ def segments(stages: Sequence[Stage], route: Route) -> tuple[Segment, ...]:
     )
 
 
-def why_not_swapped(stages: Sequence[Stage], a: int) -> str:
-    """Why stages a and a + 1 cannot change places; empty: they can."""
-    b = a + 1
-    if a < 1 or b > len(stages) - 2:
-        return "is no pair with a stage before and a stage behind it"
-    if stages[a].makes_loss or stages[b].makes_loss:
+def why_not_moved(stages: Sequence[Stage], k: int) -> str:
+    """Why no microbatch may leave stage k out, or visit it in another order; empty: it may."""
+    if not 0 < k < len(stages) - 1:
+        return "has no stage before it and one behind it"
+    if stages[k].makes_loss:
         return "makes the loss: what follows needs it"
-    links = [_link(stages, k) for k in (a - 1, a, b)]
-    for k, link in zip((a - 1, a, b), links, strict=True):
+    before, behind = _link(stages, k - 1), _link(stages, k)
+    for i, link in ((k - 1, before), (k, behind)):
         if link is None:
-            return f"cannot be, as not one value alone, with a gradient, goes from {k} to {k + 1}"
-    specs = {link.spec for link in links if link is not None}
-    if len(specs) > 1:
-        return f"cannot be, as what goes in and out differs: {', '.join(map(repr, specs))}"
-    for k, link in zip((a, b), links[1:], strict=True):
-        if others := [p.value for p in stages[k].sends if p != link]:
-            return f"cannot be, as stage {k} also makes {others[0]} for others"
+            return f"cannot be, as not one value alone, with a gradient, goes from {i} to {i + 1}"
+    assert before is not None
+    assert behind is not None
+    if before.spec != behind.spec:
+        return f"cannot be, as what goes in and out differs: {before.spec}, {behind.spec}"
+    if others := [p.value for p in stages[k].sends if p != behind]:
+        return f"cannot be, as it also makes {others[0]} for others"
     return ""
 
 
