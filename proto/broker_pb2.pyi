@@ -227,7 +227,7 @@ class Saved(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., blob: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("run", "term", "step", "files", "job", "graph", "data", "operators", "microbatch_size", "head_parts", "inexact_from", "swapped", "rounds")
+    __slots__ = ("run", "term", "step", "files", "job", "graph", "data", "operators", "microbatch_size", "head_parts", "inexact_from", "swapped", "rounds", "routes")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,7 @@ class Checkpoint(_message.Message):
     INEXACT_FROM_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
@@ -254,7 +255,8 @@ class Checkpoint(_message.Message):
     inexact_from: int
     swapped: _containers.RepeatedCompositeFieldContainer[Swap]
     rounds: RoundPosition
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., operators: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., head_parts: _Optional[int] = ..., inexact_from: _Optional[int] = ..., swapped: _Optional[_Iterable[_Union[Swap, _Mapping]]] = ..., rounds: _Optional[_Union[RoundPosition, _Mapping]] = ...) -> None: ...
+    routes: str
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., operators: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., head_parts: _Optional[int] = ..., inexact_from: _Optional[int] = ..., swapped: _Optional[_Iterable[_Union[Swap, _Mapping]]] = ..., rounds: _Optional[_Union[RoundPosition, _Mapping]] = ..., routes: _Optional[str] = ...) -> None: ...
 
 class RoundPosition(_message.Message):
     __slots__ = ("round", "committed", "next", "returned")

@@ -124,8 +124,9 @@ class Following:
         self.microbatches = microbatches_of(plan)
         if self.first_plan is None or not self.losses:
             self.first_plan = plan
+            in_order = list(range(len(plan.stages)))
             orders = ([v.stage for v in route.visits] for route in plan.routes)
-            summary.swapped = any(order != sorted(order) for order in orders)
+            summary.rerouted = any(order != in_order for order in orders)
 
     def _stepped(self, step: broker_pb2.StepDone, replica: int) -> None:
         self.losses.append(step.outcome.loss)

@@ -65,7 +65,7 @@ def compare(
     """Fills the summary with the difference of two runs of equal length."""
     summary.verified_against = against
     summary.max_loss_difference = max(map(_apart, losses, wanted), default=0.0)
-    if (summary.lossy or summary.inexact_from or summary.swapped) and losses:
+    if (summary.lossy or summary.inexact_from or summary.rerouted) and losses:
         last = max(1, len(losses) // 10)
         plain = statistics.mean(wanted[-last:])
         summary.loss_ratio = statistics.mean(losses[-last:]) / plain if plain else None
@@ -73,7 +73,7 @@ def compare(
 
 def judge(job: Job, summary: Summary, losses: Sequence[float], wanted: Sequence[float]) -> None:
     """Fails a run that is meant to be exact, at its first loss beyond the tolerance."""
-    if summary.lossy or summary.inexact_from or summary.swapped:
+    if summary.lossy or summary.inexact_from or summary.rerouted:
         return
     most = TOLERANCE[job.model.dtype]
     for step, (a, b) in enumerate(zip(losses, wanted, strict=True)):
@@ -141,7 +141,7 @@ def _verify_rounds(
     summary.lossy += (losing,) if losing != "none" and losing not in summary.lossy else ()
     got, plain = [s[-2] for s in steps], [s[-1] for s in steps]
     compare(summary, got, plain, "plain loop of rounds")
-    if expected is None and not (summary.lossy or summary.inexact_from or summary.swapped):
+    if expected is None and not (summary.lossy or summary.inexact_from or summary.rerouted):
         most = TOLERANCE[job.model.dtype]
         for n, k, j, a, b in steps:
             if _apart(a, b) > _allowed(most, b):

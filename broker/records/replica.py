@@ -59,8 +59,8 @@ class ReplicaRecord:
         self.local = run.requirements.local
         """Inputs of the model that only peers with the data read, under the present plan."""
         self.inexact_from = run.spec.resumed.inexact_from
-        """The first step after a lost stage was made anew from its neighbours, or other ones than
-        before began to change places; 0: neither."""
+        """The first step after a lost stage was made anew from its neighbours, or from which on
+        microbatches take other routes than before; 0: neither."""
         self.pausing = False
         self.interrupted = 0
         self.formed_s = 0.0

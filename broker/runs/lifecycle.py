@@ -256,7 +256,7 @@ class Lifecycle:
         if record.inexact_from:
             text += (
                 f"; not exact from step {record.inexact_from} on: a lost stage was made anew, or "
-                "others change places"
+                "microbatches take other routes than before"
             )
         return out + self.end(DONE, "done", text, now)
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ...dag.plan.plan import PeerId, Plan, SnapshotKeeper
 from ...dag.plan.plan_slice import PlanSlice
 from ...dag.plan.report import PlanWithReport
-from ...dag.plan.routes import swapped_operators, swaps
+from ...dag.plan.routes import IN_ORDER, routes_digest, swapped_digest
 from ...dag.schedule.convert_plan import plan_to_proto
 from ...dag.schedule.convert_report import report_to_proto
 from ...dag.schedule.convert_slice import slice_to_proto
@@ -74,7 +74,7 @@ def begin_term(
     step = found.step if found else fresh
     mine = context.work_from(step, now) if within else None
     plan, report = _with_keepers(context, snapshots, wanted.planned, found, now)
-    before, others = context.parts, _others_swapped(context, plan, step)
+    before, rerouted = context.parts, _other_routes(context, plan, step)
     renamed = [Renamed(old=a, to=b) for a, b in wanted.taken_by.items()]
     event = RunEvent(plan=plan_to_proto(plan), report=report_to_proto(report), renamed=renamed)
     event.local.extend(record.local if wanted.local is None else wanted.local)
@@ -83,9 +83,9 @@ def begin_term(
     if wanted.rebuilt:
         inexact_from = inexact_from or step
     elif step < inexact_from:
-        # Back to before that; where stages change places, maybe to when others did.
-        inexact_from = max(1, step) if swaps(plan) else 0
-    if others:
+        # Back to before that; where routes are no plain ones, maybe to when there were others.
+        inexact_from = max(1, step) if routes_digest(plan) != IN_ORDER else 0
+    if rerouted:
         inexact_from = inexact_from or step or record.committed
     snapshots.begin_term(step)
     record.checkpoints.given_up()
@@ -121,14 +121,16 @@ def begin_term(
     return out + context.release(gone, reason, now), inexact_from
 
 
-def _others_swapped(context: ReplicaContext, plan: Plan, step: int) -> bool:
-    """Whether other blocks change places than in the steps that were told of."""
-    record, now_swapped = context.record, swapped_operators(plan)
+def _other_routes(context: ReplicaContext, plan: Plan, step: int) -> bool:
+    """Whether some microbatch goes another way through the graph than in the steps that were told
+    of."""
+    record, now = context.record, routes_digest(plan)
     if record.plan is not None:
-        return swapped_operators(record.plan) != now_swapped
+        return routes_digest(record.plan) != now
     # The first plan; it may go on from another run's checkpoint.
-    saved = tuple((s.start, s.middle, s.stop) for s in record.run.spec.resumed.swapped)
-    return step > 0 and saved != now_swapped
+    found = record.run.spec.resumed
+    old = [(s.start, s.middle, s.stop) for s in found.swapped]
+    return step > 0 and (swapped_digest(plan, old) if old else found.routes) != now
 
 
 def tell_part(

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from ...dag.plan.plan import PeerId, Plan
-from ...dag.plan.routes import swapped_operators
+from ...dag.plan.routes import routes_digest
 from ...planner.requests.run_spec import HASH
 from ...proto.broker_pb2 import (
     Checkpoint,
@@ -23,7 +23,6 @@ from ...proto.broker_pb2 import (
     RunSpec,
     Saved,
     Span,
-    Swap,
 )
 from .sets import SnapshotSet
 
@@ -117,7 +116,7 @@ class Checkpoints:
             microbatch_size=plan.microbatch_size,
             head_parts=plan.head_parts,
             inexact_from=inexact_from,
-            swapped=[Swap(start=a, middle=b, stop=c) for a, b, c in swapped_operators(plan)],
+            routes=routes_digest(plan),
             rounds=rounds,
         )
         self._next = step + 1

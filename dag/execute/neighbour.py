@@ -36,10 +36,13 @@ if TYPE_CHECKING:
 
     from ..plan.cut import Stage
 
-__all__ = ["BOOST", "Rebuild", "Repeated", "mean", "rebuild", "repeated"]
+__all__ = ["BOOST", "LEARNED", "Rebuild", "Repeated", "mean", "rebuild", "repeated"]
 
 BOOST = 1.1
 """What the learning rate of rebuilt parameters is multiplied with, once (124M and 1.5B there)."""
+LEARNED = 1 / 3
+"""In what share of the microbatches two stages have to change places, at least, for the one to have
+learned the other's part."""
 _LEAST = 1e-8
 """The least weight that counts: where both gradients are zero, the plain mean."""
 
@@ -154,7 +157,7 @@ def rebuild(
     swapped: Collection[tuple[int, int]] = (),
 ) -> Rebuild:
     """How the stages `lost` are made from those of which a holder is `alive`; a stage of both has
-    another holder. `swapped`: pairs of stages that change places in half the microbatches."""
+    another holder. `swapped`: pairs of stages that change places in many microbatches (LEARNED)."""
     here = {p for k in alive for p in stages[k].parameters}
     trained = {p.name for p in graph.parameters if p.trainable}
     wanted = dict.fromkeys(p for k in sorted(lost) for p in stages[k].trainable)

@@ -17,7 +17,9 @@ Whatever else such a stage takes has to come from a stage before all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,14 +27,19 @@ from .cut import Port, Stage
 from .plan import Plan, PlanError, Route, swapped_pairs
 
 __all__ = [
+    "IN_ORDER",
     "Crossing",
     "Segment",
     "crossings",
+    "routes_digest",
     "segments",
-    "swapped_operators",
+    "swapped_digest",
     "swaps",
     "why_not_moved",
 ]
+
+IN_ORDER = ""
+"""`routes_digest` where every microbatch goes through the whole graph in order."""
 
 
 class Crossing(NamedTuple):
@@ -65,15 +72,53 @@ def moved(route: Route) -> tuple[tuple[int, int], ...]:
     return tuple((a, b) for a, b in pairwise(v.stage for v in route) if b != a + 1)
 
 
-def swaps(plan: Plan) -> tuple[tuple[int, int], ...]:
-    """The pairs of stages that change places in some microbatch, ascending."""
-    return tuple(sorted({pair for route in plan.routes for pair in swapped_pairs(route)}))
+def swaps(plan: Plan, share: float = 0.0) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of stages that change places in some microbatch, ascending; with a share, in
+    at least that share of a step's microbatches."""
+    times = Counter(pair for route in plan.routes for pair in swapped_pairs(route))
+    return tuple(sorted(pair for pair, n in times.items() if n >= share * len(plan.routes)))
 
 
-def swapped_operators(plan: Plan) -> tuple[tuple[int, int, int], ...]:
-    """The swaps of a plan as operators of the graph: [a, b) and [b, c) change places."""
-    slots = plan.stages
-    return tuple((slots[a].start, slots[a].stop, slots[b].stop) for a, b in swaps(plan))
+def routes_digest(plan: Plan) -> str:
+    """Say in one word through which operators each microbatch goes, in which order: steps of two
+    plans of one graph have the same loss if and only if the words are equal. 16 hex digits, or
+    `IN_ORDER`."""
+    bounds = [(s.start, s.stop) for s in plan.stages]
+    distinct = {id(route): route for route in plan.routes}
+    known = {key: _joined(bounds[v.stage] for v in route) for key, route in distinct.items()}
+    return _digest([known[id(route)] for route in plan.routes], plan.stages[-1].stop)
+
+
+def swapped_digest(plan: Plan, swapped: Iterable[tuple[int, int, int]]) -> str:
+    """`routes_digest` of a plan with as many microbatches and operators, in whose every second one
+    operators [a, b) and [b, c) change places, in pairs that do not overlap: all that checkpoints
+    said of routes once."""
+    last, at, pieces = plan.stages[-1].stop, 0, list[tuple[int, int]]()
+    for a, b, c in sorted(swapped):
+        pieces += [(at, a), (b, c), (a, b)]
+        at = c
+    pieces = [(a, b) for a, b in (*pieces, (at, last)) if a < b]
+    moved = _joined(pieces)
+    return _digest([moved if m % 2 else ((0, last),) for m in range(len(plan.routes))], last)
+
+
+_Pieces = tuple[tuple[int, int], ...]
+"""Operators [start, stop) in the order in which a microbatch goes through them."""
+
+
+def _joined(pieces: Iterable[tuple[int, int]]) -> _Pieces:
+    found: list[tuple[int, int]] = []
+    for start, stop in pieces:
+        if found and found[-1][1] == start:
+            start = found.pop()[0]
+        found.append((start, stop))
+    return tuple(found)
+
+
+def _digest(orders: Sequence[_Pieces], operators: int) -> str:
+    if {*orders} == {((0, operators),)}:
+        return IN_ORDER
+    return hashlib.sha256(repr(orders).encode()).hexdigest()[:16]
 
 
 def crossings(stages: Sequence[Stage], route: Route) -> tuple[Crossing, ...]:

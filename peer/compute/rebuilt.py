@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ...dag.execute.neighbour import BOOST, Rebuild, rebuild
+from ...dag.execute.neighbour import BOOST, LEARNED, Rebuild, rebuild
 from ...dag.ir.graph import Graph, GraphError
 from ...dag.plan.cut import Stage, cut
 from ...dag.plan.plan import PeerId, Plan, PlanError
@@ -67,7 +67,7 @@ def recipe(
     """How the stages `lost` are made, by a plan in which `rebuilt` make all of theirs anew.
     `graph` is bound."""
     alive = [k for k, s in enumerate(plan.stages) if any(h not in rebuilt for h in s.holders)]
-    return rebuild(graph, stages, tuple(lost), alive, swapped=swaps(plan))
+    return rebuild(graph, stages, tuple(lost), alive, swapped=swaps(plan, LEARNED))
 
 
 def given_records(work: BuiltStages) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from ...dag.execute.neighbour import rebuild
+from ...dag.execute.neighbour import LEARNED, rebuild
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
 from ...dag.plan.plan import PeerId, Plan
@@ -41,7 +41,8 @@ def _not_made(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery
     stages = cut(form, [(s.start, s.stop) for s in plan.stages])
     for peer in plan.peers:
         alive = [k for k, s in enumerate(plan.stages) if any(h != peer for h in s.holders)]
-        why_not = rebuild(form, stages, plan.stages_of(peer), alive, swapped=swaps(plan)).why_not
+        pairs = swaps(plan, LEARNED)
+        why_not = rebuild(form, stages, plan.stages_of(peer), alive, swapped=pairs).why_not
         if why_not:
             name = next((str(o) for o in request.offers if o.peer == peer), peer)
             found.append(

@@ -209,7 +209,7 @@ def _as_hashes(job: Job, followed: Following, packed: Packed, options: SimOption
 def _losses(job: Job, graph: Graph, followed: Following) -> None:
     summary, losses = followed.summary, followed.losses
     orders: list[Sequence[Segment]] = []
-    if summary.swapped and followed.first_plan is not None:
+    if summary.rerouted and followed.first_plan is not None:
         plan = plan_from_proto(followed.first_plan)
         stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
         orders = [segments(stages, route) for route in plan.routes]

@@ -105,10 +105,12 @@ class Summary:
     checks: int | None = None
     """How often an invariant was looked at."""
     violations: int = 0
-    swapped: bool = False
-    """Whether stages change places in every second microbatch: the plain loop has no such thing."""
+    rerouted: bool = False
+    """Whether microbatches leave stages out or visit them in another order: the plain loop does
+    not."""
     inexact_from: int = 0
-    """The first step after a lost stage was made anew from its neighbours; 0: none was."""
+    """The first step after a lost stage was made anew from its neighbours, or after which
+    microbatches take other routes; 0: none."""
     faults_injected: int | None = None
     faults_fired: int = 0
     detect_s: float | None = None

@@ -108,10 +108,10 @@ def _learned(s: Summary) -> Iterator[str]:
 
 
 def _made_anew(s: Summary) -> Iterator[str]:
-    if s.swapped:
-        yield "stages change places"
+    if s.rerouted:
+        yield "microbatches leave stages out, or visit them in another order"
     if s.inexact_from:
-        yield f"a lost stage made anew, or others change places, before step {s.inexact_from}"
+        yield f"a lost stage made anew, or other routes, before step {s.inexact_from}"
 
 
 def _speed(s: Summary) -> Iterator[str]:

@@ -56,7 +56,7 @@ def test_one_loss_beyond_the_tolerance_fails_and_is_named(wanted: list[float], d
 
 
 @pytest.mark.parametrize(
-    "more", [{"lossy": ("int8",)}, {"inexact_from": 3}, {"swapped": True}], ids=str
+    "more", [{"lossy": ("int8",)}, {"inexact_from": 3}, {"rerouted": True}], ids=str
 )
 def test_what_is_not_meant_to_be_equal_does_not_fail(more: dict[str, Any]) -> None:
     found = judged([1.0, 2.0], [1.0, 1.0], **more)

@@ -24,11 +24,11 @@ from shoal.client.models import models
 from shoal.dag.analysis.blocks import blocks
 from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
-from shoal.dag.plan.routes import swapped_operators, swaps
+from shoal.dag.plan.routes import routes_digest, swapped_digest, swaps
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.job import Job, Train
 from shoal.peer.core import events as p
-from shoal.proto.broker_pb2 import DONE, FAILED, Checkpoint, RunEvent, RunSpec
+from shoal.proto.broker_pb2 import DONE, FAILED, Checkpoint, RunEvent, RunSpec, Swap
 from shoal.sim import oracle
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.monitor.monitor import Monitor
@@ -297,9 +297,9 @@ def test_other_blocks_that_change_places_are_said(made: Any) -> None:
     assert played.end.phase == DONE, played.notes
     first, then = played.plans
     assert [len(plan.stages) for plan in (first, then)] == [7, 6]
-    assert swapped_operators(first) != swapped_operators(then)
+    assert routes_digest(first) != routes_digest(then)
     assert 0 < played.end.inexact_from <= 4, played.notes
-    assert "or others change places" in played.end.reason.text
+    assert "or microbatches take other routes than before" in played.end.reason.text
     order = [i for k in (2, 1, 3, 5, 4) for i in blocks_of(made, first)[k]]
     at = played.end.inexact_from
     assert played.losses[:at] == pytest.approx(plain(made, -1, order)[:at], rel=1e-5)
@@ -311,7 +311,7 @@ def test_going_back_to_the_start_with_other_cuts_is_not_exact(made: Any) -> None
     played = Played(made, {"p1": 4}, peers=5, stages=0, recovery=ladder)
     assert played.end.phase == DONE, played.notes
     first, then = played.plans
-    assert swapped_operators(first) != swapped_operators(then)
+    assert routes_digest(first) != routes_digest(then)
     assert "from the starting weights" in played.notes
     assert played.end.inexact_from == 4
 
@@ -325,9 +325,20 @@ def test_what_goes_on_from_a_checkpoint_is_exact_where_the_same_change_places(ma
 
     again = Played(made, {}, stages=4, recovery=plus, saved=swapped, **made_with)
     assert again.end.phase == DONE, again.notes
-    assert swapped_operators(again.plans[0]) == swapped_operators(swapped.plans[0])
+    assert routes_digest(again.plans[0]) == routes_digest(swapped.plans[0])
     assert again.end.inexact_from == 0
     assert again.losses == pytest.approx(swapped.losses[3:], rel=1e-5)
+
+    older = copy.copy(swapped)  # of a version that said which operators change places
+    older.events = [RunEvent.FromString(e.SerializeToString()) for e in swapped.events]
+    plan = swapped.plans[0]
+    at = [(plan.stages[a].start, plan.stages[a].stop, plan.stages[b].stop) for a, b in swaps(plan)]
+    assert swapped_digest(plan, at) == swapped.checkpoints[0].routes
+    saved = older.checkpoints[0]
+    saved.routes = ""
+    saved.swapped.extend(Swap(start=a, middle=b, stop=c) for a, b, c in at)
+    from_older = Played(made, {}, stages=4, recovery=plus, saved=older, **made_with)
+    assert from_older.end.inexact_from == 0
 
     none = Played(made, {}, stages=4, recovery=plain_ladder, saved=swapped, **made_with)
     assert none.end.phase == DONE, none.notes
