@@ -10,6 +10,8 @@ __all__ = ["Address", "is_public", "stands_for"]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_ISATAP = (bytes.fromhex("00005efe"), bytes.fromhex("02005efe"))
+"""How the lower half of an address begins that ends in one of IPv4 (RFC 5214, 6.1)."""
 _OF_NO_HOST = tuple(
     map(
         ipaddress.ip_network,
@@ -34,7 +36,7 @@ def stands_for(address: Address) -> Address:
     """Return what is dialled in the end: of an IPv6 address that wraps one of IPv4, that one."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
-    if address in _NAT64:
+    if address in _NAT64 or address.packed[8:12] in _ISATAP:
         return ipaddress.IPv4Address(address.packed[-4:])
     return address.ipv4_mapped or address.sixtofour or address
 

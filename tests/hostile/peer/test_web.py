@@ -92,6 +92,9 @@ def test_what_is_not_listed_is_not_read(url: str) -> None:
         ("::ffff:93.184.216.34", True),
         ("2002:7f00:1::", False),  # 6to4 of 127.0.0.1
         ("64:ff9b::7f00:1", False),  # NAT64 of 127.0.0.1
+        ("2606:4700::5efe:7f00:1", False),  # ISATAP of 127.0.0.1
+        ("2606:4700::200:5efe:a9fe:a9fe", False),  # and of 169.254.169.254
+        ("2606:4700::200:5efe:5db8:d822", True),  # and of 93.184.216.34
         ("192.0.0.192", False),  # a cloud's metadata
         ("168.63.129.16", False),  # another one's services
         ("192.0.0.1", False),
