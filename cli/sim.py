@@ -43,6 +43,10 @@ def plan(
     ] = None,
     broker: Broker = None,
     json: Json = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the planned step into a PNG, peer by time."),
+    ] = None,
 ) -> None:
     """Show what would run where, and why, without running it. Example: shoal plan job.toml
     --cluster cluster.toml"""
@@ -57,9 +61,22 @@ def plan(
             print_json(as_json(answer))
         elif answer.HasField("plan"):
             show(answer, name)
+        if picture is not None and answer.HasField("plan"):
+            _draw(name, answer, picture)
     if not answer.HasField("plan"):
         complain(f"no plan: {answer.reason.text}")
         raise typer.Exit(WRONG if answer.reason.code == "spec" else FAILED)
+
+
+def _draw(name: str, answer: PreviewAnswer, file: Path) -> None:
+    """Writes the picture of the planned step. Raises OSError with the file's name."""
+    from ..net.surroundings import naming
+    from ..sim.report.pictures.planned_timeline import planned_timeline
+
+    called = {p.peer: p.profile.name or p.peer for p in answer.peers}
+    with naming(file):
+        planned_timeline([(f"{name}, {answer.plan.schedule}", answer.step)], called).png(file)
+    echo(f"the planned step is drawn in {file}", err=True)
 
 
 def _previewed(job: Path, cluster: Path | None, broker: str | None) -> tuple[str, PreviewAnswer]:

@@ -1265,7 +1265,7 @@ class DataAnswer(_message.Message):
     def __init__(self, manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PreviewAnswer(_message.Message):
-    __slots__ = ("plan", "reason", "peers", "operators", "notes", "report", "formation")
+    __slots__ = ("plan", "reason", "peers", "operators", "notes", "report", "formation", "step")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
@@ -1273,6 +1273,7 @@ class PreviewAnswer(_message.Message):
     NOTES_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     FORMATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     reason: _common_pb2.Reason
     peers: _containers.RepeatedCompositeFieldContainer[PeerState]
@@ -1280,7 +1281,20 @@ class PreviewAnswer(_message.Message):
     notes: _containers.RepeatedScalarFieldContainer[str]
     report: PlanReport
     formation: Formation
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[OperatorSpan, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ...) -> None: ...
+    step: _containers.RepeatedCompositeFieldContainer[PlannedRow]
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[OperatorSpan, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., step: _Optional[_Iterable[_Union[PlannedRow, _Mapping]]] = ...) -> None: ...
+
+class PlannedRow(_message.Message):
+    __slots__ = ("peer", "actions", "start_s", "end_s")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    actions: _containers.RepeatedScalarFieldContainer[str]
+    start_s: _containers.RepeatedScalarFieldContainer[float]
+    end_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, peer: _Optional[str] = ..., actions: _Optional[_Iterable[str]] = ..., start_s: _Optional[_Iterable[float]] = ..., end_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Formation(_message.Message):
     __slots__ = ("kind", "replicas", "every", "batch", "local_s", "exchange_s", "exposed_s", "contribution_bytes", "peers", "slowest_link", "hangs_on", "left_out", "alternatives", "reasons")

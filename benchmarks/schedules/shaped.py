@@ -41,7 +41,7 @@ args = {{ layers = 4, width = 64, heads = 4, length = 64, dropout = 0.0 }}
 length = 64
 [train]
 steps = 12
-batch = 32
+batch = {batch}
 microbatch = 2
 eval_every = 0
 [plan]
@@ -126,14 +126,9 @@ def undisturbed(schedule: str) -> Ran:
 def run(schedule: str) -> Ran:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "job.toml").write_text(JOB.format(stages=STAGES, schedule=schedule))
-        names = "abcd"[:STAGES]
-        lines = ["version = 1", 'name = "four-places"', "seed = 7", 'job = "job.toml"']
-        lines += [PEER.format(name=n) for n in names]
-        lines += [LINK.format(a=a, b=b) for a in names for b in names if a < b]
-        (folder / "scenario.toml").write_text("\n".join(lines))
+        scenario = write_scenario(folder, schedule)
         summary = folder / "summary.json"
-        command = [sys.executable, "-m", "shoal.cli", "sim", str(folder / "scenario.toml")]
+        command = [sys.executable, "-m", "shoal.cli", "sim", str(scenario)]
         subprocess.run(
             [*command, "--real", "--quiet", "--json", str(summary)],
             check=True,
@@ -141,6 +136,18 @@ def run(schedule: str) -> Ran:
             stdout=subprocess.DEVNULL,
         )
         return read(json.loads(summary.read_text()))
+
+
+def write_scenario(folder: Path, schedule: str, batch: int = 32) -> Path:
+    """Write a job and the four places beside it; return the scenario's file."""
+    (folder / "job.toml").write_text(JOB.format(stages=STAGES, schedule=schedule, batch=batch))
+    names = "abcd"[:STAGES]
+    lines = ["version = 1", 'name = "four-places"', "seed = 7", 'job = "job.toml"']
+    lines += [PEER.format(name=n) for n in names]
+    lines += [LINK.format(a=a, b=b) for a in names for b in names if a < b]
+    path = folder / "scenario.toml"
+    path.write_text("\n".join(lines))
+    return path
 
 
 def read(summary: dict[str, Any]) -> Ran:

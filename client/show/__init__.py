@@ -5,6 +5,7 @@ __all__ = [
     "logs",
     "preview",
     "progress",
+    "step_chart",
     "text",
     "wire",
 ]

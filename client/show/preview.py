@@ -23,6 +23,7 @@ from ...dag.schedule.convert_plan import microbatches_of, routes_of
 from ...job.words import WRONG_CHOICE, count_of, some_of
 from ...proto.broker_pb2 import Alternative, Plan, PlanReport, PreviewAnswer
 from .formation import formation_lines
+from .step_chart import step_chart
 from .text import labelled, lines, new_table, number, size_text, time_text, wrapped
 from .wire import LinkRow, planned, sentence
 
@@ -117,6 +118,8 @@ def page(answer: PreviewAnswer, name: str, width: int | None = None) -> str:
     if len(_routes(plan)) > 1:
         parts.append(lines(_pipelines(plan, called), columns))
     parts.append(lines(_peers(answer, called), columns))
+    if chart := list(step_chart(answer.step, called, columns)):
+        parts.append(chart)
     if report.predicted.links:
         parts.append(lines(_links(report, called), columns))
     if rows := planned(report, called):

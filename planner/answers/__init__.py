@@ -4,6 +4,7 @@ __all__ = [
     "bad_plan",
     "forming",
     "leaving_out",
+    "planned_step",
     "planning",
     "preview",
     "risk",

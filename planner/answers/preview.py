@@ -33,6 +33,7 @@ from ..schedulers.schedulers import plan as make
 from .bad_plan import bad_plan
 from .forming import formed
 from .leaving_out import without_culprits
+from .planned_step import planned_step
 from .planning import with_left_out
 from .risk import work_at_risk
 
@@ -102,6 +103,7 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
         peers=wanted.peers,
         operators=_spans(graph, plan),
         formation=formation,
+        step=planned_step(request, plan),
         notes=[*_verdict(made), *risk, *wanted.notes, *_unknown(request, made)],
     )
 

@@ -235,10 +235,14 @@ class CodedStepCost:
                 return step_s
         return self._play(sizes, seconds, coding).step_s
 
+    def timeline(self, choice: Choice) -> Timeline:
+        """When each action and message of the step begins and ends."""
+        return self._play(*self._loaded(choice))
+
     def hang_s(self, choice: Choice) -> dict[int, float]:
         """By lane, the seconds of the step's longest chain that are spent on it, waiting for its
         turn included; 0 for one that the step does not hang on."""
-        program, played = self.program, self._play(*self._loaded(choice))
+        program, played = self.program, self.timeline(choice)
         found = dict.fromkeys(self.lanes, 0.0)
         at = max(range(len(program.actions)), key=lambda a: played.end[a])
         while True:

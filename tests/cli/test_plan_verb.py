@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from shoal import cli
 from shoal.cli.base import few_collections
 from shoal.client.show.preview import as_json, page
 from shoal.client.submission import draft
-from shoal.dag.schedule.convert_plan import microbatches_of
+from shoal.dag.plan.cut import cut, tied_groups
+from shoal.dag.schedule.convert_plan import microbatches_of, plan_from_proto
+from shoal.dag.schedule.flow import Flow
+from shoal.dag.transforms.vocabulary import planned_graph
 from shoal.job import Job
 from shoal.proto.broker_pb2 import (
     PeerState,
@@ -192,6 +196,49 @@ def test_the_verb_prints_tables_for_people_and_fields_for_programs(drafted) -> N
     assert code == 0, text
     for word in ("predicted", "bottleneck", "compared with", "stage", "bubble", "offered", "why"):
         assert word in text
+
+
+@pytest.mark.parametrize("codec", ["", "int8"])
+def test_the_step_is_shown_as_the_plan_lists_and_predicts_it(drafted, codec: str) -> None:
+    path, (spec, graph) = drafted
+    changed = type(spec)()
+    changed.CopyFrom(spec)
+    if codec:
+        job = json.loads(spec.job)
+        job["codec"]["default"] = codec
+        changed.job = json.dumps(job)
+    answer = preview((path, (changed, graph)), PEERS, stages=3, pipelines=1)
+    assert bool(answer.plan.codecs) == bool(codec)
+    ends = [row.end_s[-1] for row in answer.step]
+    assert max(ends) == pytest.approx(answer.report.predicted.step_s, rel=1e-9)
+    plan = plan_from_proto(answer.plan)
+    form = planned_graph(graph.bind(plan.microbatch_size), plan)
+    stages = cut(form, [(s.start, s.stop) for s in plan.stages])
+    flow = Flow(plan, stages, tied_groups(form, stages))
+    assert {r.peer: tuple(r.actions) for r in answer.step} == {
+        p: tuple(map(str, flow.actions(p))) for p in plan.peers
+    }
+    computed = {p.peer: p.compute_s for p in answer.report.predicted.peers}
+    for row in answer.step:
+        spans = list(zip(row.start_s, row.end_s, strict=True))
+        assert all(a <= b for a, b in spans)
+        assert all(one[1] <= two[0] for one, two in pairwise(spans)), "one action at a time"
+        assert sum(b - a for a, b in spans) == pytest.approx(computed[row.peer])
+
+
+def test_the_planned_step_is_drawn_into_a_file(drafted, tmp_path: Path) -> None:
+    path, _ = drafted
+    cluster, file = path.with_name("peers.toml"), tmp_path / "step.png"
+    cluster.write_text(PEERS)
+    code, text = call("plan", str(path), "--cluster", str(cluster), "--picture", str(file))
+    assert code == 0, text
+    assert str(file) in text
+    assert file.read_bytes().startswith(b"\x89PNG")
+    nowhere = tmp_path / "none" / "step.png"
+    code, text = call("plan", str(path), "--cluster", str(cluster), "--picture", str(nowhere))
+    assert code != 0
+    assert str(nowhere) in text
+    assert "Traceback" not in text
 
 
 def test_one_peer_alone_is_compared_under_the_batching_that_suits_it(drafted) -> None:

@@ -7,5 +7,6 @@ __all__ = [
     "heat",
     "palette",
     "picture",
+    "planned_timeline",
     "timeline",
 ]
