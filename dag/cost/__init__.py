@@ -12,6 +12,7 @@ __all__ = [
     "play",
     "program",
     "speed",
+    "storages",
     "trial",
     "unshared",
     "weight_memory",

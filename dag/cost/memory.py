@@ -1,5 +1,5 @@
 """What a stage takes on its device, from graph and costs alone; the peak over one pass of its
-operators is swept, not bounded.
+operators is followed, not bounded (`memory_table.py`).
 
     peer       = Σ over its stages of standing
                + max(max over its actions of (Σ live · kept + transient of the action's stage),
@@ -37,16 +37,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..ir.graph import Graph, Operator
+from ..ir.graph import Graph
 from ..plan.action import TRAITS, Action
 from ..plan.plan import Plan
 from .cost import OperatorCost
+from .memory_table import MemoryTable
+from .storages import Storages
 
 __all__ = ["MemoryModel", "Moments", "StageMemory", "live_moments"]
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,66 +127,27 @@ class MemoryModel:
     def __init__(self, graph: Graph, costs: Sequence[OperatorCost], meets: int = 0) -> None:
         """`meets`: bytes of each trained number while a round is exchanged; 0: there are none."""
         self.meets = meets
-        n = len(graph.operators)
-        self._reads = [c.reads for c in costs]
-        self._trainable = {
-            f"param:{p.name}": max(p.spec.elements, p.spec.size_bytes // 4)
-            for p in graph.parameters
-            if p.trainable
-        }
-        self._updated = {f"buffer:{b.name}" for b in graph.buffers if b.update}
-        storage: dict[str, int] = {}
-        size: dict[int, int] = {}
-        born: dict[int, int] = {}
-        flows: set[int] = set()  # storages that a gradient comes back for
-        made: list[tuple[int, int]] = []
-        read: list[tuple[int, int]] = []
-        data: list[tuple[int, int]] = []
-        fresh = 1 + max((k for c in costs for k, _ in (*c.saves, *c.makes)), default=0)
-        inputs = {f"in:{i.name}": (k, i.spec.size_bytes) for k, i in enumerate(graph.inputs)}
-        for i, (op, cost) in enumerate(zip(graph.operators, costs, strict=True)):
-            for value in op.reads:
-                if value in storage:
-                    read.append((i, storage[value]))
-                elif value in inputs:
-                    data.append((i, inputs[value][0]))
-            for value, output, lies in zip(op.values, op.outputs, _makes(op, cost), strict=True):
-                number, bytes_ = lies or (fresh, output.spec.size_bytes if output.spec else 0)
-                fresh += lies is None
-                if number < 0:
-                    continue
-                storage[value] = number
-                if number not in born:
-                    born[number], size[number] = i, bytes_
-                    made.append((i, number))
-                if output.grad:
-                    flows.add(number)
-        saved: list[tuple[int, int]] = []
-        for i, cost in enumerate(costs):
-            for number, bytes_ in cost.saves:
-                size[number] = bytes_
-                born.setdefault(number, i)
-                saved.append((i, number))
-        count = 1 + max(size, default=0)
-        self._size = _filled(count, size, 0)
-        self._born = _filled(count, born, n)
-        self._last = np.full(count, -1, np.int64)
-        for i, number in read:
-            self._last[number] = i
-        self._flows = np.zeros(count, bool)
-        self._flows[list(flows)] = True
-        self._input_bytes: list[int] = [b for _, b in inputs.values()]
-        self._saved, self._read, self._made = (_Events(e, n) for e in (saved, read, made))
-        self._data = _Events(data, n)
-        self._forward: Ints = np.array([_forward_bytes(c) for c in costs], np.int64)
-        self._backward: Ints = np.array([_backward_bytes(c) for c in costs], np.int64)
+        self.storages = Storages.of(graph, costs)
         self._known: dict[tuple[int, int, bool], StageMemory] = {}
 
     def stage(self, start: int, stop: int, recompute: bool = False) -> StageMemory:
         """Operators [start, stop) for one microbatch."""
         key = (start, stop, recompute)
         if key not in self._known:
-            self._known[key] = self._find(*key)
+            part = self.storages.part(start, stop)
+            table = MemoryTable(part, np.array([0, stop - start]), self.meets)
+            for again in (False, True):
+                tables = (
+                    table.weights,
+                    table.trainable,
+                    table.numbers,
+                    table.changing,
+                    table.kept[again],
+                    table.transient[again],
+                    table.update,
+                    table.meets,
+                )
+                self._known[start, stop, again] = StageMemory(*(int(t[1, 0]) for t in tables))
         return self._known[key]
 
     def peer_bytes(
@@ -216,131 +176,3 @@ class MemoryModel:
         most = max(computed, default=0)  # a holder may be on no route
         standing = sum(found[k].standing(state_bytes, plan.strategy(k).traits.copies) for k in held)
         return standing + max(most, after)
-
-    def _find(self, start: int, stop: int, recompute: bool) -> StageMemory:
-        held = {value: size for reads in self._reads[start:stop] for value, size in reads}
-        trained = [size for value, size in held.items() if value in self._trainable]
-        numbers = sum(self._trainable.get(value, 0) for value in held)
-        updated = sum(size for value, size in held.items() if value in self._updated)
-        sweep = _Sweep(self, start, stop)
-        forward, backward = sweep.forward(), sweep.backward()
-        kept = sweep.kept
-        if recompute:
-            again = sweep.forward(saves=False)
-            kept = sweep.received + sweep.data
-            backward = max(backward, forward + sweep.answered)
-            forward = again
-        if not trained and not sweep.gives_gradients:
-            kept, backward, forward = 0, 0, sweep.forward(saves=False)
-        update = 2 * max(trained, default=0)
-        transient = max(forward, backward) - kept + sweep.received + sweep.answered
-        return StageMemory(
-            weights=sum(held.values()),
-            trainable=sum(trained),
-            numbers=numbers,
-            changing=sum(trained) + updated,
-            kept=kept,
-            transient=transient,
-            update=update,
-            meets=max(0, self.meets * numbers - sum(trained) + update) if self.meets else 0,
-        )
-
-
-class _Events:
-    """(operator, storage) pairs, by operator."""
-
-    def __init__(self, pairs: Sequence[tuple[int, int]], operators: int) -> None:
-        table = np.array(pairs, np.int64).reshape(len(pairs), 2)
-        self._at, self._what = table[:, 0], table[:, 1]
-        self._first = np.searchsorted(self._at, np.arange(operators + 1))
-
-    def of(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        part = slice(self._first[start], self._first[stop])
-        return self._at[part], self._what[part]
-
-
-class _Sweep:
-    """The storages of one interval, and when each is there. Positions count from 0."""
-
-    def __init__(self, model: MemoryModel, start: int, stop: int) -> None:
-        n = self._n = stop - start
-        saved_at, saved = model._saved.of(start, stop)
-        read_at, read = model._read.of(start, stop)
-        _, made = model._made.of(start, stop)
-        every, place = np.unique(np.concatenate([saved, read, made]), return_inverse=True)
-        self._size = model._size[every]
-        self._born = np.maximum(model._born[every] - start, -1)  # -1: received
-        saved_place, read_place = place[: len(saved)], place[len(saved) : len(saved) + len(read)]
-        self._freed = np.full(len(every), n, np.int64)  # the first operator that saved it; n: none
-        self._freed[saved_place[::-1]] = saved_at[::-1] - start
-        last = np.full(len(every), -1, np.int64)  # the last operator that reads it here
-        last[read_place] = read_at - start
-        flows = model._flows[every]
-        self._sent = (self._born >= 0) & (model._last[every] >= stop)
-        self._in = self._born < 0
-        self._last = np.maximum(last, np.maximum(self._born, 0))
-        # Received values stay as leaves, sent ones as roots, until their backward ends.
-        self._fixed = (self._in | self._sent) & flows
-        self._keeps = self._fixed | (self._freed < n)
-        self._flows = flows
-        self._model, self._start, self._stop = model, start, stop
-        data = set(model._data.of(start, stop)[1].tolist())
-        self.data: int = sum(model._input_bytes[k] for k in data)
-        self.received = int(self._size[self._in].sum())
-        self.kept = int(self._size[self._keeps].sum()) + self.data
-        self.answered = int(self._size[self._sent & flows].sum())
-        """Gradients of the values that it sent."""
-        self.gives_gradients = bool((self._in & flows).any())
-
-    def forward(self, saves: bool = True) -> int:
-        """Most bytes of a microbatch while its forward runs."""
-        n = self._n
-        # There before operator i: born before it, and read from i on, kept, or to be sent.
-        stays = self._sent | (self._keeps if saves else self._in)
-        end = np.where(stays, n, self._last)
-        there = _there(self._size, self._born + 1, end, n)
-        work = self._model._forward[self._start : self._stop]
-        return self.data + int((there + work).max(initial=0))
-
-    def backward(self) -> int:
-        """Most bytes of a microbatch while its backward runs."""
-        n = self._n
-        size, keeps = self._size, self._keeps
-        first = np.where(self._fixed, 0, self._freed)
-        there = _there(size[keeps], first[keeps], np.full(int(keeps.sum()), n - 1), n)
-        # The gradient of a value: from the backward of who reads it last to that of who makes it;
-        # of one that came to the end, of one that was sent from the beginning.
-        flows = self._flows & ~self._sent
-        low = np.maximum(self._born, 0)[flows]
-        there += _there(size[flows], low, self._last[flows] - 1, n)
-        work = self._model._backward[self._start : self._stop]
-        return int((there + work).max(initial=0)) + self.answered + self.data
-
-
-def _there(size: Ints, first: Ints, last: Ints, n: int) -> Ints:
-    """By position of n: the sum of the sizes whose [first, last] has it."""
-    some = first <= last
-    change = np.zeros(n + 2, np.int64)
-    np.add.at(change, first[some], size[some])
-    np.add.at(change, np.minimum(last[some], n) + 1, -size[some])
-    return np.cumsum(change)[:n]
-
-
-def _filled(count: int, given: dict[int, int], missing: int) -> Ints:
-    found = np.full(count, missing, np.int64)
-    if given:
-        found[list(given)] = list(given.values())
-    return found
-
-
-def _makes(op: Operator, cost: OperatorCost) -> Sequence[tuple[int, int] | None]:
-    """Where each result lies; None: in a storage of its own, for costs that do not say it."""
-    return cost.makes or (None,) * len(op.values)
-
-
-def _forward_bytes(cost: OperatorCost) -> int:
-    return cost.peak_forward if cost.makes else cost.output_bytes
-
-
-def _backward_bytes(cost: OperatorCost) -> int:
-    return cost.peak_backward if cost.makes else cost.output_bytes

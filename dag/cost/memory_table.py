@@ -1,5 +1,5 @@
-"""What `memory.py` says of one interval, for all intervals between some positions at once: equal to
-the byte.
+"""What the intervals between some positions take (`memory.py` names the terms), for all of them at
+once.
 
 `forward` and `backward` of an interval [i, j) are maxima over its operators o. What is there while
 o runs splits into what depends on (o, i), on (i, j), and a few storages that cross j:
@@ -18,12 +18,10 @@ O(N·n + n²·c) in vector operations; some 0.2 s for 1,000 operators and positi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from .memory import MemoryModel
+from .storages import Pairs, Storages
 
 __all__ = ["MemoryTable"]
 
@@ -31,46 +29,6 @@ Ints = NDArray[np.int64]
 
 _NEVER = -(2**60)
 """The position that stands for any operator before an interval."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """(operator, thing) pairs without doubles, by thing and then by operator."""
-
-    at: Ints
-    what: Ints
-    before: Ints
-    """The operator of the pair before it of the same thing; -1: it is the first."""
-    last: int
-    """Above all operators."""
-
-    @classmethod
-    def of(cls, at: Ints, what: Ints, last: int) -> _Pairs:
-        key = np.unique(what * last + at)
-        what, at = np.divmod(key, last)
-        before = np.concatenate(([-1], at[:-1]))
-        before[np.concatenate(([True], what[1:] != what[:-1]))[: len(before)]] = -1
-        return cls(at, what, before[: len(at)], last)
-
-    def previous(self, things: Ints, operator: int) -> Ints:
-        """Finds, for each thing, the last operator before the given one; -1: there is none."""
-        key = self.what * self.last + self.at
-        k = np.searchsorted(key, things * self.last + operator) - 1
-        some = (k >= 0) & (self.what[k] == things) if len(key) else np.zeros(len(things), bool)
-        found: Ints = np.where(some, self.at[k] if len(key) else -1, -1)
-        return found
-
-    def first(self, things: int) -> Ints:
-        """By thing its first operator; `last`: it has none."""
-        found = np.full(things, self.last, np.int64)
-        found[self.what[self.before < 0]] = self.at[self.before < 0]
-        return found
-
-    def latest(self, things: int) -> Ints:
-        """By thing its last operator; -1: it has none."""
-        found = np.full(things, -1, np.int64)
-        np.maximum.at(found, self.what, self.at)
-        return found
 
 
 class _Sum:
@@ -82,12 +40,10 @@ class _Sum:
     def add(
         self, row: Ints | int, row_end: Ints | int, column: Ints | int, end: Ints | int, size: Ints
     ) -> None:
-        row, row_end, column, end, size = np.broadcast_arrays(row, row_end, column, end, size)
-        some = (row < row_end) & (column < end) & (size != 0)
-        corners = [np.asarray(x)[some] for x in (row, row_end, column, end, size)]
-        for r, sign in ((corners[0], 1), (corners[1], -1)):
-            np.add.at(self._change, (r, corners[2]), sign * corners[4])
-            np.add.at(self._change, (r, corners[3]), -sign * corners[4])
+        row, column = np.minimum(row, row_end), np.minimum(column, end)  # empty ones cancel out
+        for r, sign in ((row, 1), (row_end, -1)):
+            np.add.at(self._change, (np.asarray(r), np.asarray(column)), sign * size)
+            np.add.at(self._change, (np.asarray(r), np.asarray(end)), -sign * size)
 
     def table(self) -> Ints:
         found: Ints = self._change
@@ -105,25 +61,25 @@ class MemoryTable:
     trainable: Ints
     numbers: Ints
     """Numbers, not bytes."""
+    changing: Ints
     update: Ints
+    meets: Ints
     kept: tuple[Ints, Ints]
     """By whether the stage recomputes, as `transient`."""
     transient: tuple[Ints, Ints]
 
-    def __init__(self, model: MemoryModel, positions: Ints) -> None:
+    def __init__(self, storages: Storages, positions: Ints, meets: int = 0) -> None:
+        """`meets`: bytes of each trained number while a round is exchanged; 0: there are none."""
         self.positions = positions
-        self._model = model
-        self._operators = n = len(model._forward)
-        self._parameters()
-        self._size, self._born, self._flows = model._size, model._born, model._flows
+        self._storages = storages
+        self._operators = storages.operators
+        self._parameters(meets)
+        self._size, self._born, self._last = storages.size, storages.born, storages.last
+        self._flows = storages.flows
         things = len(self._size)
-        read, saved = model._read.of(0, n), model._saved.of(0, n)
-        self._reads = _Pairs.of(*read, n + 1)
-        self._saves = _Pairs.of(*saved, n + 1)
-        both = np.concatenate((read, saved), axis=1)
-        self._touches = _Pairs.of(both[0], both[1], n + 1)
+        self._reads, self._saves = storages.read, storages.saved
+        self._touches = storages.read.both(storages.saved)
         self._saved_at, self._saved_last = self._saves.first(things), self._saves.latest(things)
-        self._last = model._last
         self._stages()
 
     def _of(self, operators: Ints | int) -> Ints:
@@ -131,7 +87,7 @@ class MemoryTable:
         that ends behind it too."""
         return np.searchsorted(self.positions, operators, side="right").astype(np.int64)
 
-    def _once(self, pairs: _Pairs, size: Ints, behind: Ints | None = None) -> Ints:
+    def _once(self, pairs: Pairs, size: Ints, behind: Ints | None = None) -> Ints:
         """The sizes of the things with a pair in [i, j), each once; with i > `behind` only."""
         n = len(self.positions)
         before = pairs.before if behind is None else np.maximum(pairs.before, behind[pairs.what])
@@ -139,32 +95,23 @@ class MemoryTable:
         total.add(self._of(pairs.at), n, self._of(before), self._of(pairs.at), size[pairs.what])
         return total.table()
 
-    def _parameters(self) -> None:
-        model, n = self._model, self._operators
-        number: dict[str, int] = {}
-        reads = [
-            (i, number.setdefault(value, len(number)), size, model._trainable.get(value, 0))
-            for i, held in enumerate(model._reads)
-            for value, size in held
-        ]
-        at, what, size, numbers = np.array(reads, np.int64).reshape(len(reads), 4).T
-        trained = numbers > 0
-        of = np.zeros((3, len(number)), np.int64)
-        of[0, what], of[1, what], of[2, what] = size, size * trained, numbers
-        pairs = _Pairs.of(at, what, n + 1)
-        self.weights, self.trainable = self._once(pairs, of[0]), self._once(pairs, of[1])
-        self.numbers = self._once(pairs, of[2])
+    def _parameters(self, meets: int) -> None:
+        of, held = self._storages, self._storages.held
+        trained = of.weights * (of.numbers > 0)
+        self.weights, self.trainable = self._once(held, of.weights), self._once(held, trained)
+        self.numbers = self._once(held, of.numbers)
+        self.changing = self.trainable + self._once(held, of.weights * of.updated)
         each = np.zeros(len(self.positions) + 1, np.int64)
-        np.maximum.at(each, self._of(at), 2 * size * trained)
+        np.maximum.at(each, self._of(held.at), 2 * trained[held.what])
         self.update = np.zeros_like(self.weights)
         for j in range(1, len(self.update)):
             self.update[j, :j] = np.maximum(self.update[j - 1, :j], each[j])
+        takes = meets * self.numbers - self.trainable + self.update
+        self.meets = np.maximum(takes, 0) if meets else np.zeros_like(takes)
 
     def _stages(self) -> None:
         n, size, born, flows = len(self.positions), self._size, self._born, self._flows
-        at, what = self._model._data.of(0, self._operators)
-        inputs = np.array(self._model._input_bytes, np.int64)
-        data = self._once(_Pairs.of(at, what, self._operators + 1), inputs)
+        data = self._once(self._storages.data, self._storages.input_bytes)
         received = self._once(self._touches, size, born) + data
         leaves = self._once(self._touches, size * flows, born)
         gives = leaves > 0
@@ -203,22 +150,23 @@ class MemoryTable:
     def _forward_most(self) -> Ints:
         n, size, born, last = self._operators, self._size, self._born, self._last
         saved, saved_last = self._saved_at <= n, self._saved_last
+        ends = np.minimum(last + 1, n)
         there = _Sum(n, len(self.positions))
         # Made here: until it is read last, or for good where it is saved.
-        there.add(born + 1, np.where(saved, n, last + 1), 0, self._of(born), size)
+        there.add(born + 1, np.where(saved, n, ends), 0, self._of(born), size)
         # Received without a gradient: likewise (one with a gradient stays).
         plain = size * ~self._flows
         there.add(0, n, self._of(born), self._of(saved_last), plain)
         until = np.maximum(born, saved_last)
-        there.add(0, last + 1, self._of(until), len(self.positions), plain)
-        most = self._prefix_most(there, self._model._forward)
+        there.add(0, ends, self._of(until), len(self.positions), plain)
+        most = self._prefix_most(there, self._storages.forward)
         found = most[self.positions]
         end = np.maximum(last, saved_last)
         received, ended = (size > 0) & ~self._flows, np.maximum(last, born)
         pending = (size > 0) & saved & (ended < self._saved_at)
         if not received.any() and not pending.any():
             return found
-        for k, j in enumerate(self.positions.tolist()):
+        for k, j in enumerate(self.positions.tolist()[1:], 1):
             # Not saved or read again in [i, j), though later.
             c = np.flatnonzero(received & (born < j) & (end >= j))
             # Saved behind j only.
@@ -234,8 +182,9 @@ class MemoryTable:
     def _again_most(self) -> Ints:
         """Without saving, received values left out, which stay."""
         there = _Sum(self._operators, len(self.positions))
-        there.add(self._born + 1, self._last + 1, 0, self._of(self._born), self._size)
-        return self._prefix_most(there, self._model._forward)[self.positions]
+        ends = np.minimum(self._last + 1, self._operators)
+        there.add(self._born + 1, ends, 0, self._of(self._born), self._size)
+        return self._prefix_most(there, self._storages.forward)[self.positions]
 
     def _backward_most(self) -> Ints:
         n, size, born = self._operators, self._size, self._born
@@ -251,10 +200,10 @@ class MemoryTable:
         saves, plain = self._saves, size * ~self._flows
         start = np.maximum(saves.before, born[saves.what])
         there.add(saves.at, n, self._of(start), self._of(saves.at), plain[saves.what])
-        most = self._prefix_most(there, self._model._backward)
+        most = self._prefix_most(there, self._storages.backward)
         found = most[self.positions]
         some = (size > 0) & self._flows
-        for k, j in enumerate(self.positions.tolist()):
+        for k, j in enumerate(self.positions.tolist()[1:], 1):
             c = np.flatnonzero(some & (born < j) & (self._last >= j))
             if len(c):
                 # Sent ones and their gradients are there all the time and counted elsewhere; of

@@ -90,11 +90,9 @@ class IntervalMemory:
         self, memory: MemoryModel, positions: Ints, state_bytes: int, copies: int = 0
     ) -> None:
         self.positions = positions
-        table = MemoryTable(memory, positions)
+        table = MemoryTable(memory.storages, positions, memory.meets)
         standing = table.weights + (1 + copies) * table.trainable + state_bytes * table.numbers
-        after = table.update
-        if memory.meets:
-            after = np.maximum(after, memory.meets * table.numbers - table.trainable + after)
+        after = np.maximum(table.update, table.meets)
         self._beside = [
             standing + np.maximum(after, shared * 2 * table.trainable) for shared in (0, 1)
         ]

@@ -1,4 +1,4 @@
-"""The memory of all intervals at once is that of each interval alone."""
+"""The memory of all intervals at once is that of each interval, followed operator by operator."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from shoal.dag.cost.cost import OperatorCost
 from shoal.dag.cost.memory import MemoryModel
 from shoal.dag.cost.memory_table import MemoryTable
 from shoal.dag.cost.speed import Work
+from shoal.dag.cost.storages import Pairs, Storages
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 
 
@@ -65,19 +66,75 @@ def drawn(seed: int, operators: int) -> tuple[Graph, tuple[OperatorCost, ...]]:
     return Graph(inputs, parameters, (), tuple(found), found[-1].values[0], 1), tuple(costs)
 
 
+def alone(of: Storages, start: int, stop: int, recompute: bool) -> tuple[int, int]:
+    """(kept, transient) of one interval, operator by operator."""
+
+    def first(pairs: Pairs, storage: int) -> int:
+        return min((o for o in at(pairs, storage) if start <= o < stop), default=stop)
+
+    def at(pairs: Pairs, storage: int) -> list[int]:
+        return pairs.at[pairs.what == storage].tolist()
+
+    size, born, flows = of.size.tolist(), of.born.tolist(), of.flows.tolist()
+    data = {i for o, i in zip(of.data.at, of.data.what, strict=True) if start <= o < stop}
+    passed = sum(of.input_bytes.tolist()[i] for i in data)
+    here = [
+        s
+        for s in range(len(size))
+        if start <= born[s] < stop or min(first(of.read, s), first(of.saved, s)) < stop
+    ]
+    came = [s for s in here if born[s] < start]
+    sent = [s for s in here if born[s] >= start and max(at(of.read, s), default=-1) >= stop]
+    fixed = {s for s in (*came, *sent) if flows[s]}
+    saved = {s: first(of.saved, s) for s in here if first(of.saved, s) < stop}
+    ends = {
+        s: max([o for o in at(of.read, s) if start <= o < stop] + [born[s], start]) for s in here
+    }
+
+    def forward(saves: bool) -> int:
+        stay = {*sent, *fixed, *saved} if saves else {*sent, *came}
+        return passed + max(
+            of.forward.tolist()[o]
+            + sum(size[s] for s in here if born[s] < o and (s in stay or o <= ends[s]))
+            for o in range(start, stop)
+        )
+
+    answered = sum(size[s] for s in sent if flows[s])
+    backward = max(
+        of.backward.tolist()[o]
+        + sum(size[s] for s in here if s in fixed or saved.get(s, stop) <= o)
+        + sum(size[s] for s in here if flows[s] and s not in sent and born[s] <= o < ends[s])
+        for o in range(start, stop)
+    )
+    backward += answered + passed
+    received = sum(size[s] for s in came)
+    kept = sum(size[s] for s in {*fixed, *saved}) + passed
+    most = max(forward(True), backward)
+    if recompute:
+        kept, most = received + passed, max(forward(False), backward, forward(True) + answered)
+    trained = any(
+        of.numbers[w] for o, w in zip(of.held.at, of.held.what, strict=True) if start <= o < stop
+    )
+    if not trained and not any(flows[s] for s in came):
+        kept, most = 0, forward(False)
+    return kept, most - kept + received + answered
+
+
 def agree(model: MemoryModel, positions: list[int]) -> None:
-    table = MemoryTable(model, np.array(positions))
+    table = MemoryTable(model.storages, np.array(positions))
     for j in range(len(positions)):
         for i in range(j):
             for again in (False, True):
                 stage = model.stage(positions[i], positions[j], again)
+                oracle = alone(model.storages, positions[i], positions[j], again)
+                assert (stage.kept, stage.transient) == oracle
                 assert (
                     table.weights[j, i],
                     table.trainable[j, i],
                     table.update[j, i],
                     table.kept[again][j, i],
                     table.transient[again][j, i],
-                ) == (stage.weights, stage.trainable, stage.update, stage.kept, stage.transient)
+                ) == (stage.weights, stage.trainable, stage.update, *oracle)
 
 
 @settings(max_examples=40)
@@ -89,6 +146,6 @@ def test_all_intervals_take_what_each_takes_alone(
     agree(MemoryModel(*drawn(seed, operators)), [0, *data.draw(inner)])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_every_position_of_a_drawn_graph(seed: int) -> None:
-    agree(MemoryModel(*drawn(seed, 14)), list(range(15)))
+    agree(MemoryModel(*drawn(seed, 12)), list(range(13)))
