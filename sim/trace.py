@@ -17,8 +17,20 @@ from typing import Any, Literal, NamedTuple, get_args
 
 __all__ = ["COMPUTE", "Kind", "Mark", "Span", "Total", "TotalKey", "Trace", "TraceError"]
 
-Kind = Literal["forward", "backward", "exchange", "update", "evaluate", "build", "send", "recover"]
-COMPUTE: frozenset[Kind] = frozenset({"forward", "backward", "exchange", "update", "evaluate"})
+Kind = Literal[
+    "forward",
+    "backward",
+    "weight",
+    "exchange",
+    "update",
+    "evaluate",
+    "build",
+    "send",
+    "recover",
+]
+COMPUTE: frozenset[Kind] = frozenset(
+    {"forward", "backward", "weight", "exchange", "update", "evaluate"}
+)
 """What occupies the device in a run that goes on; no two of one peer overlap."""
 
 _KINDS = frozenset(get_args(Kind))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
-from string import ascii_lowercase
+from string import ascii_lowercase, ascii_uppercase
 
 from ...dag.plan.action import TRAITS, Action
 from ...proto.broker_pb2 import PlannedRow
@@ -22,6 +22,7 @@ LEGEND = (
     "each digit is a forward (3: of microbatch 3, or 13, 23, …), each letter the backward of the "
     "same number (d: of 3, 13, …), = an exchange or the update, . a wait"
 )
+APART = "each capital is the gradients of weights that a backward left out"
 
 
 def step_chart(
@@ -43,7 +44,8 @@ def step_chart(
         yield f"{name:<{left}}{_cells(row, width, end_s / width)}"
     if len(rows) > len(shown):
         yield f"and {len(rows) - len(shown)} more"
-    yield from wrapped(LEGEND, columns)
+    apart = any(_is_apart(Action.parse(text)) for row in shown for text in row.actions)
+    yield from wrapped(f"{LEGEND}; {APART}" if apart else LEGEND, columns)
 
 
 def _is_in_order(row: PlannedRow) -> bool:
@@ -73,4 +75,11 @@ def _mark(action: Action) -> str:
     if traits.of != "visit":
         return "="
     digit = action.microbatch % 10
-    return str(digit) if traits.work == "forward" else ascii_lowercase[digit]
+    if traits.work == "forward":
+        return str(digit)
+    return ascii_uppercase[digit] if _is_apart(action) else ascii_lowercase[digit]
+
+
+def _is_apart(action: Action) -> bool:
+    """Whether it computes the gradients of weights that a backward left out."""
+    return TRAITS[action.kind].work == "weight"

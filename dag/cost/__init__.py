@@ -15,5 +15,5 @@ __all__ = [
     "storages",
     "trial",
     "unshared",
-    "weight_memory",
+    "weight_costs",
 ]

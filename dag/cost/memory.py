@@ -10,6 +10,8 @@ operators is followed, not bounded (`memory_table.py`).
                  autograd saves, the values received, those sent that a gradient comes back for,
                  the data; a stage that recomputes keeps what it received and the data
     live       = microbatches between forward and backward, that of the action included
+    waiting    = likewise, those whose weights' gradients wait, where a list has them apart: of each
+                 there is what `weight_costs.py` says, beside Σ live · kept
     transient  = max(forward, backward) - kept + the next microbatch's values and gradients, which
                  came and wait for their action:
       forward  = max over operators i of what is there while i runs
@@ -41,9 +43,11 @@ import numpy as np
 from ..ir.graph import Graph
 from ..plan.action import TRAITS, Action
 from ..plan.plan import Plan
+from ..plan.visit_lists import halved
 from .cost import OperatorCost
 from .memory_table import MemoryTable
 from .storages import Storages
+from .weight_costs import WaitingMemory
 
 __all__ = ["MemoryModel", "Moments", "StageMemory", "live_moments"]
 
@@ -64,6 +68,8 @@ class StageMemory:
     transient: int
     update: int
     meets: int
+    arrives: int
+    """Values and gradients of the next microbatch, which are in `transient`."""
 
     def standing(self, state_bytes: int, copies: int = 0) -> int:
         """`state_bytes`: of the optimizer, per trained number; `copies`: of the trained parameters
@@ -86,7 +92,8 @@ class StageMemory:
 
 
 Moments = tuple[tuple[int, tuple[int, ...]], ...]
-"""(stage that computes, live microbatches of each stage of its peer, in the plan's order)."""
+"""(stage that computes, live microbatches of each stage of its peer, in the plan's order, and where
+some wait for their weights' gradients, behind them how many of each)."""
 
 
 def live_moments(
@@ -96,18 +103,21 @@ def live_moments(
     backwards, that microbatch included; only those with more live ones of some stage than every
     other moment of the same stage has. `backward`: whether a stage of the plan has one."""
     place = {k: at for at, k in enumerate(held)}
-    live = [0] * len(held)
+    apart = halved(actions)
+    live = [0] * (len(held) * (2 if apart else 1))
     seen: dict[int, dict[tuple[int, ...], None]] = {k: {} for k in held}
     for action in actions:
         k = action.stage
-        keeps = TRAITS[action.kind].keeps
-        if keeps > 0:
-            live[place[k]] += keeps
-            seen[k][tuple(live)] = None
-            live[place[k]] -= not backward[k]
-        elif keeps < 0:
-            seen[k][tuple(live)] = None
-            live[place[k]] += keeps
+        keeps, defers = TRAITS[action.kind].keeps, TRAITS[action.kind].defers
+        if not keeps and not defers:
+            continue
+        live[place[k]] += max(0, keeps)
+        if k in apart:
+            live[len(held) + place[k]] += max(0, defers)
+        seen[k][tuple(live)] = None
+        live[place[k]] += min(0, keeps) if backward[k] else -keeps
+        if k in apart:
+            live[len(held) + place[k]] += min(0, defers)
     return tuple((k, n) for k in held for n in _surpassed_by_none(list(seen[k])))
 
 
@@ -128,6 +138,7 @@ class MemoryModel:
         """`meets`: bytes of each trained number while a round is exchanged; 0: there are none."""
         self.meets = meets
         self.storages = Storages.of(graph, costs)
+        self.waiting = WaitingMemory(graph, costs)
         self._known: dict[tuple[int, int, bool], StageMemory] = {}
 
     def stage(self, start: int, stop: int, recompute: bool = False) -> StageMemory:
@@ -146,6 +157,7 @@ class MemoryModel:
                     table.transient[again],
                     table.update,
                     table.meets,
+                    table.arrives,
                 )
                 self._known[start, stop, again] = StageMemory(*(int(t[1, 0]) for t in tables))
         return self._known[key]
@@ -169,8 +181,14 @@ class MemoryModel:
             sum(found[k].meets for k in held),
             sum(found[k].exchange for k in held if len(plan.stages[k].holders) > 1),
         )
+        each, transient = [found[k].kept for k in held], {k: found[k].transient for k in held}
+        if any(len(live) > len(held) for _, live in moments):
+            for k in held:
+                size, during = self.waiting.of(plan.stages[k].start, plan.stages[k].stop)
+                each.append(size)
+                transient[k] = max(transient[k], during + found[k].arrives)
         computed = (
-            found[k].transient + sum(n * found[i].kept for i, n in zip(held, live, strict=True))
+            transient[k] + sum(n * size for n, size in zip(live, each, strict=False))
             for k, live in moments
         )
         most = max(computed, default=0)  # a holder may be on no route

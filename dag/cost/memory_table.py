@@ -67,6 +67,8 @@ class MemoryTable:
     kept: tuple[Ints, Ints]
     """By whether the stage recomputes, as `transient`."""
     transient: tuple[Ints, Ints]
+    arrives: Ints
+    """Values and gradients of the next microbatch, which are in `transient`."""
 
     def __init__(self, storages: Storages, positions: Ints, meets: int = 0) -> None:
         """`meets`: bytes of each trained number while a round is exchanged; 0: there are none."""
@@ -143,6 +145,7 @@ class MemoryTable:
         for table in (peak, peak_again):
             table[idle] = again[idle]
         self.kept = kept, kept_again
+        self.arrives = waiting
         self.transient = peak - kept + waiting, peak_again - kept_again + waiting
 
     # ------------------------------------------------------------ maxima over operators

@@ -3,6 +3,8 @@
     F, E   forward(stage)
     B      backward(stage) [+ forward(stage) when it recomputes] + 3 · trainable bytes · (m-1)/m
            (from the second of m microbatches on, gradients are added up: two reads, one write)
+    W      where weights' gradients are apart: their part of the backward (`weight_costs.py`), and
+           the sum; B is what is left
     >      2 · vector                             flattened; of one that is cut, 2 · what is put
                                                   together of several shards besides
     + *    what is taken and what comes of it     added up, or put together
@@ -16,7 +18,8 @@ in classes of work (`speed.py`) over the speeds of the peer. Trainable bytes are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +34,7 @@ from ..schedule.flow import Role, Transfer
 from ..schedule.schedule import VISITS, Action, Kind
 from .cost import OperatorCost
 from .speed import Speeds, Work, work_array
+from .weight_costs import weight_work
 
 __all__ = [
     "UPDATE_CALLS",
@@ -57,6 +61,7 @@ class IntervalWork:
     """Work of any interval of a bound graph, from prefix sums; shared by all cuts of a search."""
 
     def __init__(self, costs: Sequence[OperatorCost]) -> None:
+        self.costs = costs
         zero = np.zeros((1, len(Work._fields)))
         self.forward = np.concatenate([zero, np.cumsum(work_array([c.forward for c in costs]), 0)])
         self.backward = np.concatenate(
@@ -92,7 +97,7 @@ class Vectors:
     def __init__(
         self, plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup], graph: Graph
     ) -> None:
-        self._stages, self._tied, self._graph = stages, tied, graph
+        self._stages, self._tied, self.graph = stages, tied, graph
         self._trainable = [_bytes(graph, s.trainable) for s in stages]
         self._messages = {
             (e.stage, which): choice.elements(specs, which) * (8 if wide else 4)
@@ -115,7 +120,7 @@ class Vectors:
                 self._ran[v.peer, v.stage] = self._ran.get((v.peer, v.stage), 0) + 1
 
     def _specs(self, names: Sequence[str]) -> list[TensorSpec]:
-        return [self._graph.spec[f"param:{name}"] for name in names]
+        return [self.graph.spec[f"param:{name}"] for name in names]
 
     def visits(self, peer: PeerId, stage: int) -> int:
         """How many microbatches the peer runs through the stage in a step."""
@@ -134,7 +139,7 @@ class Vectors:
             case ExchangeContent.SECOND:
                 return self._messages[index, 1]
             case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
-                return _bytes(self._graph, (self._tied[index].parameter,))
+                return _bytes(self.graph, (self._tied[index].parameter,))
             case _:
                 return 0
 
@@ -144,7 +149,7 @@ class Vectors:
         def size(transfer: Transfer) -> int:
             if transfer.role is Role.SYNC:
                 return self.size(*hops[transfer])
-            return self._graph.spec[transfer.value].size_bytes
+            return self.graph.spec[transfer.value].size_bytes
 
         return size
 
@@ -180,10 +185,16 @@ def action_work(
     totals: IntervalWork,
     *,
     optimizer_slots: int,
+    halved: Collection[tuple[PeerId, int]] = (),
 ) -> Callable[[PeerId, Action], Work]:
-    """The work of every action of a plan, asked for by peer and action."""
+    """The work of every action of a plan, asked for by peer and action. `halved`: peers and stages
+    where weights' gradients are apart."""
     held = {p: plan.stages_of(p) for p in plan.peers}
     known: dict[tuple[PeerId, Action], Work] = {}
+
+    @cache
+    def apart(k: int) -> Work:
+        return weight_work(vectors.graph, totals.costs, stages[k].start, stages[k].stop)
 
     def find(peer: PeerId, action: Action) -> Work:
         kind, k = action.kind, action.stage
@@ -196,7 +207,11 @@ def action_work(
                 return own + extra
             m = vectors.visits(peer, k) or 1
             sums = Work(memory=3 * vectors.trainable(k) * (m - 1) / m)
-            again = forward if plan.stages[k].recompute else Work()
+            if traits.work == "weight":
+                return apart(k) + sums + extra
+            if (peer, k) in halved:
+                own, sums = own + apart(k).times(-1), Work()
+            again = forward if plan.stages[k].recompute and traits.recomputes else Work()
             return own + again + sums + extra
         if kind is Kind.UPDATE:
             size = sum(vectors.trainable(i) for i in held[peer])

@@ -126,10 +126,12 @@ class StageExecutor:
         self._masks = table()  # held, so that masks find it in the next step
         self._operators = operators or (stage.start, stage.stop)
         self._evaluation = evaluation
-        self.recompute = recompute
+        self.recompute, self.split = recompute, split
         self.saved_bytes = 0
         """What autograd keeps of a microbatch, beside parameters and buffers (with recomputation:
         and beside what came); counted in the first that runs with autograd, 0 before."""
+        self.apart_bytes = 0
+        """What a microbatch keeps between the halves of its backward; counted likewise."""
         owned = frozenset(stage.updates)
         self.parameters: dict[str, nn.Parameter] = {
             name: nn.Parameter(self._own("param", name, tensors), name in stage.trainable)
@@ -256,6 +258,7 @@ class StageExecutor:
         noted = [*zip(self._training.waiting, kept.notes, strict=True)]
         back, waiting = input_half(roots, seeds, kept.leaves, self._at_once, noted)
         self._waiting[step, microbatch] = waiting
+        self.apart_bytes = self.apart_bytes or held_bytes([waiting], self._standing.values())
         return back
 
     def backward_weight(self, step: int, microbatch: int) -> None:

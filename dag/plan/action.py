@@ -1,6 +1,7 @@
 """An action: one entry of a peer's list, and its text.
 
     F3@1  forward of microbatch 3 through stage 1        B3@1  its backward
+    W3@1  the weights' gradients of that backward, where a peer's list has them apart (`halved`)
     E2@1  forward of held-out microbatch 2, no gradient
     >@grad1  +1@grad1  *3@grad1  <4@grad1
              exchange of stage 1's gradients: give what was made here, add up in phase 1, pass on
@@ -44,6 +45,9 @@ class Kind(StrEnum):
 
     FORWARD = "F"
     BACKWARD = "B"
+    """Without the weights' gradients where the list has them apart."""
+    WEIGHT = "W"
+    """The weights' gradients of a backward, which nobody waits for before the step ends."""
     EVALUATE = "E"
     GIVE = ">"
     """A participant gives what it made to an exchange."""
@@ -103,22 +107,36 @@ class KindTraits:
     of: Literal["visit", "exchange", "step", "round"]
     """What it belongs to: one microbatch in one stage, one exchange, the step, or a round between
     replicas."""
-    word: Literal["forward", "backward", "evaluate", "update", "exchange"] = "exchange"
+    word: Literal["forward", "backward", "weight", "evaluate", "update", "exchange"] = "exchange"
     """What traces, reports and faults call it."""
-    work: Literal["", "forward", "backward"] = ""
-    """The part of the stage's operators that it computes."""
+    work: Literal["", "forward", "backward", "weight"] = ""
+    """The part of the stage's operators that it computes; a backward leaves out what is apart."""
     trains: bool = False
     """Whether it is a visit of a training step."""
     keeps: int = 0
     """By how many microbatches more its stage has between forward and backward behind it."""
+    defers: int = 0
+    """By how many microbatches more its stage has, behind it, whose weights' gradients wait, where
+    its list has them apart."""
     adds_up: bool = False
-    """Whether it adds gradients to those of the microbatches before, and where its stage
-    recomputes, does the forward again."""
+    """Whether it adds gradients to those of the microbatches before, unless they wait."""
+    recomputes: bool = False
+    """Whether it does the forward again where its stage recomputes."""
 
 
 TRAITS: Mapping[Kind, KindTraits] = {
     Kind.FORWARD: KindTraits("visit", "forward", "forward", trains=True, keeps=1),
-    Kind.BACKWARD: KindTraits("visit", "backward", "backward", trains=True, keeps=-1, adds_up=True),
+    Kind.BACKWARD: KindTraits(
+        "visit",
+        "backward",
+        "backward",
+        trains=True,
+        keeps=-1,
+        defers=1,
+        adds_up=True,
+        recomputes=True,
+    ),
+    Kind.WEIGHT: KindTraits("visit", "weight", "weight", trains=True, defers=-1, adds_up=True),
     Kind.EVALUATE: KindTraits("visit", "evaluate", "forward"),
     Kind.GIVE: KindTraits("exchange"),
     Kind.REDUCE: KindTraits("exchange"),
@@ -141,12 +159,15 @@ ROUNDS = frozenset(k for k, traits in TRAITS.items() if traits.of == "round")
 """Kinds that belong to a round between replicas."""
 
 
-def training_visits(has_backward: bool) -> tuple[Kind, ...]:
-    """The visits that a microbatch of a training step makes to a stage, in order."""
+def training_visits(has_backward: bool, halved: bool = False) -> tuple[Kind, ...]:
+    """The visits that a microbatch of a training step makes to a stage, in order. `halved`: whether
+    weights' gradients are apart."""
     return tuple(
         kind
         for kind, traits in TRAITS.items()
-        if traits.trains and (has_backward or traits.work == "forward")
+        if traits.trains
+        and (has_backward or traits.work == "forward")
+        and (halved or traits.work != "weight")
     )
 
 

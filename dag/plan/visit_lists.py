@@ -11,14 +11,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .action import Action, Kind
-from .plan import PeerId, PlanError, Route, Visits
+from .plan import PeerId, Plan, PlanError, Route, Visits
 
-__all__ = ["NumberedVisits", "check_visits", "visits_by_peer"]
+__all__ = ["NumberedVisits", "check_visits", "halved", "halved_of", "visits_by_peer"]
 
-_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE)
+_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE, Kind.WEIGHT)
 """By number on the wire."""
 _RADIX = 8
 """Numbers that are kept for kinds."""
+_BEHIND = {Kind.BACKWARD: Kind.FORWARD, Kind.WEIGHT: Kind.BACKWARD}
+"""By kind, that of the visit of the same microbatch and stage which stands before it."""
+
+
+def halved(visits: Iterable[Action]) -> frozenset[int]:
+    """The stages of which a peer's list has the weights' gradients apart: there a backward leaves
+    them out."""
+    return frozenset(a.stage for a in visits if a.kind is Kind.WEIGHT)
+
+
+def halved_of(plan: Plan) -> frozenset[tuple[PeerId, int]]:
+    """The same for the lists of a plan: peer and stage."""
+    lists = zip(plan.peers, plan.visits, strict=True) if plan.visits else ()
+    return frozenset((peer, k) for peer, visits in lists for k in halved(visits))
 
 
 def visits_by_peer(routes: Sequence[Route]) -> dict[PeerId, dict[int, list[int]]]:
@@ -34,19 +48,26 @@ def check_visits(
     peer: PeerId, visits: Iterable[Action], wanted: Mapping[int, Iterable[int]], forward: Kind
 ) -> None:
     """Raises PlanError when the list of a peer has a visit twice, a backward without its forward
-    before it, or other forwards than `wanted`: by microbatch, the stages by its route."""
+    before it, weights' gradients without their backward before them or for some backwards of a
+    stage only, or other forwards than `wanted`: by microbatch, the stages by its route."""
     listed = tuple(visits)
     mine = {Action(forward, m, stage) for m, stages in wanted.items() for stage in stages}
     if {action for action in listed if action.kind is forward} != mine:
         raise PlanError(f"the list of {peer} has other visits than its routes")
     seen: set[Action] = set()
     for action in listed:
-        before = Action(forward, action.microbatch, action.stage)
-        if action in seen or (
-            action.kind is not forward and (action.kind is not Kind.BACKWARD or before not in seen)
-        ):
+        before = action._replace(kind=_BEHIND.get(action.kind, action.kind))
+        if action in seen or (action.kind is not forward and before not in seen):
             raise PlanError(f"{action} stands where it cannot in the list of {peer}")
         seen.add(action)
+    apart = halved(listed)
+    for action in listed:
+        weight = action._replace(kind=Kind.WEIGHT)
+        if action.kind is Kind.BACKWARD and action.stage in apart and weight not in seen:
+            raise PlanError(
+                f"the list of {peer} has {action} without {weight}: expected the weights' "
+                f"gradients of all microbatches of stage {action.stage} apart, or of none"
+            )
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 A plan lists the visits (forwards and backwards) of every peer, and nobody derives them again:
 `listed` has its schedule (`orders/`) make the lists, `check_listed` proves them, whoever made them.
 Behind the visits stand the exchanges and the update U, the same under every schedule. What a peer
-gives to the sum of
-a stage's gradients it gives as soon as the stage's last backward is done: where it holds several
-stages, that is on its way while the backwards of the others go on, and where to cut for that is the
-planner's to find (wait-free backpropagation, merged: MG-WFBP, arXiv 1811.11141). Nothing is taken
-that early, since then a slow link would hold up the backwards. `dag/plan/action.py` says how an
+gives to the sum of a stage's gradients it gives as soon as the stage's last backward is done, or
+where weights' gradients are apart, the last of these: where it holds several stages, that is on its
+way while the backwards of the others go on, and where to cut for that is the planner's to find
+(wait-free backpropagation, merged: MG-WFBP, arXiv 1811.11141). Nothing is taken that early, since
+then a slow link would hold up the backwards. `dag/plan/action.py` says how an
 action prints, `flow.py` what each takes and gives.
 """
 
@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..exchange.wiring import Exchange, level_of
-from ..plan.action import EXCHANGES, VISITS, Action, ExchangeContent, Kind, ScheduleError
+from ..plan.action import EXCHANGES, TRAITS, VISITS, Action, ExchangeContent, Kind, ScheduleError
 from ..plan.cut import Stage
 from ..plan.plan import PeerId, Plan, PlanError, Visits
-from ..plan.visit_lists import check_visits, visits_by_peer
+from ..plan.visit_lists import check_visits, halved_of, visits_by_peer
 from .orders.list_scheduler import Bounds, ListScheduler, Times
 from .orders.one_f_one_b import evaluation_order
 from .orders.schedules import SCHEDULES
@@ -72,13 +72,14 @@ def check_listed(plan: Plan, stages: Sequence[Stage]) -> None:
         for peer, mine in zip(plan.peers, visits, strict=True):
             check_visits(peer, mine, routes.get(peer, {}), forward)
             _check_ascending(peer, mine)
-        _follow(plan, visits, ListScheduler(plan, stages, training=training))
+        apart = halved_of(plan) if training else ()
+        _follow(plan, visits, ListScheduler(plan, stages, training=training, halved=apart))
 
 
 def executed_s(plan: Plan, stages: Sequence[Stage], times: Times) -> float:
     """Seconds until the last visit of a step has ended, of peers that follow the plan's lists, with
     these times, links that carry one message after the other, and nothing that they share."""
-    scheduler = ListScheduler(plan, stages, times)
+    scheduler = ListScheduler(plan, stages, times, halved=halved_of(plan))
     _follow(plan, _of_all(plan, plan.visits), scheduler)
     return scheduler.ended
 
@@ -135,9 +136,9 @@ def training_actions(
 ) -> tuple[Action, ...]:
     """A peer's list: its visits, its part in the exchanges, of which it gives gradients between
     visits, and the update."""
-    ends = {a.stage: a for a in visits if a.kind is Kind.BACKWARD}
+    ends = {a.stage: a for a in visits if TRAITS[a.kind].adds_up}
     given: dict[Action, Action] = {}
-    """By last backward of a stage."""
+    """By the last visit of a stage that adds up gradients."""
     behind = exchange_actions(peer, exchanges)
     for action in list(behind):
         gives = action.content is ExchangeContent.GRADIENT and action.kind is Kind.GIVE

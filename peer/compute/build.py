@@ -20,6 +20,7 @@ from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import Stage, cut, tied_groups
 from ...dag.plan.plan import PlanError
 from ...dag.plan.strategies import parse_strategy
+from ...dag.plan.visit_lists import halved
 from ...dag.rounds.vector import RunVector
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
@@ -118,6 +119,14 @@ class BuiltStages:
         came = sum(port.spec.size_bytes for port in held.stage.receives)
         return came + sum(self.graph.spec[f"in:{n}"].size_bytes for n in held.stage.inputs)
 
+    def live_bytes(self) -> int:
+        """What all microbatches keep that wait for a backward, or for its second half."""
+        return sum(
+            len(held.executor.live) * self.kept_bytes(k)
+            + len(held.executor.waiting) * held.executor.apart_bytes
+            for k, held in self.held.items()
+        )
+
     def backward_bytes(self, stage: int) -> int:
         """With recomputation: what a backward held of its microbatch and no longer does at its end,
         what autograd saved in the second forward with it."""
@@ -194,6 +203,7 @@ def build_work(
         clock=clock,
     )
     held: dict[int, LocalStage] = {}
+    apart = halved(order.slice.visits)
     of_run = order.training.train.batch // plan.microbatch_size
     local = LocalSteps(len(plan.routes), of_run)
     names = [name for stage in mine for name in (*stage.parameters, *stage.buffers)]
@@ -213,6 +223,7 @@ def build_work(
                 operators=within,
                 evaluation=(evaluation(core.graph), within) if core else None,
                 recompute=plan.stages[stage.index].recompute,
+                split=stage.index in apart,
             )
             strategy = _strategy(order, stage, executor, firsts, wire, streams, local)
             visited, own = flow.visited(stage.index), wire.microbatches(order.peer, stage.index)

@@ -285,7 +285,7 @@ class TorchDevice:
         ready = self._finish()
         for transfer, tensor in given.items():
             work.store.put(work.order.key(step, transfer), StoredValue(tensor, ready))
-        self._measure(work.backward_bytes(action.stage) if traits.adds_up else 0)
+        self._measure(work.backward_bytes(action.stage) if traits.recomputes else 0)
         seconds = passed() - began
         links = work.streams.take_uses() if action.kind is Kind.UPDATE else ()
         ends = action.kind is Kind.TAKE and peer == work.flow.hub
@@ -303,6 +303,11 @@ class TorchDevice:
                 return self._forward(work, step, action, taken)
             case Kind.BACKWARD:
                 return self._backward(work, step, action, taken)
+            case Kind.WEIGHT:
+                held = work.held[action.stage]
+                held.executor.backward_weight(*work.place(step, action.microbatch))
+                held.after_backward(action.microbatch)
+                return {}
             case Kind.EVALUATE:
                 return self._evaluate(work, action, taken)
             case Kind.UPDATE:
@@ -343,8 +348,11 @@ class TorchDevice:
             else:  # a result made behind the loss
                 work.exchange.report(True, m, {transfer.value: _there(transfer, tensor)})
         weight = work.exchange.weight_of(m) if held.stage.makes_loss else 1.0
-        back = held.executor.backward(*work.place(step, m), grads, weight)
-        held.after_backward(m)
+        executor = held.executor
+        backward = executor.backward_input if executor.split else executor.backward
+        back = backward(*work.place(step, m), grads, weight)
+        if not executor.split:
+            held.after_backward(m)
         gives = work.flow.gives(work.order.peer, action)
         return {t: back.get(work.flow.made(t)) for t in gives}
 
@@ -461,9 +469,7 @@ class TorchDevice:
             return
         work = self._now
         now = work.standing_bytes + work.store.size_bytes + work.streams.size_bytes + during
-        for k, held in work.held.items():
-            now += len(held.executor.live) * work.kept_bytes(k)
-        self.peak_bytes = max(self.peak_bytes, now)
+        self.peak_bytes = max(self.peak_bytes, now + work.live_bytes())
 
     # ------------------------------------------------------------ streams
 

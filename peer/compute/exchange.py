@@ -53,8 +53,8 @@ class LocalStage:
     """Batch statistics of this step by microbatch, from here and from other holders."""
 
     def after_backward(self, microbatch: int) -> None:
-        """Renormalise the gradients once the last microbatch is through: where some leave the stage
-        out, those that visit it stand for all."""
+        """Renormalise the gradients once the last microbatch is through, its weights' gradients
+        included: where some leave the stage out, those that visit it stand for all."""
         if microbatch == self.last and self.visits_of_all != 1:
             for parameter in self.executor.parameters.values():
                 if parameter.grad is not None:

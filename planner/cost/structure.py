@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.cost.memory import live_moments
+from ...dag.cost.memory import Moments, live_moments
 from ...dag.cost.pace import IntervalWork, Vectors, action_work
 from ...dag.cost.program import FRAME_BYTES, Program, compile_program
 from ...dag.cost.speed import Speeds, Work
@@ -23,7 +23,8 @@ from ...dag.exchange.collective import Hop
 from ...dag.exchange.wiring import Exchange, Exchanges
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import Stage, TiedGroup
-from ...dag.plan.plan import Plan, Visits
+from ...dag.plan.plan import PeerId, Plan, Visits
+from ...dag.plan.visit_lists import halved_of
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ...dag.schedule.schedule import Action, listed
 
@@ -67,9 +68,10 @@ class Wiring:
     """By end of a message: row of its action, row of the message, 1 / actions of that row."""
     held: tuple[tuple[int, ...], ...]
     """By position of a peer, its stages."""
-    moments: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]
-    """By position of a peer: of a forward or backward the stage, and how many microbatches each of
-    `held` has between forward and backward then; only those that no other surpasses."""
+    moments: tuple[Moments, ...]
+    """By position of a peer, the moments at which it may keep most (dag/cost/memory.py)."""
+    halved: frozenset[tuple[PeerId, int]]
+    """Peers and stages where weights' gradients are apart."""
 
     @classmethod
     def of(cls, plan: Plan, stages: tuple[Stage, ...], tied: tuple[TiedGroup, ...]) -> Wiring:
@@ -119,6 +121,7 @@ class Wiring:
                 live_moments(flow.actions(peer), own, [s.has_backward for s in stages])
                 for peer, own in zip(program.peers, held, strict=True)
             ),
+            halved_of(plan),
         )
 
     def ends(self, sizes: Sequence[float]) -> NDArray[np.float64]:
@@ -206,7 +209,13 @@ class Structure:
         self.row_bytes = [sum(map(here, row)) for row in wiring.rows]
         self.size_bytes = tuple(self.row_bytes[r] for r in wiring.message_row)
         work = action_work(
-            plan, stages, wiring.exchanges, vectors, totals, optimizer_slots=optimizer_slots
+            plan,
+            stages,
+            wiring.exchanges,
+            vectors,
+            totals,
+            optimizer_slots=optimizer_slots,
+            halved=wiring.halved,
         )
         peers = wiring.program.peers
         rows = [work(peers[i], action) for i, action in wiring.kinds]

@@ -224,6 +224,8 @@ class GhostDevice:
                 self._forward(work, step, action, part, store)
             case Kind.BACKWARD:
                 self._backward(work, action, part, store)
+            case Kind.WEIGHT:
+                work.held[action.stage].backward_weight(action.microbatch)
             case Kind.UPDATE:
                 for held in work.held.values():
                     held.update(work.total if work.clips else 0)
@@ -268,7 +270,7 @@ class GhostDevice:
         loss = 0
         if held.linear.stage.makes_loss:
             loss = work.shared.hashes.seed_gradient(work.reported[True, m])
-        back = held.backward(m, gradients, loss)
+        back = held.backward(m, gradients, loss, apart=action.stage in work.apart)
         for t, at in part.gives:
             store[at] = back[work.shared.flow.made(t)]
 

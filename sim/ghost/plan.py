@@ -14,6 +14,7 @@ import numpy as np
 from ...compression.codec import RAW, typical_bytes
 from ...dag.cost.cost import OperatorCost
 from ...dag.cost.memory import MemoryModel, StageMemory
+from ...dag.cost.weight_costs import WaitingMemory
 from ...dag.exchange.engine import VectorSpace
 from ...dag.exchange.wiring import Exchange
 from ...dag.ir.graph import Graph, TensorSpec
@@ -228,6 +229,15 @@ class GhostPlan:
     def kept_bytes(self, stage: int) -> int:
         """What a live microbatch keeps."""
         return self.memory[stage].kept
+
+    def waiting_bytes(self, stage: int) -> int:
+        """What a microbatch whose weights' gradients wait keeps."""
+        slot = self.plan.stages[stage]
+        return self._waiting.of(slot.start, slot.stop)[0]
+
+    @cached_property
+    def _waiting(self) -> WaitingMemory:
+        return WaitingMemory(self.graph, self._costs(self.graph))
 
     @cached_property
     def owner(self) -> dict[str, int]:

@@ -128,6 +128,8 @@ class HeldHash:
         """Sums of this step, of the microbatches that ran here."""
         self.live: dict[int, Words] = {}
         """By microbatch that went forward: results of the operators that read a parameter."""
+        self.waiting: dict[int, tuple[Words, Words]] = {}
+        """By microbatch whose weights' gradients wait: what `_reached` will have of it."""
         self._base: Words | None = None
 
     @property
@@ -168,15 +170,24 @@ class HeldHash:
                 self.statistics[v] += hashes.statistic(m, values[v])
         return values
 
-    def backward(self, m: int, gradients: Mapping[str, int], loss: int) -> dict[str, int]:
+    def backward(
+        self, m: int, gradients: Mapping[str, int], loss: int, *, apart: bool = False
+    ) -> dict[str, int]:
         """Hashes of the gradients that leave; `gradients` sums those that came, `loss` is that of
-        the loss, 0 where another stage makes it."""
+        the loss, 0 where another stage makes it. `apart`: those of the weights wait for
+        `backward_weight`."""
         linear = self.linear
         coming = np.array([*(gradients[v] for v in linear.answers), loss], np.uint64)
         found = linear.back @ coming
         leaving = len(linear.returns)
-        self._reached.append((found[leaving:], self.live.pop(m)))
+        self.waiting[m] = found[leaving:], self.live.pop(m)
+        if not apart:
+            self.backward_weight(m)
         return dict(zip(linear.returns, found[:leaving].tolist(), strict=True))
+
+    def backward_weight(self, m: int) -> None:
+        """Adds a microbatch's gradients of the weights to those of this step."""
+        self._reached.append(self.waiting.pop(m))
 
     def update(self, total: int) -> None:
         """Ends the step."""

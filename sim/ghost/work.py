@@ -10,6 +10,7 @@ from ...dag.exchange.collective import Hop
 from ...dag.exchange.wiring import Exchange
 from ...dag.execute.neighbour import Rebuild
 from ...dag.plan.action import Action, ExchangeContent
+from ...dag.plan.visit_lists import halved
 from ...dag.schedule.flow import Role, Transfer
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import recipe
@@ -92,8 +93,14 @@ class GhostAssignment:
         }
         """By stage that it answers for in the norm: the parameters."""
         self.standing_bytes = sum(shared.standing_bytes(k) for k in self.held)
-        self._kept = [(shared.kept_bytes(k), held) for k, held in self.held.items()]
-        """What a microbatch that went forward keeps in each stage, bytes."""
+        self.apart = halved(flow.actions(peer))
+        """The stages whose weights' gradients are apart."""
+        self._kept = [
+            (shared.kept_bytes(k), shared.waiting_bytes(k) if k in self.apart else 0, held)
+            for k, held in self.held.items()
+        ]
+        """What a microbatch that went forward keeps in each stage, and one whose weights' gradients
+        wait, bytes."""
         self.snapshot_bytes = sum(shared.snapshot_bytes(k) for k in self.held)
 
         self.rounds: GhostRounds | None = None
@@ -129,8 +136,8 @@ class GhostAssignment:
 
     def live_bytes(self) -> int:
         total = self.standing_bytes
-        for kept_bytes, held in self._kept:
-            total += kept_bytes * len(held.live)
+        for kept_bytes, waiting_bytes, held in self._kept:
+            total += kept_bytes * len(held.live) + waiting_bytes * len(held.waiting)
         return total
 
 

@@ -17,6 +17,7 @@ from ...broker import events as b
 from ...broker.records.submitted import replica_id, run_of
 from ...dag.plan.action import ROUNDS, TRAITS, Action, Kind, training_visits
 from ...dag.plan.plan import PeerId
+from ...dag.plan.visit_lists import halved
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ...peer.core import events as p
 from ...peer.core.snapshots import SnapshotId
@@ -261,10 +262,12 @@ def _check_routes(flow: Flow) -> None:
     """Every visit of every route is in its peer's list exactly once, forward and backward, and so
     is one update of every peer."""
     lists = {peer: Counter(flow.actions(peer)) for peer in flow.plan.peers}
+    apart = {peer: halved(actions) for peer, actions in lists.items()}
     wanted: dict[PeerId, Counter[Action]] = {peer: Counter() for peer in flow.plan.peers}
     for m, route in enumerate(flow.plan.routes):
         for visit in route:
-            for kind in training_visits(flow.stages[visit.stage].has_backward):
+            has_backward = flow.stages[visit.stage].has_backward
+            for kind in training_visits(has_backward, visit.stage in apart[visit.peer]):
                 wanted[visit.peer][Action(kind, m, visit.stage)] += 1
     for peer, visits in wanted.items():
         visits[Action(Kind.UPDATE)] += 1

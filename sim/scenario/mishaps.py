@@ -113,7 +113,7 @@ class FaultTable(Renamed):
     """When, from the start of the simulation; or:"""
     at_step: int | None = None
     """In which step, counted from 0, and `phase`."""
-    phase: Literal["any", "forward", "backward", "clip", "update"] = "any"
+    phase: Literal["any", "forward", "backward", "weight", "clip", "update"] = "any"
     """At the first action of this kind that `who` begins in the step."""
     for_s: Duration = ZERO
     """`for` in the file: how long; 0: for good."""

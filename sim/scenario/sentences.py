@@ -38,6 +38,7 @@ __all__ = [
 PHASES: dict[str, Callable[[Action], bool]] = {
     "forward": lambda action: TRAITS[action.kind].word == "forward",
     "backward": lambda action: TRAITS[action.kind].word == "backward",
+    "weight": lambda action: TRAITS[action.kind].word == "weight",
     "clip": lambda action: action.content is ExchangeContent.NORM,
     "update": lambda action: TRAITS[action.kind].word == "update",
     "any": lambda action: True,

@@ -14,6 +14,7 @@ from ...dag.exchange.wiring import exchanges_of
 from ...dag.plan.action import ROUNDS, Action, Kind
 from ...dag.plan.cut import bare_stages, cut, tied_groups
 from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.visit_lists import halved_of
 from ...dag.schedule.convert_slice import slice_from_proto
 from ...dag.schedule.flow import Flow
 from ...peer.blobs.starting import Starting
@@ -126,4 +127,5 @@ def _work(order: BuildOrder, plan: Plan) -> Callable[[PeerId, Action], Work]:
         Vectors(plan, stages, tied, graph),
         IntervalWork(cost(graph)),
         optimizer_slots=2 if order.training.train.optimizer == "adamw" else 1,
+        halved=halved_of(plan),
     )

@@ -134,7 +134,7 @@ def random_plan(rng: random.Random, operators: int) -> Plan:
         slots,
         tuple(route() for _ in range(rng.randint(1, 6))),
         microbatch_size=rng.randint(1, 4),
-        schedule=rng.choice(["gpipe", "1f1b", "interleaved"]),
+        schedule=rng.choice(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
         evaluation_routes=tuple(route() for _ in range(rng.randint(0, 3))),
     )
     exchanges = tuple(

@@ -212,7 +212,8 @@ def _plan(
     held = [[name] for name in names[:stages]]
     for name in names[stages:]:
         held[rng.randrange(stages)].append(name)
-    # Of its own, so that a seed's other draws do not depend on how many collectives there are.
+    # Of its own, so that a seed's other draws do not depend on how many collectives and schedules
+    # there are.
     lot = random.Random(f"{held}")
     return Plan(
         stages=tuple(StageSlot(a, b, tuple(h)) for (a, b), h in zip(parts, held, strict=True)),
@@ -220,7 +221,7 @@ def _plan(
             tuple(Visit(i, rng.choice(h)) for i, h in enumerate(held)) for _ in range(microbatches)
         ),
         microbatch_size=size,
-        schedule=rng.choice(("gpipe", "1f1b")),
+        schedule=lot.choice((rng.choice(("gpipe", "1f1b")), "zero-bubble")),
         exchanges=tuple(
             StageExchange(k, lot.choice(SUMS)) for k, h in enumerate(held) if len(h) > 1
         ),

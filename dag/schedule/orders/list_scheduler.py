@@ -13,7 +13,7 @@ Without `Times` a forward and a backward take one unit each, and a message none.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from ...plan.action import Action, Kind
@@ -80,37 +80,35 @@ class ListScheduler:
         times: Times | None = None,
         *,
         training: bool = True,
+        halved: Collection[tuple[PeerId, int]] = (),
     ) -> None:
+        """`halved`: peers and stages where the weights' gradients of a backward are apart."""
         routes = plan.routes if training else plan.evaluation_routes
         self.routes, self.peers, self._times = routes, plan.peers, times
         self.peer_of = [{v.stage: v.peer for v in route} for route in routes]
         """By microbatch and stage that it visits."""
         self.forward = Kind.FORWARD if training else Kind.EVALUATE
         has_backward = [training and s.has_backward for s in stages]
-        orders: dict[tuple[int, ...], _Needs] = {}
-        self._needs: list[_Needs] = []
-        ends: dict[tuple[int, ...], dict[tuple[Kind, int], list[int]]] = {}
-        self._ends: list[dict[tuple[Kind, int], list[int]]] = []
-        for route in routes:
-            order = tuple(v.stage for v in route)
-            if order not in orders:
-                orders[order] = _Needs(len(stages), crossings(stages, route))
-                ends[order] = _ends(self.forward, {k: has_backward[k] for k in sorted(order)})
-            self._needs.append(orders[order])
-            self._ends.append(ends[order])
-        self._forward_waits = [list(needs.of_forward) for needs in self._needs]
-        self._backward_waits = [list(needs.of_backward) for needs in self._needs]
+        orders = [tuple(v.stage for v in route) for route in routes]
+        routes_of = dict(zip(orders, routes, strict=True))
+        needs = {o: _Needs(len(stages), crossings(stages, r)) for o, r in routes_of.items()}
+        ends = {o: _ends(self.forward, {k: has_backward[k] for k in sorted(o)}) for o in needs}
+        self._needs, self._ends = [needs[o] for o in orders], [ends[o] for o in orders]
+        self._forward_waits = [list(n.of_forward) for n in self._needs]
+        self._backward_waits = [list(n.of_backward) for n in self._needs]
         """By microbatch and stage, how much a visit still waits for."""
         self.queue: dict[tuple[PeerId, int], list[int]] = {}
         """By peer and stage, the microbatches that it takes there, ascending."""
         self._unfinished = [
             len(route) + sum(has_backward[v.stage] for v in route) for route in routes
         ]
-        """By microbatch, visits that are left."""
-        self.left = sum(self._unfinished)
+        """By microbatch, forwards and backwards that are left."""
         for m, route in enumerate(routes):
             for visit in route:
                 self.queue.setdefault((visit.peer, visit.stage), []).append(m)
+        self._next_weight = {key: 0 for key in self.queue if key in halved}
+        apart = sum(len(self.queue[key]) for key in self._next_weight)
+        self.left = sum(self._unfinished) + apart
         self.lowest = 0
         """The lowest unfinished microbatch."""
         self.holding: dict[PeerId, list[int]] = {peer: [] for peer in self.peers}
@@ -160,9 +158,24 @@ class ListScheduler:
                 found.append(Action(Kind.BACKWARD, queue[at], i))
         return found
 
+    def waiting(self, peer: PeerId, stage: int) -> int:
+        """How many backwards of a stage the peer has done without the weights' gradients."""
+        done = self._next_weight.get((peer, stage))
+        return 0 if done is None else self._next_backward[peer, stage] - done
+
+    def ready_weights(self, peer: PeerId) -> list[Action]:
+        """Per stage of the peer, the weights' gradients that may be computed next."""
+        return [
+            Action(Kind.WEIGHT, self.queue[peer, i][self._next_weight[peer, i]], i)
+            for i in self.holding[peer]
+            if self.waiting(peer, i)
+        ]
+
     def is_ready(self, visit: Action) -> bool:
         """Whether a visit that its peer has not done, after all lower ones of its kind and stage,
         may begin."""
+        if visit.kind is Kind.WEIGHT:  # behind its backward, in the same list
+            return True
         waits = self._backward_waits if visit.kind is Kind.BACKWARD else self._forward_waits
         return not waits[visit.microbatch][visit.stage]
 
@@ -214,6 +227,9 @@ class ListScheduler:
     def _finish(self, peer: PeerId, action: Action, now: float, awake: dict[PeerId, None]) -> None:
         kind, m, stage = action.kind, action.microbatch, action.stage
         self.last[peer] = kind
+        if kind is Kind.WEIGHT:
+            self._next_weight[peer, stage] += 1
+            return
         self._unfinished[m] -= 1
         needs = self._needs[m]
         if kind is Kind.BACKWARD:

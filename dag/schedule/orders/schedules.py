@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...plan.cut import Stage
 from ...plan.plan import Plan
-from . import gpipe, interleaved, one_f_one_b
+from . import gpipe, interleaved, one_f_one_b, zero_bubble
 from .list_scheduler import Bounds, Lists, Times
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "LISTED",
     "SCHEDULES",
     "SEARCHED",
+    "ZERO_BUBBLE",
     "Schedule",
     "first_of",
     "interleaves",
@@ -47,11 +48,14 @@ class Schedule:
 
 LISTED = "listed"
 """1F1B as deep as memory allows, by the times of peers and links."""
+ZERO_BUBBLE = "zero-bubble"
+"""Likewise, with the weights' gradients of a backward apart."""
 SCHEDULES: Mapping[str, Schedule] = {
     "1f1b": Schedule(one_f_one_b.order),
     "gpipe": Schedule(gpipe.order, bounded=False),
     "interleaved": Schedule(interleaved.order, several=True),
     LISTED: Schedule(one_f_one_b.order, timed=True),
+    ZERO_BUBBLE: Schedule(zero_bubble.order, timed=True),
 }
 DEFAULT = "1f1b"
 """What planners begin with where the choice is theirs."""

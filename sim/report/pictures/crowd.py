@@ -18,7 +18,9 @@ WIDTH = 1160
 RIGHT = 128
 MOST_GROUPS = 24
 COLUMNS = 280
-STACKED = ("forward", "backward", "exchange", "update", "evaluate", "build", "recover")
+STACKED = (
+    *("forward", "backward", "weight", "exchange", "update", "evaluate", "build", "recover"),
+)
 
 
 def groups_of(found: Measured, places: Mapping[str, str]) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ PALETTE: dict[str, tuple[str, str]] = {
     "wait": ("#eef0f3", "#262c37"),
     "forward": ("#3d7cc9", "#5b9bea"),
     "backward": ("#f0a03c", "#f0ac55"),
+    "weight": ("#c9b458", "#d8c67a"),
     "exchange": ("#8b63c7", "#a685e0"),
     "update": ("#2f9468", "#45b384"),
     "evaluate": ("#3aa9b5", "#4fc0cc"),

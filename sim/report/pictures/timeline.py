@@ -25,7 +25,10 @@ MOST_ROWS = 64
 """Peers that have rows of their own."""
 MOST_SHAPES = 6000
 """Beyond this many spans, neighbours of one kind are drawn as one."""
-LEGEND = ("forward", "backward", "exchange", "update", "evaluate", "build", "recover", "send")
+LEGEND = (
+    *("forward", "backward", "weight", "exchange", "update", "evaluate"),
+    *("build", "recover", "send"),
+)
 
 
 def window(found: Measured, most_s: float | None = None) -> tuple[MeasuredStep, ...]:

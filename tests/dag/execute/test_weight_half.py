@@ -18,7 +18,7 @@ from shoal.client.models import models
 from shoal.dag.analysis.weight_gradients import weight_gradients
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.cost import cost
-from shoal.dag.cost.weight_memory import waiting_bytes
+from shoal.dag.cost.weight_costs import waiting_bytes
 from shoal.dag.execute.execute import StageExecutor
 from shoal.dag.plan.cut import cut
 from shoal.tests.dag.execute.stage_lines import MODELS, Line, assert_same_bits, batch, model

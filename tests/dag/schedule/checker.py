@@ -6,13 +6,14 @@ The lists are replayed against the wiring (dag/schedule/replay.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.dag.exchange.wiring import LEVELS, level_of
-from shoal.dag.plan.action import ExchangeContent
+from shoal.dag.plan.action import TRAITS, ExchangeContent
 from shoal.dag.plan.cut import Stage, TiedGroup
 from shoal.dag.plan.plan import PeerId, Plan
+from shoal.dag.plan.visit_lists import halved
 from shoal.dag.schedule.flow import Flow
 from shoal.dag.schedule.replay import Link, Replay
 from shoal.dag.schedule.schedule import (
@@ -61,14 +62,17 @@ def check(
     return Checked(order, _peak_live(flow, actions), replay.peak_slots)
 
 
-def _demanded(flow: Flow, peer: PeerId) -> set[Action]:
-    """Every action that the plan wants of a peer, training and evaluation."""
+def _demanded(flow: Flow, peer: PeerId, apart: Collection[int]) -> set[Action]:
+    """Every action that the plan wants of a peer, training and evaluation. `apart`: stages whose
+    weights' gradients are visits of their own."""
     found = {a for a in flow.involved(peer) if a.kind not in VISITS} | {Action(Kind.UPDATE)}
     for m, route in enumerate(flow.plan.routes):
         for stage in (v.stage for v in route if v.peer == peer):
             found.add(Action(Kind.FORWARD, m, stage))
             if flow.stages[stage].has_backward:
                 found.add(Action(Kind.BACKWARD, m, stage))
+            if stage in apart:
+                found.add(Action(Kind.WEIGHT, m, stage))
     for m, route in enumerate(flow.plan.evaluation_routes):
         found |= {Action(Kind.EVALUATE, m, v.stage) for v in route if v.peer == peer}
     return found
@@ -85,7 +89,8 @@ def _check_complete(flow: Flow, actions: Lists) -> None:
     evaluates = True in given
     trains = False in given or not evaluates
     for peer in flow.plan.peers:
-        demanded = {a for a in _demanded(flow, peer) if (evaluates if _evaluates(a) else trains)}
+        every = _demanded(flow, peer, halved(actions[peer]))
+        demanded = {a for a in every if (evaluates if _evaluates(a) else trains)}
         for action, count in Counter(actions[peer]).items():
             if action not in demanded:
                 raise ScheduleError(f"{peer} has {action}, which the plan does not give it")
@@ -111,6 +116,8 @@ def _before(
     """Actions of the same list that must stand before this one; those that are absent count not."""
     if action.kind is Kind.BACKWARD:
         yield Action(Kind.FORWARD, action.microbatch, action.stage)
+    elif action.kind is Kind.WEIGHT:
+        yield Action(Kind.BACKWARD, action.microbatch, action.stage)
     elif action.kind is Kind.UPDATE:
         yield from (a for a in present if a.content is ExchangeContent.NORM)
     elif action.content is not None:
@@ -128,7 +135,7 @@ def _made_from(flow: Flow, action: Action, present: Sequence[Action]) -> Iterato
     if content is ExchangeContent.SCORES:
         yield from (a for a in present if a.kind is Kind.EVALUATE)
         return
-    visits = [a for a in present if a.kind in (Kind.FORWARD, Kind.BACKWARD)]
+    visits = [a for a in present if TRAITS[a.kind].trains]
     others = [a for a in present if a.content is not None and level_of(a.content) < below]
     if content is not ExchangeContent.NORM:
         of_group = content in LEVELS[0] | LEVELS[2]

@@ -12,6 +12,7 @@ from shoal.dag.ir.graph import Operator, Output, Ref, TensorSpec
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import PeerId, StageSlot, Visit
+from shoal.dag.plan.visit_lists import halved
 from shoal.dag.schedule.flow import Flow, Role, Transfer
 from shoal.dag.schedule.schedule import Action, Kind, listed
 from shoal.tests.dag.schedule.checker import check
@@ -75,6 +76,7 @@ class Holders:
         self.flow = Flow(world.plan, world.stages, world.tied)
         self.store = {peer: {} for peer in world.plan.peers}
         self.grads = Counter()  # (peer, stage, parameter)
+        self.apart = {}  # by peer, microbatch and stage whose weights' gradients wait
         self.norm = {}
 
     def run(self, lists):
@@ -86,6 +88,7 @@ class Holders:
                 assert transfer not in self.store[transfer.destination]
                 self.store[transfer.destination][transfer] = what
         assert not any(self.store.values())
+        assert not self.apart
 
     def perform(self, peer, action, taken):
         gives = self.flow.gives(peer, action)
@@ -94,6 +97,9 @@ class Holders:
                 return self.forward(action, taken, gives)
             case Kind.BACKWARD:
                 return self.backward(peer, action, taken, gives)
+            case Kind.WEIGHT:
+                self.grads += self.apart.pop((peer, action.microbatch, action.stage))
+                return {}
             case Kind.UPDATE:
                 return {}
         exchange = self.flow.exchange_of(action)
@@ -146,13 +152,18 @@ class Holders:
             if t.role is Role.ACTIVATION_GRAD:
                 slope[t.value] += paths
         own = {v for op in graph.operators[stage.start : stage.stop] for v in op.values}
+        grads = Counter()
         for op in reversed(graph.operators[stage.start : stage.stop]):
             through = sum(slope[v] for v in op.values if v in graph.grads)
             for value in [v for arg in op.args for v in _refs(arg)]:
                 if value.removeprefix("param:") in stage.trainable:
-                    self.grads[peer, stage.index, value.removeprefix("param:")] += through
+                    grads[peer, stage.index, value.removeprefix("param:")] += through
                 elif value in graph.grads:
                     slope[value] += through
+        if action.stage in halved(self.flow.actions(peer)):
+            self.apart[peer, action.microbatch, action.stage] = grads
+        else:
+            self.grads += grads
         return {t: slope[t.value] for t in gives if t.value not in own}
 
     def of(self, peer, stage):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.visit_lists import halved
 from shoal.dag.schedule.flow import Flow, Role
 from shoal.dag.schedule.orders.interleaved import room_of
 from shoal.dag.schedule.replay import Replay, slots
@@ -457,7 +458,9 @@ def test_a_list_with_an_action_left_out_or_doubled_never_checks(worlds, data):
     peer = data.draw(st.sampled_from(world.plan.peers))
     i = data.draw(st.integers(0, len(lists[peer]) - 1))
     own = lists[peer]
-    for changed in (own[:i] + own[i + 1 :], own[:i] + own[i : i + 1] + own[i:]):
+    less = own[:i] + own[i + 1 :]
+    whole = halved(less) != halved(own)  # no gradients of weights are apart any more
+    for changed in (*(() if whole else (less,)), own[:i] + own[i : i + 1] + own[i:]):
         with pytest.raises(ScheduleError):
             check(world.plan, world.stages, world.tied, {**lists, peer: changed})
 

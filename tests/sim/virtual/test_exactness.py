@@ -133,7 +133,7 @@ def random_plan(rng: random.Random, operators: int, stages: int, train: Train) -
         stages=slots,
         routes=tuple(route(scattered or m == odd) for m in range(train.microbatches)),
         microbatch_size=train.microbatch_size,
-        schedule=rng.choice(["gpipe", "1f1b"]),
+        schedule=rng.choice(["gpipe", "1f1b", "zero-bubble"]),
         evaluation_routes=tuple(route(True) for _ in range(2)),
     )
 
@@ -209,7 +209,11 @@ def test_any_number_of_holders_gives_the_plain_loop(exact, equal_training, holde
 
 @pytest.mark.parametrize(
     ("name", "schedule", "recompute"),
-    [("gpt_bytes", "interleaved", ()), ("resnet_digits", "1f1b", (0, 1, 3))],
+    [
+        ("gpt_bytes", "interleaved", ()),
+        ("resnet_digits", "1f1b", (0, 1, 3)),
+        ("resnet_digits", "zero-bubble", (0, 1, 3)),
+    ],
 )
 def test_interleaving_and_recomputation_give_the_plain_loop(
     exact, equal_training, name, schedule, recompute

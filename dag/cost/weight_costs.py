@@ -1,0 +1,94 @@
+"""What the weight half of a stage's backward costs, from graph and costs alone: bytes that it keeps
+of a microbatch, and work.
+
+    waiting = Σ storages that operators with a weight half need for it, each once
+                (`WeightGradient.keeps`; of a norm, of one whose backward waits as a whole and of
+                one that makes a weight: what autograd saves)
+            + Σ gradients of their results
+    work    = Σ backward of operators whose backward waits as a whole, and of makers of weights
+            + Σ backward of the others with a weight half / 2: each of a product's two gradients is
+                one of its size, and each half of a norm's reads what both read
+
+Parameters and buffers are not counted. Gradients that autograd passes on as they are, as a sum does
+to both of its terms, lie in one storage and are counted for each: never too few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ..analysis.weight_gradients import WeightGradients, weight_gradients
+from ..ir.graph import Graph
+from .cost import OperatorCost
+from .speed import Work
+
+__all__ = ["WaitingMemory", "waiting_bytes", "weight_work"]
+
+
+class WaitingMemory:
+    """What the intervals of one bound graph keep between the halves of a backward."""
+
+    def __init__(self, graph: Graph, costs: Sequence[OperatorCost]) -> None:
+        self._graph, self._costs = graph, costs
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def of(self, start: int, stop: int) -> tuple[int, int]:
+        """Bytes that operators [start, stop) keep of a microbatch between the halves, and the most
+        that one of them makes while the second half runs."""
+        if (start, stop) not in self._known:
+            waits = weight_gradients(self._graph, start, stop, _roots(self._graph, start, stop))
+            running = {*waits.makers, *(w.index for w in waits.operators)}
+            self._known[start, stop] = (
+                _bytes_of(self._graph, self._costs, waits),
+                max((self._costs[i].peak_backward for i in running), default=0),
+            )
+        return self._known[start, stop]
+
+
+def weight_work(graph: Graph, costs: Sequence[OperatorCost], start: int, stop: int) -> Work:
+    """Work of the weights' gradients of operators [start, stop) for one microbatch, without their
+    sum over microbatches."""
+    waits = weight_gradients(graph, start, stop, _roots(graph, start, stop))
+    whole = {*waits.makers, *(w.index for w in waits.operators if w.whole)}
+    parts = {w.index for w in waits.operators} - whole
+    total = sum((costs[i].backward for i in sorted(whole)), Work())
+    return total + sum((costs[i].backward for i in sorted(parts)), Work()).times(0.5)
+
+
+def _roots(graph: Graph, start: int, stop: int) -> set[str]:
+    """Values made there that gradients start from or come back for."""
+    made = {v for op in graph.operators[start:stop] for v in op.values}
+    read = {v for op in graph.operators[stop:] for v in op.reads}
+    return (made & read & graph.grads) | (made & {graph.loss})
+
+
+def waiting_bytes(
+    graph: Graph, costs: Sequence[OperatorCost], start: int, stop: int, roots: Collection[str]
+) -> int:
+    """Bytes that operators [start, stop) of a bound graph keep between the halves of a backward.
+    `roots`: values made there that gradients start from or come back for."""
+    return _bytes_of(graph, costs, weight_gradients(graph, start, stop, roots))
+
+
+def _bytes_of(graph: Graph, costs: Sequence[OperatorCost], waits: WeightGradients) -> int:
+    saved: dict[int, int] = {}  # by number of the storage
+    outside: dict[str, int] = {}  # data, which have no number
+    grads = 0
+    for i in waits.makers:
+        saved.update(costs[i].saves)
+    for waiting in waits.operators:
+        op = graph.operators[waiting.index]
+        grads += sum(o.spec.size_bytes for o in op.outputs if o.grad and o.spec)
+        if waiting.whole or "norm" in op.target:
+            saved.update(costs[waiting.index].saves)
+        for value in () if waiting.whole else waiting.keeps:
+            number, size = -1, graph.spec[value].size_bytes
+            if value in graph.producer:
+                maker = graph.producer[value]
+                made = graph.operators[maker].values.index(value)
+                number, size = costs[maker].makes[made]
+            if number >= 0:
+                saved[number] = size
+            elif not value.startswith(("param:", "buffer:")):
+                outside[value] = size
+    return sum(saved.values()) + sum(outside.values()) + grads
