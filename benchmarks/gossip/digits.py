@@ -24,8 +24,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from shoal.benchmarks.gossip.mixing import matrix
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.rounds.pairs.mixing import matrix
 from shoal.broker.rounds.pairs.selection import window
 from shoal.compression.sparse.masks import SharedMask
 

@@ -30,12 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.benchmarks.gossip import digits
+from shoal.benchmarks.gossip.mixing import of_random_pairs, second_eigenvalue
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.links.links import Links
 from shoal.broker.links.probed import LINKS
 from shoal.broker.rounds.pairs.matching import ALONE, maximal, maximum, weights
 from shoal.broker.rounds.pairs.measuring import OTHERS, tournament
-from shoal.broker.rounds.pairs.mixing import of_random_pairs, second_eigenvalue
 from shoal.broker.rounds.pairs.selection import Pairs, PairSettings, window
 from shoal.broker.rounds.pairs.threshold import fastest_threshold
 from shoal.dag.plan.plan import PeerId

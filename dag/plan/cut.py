@@ -18,7 +18,7 @@ gradients to earlier ones, and no order of stages can be wrong. What a stage nee
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +34,6 @@ __all__ = [
     "bare_stages",
     "cut",
     "outline",
-    "stage_graph",
     "tied_groups",
 ]
 
@@ -294,26 +293,6 @@ def tied_groups(graph: Graph, stages: Sequence[Stage]) -> tuple[TiedGroup, ...]:
             at.setdefault(name, []).append(stage.index)
     several = [(p.name, tuple(at[p.name])) for p in graph.parameters if len(at.get(p.name, ())) > 1]
     return tuple(TiedGroup(i, name, where) for i, (name, where) in enumerate(several))
-
-
-def stage_graph(graph: Graph, stage: Stage) -> Graph:
-    """The part of the graph that a holder of the stage builds. Values that its operators read and
-    that it does not make are those of `stage.receives`; loss, weight and metrics are named only
-    where they are made here."""
-    return replace(
-        graph,
-        inputs=tuple(i for i in graph.inputs if i.name in stage.inputs),
-        parameters=tuple(p for p in graph.parameters if p.name in stage.parameters),
-        buffers=tuple(
-            b if b.name in stage.updates else replace(b, update=None)
-            for b in graph.buffers
-            if b.name in stage.buffers
-        ),
-        operators=graph.operators[stage.start : stage.stop],
-        loss=graph.loss if graph.loss in stage.results else "",
-        weight=graph.weight if graph.weight in stage.results else "",
-        metrics=tuple((name, value) for name, value in graph.metrics if value in stage.results),
-    )
 
 
 def _check_bounds(bounds: Sequence[tuple[int, int]], operators: int) -> None:

@@ -185,9 +185,6 @@ class Plan:
         """Holders of whose snapshots a peer keeps copies."""
         return tuple(k.holder for k in self.keepers if k.peer == peer)
 
-    def keepers_of(self, holder: PeerId) -> tuple[PeerId, ...]:
-        return tuple(k.peer for k in self.keepers if k.holder == holder)
-
     def exchange_of(self, stage: int) -> StageExchange:
         """How the holders of a stage exchange its gradients."""
         return self._exchanges.get(stage) or StageExchange(stage)

@@ -83,10 +83,6 @@ class RoundWiring:
         added = (g.peer for givers in self.adds.values() for g in givers)
         return tuple(dict.fromkeys((*(s.peer for s in shares), *added)))
 
-    @property
-    def contributes(self) -> bool:
-        return bool(self.gives)
-
 
 def wiring(
     vector: RunVector, segments: Iterable[VectorSegment], peer: PeerId, fragment: int = 0

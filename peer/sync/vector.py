@@ -95,23 +95,9 @@ def vector_of(layout: Layout, grads: Mapping[str, Tensor | None], device: torch.
     return vector
 
 
-def shards_of(vector: Tensor, shards: int) -> tuple[Tensor, ...]:
-    """The vector's equal parts, as views: nobody may change them."""
-    return vector.view(shards, -1).unbind(0)
-
-
 def gathered(vector: Tensor, shards: int, which: Sequence[int]) -> Tensor:
     """Those of the vector's equal parts, one behind the other, as a fresh tensor."""
     return vector.view(shards, -1)[list(which)].view(-1)
-
-
-def scattered(parts: Sequence[tuple[Sequence[int], Tensor]], shards: int) -> Tensor:
-    """The reverse: (which, those shards one behind the other), together all, make the vector."""
-    which, first = parts[0]
-    vector = first.new_empty(shards, first.numel() // len(which))
-    for which, part in parts:
-        vector[list(which)] = part.view(len(which), -1)
-    return vector.view(-1)
 
 
 def add(parts: Sequence[Tensor]) -> Tensor:

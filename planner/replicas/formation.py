@@ -67,11 +67,6 @@ class RoundPrediction:
         return self.every * self.batch
 
     @property
-    def hidden_s(self) -> float:
-        """Seconds of the exchange that hide behind the next round's local work."""
-        return self.exchange_s - self.exposed_s
-
-    @property
     def samples_per_s(self) -> float:
         return self.samples / self.seconds
 

@@ -140,7 +140,7 @@ def holds(request: PlanRequest, found: Formation, every: int) -> None:
     samples = sum(r.steps * r.samples for r in found.replicas)
     assert samples == found.round.samples == every * found.round.batch
     assert found.round.local_s == max(r.local_s for r in found.replicas)
-    assert found.round.exposed_s + found.round.hidden_s == found.round.exchange_s
+    assert 0 <= found.round.exposed_s <= found.round.exchange_s
 
 
 @settings(max_examples=10)
@@ -188,7 +188,8 @@ def test_an_exchange_hides_behind_the_next_round() -> None:
     request = request_in_places([0, 1], [2, 2], [1, 1], slow=1e5)
     shown, partly, hidden = (form(request, 2, 10, DENSE, overlap=o) for o in (0.0, 0.1, 1.0))
     assert shown.round.exposed_s == shown.round.exchange_s == hidden.round.exchange_s > 0
-    assert partly.round.hidden_s == pytest.approx(0.1 * partly.round.local_s)
+    hides = partly.round.exchange_s - partly.round.exposed_s
+    assert hides == pytest.approx(0.1 * partly.round.local_s)
     assert hidden.round.exposed_s == 0.0
     assert hidden.samples_per_s > partly.samples_per_s > shown.samples_per_s
 

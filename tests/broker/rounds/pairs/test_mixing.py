@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.broker.rounds.pairs.mixing import matrix, of_random_pairs, second_eigenvalue
+from shoal.benchmarks.gossip.mixing import matrix, of_random_pairs, second_eigenvalue
 from shoal.broker.rounds.pairs.selection import METHODS, window
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.rounds.pairs.mixing import second_eigenvalue
+from shoal.benchmarks.gossip.mixing import second_eigenvalue
 from shoal.broker.rounds.pairs.selection import METHODS, PairSettings, window
 from shoal.broker.rounds.pairs.threshold import fastest_threshold
 

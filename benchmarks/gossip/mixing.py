@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .selection import Pairs
+from shoal.broker.rounds.pairs.selection import Pairs
 
 __all__ = ["matrix", "of_random_pairs", "second_eigenvalue"]
 
