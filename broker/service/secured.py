@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -80,12 +79,7 @@ class Secured:
         it."""
         return self._sockets.path
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close_port()
         await asyncio.to_thread(self._sockets.close)
         self.admission.close()

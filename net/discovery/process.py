@@ -30,7 +30,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from ..temporary import TemporaryFolder
@@ -180,12 +179,7 @@ class NodeProcess:
         self._start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
             with suppress(BrokenPipeError):

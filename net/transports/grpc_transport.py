@@ -17,7 +17,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -139,12 +138,7 @@ class GrpcTransport:
         keep_heap_warm()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Ends every connection and waits for the tasks; no event comes any more."""
         self._board.silence()
         for peer in list(self._dials):

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from ...dag.plan.plan import PeerId
@@ -87,12 +86,7 @@ class Identity:
             raise
         return Incarnation(peer, secrets.token_hex(8), starts + 1, scratch)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         shutil.rmtree(self.folder / "scratch", ignore_errors=True)
         assert self._lock is not None
         self._lock.close()

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from select import select
-from types import TracebackType
 from typing import Any
 
 from ...net.interrupts import uninterrupted
@@ -80,12 +79,7 @@ class Forwarder:
         self._addresses = {(a, b): f"127.0.0.1:{port}" for a, b, port in said["pairs"]}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def stop(self) -> None:

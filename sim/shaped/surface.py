@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from types import TracebackType
 
 from ...dag.schedule.schedule import Action, Kind
 from ...peer.core import events as p
@@ -80,12 +79,7 @@ class Surface:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._asked.put(None)
         self._thread.join()
 

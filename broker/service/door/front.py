@@ -34,7 +34,6 @@ from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from ....net.identity.names import DOOR_NAME, PartyRole
@@ -157,12 +156,7 @@ class PortMultiplexer:
         ]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for server in self._servers:
             server.close()
         for task in list(self._tasks):
