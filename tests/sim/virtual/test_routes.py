@@ -31,7 +31,7 @@ from shoal.dag.plan.plan import (
     Visit,
 )
 from shoal.dag.plan.routes import segments, swaps
-from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.job import Job
 from shoal.proto.broker_pb2 import RunSpec
@@ -226,3 +226,29 @@ def test_a_route_needs_its_ends_and_a_stage_its_visits(made: Any) -> None:
     held_out = plan_of(made.graph, evaluation_routes=((*first[:2], *first[3:]),))
     with pytest.raises(PlanError, match=r"held-out microbatch 0 visits .* 0 to 5 in order$"):
         held_out.validate(operators)
+
+
+@pytest.mark.parametrize(
+    ("lost", "there", "left"),
+    [("p1", 4, {"p0", "p2", "p3"}), ("p2", 5, {"p0", "p1", "p3", "p4"})],
+)
+def test_a_lost_peer_changes_no_routes_and_no_loss(
+    made: Any, lost: str, there: int, left: set[str]
+) -> None:
+    """Its visits go to another holder, or all of its stages to a peer from the pool."""
+    routes = drawn(7)
+    slots = list(plan_of(made.graph).stages)
+    slots[2] = replace(slots[2], holders=(PEERS[1], PEERS[2]))  # all of p1 is held twice
+    plan = plan_of(made.graph, stages=tuple(slots), routes=routes)
+    world = made.world(there)
+    spec = RunSpec()
+    spec.CopyFrom(made.spec)
+    spec.plan.CopyFrom(plan_to_proto(plan))
+    run = world.submit(spec)
+    world.until(lambda: len([e for e in world.events(run) if e.HasField("step")]) == 2)
+    world.kill(lost)
+    trained = made.finish(world, run)
+    torch.testing.assert_close(trained.losses, plain(made, routes), rtol=1e-5, atol=0)
+    assert world.broker.ended[run].inexact_from == 0
+    plans = [plan_from_proto(e.plan) for e in world.events(run) if e.HasField("plan")]
+    assert {*plans[-1].peers} == left
