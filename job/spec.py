@@ -266,6 +266,27 @@ def _not_listed(job: Job) -> Iterator[tuple[str, str]]:
         yield "plan.in_flight", f'"auto" is, {why}'
 
 
+def _not_rerouted(job: Job) -> Iterator[tuple[str, str]]:
+    """What cannot be beside microbatches that leave stages out or visit them in another order."""
+    plan = job.plan
+    if not plan.reroutes:
+        return
+    key = "plan.skip" if plan.skip != 0 else "plan.reorder"
+    none = "0 is" if plan.skip != 0 else "false is"
+    if job.sync.kind != "allreduce":
+        yield key, f'{none}, with sync.kind = "{job.sync.kind}"'
+    if job.recovery.swaps:
+        yield key, f'{none}, with "neighbour+" in recovery.ladder, which has routes of its own'
+    if plan.scheduler == "swarm":
+        yield key, f'{none}, with scheduler = "swarm"'
+    if job.data.where == "peer":
+        yield key, f"{none}, where data stays with a peer"
+    if plan.pipelines not in (1, "auto"):
+        yield "plan.pipelines", f'1 and "auto" are, with {key}'
+    if plan.schedule == "interleaved":
+        yield "plan.schedule", f'{_CHAINED}, and "listed", with {key}'
+
+
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
     if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):
@@ -288,6 +309,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
                 f"a divisor of the {job.train.microbatches} microbatches of a step is",
             )
     yield from _not_listed(job)
+    yield from _not_rerouted(job)
     if job.plan.scheduler == "swarm":
         if job.plan.pipelines != "auto":
             yield "plan.pipelines", '"auto" is, with scheduler = "swarm"'

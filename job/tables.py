@@ -208,6 +208,11 @@ class PlanOptions(Settings):
     in_flight: int | Literal["auto"] = "auto"
     """Microbatches that a peer keeps at once, from the begin of a forward to the end of its
     backward; "auto": the planner chooses, by memory."""
+    skip: float | Literal["auto"] = 0.0
+    """The most of the model's blocks that a microbatch leaves out, 0 to 0.5; "auto": none, or up to
+    a quarter where that makes steps much shorter."""
+    reorder: bool = False
+    """Whether neighbouring stages may change places in a microbatch."""
     stages: int | Literal["auto"] = "auto"
     """Number of stages; "auto": the planner chooses."""
     pipelines: int | Literal["auto"] = "auto"
@@ -225,6 +230,15 @@ class PlanOptions(Settings):
         for key in ("in_flight", "stages", "pipelines", "replicas"):
             if getattr(self, key) != "auto":
                 at_least(self, 1, key)
+        if self.skip != "auto" and not 0.0 <= self.skip <= 0.5:
+            raise SettingsError(
+                "skip", f'is {self.skip:g}: expected 0 to 0.5, of the blocks, or "auto"'
+            )
+
+    @property
+    def reroutes(self) -> bool:
+        """Whether microbatches may take other routes than all stages in order."""
+        return self.skip != 0 or self.reorder
 
 
 @dataclass(frozen=True, kw_only=True)

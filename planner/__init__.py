@@ -14,5 +14,6 @@ __all__ = [
     "schedulers",
     "search",
     "service",
+    "skipping",
     "swarm",
 ]

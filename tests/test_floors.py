@@ -57,7 +57,7 @@ ORDER = {
         reports snapshots < events < options rates run_links snapshot_manager step < rounds
         < assignment attachment < drain < machine""",
     "planner": """
-        base routes < network < cost < baselines codecs search < swarm < schedulers
+        base routes < network < cost < baselines codecs search < skipping swarm < schedulers
         < replicas requests < answers < service""",
     "sim": """
         front ghost oracle processes scenario trace < live options report round_oracle virtual

@@ -263,11 +263,16 @@ class Plan:
         visited = {v.stage for route in dict.fromkeys(self.routes) for v in route}
         if never := sorted({*range(len(self.stages))} - visited):
             raise PlanError(f"no microbatch visits stage {never[0]}: it would never be trained")
-        if self.exchanges_updates and any(len(r) < len(self.stages) for r in self.routes):
-            raise PlanError(
-                "a microbatch leaves a stage out, and holders exchange updates: expected all "
-                "stages on every route"
-            )
+        if any(len(r) < len(self.stages) for r in self.routes):
+            for breaks, what in (
+                (self.exchanges_updates, "holders exchange updates"),
+                (self.without_norm, "updates wait for no norm"),
+            ):
+                if breaks:
+                    raise PlanError(
+                        f"a microbatch leaves a stage out, and {what}: expected all stages on "
+                        "every route"
+                    )
         for lists in filter(None, (self.visits, self.evaluations)):
             if len(lists) != len(self.peers):
                 raise PlanError(

@@ -151,6 +151,11 @@ class PlannerOptions:
     """Whether stages compute their forward again; None: the planner chooses, stage by stage."""
     swaps: bool = False
     """Whether stages change places (`planner/schedulers/swapped.py`)."""
+    skip: float | None = 0.0
+    """The most of the model's blocks that a microbatch leaves out, 0 to 0.5; None: the planner
+    chooses (`planner/skipping/`)."""
+    reorder: bool = False
+    """Whether neighbouring stages may change places in a microbatch."""
     optimizer_slots: int = 2
     """Numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
     state_bytes: int = 8
@@ -168,6 +173,11 @@ class PlannerOptions:
     """What they make of them before and after, as plans name it, where the job names a method."""
     codecs: CodecOptions = CodecOptions()
     """What may be compressed, and how."""
+
+    @property
+    def reroutes(self) -> bool:
+        """Whether microbatches may take other routes than all stages in order."""
+        return self.skip != 0 or self.reorder
 
     @property
     def standing_bytes(self) -> int:

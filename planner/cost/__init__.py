@@ -5,6 +5,7 @@ __all__ = [
     "candidate",
     "cost_model",
     "partition",
+    "plan_cost",
     "predicted",
     "rows",
     "shortage",

@@ -155,11 +155,12 @@ class CostModel:
 
     def _compile(self, form: Candidate) -> Structure:
         names = [PeerId(f"p{i}") for i in range(len(form.peers))]
-        return self.structure_of(self._plan(form, names))
+        return self.structure_of(self.bare_plan(form, names))
 
-    def _plan(self, candidate: Candidate, names: Sequence[PeerId], **told: Any) -> Plan:
-        """`to_plan` by the request. Of a lost holder, siblings go on only from a step that all have
-        ended, so where there are some, and no update needs the norm, all wait for it even so."""
+    def bare_plan(self, candidate: Candidate, names: Sequence[PeerId], **told: Any) -> Plan:
+        """The plan of a candidate by the request, its visits not listed yet. Of a lost holder,
+        siblings go on only from a step that all have ended, so where there are some, and no update
+        needs the norm, all wait for it even so."""
         request = self.request
         plan = to_plan(
             candidate,
@@ -408,7 +409,7 @@ class CostModel:
             host_bytes=edge,
             alternatives=alternatives,
         )
-        plan = self._plan(
+        plan = self.bare_plan(
             candidate,
             [o.peer for o in self.offers],
             evaluation_microbatches=request.evaluation_microbatches,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,9 +82,12 @@ class Wiring:
         rows: dict[tuple[Hashable, ...], int] = {}
         samples: list[tuple[Transfer, ...]] = []
         message_row: list[int] = []
+        # Between the same two stages a microbatch that leaves those between them out carries more.
+        beside = _beside(plan)
         for giver, taker, lane in zip(program.giver, program.taker, program.lane, strict=True):
             a, b = program.actions[giver], program.actions[taker]
-            key = (lane, _alike(a), _alike(b))
+            near = not beside or (a.stage, b.stage) in beside[a.microbatch]
+            key = (lane, _alike(a), _alike(b), near)
             if key not in rows:
                 rows[key] = len(rows)
                 source, to = program.peers[program.owner[giver]], program.owner[taker]
@@ -133,6 +137,15 @@ class Wiring:
             np.float64
         )
         return found
+
+
+def _beside(plan: Plan) -> list[set[tuple[int, int]]]:
+    """By microbatch, the stages that follow each other on its route, both ways round; empty where
+    all microbatches visit all stages in order."""
+    orders = [[v.stage for v in route] for route in plan.routes]
+    if all(order == list(range(len(plan.stages))) for order in orders):
+        return []
+    return [{p for a, b in pairwise(order) for p in ((a, b), (b, a))} for order in orders]
 
 
 def _alike(action: Action) -> Action:

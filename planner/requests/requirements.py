@@ -97,8 +97,9 @@ class RunRequirements:
     def least(self) -> int:
         """The fewest peers that it can start with."""
         options = self.options
-        # An interleaved peer holds several stages.
-        stages = 1 if interleaves(options.schedule) else options.stages or 1
+        # An interleaved peer holds several stages, and so may one beside stages that are left out.
+        several = interleaves(options.schedule) or options.reroutes
+        stages = 1 if several else options.stages or 1
         if options.swaps:
             stages = max(stages, LEAST_SWAPPED)
         return stages * (options.pipelines or 1)
@@ -161,6 +162,8 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             in_flight=None if asked.in_flight == "auto" else asked.in_flight,
             recompute=None if asked.recompute == "auto" else asked.recompute,
             swaps=job.recovery.swaps,
+            skip=None if asked.skip == "auto" else asked.skip,
+            reorder=asked.reorder,
             optimizer_slots=train.optimizer_slots,
             state_bytes=train.state_bytes,
             round_bytes=job.rounds.stepping_bytes if job.rounds else 0,

@@ -106,13 +106,14 @@ def _again(
     own = _judge(request, found)
     found, report = with_codecs(own, PlanWithReport(found, replace(report, reasons=())))
     step_s, peers = report.predicted.step_s, {o.peer: i for i, o in enumerate(own.offers)}
+    moved = any(len(route) < len(found.stages) for route in found.routes)
     hangs = next(iter(report.predicted.bottlenecks), "")
     told = replace(
         report,
         reasons=(
             f"{len(found.peers)} of {len(own.offers)} peers under {found.schedule}, {step_s:.4g} s "
             "for a step: placed for links that are compressed",
-            *stage_reasons(own, from_plan(found, peers)),
+            *(() if moved else stage_reasons(own, from_plan(found, peers))),
             *report.reasons,
         ),
         spares=tuple(Spare(s.peer, f"not needed: {hangs}") for s in report.spares),

@@ -7,6 +7,7 @@ from functools import partial
 
 from ...dag.plan.report import PlanWithReport
 from ..base.interface import NoPlan, Planner, PlanRequest
+from ..skipping.skipping import skipping
 from ..swarm.swarm import swarm
 from .auto import BASELINES, auto
 from .coded import plan_with_codecs
@@ -27,10 +28,12 @@ def plan(request: PlanRequest) -> PlanWithReport:
     planner = PLANNERS[name]
     if request.options.swaps:
         planner = partial(swapped, planner=planner)
+    elif request.options.reroutes:
+        planner = partial(skipping, planner=planner)
     try:
         return plan_with_codecs(request, planner)
     except NoPlan as error:
-        none = name in ("auto", "op-fence") or request.options.swaps
+        none = name in ("auto", "op-fence") or request.options.swaps or request.options.reroutes
         other = None if none else _fitting(request)
         if other is None or error.code != "memory":
             raise

@@ -18,7 +18,7 @@ from ...dag.schedule.orders.schedules import LISTED, SCHEDULES
 from ..cost.candidate import Candidate
 from ..cost.cost_model import CostModel
 
-__all__ = ["MOST_VISITS", "Deepened", "deepened", "listed_with", "rooms"]
+__all__ = ["MOST_VISITS", "Deepened", "deepened", "deeper", "listed_with", "rooms"]
 
 MOST_VISITS = 20_000
 """Visits of a step up to which it is tried: each try compiles a program of its own."""
@@ -53,7 +53,7 @@ def deepened(judge: CostModel, candidate: Candidate) -> Deepened:
         return found
     tried: dict[int, float] = {}
     seen: set[object] = set()
-    for bounds in _deeper(rooms(judge, candidate)):
+    for bounds in deeper(rooms(judge, candidate)):
         listed = _listed(judge, candidate, bounds)
         if listed.candidate.visits in seen:
             break
@@ -100,7 +100,7 @@ def rooms(judge: CostModel, candidate: Candidate) -> list[int]:
     return found
 
 
-def _deeper(has: Sequence[int]) -> Iterator[Mapping[int, int]]:
+def deeper(has: Sequence[int]) -> Iterator[Mapping[int, int]]:
     """Deeper and deeper bounds by stage, from the textbook's to what memory has room for."""
     more, stages = 0, len(has)
     while True:

@@ -565,6 +565,29 @@ def test_depth_is_for_the_planner_that_lists_visits(tmp_path: Path, plan: str, s
 
 
 @pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ("skip = 0.6", '`plan.skip` is 0.6: expected 0 to 0.5, of the blocks, or "auto"'),
+        ("skip = -0.1", "`plan.skip` is -0.1: expected 0 to 0.5"),
+        ("skip = nan", "`plan.skip` is"),
+        ('skip = "some"', "`plan.skip`"),
+        ("reorder = 1", "`plan.reorder`"),
+        ('skip = 0.3\nscheduler = "swarm"', '0 is, with scheduler = "swarm"'),
+        ('skip = "auto"\n[sync]\nkind = "local"\nevery = 2', '0 is, with sync.kind = "local"'),
+        ('reorder = true\n[recovery]\nladder = ["neighbour+"]', 'false is, with "neighbour+"'),
+        ("skip = 0.3\npipelines = 2", '1 and "auto" are, with plan.skip'),
+        ('reorder = true\nschedule = "interleaved"', 'are, and "listed", with plan.reorder'),
+    ],
+)
+def test_routes_that_skip_are_asked_for_by_name_and_alone(
+    tmp_path: Path, plan: str, says: str
+) -> None:
+    assert says in problem(tmp_path, f"[train]\nsteps = 3\n[plan]\n{plan}")
+    for skip in (0, 0.5, "auto"):
+        Job(model="a:b", steps=1, plan={"skip": skip, "reorder": True, "schedule": "listed"})
+
+
+@pytest.mark.parametrize(
     ("tables", "says"),
     [
         ('method = "diloco"', '`sync.method` is given with kind = "auto"'),

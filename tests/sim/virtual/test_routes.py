@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,33 +84,45 @@ def blocks_of(route: Route) -> list[int]:
     return [b for k in inner for b in range(ENDS[k - 1], ENDS[k])]
 
 
-def plain(laboratory: Any, routes: tuple[Route, ...]) -> list[float]:
-    """Gradients of a stage's blocks count as if all microbatches had visited it."""
+def plain(
+    laboratory: Any,
+    ways: Sequence[Sequence[int]],
+    steps: int = STEPS,
+    *,
+    then: tuple[int, Sequence[Sequence[int]]] = (-1, ()),
+) -> list[float]:
+    """`ways`: by microbatch, the numbers of its blocks in order; `then`: from a step on other ones.
+    Gradients of a block count as if all microbatches had gone through it."""
     module, job = copy.deepcopy(laboratory.module), laboratory.job
     own = list(module.blocks)
-    visits = [[b in blocks_of(route) for route in routes].count(True) for b in range(len(own))]
     reader, losses = laboratory.reader(), list[float]()
     with models.ready(module, job):
         optimizer = oracle.optimizer_of(module, job.train)
-        for step in range(STEPS):
+        for step in range(steps):
+            ways = then[1] if step == then[0] else ways
+            visits = [[b in way for way in ways].count(True) for b in range(len(own))]
             for group in optimizer.param_groups:
-                group["lr"] = oracle.learning_rate(job.train, step, STEPS)
+                group["lr"] = oracle.learning_rate(job.train, step, steps)
             optimizer.zero_grad()
             total = 0.0
-            for m, route in enumerate(routes):
-                module.blocks = nn.ModuleList(own[b] for b in blocks_of(route))
-                loss = module(**reader.batch(step, m, SIZE)) / len(routes)
+            for m, way in enumerate(ways):
+                module.blocks = nn.ModuleList(own[b] for b in way)
+                loss = module(**reader.batch(step, m, SIZE)) / len(ways)
                 loss.backward()
                 total += float(loss.detach())
             module.blocks = nn.ModuleList(own)
             for block, count in zip(own, visits, strict=True):
                 for parameter in block.parameters():
                     assert parameter.grad is not None
-                    parameter.grad *= len(routes) / count
+                    parameter.grad *= len(ways) / count
             losses.append(total)
             nn.utils.clip_grad_norm_(module.parameters(), job.train.clip)
             optimizer.step()
     return losses
+
+
+def plain_over(laboratory: Any, routes: Sequence[Route]) -> list[float]:
+    return plain(laboratory, [*map(blocks_of, routes)])
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -119,7 +131,7 @@ def test_it_is_the_plain_loop_with_blocks_in_another_order(
 ) -> None:
     trained = made.train(made.world(4), plan_of(made.graph, schedule))
     torch.testing.assert_close(
-        trained.losses, plain(made, plan_of(made.graph).routes), rtol=1e-5, atol=0
+        trained.losses, plain_over(made, plan_of(made.graph).routes), rtol=1e-5, atol=0
     )
     assert abs(trained.losses[-1] - made.plain().losses[-1]) > 1e-4, "the order makes a difference"
 
@@ -150,7 +162,7 @@ def test_any_routes_are_the_plain_loop_over_their_blocks(made: Any, seed: int) -
     routes = drawn(seed)
     plan = plan_of(made.graph, ("1f1b", "gpipe", "listed")[seed % 3], routes=routes)
     trained = made.train(made.world(4), plan)
-    torch.testing.assert_close(trained.losses, plain(made, routes), rtol=1e-5, atol=0)
+    torch.testing.assert_close(trained.losses, plain_over(made, routes), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -248,7 +260,7 @@ def test_a_lost_peer_changes_no_routes_and_no_loss(
     world.until(lambda: len([e for e in world.events(run) if e.HasField("step")]) == 2)
     world.kill(lost)
     trained = made.finish(world, run)
-    torch.testing.assert_close(trained.losses, plain(made, routes), rtol=1e-5, atol=0)
+    torch.testing.assert_close(trained.losses, plain_over(made, routes), rtol=1e-5, atol=0)
     assert world.broker.ended[run].inexact_from == 0
     plans = [plan_from_proto(e.plan) for e in world.events(run) if e.HasField("plan")]
     assert {*plans[-1].peers} == left

@@ -1,0 +1,148 @@
+"""Plans whose microbatches leave stages out: what holds of any of them, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from shoal.dag.analysis.skippable import bypass_of, skippable_blocks
+from shoal.dag.capture.capture import capture
+from shoal.dag.cost.network import Network
+from shoal.dag.ir.graph import Graph
+from shoal.dag.plan.plan import PeerId
+from shoal.dag.plan.report import PlanWithReport
+from shoal.dag.plan.routes import IN_ORDER, routes_digest, swaps
+from shoal.examples.gpt import gpt
+from shoal.planner.answers.bad_plan import bad_plan
+from shoal.planner.answers.planning import outlined
+from shoal.planner.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.cost.cost_model import CostModel
+from shoal.planner.cost.plan_cost import plan_seconds
+from shoal.planner.schedulers.schedulers import plan
+from shoal.planner.skipping.layouts import window
+
+
+def captured(module: nn.Module, *, labels: bool = True) -> Graph:
+    text = torch.zeros(2, 8, dtype=torch.int64)
+    return capture(module, {"x": text, "y": text} if labels else {"x": text.float()}).graph
+
+
+GRAPH = captured(gpt(6, 16, 1, 8, 0.0))
+
+
+def request_of(
+    speeds: list[float],
+    *,
+    graph: Graph = GRAPH,
+    microbatches: int = 6,
+    memory: int = 1 << 30,
+    latency_s: float = 0.02,
+    **options: object,
+) -> PlanRequest:
+    peers = tuple(PeerId(f"p{i}") for i in range(len(speeds)))
+    offers = tuple(
+        PeerOffer(p, f"h{p}", device_memory_bytes=memory, flops_per_s=s)
+        for p, s in zip(peers, speeds, strict=True)
+    )
+    n, rng = len(peers), np.random.default_rng(len(peers))
+    links = Network(
+        peers,
+        latency_s * rng.uniform(0.1, 1.0, (n, n)),
+        1e6 * rng.uniform(0.5, 2.0, (n, n)),
+        np.full(n, np.inf),
+        np.full(n, np.inf),
+    )
+    asked = PlannerOptions(**{"scheduler": "op-fence", **options})  # type: ignore[arg-type]
+    return PlanRequest(graph.bind(2), offers, microbatches, 2, 1, asked, links)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(k, marks=pytest.mark.slow) for k in range(2, 20))]
+)
+def test_any_plan_has_equal_visits_whole_blocks_and_no_more_left_out_than_allowed(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    speeds = [rng.choice([1e8, 3e8, 1e9]) for _ in range(rng.randint(1, 5))]
+    microbatches, skip = rng.choice([6, 7, 12]), rng.choice([0.2, 1 / 3, 0.5])
+    reorder = seed % 2 == 1
+    request = request_of(speeds, microbatches=microbatches, skip=skip, reorder=reorder)
+    found, report = plan(request)
+    graph, last = request.graph, len(found.stages) - 1
+    found = outlined(graph, found.validate(len(graph.operators)))
+    assert bad_plan(PlanWithReport(found, report), ()) == ""
+    visits = Counter(v.stage for route in found.routes for v in route)
+    assert visits[0] == visits[last] == microbatches
+    inner = [visits[k] for k in range(1, last)]
+    assert max(inner) - min(inner) <= 1
+    blocks = [b for b in skippable_blocks(graph) if not b.why_not]
+    gone = 0
+    for route in found.routes:
+        for k in {*range(1, last)} - {v.stage for v in route}:
+            slot = found.stages[k]
+            assert not bypass_of(graph, slot.start, slot.stop).why_not
+            gone += sum(slot.start <= b.start < slot.stop for b in blocks)
+    assert 0 < gone <= (skip + 0.01) * len(blocks) * microbatches + len(blocks) / (last - 1)
+    assert reorder or not swaps(found)
+    assert all(len(route) == last + 1 for route in found.evaluation_routes)
+    assert plan_seconds(CostModel(request), found) == pytest.approx(report.predicted.step_s)
+
+
+def test_a_plan_is_found_again() -> None:
+    request = request_of([1e8] * 4, skip=0.5, reorder=True)
+    assert plan(request).plan == plan(request).plan
+
+
+def test_nothing_is_left_out_unless_the_job_says_so() -> None:
+    request = request_of([1e8] * 3, scheduler="auto")
+    found = plan(request)
+    assert routes_digest(found.plan) == IN_ORDER
+    asked = replace(request, options=replace(request.options, skip=0.0, reorder=False))
+    assert plan(asked) == found
+
+
+def test_the_planner_leaves_out_a_quarter_at_most_and_only_where_it_pays() -> None:
+    found = plan(request_of([1e8], microbatches=8, skip=None))
+    out = 1 - sum(len(r) - 2 for r in found.plan.routes) / 8 / (len(found.plan.stages) - 2)
+    assert 0.15 < out <= 0.26
+    few = plan(request_of([1e8], skip=None, microbatches=2))
+    assert routes_digest(few.plan) == IN_ORDER
+    assert "all stages in order: plan.skip: 2 microbatches cannot" in few.report.reasons[-1]
+
+
+def test_what_cannot_be_is_refused_with_a_reason() -> None:
+    plain = captured(_Plain(), labels=False)
+    for request, words in (
+        (request_of([1e8] * 2, graph=plain, skip=0.3), "can be left out of this model"),
+        (request_of([1e8] * 3, microbatches=1, skip=0.5), "1 microbatches cannot visit each of"),
+        (request_of([1e8] * 2, skip=0.02), "plan.skip = 0.02 leaves out no whole stage"),
+        (request_of([1e8] * 2, skip=0.3, stages=7), "plan.stages is 7: expected 2 to 6"),
+        (request_of([1e8] * 2, skip=0.5, memory=20_000), "memory"),
+    ):
+        with pytest.raises(NoPlan, match=words):
+            plan(request)
+
+
+class _Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.layers(x).mean()
+        return loss
+
+
+@given(st.integers(1, 12), st.integers(0, 11))
+def test_a_window_is_the_fewest_microbatches_of_equal_visits(inner: int, out: int) -> None:
+    out %= inner
+    fits = [w for w in range(1, inner + 1) if w * (inner - out) % inner == 0]
+    assert window(inner, out) == fits[0]

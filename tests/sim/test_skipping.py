@@ -1,0 +1,106 @@
+"""A job that lets its microbatches leave stages out: planned by the broker, run in the world.
+
+The oracle is the plain loop over the module's own blocks, those of each microbatch in its order.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.dag.analysis.blocks import blocks
+from shoal.dag.cost.network import uniform
+from shoal.dag.plan.plan import PeerId, Plan, Route
+from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
+from shoal.job import Job
+from shoal.net.transports.memory import steady
+from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.schedulers.schedulers import plan as make_plan
+from shoal.proto.broker_pb2 import RunEvent, RunSpec
+from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.sim.virtual.test_routes import plain
+
+STEPS, MICROBATCHES = 5, 6
+JOB: dict[str, Any] = {
+    "version": 1,
+    "name": "skipping",
+    "model": {
+        "factory": "shoal.examples.gpt:gpt",
+        "args": {"layers": 6, "width": 16, "heads": 1, "length": 16, "dropout": 0.0},
+    },
+    "data": {"kind": "text", "length": 16},
+    "plan": {"skip": 0.34, "reorder": True},
+    "train": {
+        "steps": STEPS, "batch": MICROBATCHES, "microbatch": 1, "lr": 1e-2, "eval_every": 2,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(laboratory: Callable[..., Any]) -> Any:
+    return laboratory(Job.from_table(JOB))
+
+
+def blocks_by_microbatch(made: Any, plan: Plan) -> list[list[int]]:
+    starts = {int(b.name[7:]): b.start for b in blocks(made.graph) if b.name.startswith("blocks.")}
+
+    def of(route: Route) -> list[int]:
+        spans = [plan.stages[v.stage] for v in route]
+        return [i for s in spans for i, at in starts.items() if s.start <= at < s.stop]
+
+    return [of(route) for route in plan.routes]
+
+
+def played(made: Any, *, lost: str = "") -> tuple[list[float], list[Plan], list[RunEvent]]:
+    """Losses, plans and events of the job in a world, in which one may die after two steps."""
+    peers = [PeerSpec(name=f"p{i}", flops_per_s=1e8) for i in range(4)]
+    world = made.world(peers, carry=steady(0.01, 1e6))
+    run = world.submit(made.spec)
+    if lost:
+        world.until(lambda: len([e for e in world.events(run) if e.HasField("step")]) == 2)
+        world.kill(lost)
+    trained, events = made.finish(world, run), world.events(run)
+    plans = [plan_from_proto(e.plan) for e in events if e.HasField("plan")]
+    return trained.losses, plans, events
+
+
+def test_it_is_the_plain_loop_over_the_same_routes(made: Any) -> None:
+    losses, [plan], events = played(made)
+    assert any(len(route) < len(plan.stages) for route in plan.routes)
+    wanted = plain(made, blocks_by_microbatch(made, plan), STEPS)
+    torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=0)
+    assert events[-1].state.inexact_from == 0
+
+
+def test_a_plan_anew_after_a_loss_has_other_routes_and_says_from_where_on(made: Any) -> None:
+    """Steps that are done again are told once, as they were the first time."""
+    losses, [first, later], events = played(made, lost="p1")
+    at, told = events[-1].state.inexact_from, 2
+    assert 0 < at <= told
+    ways = blocks_by_microbatch(made, first)
+    then = at, blocks_by_microbatch(made, later)
+    before, behind = plain(made, ways, STEPS), plain(made, ways, STEPS, then=then)
+    torch.testing.assert_close(losses, before[:told] + behind[told:], rtol=1e-5, atol=0)
+
+
+def test_a_step_takes_the_predicted_time(made: Any) -> None:
+    peers = [PeerSpec(name=f"p{i}", flops_per_s=s) for i, s in enumerate([2e8, 1e8, 1e8, 4e8])]
+    offers = tuple(
+        PeerOffer(PeerId(p.name), p.name, device_memory_bytes=p.memory_bytes, speeds=p.speeds)
+        for p in peers
+    )
+    links = uniform([PeerId(p.name) for p in peers], 0.02, 1e6)
+    options = PlannerOptions(skip=0.34, reorder=True)
+    request = PlanRequest(made.graph.bind(1), offers, MICROBATCHES, 1, 0, options, links)
+    found, report = make_plan(request)
+    spec = RunSpec()
+    spec.CopyFrom(made.spec)
+    spec.plan.CopyFrom(plan_to_proto(found))
+    world = made.world(peers, carry=steady(0.02, 1e6))
+    events = world.finish(world.submit(spec))
+    seconds = [e.step.seconds for e in events if e.HasField("step")]
+    assert report.predicted.step_s == pytest.approx(statistics.median(seconds[1:]), rel=0.03)
