@@ -247,6 +247,8 @@ class Job(Settings):
 
 
 _CHAINED = '"auto", "gpipe" and "1f1b" are'
+_TIMED = ("listed", "zero-bubble")
+"""Schedules that only one planner lists."""
 
 
 def _not_listed(job: Job) -> Iterator[tuple[str, str]]:
@@ -258,9 +260,9 @@ def _not_listed(job: Job) -> Iterator[tuple[str, str]]:
         why = f'with sync.kind = "{job.sync.kind}"'
     elif job.recovery.swaps:
         why = 'with "neighbour+" in recovery.ladder'
-    if why and plan.schedule == "listed":
+    if why and plan.schedule in _TIMED:
         yield "plan.schedule", f"{_CHAINED}, {why}"
-    if not why and plan.schedule not in ("auto", "listed"):
+    if not why and plan.schedule not in ("auto", *_TIMED):
         why = f'with schedule = "{plan.schedule}"'
     if why and plan.in_flight != "auto":
         yield "plan.in_flight", f'"auto" is, {why}'
@@ -283,7 +285,7 @@ def _not_rerouted(job: Job) -> Iterator[tuple[str, str]]:
         yield key, f"{none}, where data stays with a peer"
     if plan.pipelines not in (1, "auto"):
         yield "plan.pipelines", f'1 and "auto" are, with {key}'
-    if plan.schedule == "interleaved":
+    if plan.schedule in ("interleaved", "zero-bubble"):
         yield "plan.schedule", f'{_CHAINED}, and "listed", with {key}'
 
 

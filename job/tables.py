@@ -203,7 +203,7 @@ class PlanOptions(Settings):
 
     scheduler: Literal["auto", "uniform", "equal-compute", "op-fence", "swarm"] = "auto"
     """Which planner decides."""
-    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "listed"] = "auto"
+    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "listed", "zero-bubble"] = "auto"
     """Order of forward and backward; "auto": the planner chooses."""
     in_flight: int | Literal["auto"] = "auto"
     """Microbatches that a peer keeps at once, from the begin of a forward to the end of its

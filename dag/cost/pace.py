@@ -3,8 +3,8 @@
     F, E   forward(stage)
     B      backward(stage) [+ forward(stage) when it recomputes] + 3 · trainable bytes · (m-1)/m
            (from the second of m microbatches on, gradients are added up: two reads, one write)
-    W      where weights' gradients are apart: their part of the backward (`weight_costs.py`), and
-           the sum; B is what is left
+    W      where weights' gradients are apart: their part of the backward, what having them apart
+           costs (`weight_costs.py`), and the sum; B is what is left
     >      2 · vector                             flattened; of one that is cut, 2 · what is put
                                                   together of several shards besides
     + *    what is taken and what comes of it     added up, or put together
@@ -193,7 +193,7 @@ def action_work(
     known: dict[tuple[PeerId, Action], Work] = {}
 
     @cache
-    def apart(k: int) -> Work:
+    def apart(k: int) -> tuple[Work, Work]:
         return weight_work(vectors.graph, totals.costs, stages[k].start, stages[k].stop)
 
     def find(peer: PeerId, action: Action) -> Work:
@@ -208,9 +208,9 @@ def action_work(
             m = vectors.visits(peer, k) or 1
             sums = Work(memory=3 * vectors.trainable(k) * (m - 1) / m)
             if traits.work == "weight":
-                return apart(k) + sums + extra
+                return sum(apart(k), sums + extra)
             if (peer, k) in halved:
-                own, sums = own + apart(k).times(-1), Work()
+                own, sums = own + apart(k)[0].times(-1), Work()
             again = forward if plan.stages[k].recompute and traits.recomputes else Work()
             return own + again + sums + extra
         if kind is Kind.UPDATE:

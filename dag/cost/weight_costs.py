@@ -8,6 +8,7 @@ of a microbatch, and work.
     work    = Σ backward of operators whose backward waits as a whole, and of makers of weights
             + Σ backward of the others with a weight half / 2: each of a product's two gradients is
                 one of its size, and each half of a norm's reads what both read
+    beside  = 2 · waiting, which leaves the caches and is read again, and calls for each operator
 
 Parameters and buffers are not counted. Gradients that autograd passes on as they are, as a sum does
 to both of its terms, lie in one storage and are counted for each: never too few.
@@ -23,6 +24,11 @@ from .cost import OperatorCost
 from .speed import Work
 
 __all__ = ["WaitingMemory", "waiting_bytes", "weight_work"]
+
+APART_CALLS = 15
+"""Kernels' fixed times that an operator costs whose weights' gradients wait: taking down what they
+need, and a call of its own. As CPU seconds of a ResNet of width 16 (benchmarks/schedules/split.py),
+whose operators are so small that it is most of what halves cost there."""
 
 
 class WaitingMemory:
@@ -45,14 +51,21 @@ class WaitingMemory:
         return self._known[start, stop]
 
 
-def weight_work(graph: Graph, costs: Sequence[OperatorCost], start: int, stop: int) -> Work:
+def weight_work(
+    graph: Graph, costs: Sequence[OperatorCost], start: int, stop: int
+) -> tuple[Work, Work]:
     """Work of the weights' gradients of operators [start, stop) for one microbatch, without their
-    sum over microbatches."""
+    sum over microbatches: what the backward is relieved of, and what it costs to have them
+    apart."""
     waits = weight_gradients(graph, start, stop, _roots(graph, start, stop))
     whole = {*waits.makers, *(w.index for w in waits.operators if w.whole)}
     parts = {w.index for w in waits.operators} - whole
     total = sum((costs[i].backward for i in sorted(whole)), Work())
-    return total + sum((costs[i].backward for i in sorted(parts)), Work()).times(0.5)
+    moved = total + sum((costs[i].backward for i in sorted(parts)), Work()).times(0.5)
+    beside = Work(
+        memory=2 * _bytes_of(graph, costs, waits), calls=APART_CALLS * len(waits.operators)
+    )
+    return moved, beside
 
 
 def _roots(graph: Graph, start: int, stop: int) -> set[str]:

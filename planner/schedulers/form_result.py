@@ -51,8 +51,19 @@ def deepest(chosen: FormResult) -> tuple[FormResult, Deepened | None]:
     candidates = list(dict.fromkeys((best.candidate, *others)))
     deep = min((deepened(judge, c) for c in candidates), key=lambda d: d.seconds)
     if deep.seconds == float("inf"):
-        raise _too_deep(judge, candidates)
+        raise _no_room(judge) if options.in_flight is None else _too_deep(judge, candidates)
     return replace(chosen, best=SearchResult(deep.candidate, (best.key[0], deep.seconds))), deep
+
+
+def _no_room(judge: CostModel) -> NoPlan:
+    """Why none of them has its gradients of weights apart."""
+    return NoPlan(
+        f'plan.schedule is "{judge.request.options.schedule}", and of the plans that were found '
+        f"for microbatches of {judge.request.microbatch_size} none has memory for one whose "
+        'gradients of weights wait: expected schedule = "auto" or "listed", or a lower '
+        "train.microbatch",
+        "memory",
+    )
 
 
 def _too_deep(judge: CostModel, candidates: Sequence[Candidate]) -> NoPlan:
@@ -141,6 +152,11 @@ def _reasons(
             "visits are listed with the times of peers and links, by the most microbatches that a "
             f"peer keeps: {depths}; under {candidate.schedule} the step takes "
             f"{judge.seconds(candidate):.4g} s"
+        )
+    if deep is not None and deep.undivided_s < float("inf"):
+        found.append(
+            "gradients of weights are computed where a peer would wait for others: with backwards "
+            f"as a whole the step takes {deep.undivided_s:.4g} s"
         )
     again = [s for p in candidate.pipelines for s in p if s.recompute]
     if again and judge.request.options.recompute is None:

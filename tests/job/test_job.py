@@ -199,7 +199,7 @@ def test_gossip_is_between_replicas_and_has_options_by_method(
     ("table", "line", "said"),
     [
         ("plan", "stage = 2", 'did you mean "stages"?'),
-        ("plan", 'schedule = "zero-bubble"', '"interleaved"'),
+        ("plan", 'schedule = "zbv"', '"zero-bubble"'),
         ("codec", 'feedback = "ef22"', '"ahead"'),
         ("sync", 'method = "powersdg"', 'did you mean "powersgd"?'),
         ("sync", 'collectives = "ring"', 'did you mean "collective"?'),
@@ -537,6 +537,7 @@ def test_data_of_a_peer_has_a_name_and_only_it_can_be_kept_there(tmp_path: Path)
         ({"plan": {"pipelines": 2}}, "plan.pipelines"),
         ({"plan": {"schedule": "interleaved"}}, "plan.schedule"),
         ({"plan": {"schedule": "listed"}}, "plan.schedule"),
+        ({"plan": {"schedule": "zero-bubble"}}, "plan.schedule"),
         ({"plan": {"in_flight": 4}}, "plan.in_flight"),
         ({"recovery": {"ladder": ["neighbour+"]}}, "recovery.ladder"),
     ],
@@ -555,6 +556,7 @@ def test_what_routed_microbatches_cannot_be_is_refused_by_its_key(tables: dict, 
         ('in_flight = 4\nschedule = "1f1b"', '"auto" is, with schedule = "1f1b"'),
         ('in_flight = 4\nscheduler = "op-fence"', '"auto" is, with scheduler = "op-fence"'),
         ('schedule = "listed"\nscheduler = "uniform"', 'are, with scheduler = "uniform"'),
+        ('schedule = "zero-bubble"\nscheduler = "swarm"', 'are, with scheduler = "swarm"'),
         ('in_flight = 4\n[sync]\nkind = "local"\nevery = 2', '"auto" is, with sync.kind = "local"'),
         ('schedule = "listed"\n[recovery]\nladder = ["neighbour+"]', '"neighbour+" in recovery'),
     ],
@@ -577,6 +579,7 @@ def test_depth_is_for_the_planner_that_lists_visits(tmp_path: Path, plan: str, s
         ('reorder = true\n[recovery]\nladder = ["neighbour+"]', 'false is, with "neighbour+"'),
         ("skip = 0.3\npipelines = 2", '1 and "auto" are, with plan.skip'),
         ('reorder = true\nschedule = "interleaved"', 'are, and "listed", with plan.reorder'),
+        ('skip = 0.3\nschedule = "zero-bubble"', 'are, and "listed", with plan.skip'),
     ],
 )
 def test_routes_that_skip_are_asked_for_by_name_and_alone(

@@ -16,6 +16,7 @@ __all__ = [
     "LISTED",
     "SCHEDULES",
     "SEARCHED",
+    "TIMED",
     "ZERO_BUBBLE",
     "Schedule",
     "first_of",
@@ -61,6 +62,8 @@ DEFAULT = "1f1b"
 """What planners begin with where the choice is theirs."""
 SEARCHED = tuple(name for name, schedule in SCHEDULES.items() if not schedule.timed)
 """Those that planners search with."""
+TIMED = tuple(name for name, schedule in SCHEDULES.items() if schedule.timed)
+"""Those that planners list with the times of peers and links."""
 CHAINED = tuple(name for name in SEARCHED if not SCHEDULES[name].several)
 """Those for peers with one stage, or with stages that follow each other."""
 

@@ -28,7 +28,8 @@ def order(
     waiting: Bounds | None = None,
 ) -> Lists:
     """The visits of every peer, with the textbook's bounds where none are given; `waiting`: by
-    stage, the most microbatches of one holder whose weights' gradients wait."""
+    stage, the most microbatches of one holder whose weights' gradients wait, else as many as may
+    be live."""
     apart = {
         (v.peer, v.stage)
         for route in plan.routes
@@ -37,10 +38,11 @@ def order(
     }
     scheduler = ListScheduler(plan, stages, times, halved=apart)
     most = textbook_bounds(plan, scheduler.peer_of) if bounds is None else bounds
+    most_waiting = most if waiting is None else waiting
 
     def room(action: Action, peer: PeerId) -> bool:
         """Whether the gradients of weights may wait there."""
-        return waiting is None or scheduler.waiting(peer, action.stage) < waiting[action.stage]
+        return scheduler.waiting(peer, action.stage) < most_waiting[action.stage]
 
     def choose(peer: PeerId) -> Action | None:
         weights = scheduler.ready_weights(peer)

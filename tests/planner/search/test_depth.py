@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.dag.plan.action import TRAITS, Kind
 from shoal.dag.plan.plan import Plan
+from shoal.dag.schedule.orders.schedules import TIMED
 from shoal.dag.schedule.schedule import check_listed
 from shoal.planner.base.interface import NoPlan, PlannerOptions
 from shoal.planner.cost.candidate import Candidate, chain
 from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.schedulers.auto import auto
+from shoal.planner.schedulers.form_result import FormResult, deepest
 from shoal.planner.search.depth import deepened
+from shoal.planner.search.search import SearchResult
 from shoal.tests.planner.cases import random_case
 from shoal.tests.planner.replicas.chains import request_in_places
 
@@ -54,7 +58,7 @@ def kept(plan: Plan) -> int:
     for visits in plan.visits:
         live = 0
         for visit in visits:
-            live += 1 if visit.kind.value == "F" else -1
+            live += TRAITS[visit.kind].keeps
             most = max(most, live)
     return most
 
@@ -77,12 +81,14 @@ def test_it_is_deeper_where_messages_take_long_and_memory_allows() -> None:
     assert found.tried[0][0] <= PEERS < found.tried[-1][0]
 
 
-def test_where_links_are_free_the_textbook_stays() -> None:
+def test_where_links_are_free_no_depth_is_worth_more_than_the_textbooks() -> None:
     judge, candidate = far(30)
     links = judge.network
     free = replace(links, latency_s=0 * links.latency_s, bandwidth=np.full((PEERS, PEERS), np.inf))
-    found = deepened(CostModel(replace(judge.request, links=free)), candidate)
-    assert found.candidate == candidate
+    judge = CostModel(replace(judge.request, links=free))
+    found = deepened(judge, candidate)
+    assert found.candidate.schedule == "zero-bubble"
+    assert found.undivided_s == judge.seconds(candidate)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -99,7 +105,7 @@ def test_no_step_is_longer_and_lists_are_proved(seed: int) -> None:
     if found.seconds < float("inf"):
         plan = judge.plan(found.candidate).plan
         check_listed(plan, judge.structure(found.candidate).stages)
-        assert (plan.schedule == "listed") == bool(found.candidate.visits)
+        assert (plan.schedule in TIMED) == bool(found.candidate.visits)
 
 
 def test_a_job_says_how_deep() -> None:
@@ -123,7 +129,7 @@ def test_smaller_microbatches_may_have_room_for_as_many() -> None:
     roomy = tuple(replace(c, saves=tuple((k, 1 << 10) for k, _ in c.saves)) for c in request.costs)
     other = replace(request, known_costs=roomy, microbatches=48)
     plan = auto(replace(request, others=(other,))).plan
-    assert (len(plan.routes), plan.schedule) == (48, "listed")
+    assert (len(plan.routes), plan.schedule) == (48, "zero-bubble")
 
 
 def test_a_job_may_ask_for_a_list_or_the_textbook() -> None:
@@ -136,6 +142,44 @@ def test_a_job_may_ask_for_a_list_or_the_textbook() -> None:
     assert any(
         "by the most microbatches that a peer keeps: 4 at once" in x for x in listed.report.reasons
     )
+
+
+def test_gradients_of_weights_fill_waits_where_memory_has_room_for_them() -> None:
+    """Under auto never a longer step than with whole backwards; and no more memory than is there,
+    of what is live and of what waits."""
+    shorter = []
+    for room in (3, 4, 6, 9, 30):
+        whole = auto(far(room, schedule="listed")[0].request)
+        judge, candidate = far(room)
+        plan, report = auto(judge.request)
+        assert report.predicted.step_s <= whole.report.predicted.step_s
+        halves = deepened(far(room, schedule="zero-bubble")[0], candidate).candidate
+        assert halves.schedule == "zero-bubble"
+        if judge.fits(halves):
+            assert kept(judge.plan(halves).plan) <= room
+            assert plan.schedule == "zero-bubble"
+            assert any("gradients of weights are computed where" in x for x in report.reasons)
+            shorter.append(report.predicted.step_s / whole.report.predicted.step_s)
+    assert len(shorter) >= 4
+    assert shorter[-1] < 0.92
+
+
+def test_a_job_may_ask_for_gradients_of_weights_apart() -> None:
+    """Also where they gain nothing: of one peer, and where memory has no room it is said."""
+    request = request_in_places([0], [2.0], [1.0], microbatches=4)
+    plan = auto(replace(request, options=PlannerOptions(schedule="zero-bubble"))).plan
+    assert plan.schedule == "zero-bubble"
+    assert sum(a.kind is Kind.WEIGHT for visits in plan.visits for a in visits) == 4
+    judge, candidate = far(9, microbatches=1, schedule="zero-bubble")
+    room = max(judge.stage_bytes(a, b, 1) for a, b in judge.bounds(candidate))
+    offers = tuple(replace(o, device_memory_bytes=room) for o in judge.offers)
+    judge = CostModel(replace(judge.request, offers=offers))
+    only = FormResult(judge, SearchResult(candidate, (0.0, judge.seconds(candidate))), {})
+    assert judge.fits(candidate)
+    with pytest.raises(NoPlan, match=r"none has memory for one whose gradients of weights wait"):
+        deepest(only)
+    plan = auto(far(9, schedule="zero-bubble", in_flight=3)[0].request).plan
+    assert (plan.schedule, kept(plan)) == ("zero-bubble", 3)
 
 
 def test_one_peer_takes_one_microbatch_after_the_other() -> None:
