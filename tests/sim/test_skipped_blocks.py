@@ -1,0 +1,135 @@
+"""Every example with blocks that can be left out, over random routes, in the world: losses, norms,
+weights and buffers are those of a plain loop whose blocks pass on what comes where a microbatch
+leaves them out, and evaluations go through all.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal.client.models import models
+from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.planner.skipping.layouts import row_of_blocks
+from shoal.sim import oracle
+from shoal.tests.sim.conftest import Trained
+from shoal.tests.sim.virtual.test_exactness import EXAMPLES, PEERS, small_job
+
+DEEPER: dict[str, dict[str, Any]] = {
+    "gpt_bytes": {"layers": 4},
+    "hf_gpt2": {"n_layer": 4},
+    "hf_llama": {"num_hidden_layers": 4},
+    "resnet_digits": {"blocks": 4},
+}
+SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
+
+
+@pytest.fixture(scope="module")
+def deeper(
+    laboratory: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Any]:
+    folder, known = tmp_path_factory.mktemp("arrays"), dict[str, Any]()
+
+    def get(name: str) -> Any:
+        if name not in known:
+            job = small_job(name, folder)
+            args = {**job.model.args, **DEEPER[name]}
+            train = replace(job.train, steps=4, eval_every=2)
+            known[name] = laboratory(
+                replace(job, model=replace(job.model, args=args), train=train, folder=EXAMPLES)
+            )
+        return known[name]
+
+    return get
+
+
+def drawn(lab: Any, rng: random.Random) -> tuple[Plan, list[set[str]]]:
+    """A plan of one or two blocks to a stage, and by microbatch the blocks that it leaves out."""
+    row, n = row_of_blocks(lab.graph), len(lab.graph.operators)
+    count, names = lab.job.train.microbatches, [PeerId(p.name) for p in PEERS]
+    cuts = [0, row[0].start]
+    for block in row:
+        if rng.random() < 0.7 or block is row[-1]:
+            cuts.append(block.stop)
+    cuts.append(n)
+    held = [tuple(rng.sample(names, rng.randint(1, 2))) for _ in cuts[1:]]
+    slots = tuple(StageSlot(a, b, h) for a, b, h in zip(cuts, cuts[1:], held, strict=False))
+    last = len(slots) - 1
+    visited = [{m for m in range(count) if rng.random() < 0.5} for _ in slots]
+    for k in range(1, last):
+        visited[k] = visited[k] or {rng.randrange(count)}
+    routes, gone = [], []
+    for m in range(count):
+        inner = [k for k in range(1, last) if m in visited[k]]
+        routes.append(tuple(Visit(k, rng.choice(held[k])) for k in (0, *inner, last)))
+        out = [slots[k] for k in range(1, last) if m not in visited[k]]
+        gone.append({b.name for b in row for s in out if s.start <= b.start < s.stop})
+    plan = Plan(
+        slots,
+        tuple(routes),
+        lab.job.train.microbatch_size,
+        schedule=rng.choice(SCHEDULES),
+        evaluation_routes=(tuple(Visit(k, held[k][0]) for k in range(last + 1)),) * 2,
+    )
+    return plan, gone
+
+
+def plain(lab: Any, gone: list[set[str]]) -> Trained:
+    """A block's gradients count as if all microbatches had gone through it."""
+    module, train, reader = copy.deepcopy(lab.module), lab.job.train, lab.reader()
+    now: set[str] = set()
+
+    def bypass(name: str, block: nn.Module) -> None:
+        forward = block.forward
+        block.forward = lambda *a, **k: a[0] if name in now else forward(*a, **k)
+        visits = sum(name not in left for left in gone)
+        for parameter in block.parameters():
+            parameter.register_hook(lambda g: g * len(gone) / visits)
+
+    def batch(step: int, m: int) -> Mapping[str, Tensor]:
+        now.clear()
+        now.update(gone[m])
+        found: Mapping[str, Tensor] = reader.batch(step, m, train.microbatch_size)
+        return found
+
+    with models.ready(module, lab.job):
+        for block in row_of_blocks(lab.graph):
+            bypass(block.name, module.get_submodule(block.name))
+        seen = oracle.train(module, batch, train, steps=train.steps, microbatches=len(gone))
+    return Trained(seen.losses, seen.norms, dict(module.state_dict()), [], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param(name, seed, marks=() if seed == 0 and fast else pytest.mark.slow)
+        for name, fast in (
+            ("gpt_bytes", False),
+            ("resnet_digits", True),
+            ("hf_gpt2", False),
+            ("hf_llama", False),
+        )
+        for seed in range(12)
+    ],
+)
+def test_any_routes_give_the_plain_loop_over_them(
+    deeper: Callable[[str], Any], equal_training: Any, name: str, seed: int
+) -> None:
+    lab = deeper(name)
+    plan, gone = drawn(lab, random.Random(f"{name} {seed}"))
+    print(plan, plan.routes, gone)  # seen when it fails
+    got = lab.train(lab.world(PEERS), plan)
+    equal_training(got, plain(lab, gone))
+    module, reader, size = copy.deepcopy(lab.module), lab.reader(), lab.job.train.microbatch_size
+    module.load_state_dict(got.weights)
+    with models.ready(module, lab.job), torch.no_grad():
+        found = [module.eval()(**reader.held_out(m, size)) for m in range(2)]
+    losses = [out if isinstance(out, Tensor) else out["loss"] for out in found]
+    assert got.evaluations[-1] == pytest.approx(float(sum(losses)) / 2, rel=1e-4)
