@@ -1,4 +1,5 @@
-"""How tests run: HYPOTHESIS_PROFILE chooses what property tests do, "automation" is the default."""
+"""How tests run: HYPOTHESIS_PROFILE chooses what property tests do, "automation" is the default,
+"night" what `.ci/nightly` takes."""
 
 import os
 import signal
@@ -14,11 +15,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A busy machine is no failure, and neither is an example that nobody has seen before: the same
 # commit gives the same result. "long" looks for new examples instead.
-settings.register_profile("automation", derandomize=True, deadline=None)
+settings.register_profile("automation", max_examples=50, derandomize=True, deadline=None)
+settings.register_profile("night", max_examples=300, derandomize=True, deadline=None)
 settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "automation")
 settings.load_profile(_PROFILE)
-if _PROFILE == "automation" and hasattr(providers, "is_local_module_file"):
+if _PROFILE in ("automation", "night") and hasattr(providers, "is_local_module_file"):
     # Hypothesis draws numbers that it finds in the source of local modules, of all that happen to
     # be imported by then: examples would follow from which tests ran before in the same worker.
     providers.is_local_module_file = lambda path: False
