@@ -2,8 +2,8 @@
 
     python benchmarks/schedules/picture.py FILE.png
 
-Four equal peers at four places, 20 ms and 50 Mbit/s between each two; a byte GPT in four stages,
-eight microbatches of two windows. docs/planning.md has it.
+Four equal peers at four places, 20 ms and 50 Mbit/s between each two; a byte GPT of 8 blocks of
+width 192 in four stages, eight microbatches of two windows. docs/planning.md has it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.sim.report.pictures.planned_timeline import planned_timeline
 from shoal.sim.scenario.scenario import Scenario
 from shoal.sim.simulate import preview_cluster
 
-SCHEDULES = ("gpipe", "1f1b", "listed")
+SCHEDULES = ("gpipe", "1f1b", "listed", "zero-bubble")
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     plans = []
     for schedule in SCHEDULES:
         with tempfile.TemporaryDirectory() as folder:
-            path = write_scenario(Path(folder), schedule, batch=16)
+            path = write_scenario(Path(folder), schedule, batch=16, layers=8, width=192)
             scenario = Scenario.from_toml(path)
             answer = preview_cluster(scenario, *draft(Job.from_toml(scenario.job_path)))
         if not answer.HasField("plan"):

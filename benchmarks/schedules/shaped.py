@@ -25,7 +25,7 @@ from typing import Any
 
 from shoal.benchmarks.table import Figure, arguments, report
 
-SCHEDULES = ("1f1b", "gpipe", "listed")
+SCHEDULES = ("gpipe", "1f1b", "listed", "zero-bubble")
 BASE = "1f1b"
 STAGES = 4
 AGAIN = 2
@@ -36,7 +36,7 @@ version = 1
 name = "small-gpt"
 [model]
 factory = "shoal.examples.gpt:gpt"
-args = {{ layers = 4, width = 64, heads = 4, length = 64, dropout = 0.0 }}
+args = {{ layers = {layers}, width = {width}, heads = 4, length = 64, dropout = 0.0 }}
 [data]
 length = 64
 [train]
@@ -138,9 +138,12 @@ def run(schedule: str) -> Ran:
         return read(json.loads(summary.read_text()))
 
 
-def write_scenario(folder: Path, schedule: str, batch: int = 32) -> Path:
+def write_scenario(
+    folder: Path, schedule: str, *, batch: int = 32, layers: int = 4, width: int = 64
+) -> Path:
     """Write a job and the four places beside it; return the scenario's file."""
-    (folder / "job.toml").write_text(JOB.format(stages=STAGES, schedule=schedule, batch=batch))
+    job = JOB.format(stages=STAGES, schedule=schedule, batch=batch, layers=layers, width=width)
+    (folder / "job.toml").write_text(job)
     names = "abcd"[:STAGES]
     lines = ["version = 1", 'name = "four-places"', "seed = 7", 'job = "job.toml"']
     lines += [PEER.format(name=n) for n in names]

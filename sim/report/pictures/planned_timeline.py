@@ -17,7 +17,7 @@ WIDTH = 1160
 TOP = 34.0
 BETWEEN = 30.0
 """Between the rows of two plans."""
-LEGEND = ("forward", "backward", "exchange", "update")
+LEGEND = ("forward", "backward", "weight", "exchange", "update")
 
 
 def planned_timeline(

@@ -23,12 +23,20 @@ def chart(*rows: PlannedRow, columns: int = 45) -> list[str]:
 
 def test_each_column_shows_what_is_done_in_it() -> None:
     found = chart(
-        row("p0", ("F0@0", 0, 1), ("F13@0", 1, 2), ("B0@0", 3, 5), (">@norm", 5, 5), ("U", 5, 6)),
+        row(
+            "p0",
+            ("F0@0", 0, 1),
+            ("F13@0", 1, 2),
+            ("B0@0", 3, 4),
+            ("W0@0", 4, 5),
+            (">@norm", 5, 5),
+            ("U", 5, 6),
+        ),
         row("p1", ("F0@1", 2, 3)),
         columns=5 + 36,
     )
     assert found[0] == "one step, 6 s from left to right"
-    assert found[1] == "ann  " + "0" * 6 + "3" * 6 + "." * 6 + "a" * 12 + "=" * 6
+    assert found[1] == "ann  " + "0" * 6 + "3" * 6 + "." * 6 + "a" * 6 + "A" * 6 + "=" * 6
     assert found[2] == "p1   " + "." * 12 + "0" * 6 + "." * 18
 
 
