@@ -1,5 +1,6 @@
 """A backward in halves changes no bit: of losses, weights and what goes over the wire under any
-codec, whatever a holder keeps, recomputes, adds up with others or clips."""
+codec, whatever a holder keeps, recomputes, adds up with others or clips. And no holder keeps more
+than was reckoned."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shoal.dag.cost.cost import cost
+from shoal.dag.cost.memory import MemoryModel, live_moments
 from shoal.dag.plan.action import Kind
-from shoal.dag.plan.cut import cut
-from shoal.dag.plan.plan import Plan
+from shoal.dag.plan.cut import cut, tied_groups
+from shoal.dag.plan.plan import PeerId, Plan
+from shoal.dag.schedule.flow import Flow
 from shoal.dag.schedule.orders import zero_bubble
 from shoal.dag.schedule.schedule import listed, with_visits
 from shoal.job import Codec
@@ -38,12 +42,29 @@ def compare(lab, seed: int) -> None:
     again = tuple(replace(s, recompute=rng.random() < 0.4) for s in plan.stages)
     whole, halves = in_halves(lab, replace(plan, stages=again), rng)
     assert any(a.kind is Kind.WEIGHT for visits in halves.visits for a in visits)
-    wanted, got = (lab.train(lab.world(PEERS), found) for found in (whole, halves))
+    wanted, world = lab.train(lab.world(PEERS), whole), lab.world(PEERS)
+    got = lab.train(world, halves)
     assert got.losses == wanted.losses
     assert got.norms == wanted.norms
     assert got.weights.keys() == wanted.weights.keys()
     for name, weight in wanted.weights.items():
         assert torch.equal(got.weights[name], weight), name
+    for peer, told in memory_of(lab, halves).items():
+        assert world.peers[peer].device.peak_bytes <= told
+
+
+def memory_of(lab, plan: Plan) -> dict[PeerId, int]:
+    """By peer that has a visit, what planners reckon it keeps."""
+    graph, found = lab.graph.bind(plan.microbatch_size), {}
+    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    flow = Flow(plan, stages, tied_groups(graph, stages))
+    model, backward = MemoryModel(graph, cost(graph)), [s.has_backward for s in stages]
+    for peer in plan.peers:
+        held = plan.stages_of(peer)
+        if moments := live_moments(flow.actions(peer), held, backward):
+            state = lab.job.train.state_bytes
+            found[peer] = model.peer_bytes(plan, held, moments, state)
+    return found
 
 
 OTHERWISE = {"plain": {}, "clipped": {"clip": 0.05, "codec": Codec(default="int8:block=64")}}
