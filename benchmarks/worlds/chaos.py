@@ -2,6 +2,7 @@
 
     python benchmarks/worlds/chaos.py [--seeds 5000] [--jobs 2] [--json FILE]  0.5 CPU s each
     python benchmarks/worlds/chaos.py --first 137 --seeds 1                     one of them again
+    python benchmarks/worlds/chaos.py --routes [--seeds 500]                    skipping, 0.7 CPU s
     python benchmarks/worlds/chaos.py --sync [--ghosts] [--seeds 1000]          rounds, 2 CPU s
 
 Each is drawn from its seed: three to five unequal holders under a plan nobody would write, a few
@@ -10,6 +11,9 @@ leave, stop or lose their stream, links that part, slow down, flap or corrupt me
 that are restarted, and peers that join. Most are worlds of ghosts; one in twenty has real tensors.
 A monitor looks at every event (I1 to I10, `sim/monitor/`), and each committed step's loss must be
 that of a plain loop: of ghosts to the bit. A run may end in no other way than with all its steps.
+
+With --routes, microbatches leave blocks of a model of four out, and visit neighbours in another
+order; until routes change after a loss, losses are those of a loop of hashes over the same routes.
 
 With --sync, two or three replicas meet in rounds, with real tensors (`tests/sim/random_rounds.py`):
 what they come to must be what copies of the module come to that are fed with the committed rounds.
@@ -33,6 +37,9 @@ import torch
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.client.models import models
 from shoal.client.submission import prepare
+from shoal.dag.plan.cut import cut
+from shoal.dag.plan.plan import Plan
+from shoal.dag.plan.routes import segments
 from shoal.job import Job
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
@@ -67,6 +74,11 @@ JOB = Job.from_table(
 )
 
 
+ROUTED = replace(
+    JOB, name="chaos-routes", model=replace(JOB.model, args={**JOB.model.args, "layers": 4})
+)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of one world. `violation`: "" when every invariant held. `terms`: plans that it
@@ -84,18 +96,25 @@ class Lab:
     """What all worlds of one process share: the captured model, its data, and the losses of plain
     loops."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job) -> None:
         self._open = ExitStack()
-        module, prepared = models.build(JOB), self._open.enter_context(prepare(JOB))
-        self.made = Laboratory(JOB, prepared, module)
-        bound = self.made.graph.bind(1)
-        self.ghosts = expected(bound, JOB.seed, STEPS, MICROBATCHES).losses
+        module, prepared = models.build(job), self._open.enter_context(prepare(job))
+        self.made = Laboratory(job, prepared, module)
+        self.bound = self.made.graph.bind(1)
+        self.ghosts = expected(self.bound, job.seed, STEPS, MICROBATCHES).losses
         self.plain = self.made.plain().losses
+
+    def over(self, plan: Plan) -> list[float]:
+        """Losses of a loop of hashes over a plan's routes."""
+        stages = cut(self.bound, [(s.start, s.stop) for s in plan.stages])
+        orders = [segments(stages, route) for route in plan.routes]
+        seed = self.made.job.seed
+        return expected(self.bound, seed, STEPS, MICROBATCHES, orders=orders).losses
 
 
 @cache
-def lab() -> Lab:
-    return Lab()
+def lab(routed: bool = False) -> Lab:
+    return Lab(ROUTED if routed else JOB)
 
 
 def cells_of(seed: int) -> list[tuple[str, str]]:
@@ -104,9 +123,12 @@ def cells_of(seed: int) -> list[tuple[str, str]]:
     return [rng.choice(CELLS) for _ in range(rng.randint(1, 5))]
 
 
-def world(seed: int) -> Outcome:
-    made, cells, real = lab().made, cells_of(seed), seed % REAL == 0
-    drawn = draw(seed, made.graph, microbatches=MICROBATCHES, microbatch_size=1, cells=cells)
+def world(seed: int, *, routed: bool = False) -> Outcome:
+    known, cells = lab(routed), cells_of(seed)
+    made, real = known.made, seed % REAL == 0 and not routed
+    size = {"microbatches": MICROBATCHES, "microbatch_size": 1}
+    drawn = draw(seed, made.graph, **size, cells=cells, routed=routed)
+    ghosts = known.over(drawn.plan) if routed else known.ghosts
     folder, terms, virtual_s, violation = made.prepared.weights.parent, 0, 0.0, ""
     try:
         played = play(
@@ -115,7 +137,7 @@ def world(seed: int) -> Outcome:
             made.blobs,
             folder,
             device=None if real else Ghosts(),
-            losses=lab().plain if real else lab().ghosts,
+            losses=known.plain if real else ghosts,
             tolerance=TOLERANCE if real else 0.0,
             all_happen=False,  # a peer that is gone already cannot die once more
         )
@@ -151,18 +173,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200, metavar="N", help="worlds (200)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="seed of the first (0)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
+    parser.add_argument("--routes", action="store_true", help="microbatches leave stages out")
     parser.add_argument("--sync", action="store_true", help="rounds between replicas")
     parser.add_argument("--ghosts", action="store_true", help="with --sync: hashes for tensors")
     asked = parser.parse_args()
     if asked.ghosts and not asked.sync:
         parser.error("--ghosts is of --sync: other worlds have hashes in any case")
+    if asked.routes and asked.sync:
+        parser.error("--routes is of worlds without --sync: a route is one step's")
     began, seeds = time.perf_counter(), range(asked.first, asked.first + asked.seeds)
     broken: list[Outcome] = []
     kinds: Counter[str] = Counter()
     terms: Counter[int] = Counter()
     virtual_s = 0.0
     with multiprocessing.get_context("spawn").Pool(min(asked.jobs, asked.seeds)) as pool:
-        drawn = partial(world_of_rounds, ghosts=asked.ghosts) if asked.sync else world
+        drawn = partial(world_of_rounds, ghosts=asked.ghosts)
+        if not asked.sync:
+            drawn = partial(world, routed=asked.routes)
         for n, found in enumerate(pool.imap(drawn, seeds, chunksize=1), 1):
             kinds.update(kind for kind, _ in found.cells)
             terms[found.terms] += 1
@@ -183,7 +210,8 @@ def main() -> None:
         Figure("recoveries", sum((k - 1) * n for k, n in terms.items() if k), "terms", "higher"),
         Figure("virtual_hours", virtual_s / 3600, "h", "higher"),
     ]
-    report("chaos_sync" if asked.sync else "chaos", figures, asked.json)
+    name = "chaos_sync" if asked.sync else "chaos_routes" if asked.routes else "chaos"
+    report(name, figures, asked.json)
     raise SystemExit(1 if broken else 0)
 
 

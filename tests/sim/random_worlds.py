@@ -28,6 +28,7 @@ from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.planner.skipping.layouts import row_of_blocks
 from shoal.proto import broker_pb2
 from shoal.sim.faults.faults import Faults
 from shoal.sim.modelled.modelled import shorter
@@ -116,16 +117,18 @@ def draw(
     microbatches: int,
     microbatch_size: int,
     cells: Sequence[tuple[str, str]],
+    routed: bool = False,
 ) -> Drawn:
     """`graph`: full, for any microbatch size. The cells happen one after the other, in steps 1 to
-    8."""
+    8. `routed`: microbatches leave stages out, and visit neighbours in another order."""
     rng = random.Random(f"world {seed}")
     holders = [f"p{i}" for i in range(rng.randint(3, 5))]
     spares, late = ([f"{word}-{i}" for i in range(len(cells))] for word in ("spare", "late"))
     names = [*holders, *spares]
     rng.shuffle(names)
     specs = {n: PeerSpec(name=n, flops_per_s=10 ** rng.uniform(8.5, 10.5)) for n in names + late}
-    plan = _plan(rng, holders, graph, microbatches, microbatch_size)
+    make = _routed_plan if routed else _plan
+    plan = make(rng, holders, graph, microbatches, microbatch_size)
     faults: list[Fault] = []
     lost = ""
     for i, (kind, phase) in enumerate(cells):
@@ -224,6 +227,37 @@ def _plan(
         schedule=lot.choice((rng.choice(("gpipe", "1f1b")), "zero-bubble")),
         exchanges=tuple(
             StageExchange(k, lot.choice(SUMS)) for k, h in enumerate(held) if len(h) > 1
+        ),
+    )
+
+
+def _routed_plan(
+    rng: random.Random, holders: Sequence[str], graph: Graph, microbatches: int, size: int
+) -> Plan:
+    """A stage for what stands before the blocks, for each one or two of them, and for what stands
+    behind; each inner one is on some routes, and may change places with the next one."""
+    row, names = row_of_blocks(graph), [PeerId(name) for name in holders]
+    cuts = [0, row[0].start, *(b.stop for b in row if b is row[-1] or rng.random() < 0.8)]
+    parts = list(pairwise((*cuts, len(graph.operators))))
+    held = [rng.sample(names, rng.randint(1, 2)) for _ in parts]
+    last = len(parts) - 1
+    while True:
+        routes = []
+        for _ in range(microbatches):
+            order = [k for k in range(1, last) if rng.random() < 0.6]
+            at = rng.randrange(len(order)) if order and rng.random() < 0.5 else last
+            if order[at + 1 : at + 2] == [k + 1 for k in order[at : at + 1]]:
+                order[at : at + 2] = order[at : at + 2][::-1]
+            routes.append(tuple(Visit(k, rng.choice(held[k])) for k in (0, *order, last)))
+        if {v.stage for route in routes for v in route} == {*range(last + 1)}:
+            break
+    return Plan(
+        stages=tuple(StageSlot(a, b, tuple(h)) for (a, b), h in zip(parts, held, strict=True)),
+        routes=tuple(routes),
+        microbatch_size=size,
+        schedule=rng.choice(("gpipe", "1f1b", "zero-bubble")),
+        exchanges=tuple(
+            StageExchange(k, rng.choice(SUMS)) for k, h in enumerate(held) if len(h) > 1
         ),
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from shoal.benchmarks.worlds import chaos
 from shoal.job import Job
 from shoal.proto import broker_pb2
 from shoal.sim.ghost.device import Ghosts
@@ -161,3 +162,11 @@ def test_a_shorter_run_is_the_same_run_with_fewer_steps(lab: Any) -> None:
     played = play(drawn, spec, lab.blobs, folder, device=Ghosts(), losses=lab.ghosts)
     assert played.events[-1].state.phase == broker_pb2.DONE
     assert played.events[-1].state.steps == 3
+
+
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(3, 90, 3))]
+)
+def test_nothing_breaks_where_microbatches_leave_stages_out(first: int) -> None:
+    for seed in range(first, first + 3):
+        assert chaos.world(seed, routed=True).violation == ""
