@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.benchmarks.schedules.published_search import blind_paths, conflict_search
-from shoal.benchmarks.schedules.skip import SHIPPED_S, shipped_s, simulated_s
+from shoal.benchmarks.schedules.skip import SHIPPED_S, ours, shipped_s, simulated_s
 from shoal.benchmarks.schedules.skip_places import (
     PUBLISHED,
     Instance,
@@ -16,6 +16,7 @@ from shoal.benchmarks.schedules.skip_places import (
     published,
     published_paths,
 )
+from shoal.benchmarks.schedules.skip_world import executed
 from shoal.planner.routes.route_rules import broken_rules
 from shoal.planner.routes.route_timing import RouteClock
 
@@ -89,3 +90,11 @@ def test_a_file_of_places_is_read_or_refused_by_what_is_wrong(tmp_path: Path) ->
             from_file(file)
     with pytest.raises(ValueError, match="cannot be read"):
         from_file(tmp_path / "none.json")
+
+
+@pytest.mark.slow
+def test_the_machines_take_as_long_as_planned_over_the_twelve_places() -> None:
+    twelve = published(as_shipped=False)
+    ran = executed(twelve, ours(twelve).routes)
+    assert ran.exact, "losses of the loop over the same routes"
+    assert ran.world_s == pytest.approx(ran.planned_s, rel=0.03)
