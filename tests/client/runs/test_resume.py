@@ -209,6 +209,7 @@ def test_a_run_goes_on_from_a_checkpoint_on_disk(work: Job, tmp_path: Path) -> N
             client.go_on(str(folder), ["train.steps=8"])
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_replicas_that_train_apart_go_on_from_a_folder_and_may_be_more(
     work: Job, tmp_path: Path

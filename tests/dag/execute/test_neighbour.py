@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -26,13 +27,23 @@ def captured(module: nn.Module) -> Graph:
     return capture(module, {"x": text, "y": text}).graph.bind(2)
 
 
-GRAPH = captured(gpt(LAYERS, 8, 1, 8, 0.0))
-STARTS = [b.start for b in blocks(GRAPH) if b.name.startswith("blocks.")]
-PARAMETERS = {p.name: tuple(GRAPH.spec[f"param:{p.name}"].sizes) for p in GRAPH.parameters}
+@cache
+def whole_graph() -> Graph:
+    return captured(gpt(LAYERS, 8, 1, 8, 0.0))
+
+
+def block_starts() -> list[int]:
+    return [b.start for b in blocks(whole_graph()) if b.name.startswith("blocks.")]
+
+
+@cache
+def sizes_of_parameters() -> dict[str, tuple[int, ...]]:
+    graph = whole_graph()
+    return {p.name: tuple(graph.spec[f"param:{p.name}"].sizes) for p in graph.parameters}
 
 
 def stages_at(starts: list[int]) -> tuple[Stage, ...]:
-    return cut(GRAPH, list(itertools.pairwise([0, *starts, len(GRAPH.operators)])))
+    return cut(whole_graph(), list(itertools.pairwise([0, *starts, len(whole_graph().operators)])))
 
 
 def block_of(name: str) -> int:
@@ -42,34 +53,36 @@ def block_of(name: str) -> int:
 
 
 def test_blocks_of_a_model_correspond_by_name() -> None:
-    found = repeated(GRAPH)
+    found = repeated(whole_graph())
     assert [b.name for b in found] == [f"blocks.{i}" for i in range(LAYERS)]
     for i, block in enumerate(found):
-        assert {*block.parameters} == {n for n in PARAMETERS if block_of(n) == i}
+        assert {*block.parameters} == {n for n in sizes_of_parameters() if block_of(n) == i}
         for mine, first in zip(block.parameters, found[0].parameters, strict=True):
             assert mine.replace(f"blocks.{i}.", "blocks.0.") == first
 
 
 def test_equal_stages() -> None:
     """One block each, and the ends by themselves: the paper's case."""
-    stages = stages_at([*STARTS, next(b.start for b in blocks(GRAPH) if b.name == "norm")])
-    found = rebuild(GRAPH, stages, [3], [k for k in range(len(stages)) if k != 3])
+    stages = stages_at(
+        [*block_starts(), next(b.start for b in blocks(whole_graph()) if b.name == "norm")]
+    )
+    found = rebuild(whole_graph(), stages, [3], [k for k in range(len(stages)) if k != 3])
     assert not found.lacking
     assert not found.copies
     assert {block_of(name) for name in found.means} == {2}
     for name, origins in found.means.items():
         rest = name.removeprefix("blocks.2.")
         assert [source for source, _ in origins] == [f"blocks.1.{rest}", f"blocks.3.{rest}"]
-    first = rebuild(GRAPH, stages, [1], [k for k in range(len(stages)) if k != 1])
+    first = rebuild(whole_graph(), stages, [1], [k for k in range(len(stages)) if k != 1])
     assert {len(origins) for origins in first.means.values()} == {1}, "one side: a copy"
-    swapped = rebuild(GRAPH, stages, [1], [0, *range(2, len(stages))], swapped=[(1, 2)])
+    swapped = rebuild(whole_graph(), stages, [1], [0, *range(2, len(stages))], swapped=[(1, 2)])
     assert swapped.means.keys() == first.means.keys()
 
 
 def test_stages_that_change_places_stand_in_for_each_other() -> None:
-    ends = STARTS[::2][1:]
+    ends = block_starts()[::2][1:]
     stages = stages_at(ends)
-    found = rebuild(GRAPH, stages, [1], [0, 2], swapped=[(1, 2)])
+    found = rebuild(whole_graph(), stages, [1], [0, 2], swapped=[(1, 2)])
     for name, ((source, _),) in found.means.items():
         assert block_of(source) == block_of(name) + 2, "block by block, in its place"
 
@@ -78,15 +91,19 @@ def test_stages_that_change_places_stand_in_for_each_other() -> None:
 @given(st.data())
 def test_any_cut_and_any_loss(data: st.DataObject) -> None:
     """The oracle looks at names: they say which block a parameter belongs to."""
-    count = len(GRAPH.operators)
+    count = len(whole_graph().operators)
     starts = sorted(data.draw(st.sets(st.integers(1, count - 1), min_size=1, max_size=7)))
     stages = stages_at(starts)
     lost = data.draw(st.sets(st.integers(0, len(starts)), min_size=1, max_size=3))
     alive = [k for k in range(len(stages)) if k not in lost]
-    found = rebuild(GRAPH, stages, lost, alive)
+    found = rebuild(whole_graph(), stages, lost, alive)
 
     here = {p for k in alive for p in stages[k].parameters}
-    whole = [i for i in range(LAYERS) if all(n in here for n in PARAMETERS if block_of(n) == i)]
+    whole = [
+        i
+        for i in range(LAYERS)
+        if all(n in here for n in sizes_of_parameters() if block_of(n) == i)
+    ]
     wanted = {p for k in lost for p in stages[k].parameters}
     assert {*found.copies} == wanted & here
     for name in wanted - here:
@@ -101,7 +118,7 @@ def test_any_cut_and_any_loss(data: st.DataObject) -> None:
     assert bool(found.why_not) == bool(found.lacking)
 
     torch.manual_seed(data.draw(st.integers(0, 99)))
-    tensors = {n: torch.randn(PARAMETERS[n]) for n in found.sources}
+    tensors = {n: torch.randn(sizes_of_parameters()[n]) for n in found.sources}
     squares = {n: float(torch.rand(())) for n in found.weighed}
     for name, tensor in found.made(tensors, squares):
         sources = [s for s, _ in found.means[name]]
@@ -109,7 +126,8 @@ def test_any_cut_and_any_loss(data: st.DataObject) -> None:
             assert torch.equal(tensor, tensors[sources[0]])
             continue
         weights = [
-            sum(squares[n] for n in PARAMETERS if block_of(n) == block_of(s)) for s in sources
+            sum(squares[n] for n in sizes_of_parameters() if block_of(n) == block_of(s))
+            for s in sources
         ]
         total = sum(w * tensors[s] for w, s in zip(weights, sources, strict=True))
         assert torch.allclose(tensor, total / sum(weights), atol=1e-5)
@@ -118,8 +136,8 @@ def test_any_cut_and_any_loss(data: st.DataObject) -> None:
 
 
 def test_a_stage_with_another_holder_is_copied() -> None:
-    stages = stages_at(STARTS[2:5:2])
-    found = rebuild(GRAPH, stages, [1], [0, 1, 2])
+    stages = stages_at(block_starts()[2:5:2])
+    found = rebuild(whole_graph(), stages, [1], [0, 1, 2])
     assert not found.means
     assert not found.lacking
     assert {*found.copies} == {*stages[1].trainable}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -30,18 +31,20 @@ def captured(module: nn.Module, *, labels: bool = True) -> Graph:
     return capture(module, {"x": text, "y": text} if labels else {"x": text.float()}).graph
 
 
-GRAPH = captured(gpt(LAYERS, 16, 1, 8, 0.0))
+@cache
+def nine_blocks() -> Graph:
+    return captured(gpt(LAYERS, 16, 1, 8, 0.0))
 
 
 def request_of(
-    speeds: list[float], graph: Graph = GRAPH, memory: int = 1 << 30, **options: object
+    speeds: list[float], graph: Graph | None = None, memory: int = 1 << 30, **options: object
 ) -> PlanRequest:
     offers = tuple(
         PeerOffer(PeerId(f"p{i}"), f"h{i}", device_memory_bytes=memory, flops_per_s=s)
         for i, s in enumerate(speeds)
     )
     asked = PlannerOptions(swaps=True, scheduler="uniform", **options)  # type: ignore[arg-type]
-    return PlanRequest(graph.bind(2), offers, 5, 2, 1, asked)
+    return PlanRequest((graph or nine_blocks()).bind(2), offers, 5, 2, 1, asked)
 
 
 @pytest.mark.parametrize("speeds", [[1e9, 2e9, 1e9, 4e9], [3e9, 1e9, 2e9, 2e9, 1e9], [1e9] * 6])

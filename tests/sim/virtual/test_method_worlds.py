@@ -90,7 +90,14 @@ def test_ghosts_prove_that_every_gradient_counts_once(laboratory: Any, method: s
     assert read_export(world.blobs[f.blob.hash] for f in files) == wanted.weights
 
 
-@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        "lags",
+        "demo",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("gtopk", "powersgd", "acp-sgd")),
+    ],
+)
 def test_the_planner_gives_stages_the_method_that_a_job_names(laboratory: Any, method: str) -> None:
     """Four peers, two pipelines of two stages; fewer bytes between holders than exact gradients."""
     options = OPTIONS[method]
