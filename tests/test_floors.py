@@ -45,7 +45,8 @@ ORDER = {
         counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",
     "dag/schedule": """
-        orders < schedule < flow < convert_plan convert_report replay < convert_slice slices""",
+        filled orders < schedule < flow < convert_plan convert_report replay
+        < convert_slice slices""",
     "dag/ir": """
         fused torch_parts < capture_errors draws experts graph random < convert_args < convert
         < fx_args operators < recipe rules validate < infer""",

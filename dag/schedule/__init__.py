@@ -5,6 +5,7 @@ __all__ = [
     "convert_plan",
     "convert_report",
     "convert_slice",
+    "filled",
     "flow",
     "orders",
     "replay",

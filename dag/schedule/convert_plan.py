@@ -26,6 +26,7 @@ from ..plan.plan import (
     Visit,
 )
 from ..plan.visit_lists import NumberedVisits
+from .filled import filled
 from .flow import Role
 from .orders.schedules import SCHEDULES
 
@@ -55,63 +56,34 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
     routes, route_of = _numbered(plan.routes)
     held_out, held_out_of = _numbered(plan.evaluation_routes)
     return broker_pb2.Plan(
-        stages=[
-            broker_pb2.StageSlot(
-                start=s.start,
-                stop=s.stop,
-                holders=s.holders,
-                recompute=s.recompute,
-            )
-            for s in plan.stages
-        ],
+        stages=[filled(broker_pb2.StageSlot, s) for s in plan.stages],
         routes=routes,
         route_of=route_of,
         exchanges=[
-            broker_pb2.StageExchange(
-                stage=e.stage,
-                collective=e.collective,
+            filled(
+                broker_pb2.StageExchange,
+                e,
                 groups=[broker_pb2.PeerGroup(peers=group) for group in e.groups],
-                weights=e.weights,
-                chunks=e.chunks,
-                strategy=e.strategy,
             )
             for e in plan.exchanges
         ],
         schedule=plan.schedule,
         microbatch_size=plan.microbatch_size,
-        codecs=[
-            broker_pb2.CodecChoice(
-                source=c.source, destination=c.destination, role=ROLES[c.role], codec=c.codec
-            )
-            for c in plan.codecs
-        ],
+        codecs=[filled(broker_pb2.CodecChoice, c, role=ROLES[c.role]) for c in plan.codecs],
         evaluation_routes=held_out,
         evaluation_route_of=held_out_of,
         head_parts=plan.head_parts,
         without_norm=plan.without_norm,
-        keepers=[broker_pb2.Keeper(holder=k.holder, peer=k.peer) for k in plan.keepers],
+        keepers=[filled(broker_pb2.Keeper, k) for k in plan.keepers],
         outline=[
-            broker_pb2.StageOutline(
-                sends=[
-                    broker_pb2.Crossed(
-                        value=c.value, targets=c.targets, grad_targets=c.grad_targets, spec=c.spec
-                    )
-                    for c in s.sends
-                ],
-                trainable=s.trainable,
-                statistics=s.statistics,
-                makes_loss=s.makes_loss,
-                has_backward=s.has_backward,
-                elements=s.elements,
+            filled(
+                broker_pb2.StageOutline,
+                s,
+                sends=[filled(broker_pb2.Crossed, c) for c in s.sends],
             )
             for s in plan.outline.stages
         ],
-        tied=[
-            broker_pb2.TiedGroup(
-                parameter=g.parameter, stages=g.stages, start=g.start, elements=g.elements
-            )
-            for g in plan.outline.tied
-        ],
+        tied=[filled(broker_pb2.TiedGroup, g) for g in plan.outline.tied],
         visits=_numbers_to_proto(visits),
         evaluations=_numbers_to_proto(evaluations),
     )

@@ -20,6 +20,7 @@ from ..plan.report import (
     Prediction,
     Spare,
 )
+from .filled import filled
 from .flow import Role
 
 __all__ = ["report_from_proto", "report_to_proto"]
@@ -32,52 +33,22 @@ def _refuse(what: str) -> NoReturn:
 
 
 def report_to_proto(report: PlanReport) -> broker_pb2.PlanReport:
-    predicted = report.predicted
-    return broker_pb2.PlanReport(
-        predicted=broker_pb2.Prediction(
-            step_s=predicted.step_s,
-            peers=[
-                broker_pb2.PeerPrediction(
-                    peer=p.peer,
-                    compute_s=p.compute_s,
-                    device_bytes=p.device_bytes,
-                    host_bytes=p.host_bytes,
-                    bubble=p.bubble,
-                    learned=p.learned,
-                )
-                for p in predicted.peers
-            ],
-            links=[
-                broker_pb2.LinkPrediction(
-                    source=x.source,
-                    destination=x.destination,
-                    bytes=x.bytes,
-                    busy_s=x.busy_s,
-                    codecs=map(_use_to_proto, x.codecs),
-                )
-                for x in predicted.links
-            ],
-            bottlenecks=predicted.bottlenecks,
-            alternatives=[
-                broker_pb2.Alternative(name=a.name, step_s=a.step_s, text=a.text)
-                for a in predicted.alternatives
-            ],
-        ),
-        reasons=report.reasons,
-        spares=[broker_pb2.Spare(peer=s.peer, reason=s.reason) for s in report.spares],
+    predicted = filled(
+        broker_pb2.Prediction,
+        report.predicted,
+        peers=[filled(broker_pb2.PeerPrediction, p) for p in report.predicted.peers],
+        links=[
+            filled(
+                broker_pb2.LinkPrediction,
+                x,
+                codecs=[filled(broker_pb2.CodecUse, use) for use in x.codecs],
+            )
+            for x in report.predicted.links
+        ],
+        alternatives=[filled(broker_pb2.Alternative, a) for a in report.predicted.alternatives],
     )
-
-
-def _use_to_proto(use: CodecUse) -> broker_pb2.CodecUse:
-    return broker_pb2.CodecUse(
-        role=use.role,
-        codec=use.codec,
-        bytes=use.bytes,
-        dense_bytes=use.dense_bytes,
-        saved_s=use.saved_s,
-        encode_s=use.encode_s,
-        error=use.error,
-    )
+    spares = [filled(broker_pb2.Spare, s) for s in report.spares]
+    return filled(broker_pb2.PlanReport, report, predicted=predicted, spares=spares)
 
 
 def report_from_proto(message: broker_pb2.PlanReport) -> PlanReport:

@@ -18,6 +18,7 @@ from ...dag.cost.network import Network
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph
 from ...dag.plan.report import Alternative, PlanWithReport
+from ...dag.schedule.filled import filled
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.gossip import SapsOptions
 from ...job.rounds import RoundSettings, SparseLocoOptions, StreamingOptions, options_of
@@ -190,32 +191,17 @@ def _told(
         for r in plans
         for p in r.plan.peers
     ]
-    return broker_pb2.Formation(
+    return filled(
+        broker_pb2.Formation,
+        round_,
         kind=kind,
         replicas=[
-            broker_pb2.FormedReplica(
-                peers=r.peers,
-                stages=len(r.made.plan.stages),
-                step_s=r.step_s,
-                steps=r.steps,
-                samples=r.samples,
-                slowest_link=r.slowest_link,
-            )
+            filled(broker_pb2.FormedReplica, r, stages=len(r.made.plan.stages))
             for r in found.replicas
         ],
-        every=round_.every,
-        batch=round_.batch,
-        local_s=round_.local_s,
-        exchange_s=round_.exchange_s,
-        exposed_s=round_.exposed_s,
-        contribution_bytes=round_.contribution_bytes,
         peers=peers,
-        slowest_link=round_.slowest_link,
-        hangs_on=round_.hangs_on,
-        left_out=[broker_pb2.Spare(peer=s.peer, reason=s.reason) for s in found.left_out],
-        alternatives=[
-            broker_pb2.Alternative(name=a.name, step_s=a.step_s, text=a.text) for a in others
-        ],
+        left_out=[filled(broker_pb2.Spare, s) for s in found.left_out],
+        alternatives=[filled(broker_pb2.Alternative, a) for a in others],
         reasons=reasons,
     )
 
