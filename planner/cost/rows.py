@@ -56,7 +56,8 @@ class Guess:
 class RowBuilder:
     """Makes candidates for one request. Peers are indices of its offers."""
 
-    def __init__(self, judge: CostModel) -> None:
+    def __init__(self, judge: CostModel, *, updates: bool = True) -> None:
+        """`updates`: whether what passes over weights and their gradients counts."""
         request = judge.request
         self.fine = False
         """Whether many positions are tried."""
@@ -80,7 +81,7 @@ class RowBuilder:
             sizes.append(sum(new.values()))
         self.trainable_bytes: Floats = np.concatenate(([0.0], np.cumsum(sizes)))
         self.passes = 6 + 2 * slots
-        self._byte_s = judge.per_unit[:, Work._fields.index("memory")]
+        self._byte_s = judge.per_unit[:, Work._fields.index("memory")] * updates
         self.whole_s: Floats = judge.forward_s[:, -1] + judge.backward_s[:, -1]
         """(P,): one microbatch of the whole graph, forward and backward."""
 
@@ -95,20 +96,20 @@ class RowBuilder:
     def single(self, peers: Sequence[int], *, exactly: bool = False) -> Guess | None:
         """One pipeline; peers may stay empty unless `exactly`. None: nothing fits."""
         for recompute in self._recomputes():
-            shares = self._row(peers, self.microbatches, False, recompute, exactly=exactly)
+            shares = self.row(peers, self.microbatches, False, recompute, exactly=exactly)
             if shares is not None:
                 candidate = Candidate((shares,), (self.microbatches,), self.schedule)
-                return Guess(self._seconds(candidate), candidate)
+                return Guess(self.seconds(candidate), candidate)
         return None
 
     def circle(self, peers: Sequence[int], chunks: int) -> Guess | None:
         """One interleaved pipeline that goes through all peers `chunks` times."""
         for recompute in self._recomputes():
             again = list(peers) * chunks
-            shares = self._row(again, self.microbatches, False, recompute, chunks=chunks)
+            shares = self.row(again, self.microbatches, False, recompute, chunks=chunks)
             if shares is not None:
                 candidate = Candidate((shares,), (self.microbatches,), "interleaved")
-                return Guess(self._seconds(candidate), candidate)
+                return Guess(self.seconds(candidate), candidate)
         return None
 
     @property
@@ -120,7 +121,7 @@ class RowBuilder:
         wanted = self.judge.request.options.recompute
         return (False, True) if wanted is None else (wanted,)
 
-    def _row(
+    def row(
         self,
         peers: Sequence[int],
         microbatches: int,
@@ -131,7 +132,8 @@ class RowBuilder:
         chunks: int = 1,
         among: int = 1,
     ) -> tuple[StageShare, ...] | None:
-        """The shares of a row that is cut for itself. `among`: rows, all with their own cuts."""
+        """The shares of a row that is cut for itself; None: nothing fits. Peers may stay empty
+        unless `exactly`. `among`: rows, all with their own cuts."""
         path = self._path(
             [[p] for p in peers],
             microbatches,
@@ -147,7 +149,7 @@ class RowBuilder:
             # A long row keeps more microbatches live: perhaps the larger half fits.
             half = sorted(peers, key=lambda p: -self._memory(p))[: (len(peers) + 1) // 2]
             rest = [p for p in peers if p in set(half)]
-            return self._row(rest, microbatches, shared, recompute, among=among)
+            return self.row(rest, microbatches, shared, recompute, among=among)
         if found is None:
             return None
         if len(found.peers) < len(peers) and not exactly:
@@ -173,7 +175,7 @@ class RowBuilder:
             speed = [sum(1 / self.whole_s[p] for p in row) for row in rows]
             live = in_proportion(speed, self.microbatches)
             shares = [
-                self._row(row, max(1, m), True, recompute, exactly=exactly, among=len(rows))
+                self.row(row, max(1, m), True, recompute, exactly=exactly, among=len(rows))
                 for row, m in zip(rows, live, strict=True)
             ]
             kept = [s for s in shares if s is not None]
@@ -215,7 +217,7 @@ class RowBuilder:
         candidate = Candidate(
             tuple(row for row, _ in kept), tuple(m for _, m in kept), self.schedule
         )
-        return Guess(self._seconds(candidate), candidate)
+        return Guess(self.seconds(candidate), candidate)
 
     def refined(self, guess: Guess) -> Guess:
         """The same rows of peers cut more finely, where that is better; and cut again, where rows
@@ -335,7 +337,8 @@ class RowBuilder:
             period = max(period, slowest_circle(stages, microbatches))
         return sum(stages), float(period), float(max(held.values()))
 
-    def _seconds(self, candidate: Candidate) -> float:
+    def seconds(self, candidate: Candidate) -> float:
+        """Seconds of a step in closed form, to rank many candidates before any is compiled."""
         rows = zip(candidate.pipelines, candidate.microbatches, strict=True)
         paces = [(self._pace(row, m), m) for row, m in rows]
         longest = max(fill + (m - 1) * slow + update for (fill, slow, update), m in paces)

@@ -22,9 +22,9 @@ from ..base.interface import PlanRequest
 from ..baselines.op_fence import Fence, Pool
 from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
+from ..cost.rows import RowBuilder
 from ..cost.shortage import recomputes
 from ..network.communities import Grouping, edges, groupings
-from ..search.moves import guess
 from ..search.seeds import tied_tail
 
 __all__ = ["MOST_PEERS", "SLOWER", "Pace", "Paces", "links"]
@@ -105,13 +105,12 @@ class Paces:
         if microbatches not in self._fences:
             self._fences[microbatches] = self.fence.with_microbatches(microbatches)
         fence = self._fences[microbatches]
-        judge = fence.judge
         guesses = sorted(fence.within(self.pool(peers)), key=lambda g: g.seconds)
         found: tuple[float, Candidate] | None = None
         for candidate in dict.fromkeys(
             c for g in guesses[:JUDGED] for c in self._both(g.candidate)
         ):
-            seconds = _seconds(judge, candidate)
+            seconds = _seconds(fence.rows, candidate)
             if np.isfinite(seconds) and (found is None or seconds < found[0]):
                 found = seconds, candidate
         return None if found is None else self.pace(*found)
@@ -158,8 +157,9 @@ def _levels(rate: NDArray[np.float64]) -> list[list[tuple[int, int]]]:
     return [found[level] for level in sorted(found, reverse=True)]
 
 
-def _seconds(judge: CostModel, candidate: Candidate) -> float:
-    """inf: it does not fit."""
+def _seconds(rows: RowBuilder, candidate: Candidate) -> float:
+    """Seconds of a step; inf: it does not fit."""
+    judge = rows.judge
     total = sum(candidate.microbatches)
     try:
         visits = 2 * len(candidate.slots()) * total
@@ -171,7 +171,7 @@ def _seconds(judge: CostModel, candidate: Candidate) -> float:
         short = replace(
             candidate, microbatches=tuple(max(1, round(m * part)) for m in candidate.microbatches)
         )
-        return judge.seconds(short) * guess(judge, candidate) / guess(judge, short)
+        return judge.seconds(short) * rows.seconds(candidate) / rows.seconds(short)
     except GraphError:  # a buffer would be updated in one stage and read in another
         return float("inf")
 

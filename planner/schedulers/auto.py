@@ -25,17 +25,18 @@ from ..base.interface import NoPlan, Planner, PlanRequest
 from ..baselines.baselines import equal_compute, uniform
 from ..baselines.op_fence import Fenced, fenced, op_fence
 from ..cost.batchings import look_at_forms
-from ..cost.candidate import Candidate, StageShare, to_plan
+from ..cost.candidate import Candidate, StageShare, from_plan, to_plan
 from ..cost.cost_model import CostModel
+from ..cost.rows import RowBuilder
 from ..cost.shortage import fitting, refuse_impossible
 from ..search.beside import no_plan_beside, seeds_beside
 from ..search.collectives import with_collectives
 from ..search.enough import no_plan
-from ..search.moves import all_moves, exchange_moves, guess
+from ..search.moves import all_moves, exchange_moves
 from ..search.parallel import candidates_in
 from ..search.reasons import with_peer
 from ..search.search import Search, SearchResult, SearchSpace, weight
-from ..search.seeds import Seeds, from_plan
+from ..search.seeds import Seeds
 from ..search.sparsity import with_ratios
 from .form_result import FormResult, deepest, planned
 
@@ -267,8 +268,8 @@ def _promising(judge: CostModel, seeds: Iterable[Candidate], room: int) -> list[
     if sum(4 * weight(judge, c) for c in every) <= 3 * room:
         return every
     shapes: dict[tuple[int, ScheduleName], int] = {}
-    ranks = []
-    for value, n in sorted((guess(judge, c), n) for n, c in enumerate(every)):
+    ranks, rows = [], RowBuilder(judge)
+    for value, n in sorted((rows.seconds(c), n) for n, c in enumerate(every)):
         rank = shapes.get(_shape(every[n]), 0)
         shapes[_shape(every[n])] = rank + 1
         ranks.append((rank, value, n))
@@ -345,6 +346,7 @@ def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate
     peers the plans of the literature's baselines, which use all of them, take longer to predict
     than to rule out."""
     request = judge.request
+    place = {o.peer: i for i, o in enumerate(judge.offers)}
     found: dict[str, tuple[Candidate, float]] = {}
     everyone = min(len(request.offers), judge.operators)
     for name, planner in (("uniform", uniform), ("equal-compute", equal_compute)):
@@ -354,9 +356,9 @@ def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate
             plan, report = planner(request, judge)
         except NoPlan:
             continue
-        found[name] = from_plan(plan, judge), report.predicted.step_s
+        found[name] = from_plan(plan, place), report.predicted.step_s
     if fence is not None:
         names = [o.peer for o in judge.offers]
         plan = to_plan(fence.candidate, names, request.microbatch_size)
-        found["op-fence"] = from_plan(plan, judge), fence.seconds
+        found["op-fence"] = from_plan(plan, place), fence.seconds
     return found

@@ -23,7 +23,6 @@ __all__ = [
     "chain_moves",
     "even_pipeline",
     "exchange_moves",
-    "guess",
     "joined",
     "with_pipeline",
 ]
@@ -45,36 +44,6 @@ def all_moves(judge: CostModel, candidate: Candidate, space: SearchSpace) -> Ite
         yield from pipeline_moves(judge, candidate)
     yield from chain_moves(judge, candidate, space)
     yield from recompute_moves(candidate, space)
-
-
-def guess(judge: CostModel, candidate: Candidate) -> float:
-    """Seconds of a step in closed form, to rank many candidates before any is compiled: for each
-    pipeline fill + (M - 1) · bottleneck over shares and links, then the exchange of gradients."""
-    seconds, rates = judge.forward_s + judge.backward_s, judge.rates
-    latency = judge.network.latency_s
-    worst = 0.0
-    for line, m in zip(candidate.pipelines, candidate.microbatches, strict=True):
-        busy: dict[int, float] = {}
-        fill = slowest = 0.0
-        for i, s in enumerate(line):
-            each = float(seconds[s.peer, s.stop] - seconds[s.peer, s.start])
-            if s.recompute:
-                each += float(judge.forward_s[s.peer, s.stop] - judge.forward_s[s.peer, s.start])
-            fill += each
-            busy[s.peer] = busy.get(s.peer, 0.0) + each
-            if i and line[i - 1].peer != s.peer:
-                a, b, size = line[i - 1].peer, s.peer, judge.crossing_bytes(s.start)
-                there, back = size / rates[a, b], size / rates[b, a]
-                fill += float(there + back + latency[a, b] + latency[b, a])
-                slowest = max(slowest, float(there), float(back))
-        worst = max(worst, fill + (m - 1) * max(slowest, *busy.values()))
-    if len(candidate.pipelines) > 1:
-        heads = [line[0].peer for line in candidate.pipelines]
-        across = rates[heads][:, heads]
-        size = sum(c.parameter_bytes for c in judge.costs)
-        most = max(len(line) for line in candidate.pipelines)
-        worst += 2 * size / most / float(across.min())
-    return worst
 
 
 def with_pipeline(candidate: Candidate, p: int, pipeline: Pipeline) -> Candidate:

@@ -12,7 +12,8 @@ from ...dag.plan.report import Spare
 from ...job.words import size_text
 from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
-from .moves import guess, with_pipeline
+from ..cost.rows import RowBuilder
+from .moves import with_pipeline
 from .search import weight
 
 __all__ = ["spare_reasons", "stage_reasons", "with_peer"]
@@ -42,9 +43,10 @@ def spare_reasons(judge: CostModel, best: Candidate, seconds: float) -> tuple[Sp
     by_speed = sorted(spares, key=lambda p: (judge.forward_s[p, -1], p))
     looked = set(by_speed[: min(MOST_SPARES, allowed)])
     places = max(1, min(MOST_TRIES, allowed // len(looked)))
+    rows = RowBuilder(judge)
     for p in spares:
         if p in looked:
-            why = _why_spare(judge, best, seconds, p, hang, places)
+            why = _why_spare(rows, best, seconds, p, hang, places)
         else:
             why = f"not needed: {len(used)} peers are used, faster ones are spare, and {hang}"
         found.append(Spare(judge.offers[p].peer, why))
@@ -52,11 +54,10 @@ def spare_reasons(judge: CostModel, best: Candidate, seconds: float) -> tuple[Sp
 
 
 def _why_spare(
-    judge: CostModel, best: Candidate, seconds: float, peer: int, hang: str, places: int
+    rows: RowBuilder, best: Candidate, seconds: float, peer: int, hang: str, places: int
 ) -> str:
-    offer = judge.offers[peer]
-    tried = [c for c in with_peer(judge, best, peer)]
-    tried = sorted(tried, key=lambda c: guess(judge, c))[:places]
+    judge, offer = rows.judge, rows.judge.offers[peer]
+    tried = sorted(with_peer(judge, best, peer), key=rows.seconds)[:places]
     tried = [c for c in tried if judge.cuttable(c)]
     least = min(judge.stage_bytes(i, i + 1, 1) for i in range(min(judge.operators, 64)))
     if least > offer.device_memory_bytes:

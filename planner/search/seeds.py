@@ -12,22 +12,21 @@ well, so that the weight's gradients need no link.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.plan.plan import Plan, ScheduleName
-from ...dag.schedule.orders.schedules import SCHEDULES, first_of, interleaves
+from ...dag.plan.plan import ScheduleName
+from ...dag.schedule.orders.schedules import interleaves
 from ..cost.candidate import Candidate, Pipeline, StageShare
 from ..cost.cost_model import CostModel
+from ..cost.rows import RowBuilder
 from ..network.communities import groupings, rates
 from ..network.order import widest_path
-from ..network.pathcut import Path, best_cut
 from .moves import even_pipeline
 from .search import SearchSpace
 
-__all__ = ["Seeds", "from_plan", "tied_tail"]
+__all__ = ["Seeds", "tied_tail"]
 
 MOST_CHAIN = 12
 """Peers of one pipeline that are tried in every number."""
@@ -35,27 +34,6 @@ MOST_PATH = 48
 """Peers of the longest path that is cut."""
 MOST_CLOSED = 8
 """Peers of a pipeline whose first one also takes the end."""
-MOST_POSITIONS = 192
-"""Positions at which the dynamic programme may cut."""
-
-
-def from_plan(plan: Plan, judge: CostModel) -> Candidate:
-    """A planner's plan as a candidate, so that it is judged like all others."""
-    place = {o.peer: i for i, o in enumerate(judge.offers)}
-    counts: dict[Pipeline, int] = {}
-    for route in plan.routes:
-        shares: list[StageShare] = []
-        for visit in route:
-            slot = plan.stages[visit.stage]
-            peer = place[visit.peer]
-            if shares and shares[-1].peer == peer:
-                again = shares[-1].recompute or slot.recompute
-                shares[-1] = replace(shares[-1], stop=slot.stop, recompute=again)
-            else:
-                shares.append(StageShare(peer, slot.start, slot.stop, slot.recompute))
-        pipeline = tuple(shares)
-        counts[pipeline] = counts.get(pipeline, 0) + 1
-    return Candidate(tuple(counts), tuple(counts.values()), first_of(plan.schedule))
 
 
 class Seeds:
@@ -63,6 +41,8 @@ class Seeds:
 
     def __init__(self, judge: CostModel, space: SearchSpace) -> None:
         self.judge, self.space = judge, space
+        # By operators and links alone: from there the search ends at better plans.
+        self.rows = RowBuilder(judge, updates=False)
         self.m = judge.request.microbatches
         self.rate = rates(judge.network)
         latency = judge.network.latency_s
@@ -116,7 +96,7 @@ class Seeds:
             order = self.ordered(self.by_speed[:k])
             for again in self.recompute():
                 for pipeline in (
-                    self.cut(order, again, reach=1),
+                    self.rows.row(order, self.m, False, again, exactly=True),
                     even_pipeline(judge, order, again),
                 ):
                     if pipeline is not None:
@@ -125,7 +105,7 @@ class Seeds:
             for peers in self.prefixes():
                 order = self.ordered(peers)
                 for again in self.recompute():
-                    found = self.cut(order, again, reach=min(len(order), 8))
+                    found = self.rows.row(order, self.m, False, again)
                     if found is not None:
                         yield found
 
@@ -150,44 +130,6 @@ class Seeds:
             return list(peers)
         at = np.ix_(peers, peers)
         return [peers[i] for i in widest_path(self.rate[at], self.link_s[at])]
-
-    def cut(self, order: Sequence[int], recompute: bool, reach: int) -> Pipeline | None:
-        """The best cut along an order; `reach` 1: every peer has a share."""
-        judge = self.judge
-        needs = judge.needs(MOST_POSITIONS // (2 if self.large else 1))
-        k = len(order)
-        if len(needs.positions) <= k and reach == 1:
-            return None
-        peers = np.array(order)
-        grid = np.ix_(peers, peers)
-        one_way = judge.rates[grid]
-        latency = judge.network.latency_s[grid]
-        seconds = (judge.forward_s * (1 + recompute) + judge.backward_s)[peers]
-        bounded = SCHEDULES[self.space.schedules[0]].bounded
-        # With places left free the depth is not known: all of it, then one microbatch.
-        for depth in (k, 1):
-            lows = []
-            for i, p in enumerate(order):
-                live = min(self.m, depth if reach > 1 else k - i) if bounded else self.m
-                room = judge.offers[p].device_memory_bytes
-                lows.append(needs.low(room, live if depth > 1 else 1, recompute))
-            path = Path(
-                seconds[:, needs.positions],
-                lows,
-                np.array([float(judge.crossing_bytes(int(x))) for x in needs.positions]),
-                1 / np.minimum(one_way, one_way.T),
-                1 / one_way + 1 / one_way.T,
-                latency + latency.T,
-                reach,
-            )
-            found = best_cut(path, self.m)
-            if found is not None:
-                cuts = [int(needs.positions[c]) for c in found.cuts]
-                return tuple(
-                    StageShare(order[i], a, b, recompute)
-                    for i, a, b in zip(found.peers, cuts[:-1], cuts[1:], strict=True)
-                )
-        return None
 
     def interleaved(self) -> Iterator[Candidate]:
         """Candidates of the same peers in two and three rounds, or in as many as are asked for."""
@@ -241,7 +183,7 @@ class Seeds:
         if len(group) == 1:
             return (StageShare(group[0], 0, self.judge.operators, recompute),)
         order = self.ordered(list(group)[:MOST_PATH])
-        found = self.cut(order, recompute, reach=min(len(order), 8))
+        found = self.rows.row(order, self.m, False, recompute)
         return found or even_pipeline(self.judge, order, recompute)
 
     def grouped(self, count: int) -> Iterator[list[list[int]]]:

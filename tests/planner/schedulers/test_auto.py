@@ -19,12 +19,11 @@ from shoal.planner.base.interface import (
     PlanRequest,
     PlanWithReport,
 )
-from shoal.planner.cost.candidate import Candidate, StageShare, to_plan
+from shoal.planner.cost.candidate import Candidate, StageShare, from_plan, to_plan
 from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.schedulers.auto import BASELINES, auto, choose
 from shoal.planner.schedulers.schedulers import PLANNERS, plan
 from shoal.planner.search.search import SearchSpace
-from shoal.planner.search.seeds import from_plan
 from shoal.tests.planner.cases import random_case, random_graph
 
 HELD = (0, 5, 8, 9, 13, 27, 38, 47, 116, 135)
@@ -278,11 +277,13 @@ def test_a_plan_and_its_candidate_are_the_same_thing() -> None:
         ((StageShare(0, 0, 4), StageShare(1, 4, n, True)), (StageShare(2, 0, n),)), (3, 1), "gpipe"
     )
     made = to_plan(candidate, [o.peer for o in request.offers], 1)
-    back = from_plan(made, judge)
+    place = {o.peer: i for i, o in enumerate(request.offers)}
+    back = from_plan(made, place)
     assert back.microbatches == candidate.microbatches
-    assert [[s.peer for s in p] for p in back.pipelines] == [[0, 1], [2]]
+    # A stage computes its forward again on all of its holders.
+    assert [[s.peer for s in p] for p in back.pipelines] == [[0, 1], [2, 2]]
     assert judge.play(back)[1].step_s == pytest.approx(
-        judge.play(from_plan(to_plan(back, [o.peer for o in request.offers], 1), judge))[1].step_s
+        judge.play(from_plan(to_plan(back, [o.peer for o in request.offers], 1), place))[1].step_s
     )
 
 
