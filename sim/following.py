@@ -127,6 +127,10 @@ class Following:
             in_order = list(range(len(plan.stages)))
             orders = ([v.stage for v in route.visits] for route in plan.routes)
             summary.rerouted = any(order != in_order for order in orders)
+            if summary.rerouted:
+                known = [{v.stage for v in route.visits} for route in plan.routes]
+                routes = [known[r] for r in plan.route_of or range(len(known))]
+                summary.visits = tuple(sum(k in r for r in routes) for k in in_order)
 
     def _stepped(self, step: broker_pb2.StepDone, replica: int) -> None:
         self.losses.append(step.outcome.loss)

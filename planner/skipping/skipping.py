@@ -21,7 +21,7 @@ from ...dag.plan.plan import Route
 from ...dag.plan.report import Alternative, PlanWithReport, Spare
 from ...dag.plan.routes import swaps
 from ...dag.schedule.orders.schedules import DEFAULT, first_of, interleaves
-from ...job.words import some_of
+from ...job.words import count_of, some_of
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.cost_model import CostModel
 from ..cost.plan_cost import plan_report
@@ -138,8 +138,8 @@ def _too_few(judge: CostModel, layout: StageLayout) -> str:
     if count >= needed:
         return ""
     return (
-        f"{count} microbatches cannot visit each of {layout.inner} stages as often, if each "
-        f"leaves {layout.out} out: expected {needed} or more"
+        f"{count_of(count, 'microbatch')} cannot visit each of {layout.inner} stages as often, if "
+        f"each leaves {layout.out} out: expected {needed} or more"
     )
 
 
@@ -237,6 +237,8 @@ def _told(found: RoutedPlan, judge: CostModel, plain: PlanWithReport | None) -> 
     what = f"leaves {layout.share:.0%} of the blocks out" if layout.out else "visits all stages"
     order = f", neighbours change places in {_swapped(plan.routes)} of them" if moved else ""
     without = f"{plain_s:.4g} s in order" if plain_s else "in order no plan fits"
+    if 0 < plain_s < found.seconds:
+        without += ", so here the step is longer for it: visits and hops outweigh what is left out"
     reasons = [
         f"{len(plan.peers)} of {len(judge.offers)} peers in {len(plan.stages)} stages under "
         f"{plan.schedule}, {found.seconds:.4g} s for a step of {count} microbatches of "

@@ -108,6 +108,8 @@ class Summary:
     rerouted: bool = False
     """Whether microbatches leave stages out or visit them in another order: the plain loop does
     not."""
+    visits: tuple[int, ...] = ()
+    """Where they do: by stage, microbatches of a step that visit it."""
     inexact_from: int = 0
     """The first step after a lost stage was made anew from its neighbours, or after which
     microbatches take other routes; 0: none."""

@@ -109,7 +109,8 @@ def _learned(s: Summary) -> Iterator[str]:
 
 def _made_anew(s: Summary) -> Iterator[str]:
     if s.rerouted:
-        yield "microbatches leave stages out, or visit them in another order"
+        often = " ".join(map(str, s.visits))
+        yield f"microbatches leave stages out or change their order, visits by stage {often}"
     if s.inexact_from:
         yield f"a lost stage made anew, or other routes, before step {s.inexact_from}"
 

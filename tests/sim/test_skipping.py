@@ -21,6 +21,8 @@ from shoal.net.transports.memory import steady
 from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.planner.schedulers.schedulers import plan as make_plan
 from shoal.proto.broker_pb2 import RunEvent, RunSpec
+from shoal.sim.following import Following
+from shoal.sim.report.summary import Summary
 from shoal.sim.virtual.world import PeerSpec
 from shoal.tests.sim.virtual.test_routes import plain
 
@@ -74,6 +76,12 @@ def test_it_is_the_plain_loop_over_the_same_routes(made: Any) -> None:
     wanted = plain(made, blocks_by_microbatch(made, plan), STEPS)
     torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=0)
     assert events[-1].state.inexact_from == 0
+    followed = Following(Summary(name="", world="", seed=0), {})
+    for event in events:
+        followed.see(event)
+    assert followed.summary.visits == tuple(
+        sum(v.stage == k for route in plan.routes for v in route) for k in range(len(plan.stages))
+    )
 
 
 def test_a_plan_anew_after_a_loss_has_other_routes_and_says_from_where_on(made: Any) -> None:

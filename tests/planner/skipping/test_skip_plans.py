@@ -122,7 +122,7 @@ def test_what_cannot_be_is_refused_with_a_reason() -> None:
     plain = captured(_Plain(), labels=False)
     for request, words in (
         (request_of([1e8] * 2, graph=plain, skip=0.3), "can be left out of this model"),
-        (request_of([1e8] * 3, microbatches=1, skip=0.5), "1 microbatches cannot visit each of"),
+        (request_of([1e8] * 3, microbatches=1, skip=0.5), "1 microbatch cannot visit each of"),
         (request_of([1e8] * 2, skip=0.02), "plan.skip = 0.02 leaves out no whole stage"),
         (request_of([1e8] * 2, skip=0.3, stages=7), "plan.stages is 7: expected 2 to 6"),
         (request_of([1e8] * 2, skip=0.5, memory=20_000), "memory"),
