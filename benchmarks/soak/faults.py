@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, cast
 from shoal.benchmarks.service.broker_killed import Watched
 from shoal.benchmarks.soak.real import TOLERANCE, alone, apart, job_of, wait_for
 from shoal.benchmarks.table import Figure
-from shoal.sim.faults.faults import Fault, Faults, broker_restart, cut_off, kill, sentence, stop
+from shoal.sim.faults.faults import Faults
 from shoal.sim.processes import LocalCluster
+from shoal.sim.scenario.sentences import Fault, broker_restart, cut_off, kill, sentence, stop
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping
 from shoal.sim.shaped.surface import Surface

@@ -26,10 +26,11 @@ from shoal.benchmarks.soak.gauge import growth
 from shoal.benchmarks.table import Figure
 from shoal.client.front import SimulationFront
 from shoal.job import Job
-from shoal.sim.faults.faults import Fault, Faults, join, kill, leave
+from shoal.sim.faults.faults import Faults
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
 from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.scenario.sentences import Fault, join, kill, leave
 from shoal.sim.virtual.world import PeerSpec, World
 
 __all__ = ["reachable", "virtual"]

@@ -38,7 +38,7 @@ from ..core.step import transfer_of
 from ..rounds.work import RoundWork
 from ..sync.optimizer import learning_rate
 from .build import BuiltStages, Inputs, build_work
-from .exchange import Taken
+from .exchange import Taken, present
 from .order import BuildOrder
 from .rebuilt import given_records, on_snapshots, rebuilt_records
 from .records import load_records, take_records, write_records
@@ -325,7 +325,7 @@ class TorchDevice:
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
         held.strategy.before_forward()
-        ports = {t.value: _there(t, v) for t, v in taken}
+        ports = {t.value: present(t, v) for t, v in taken}
         inputs = work.inputs.pop((step, m, action.stage), None)
         if inputs is None and held.stage.inputs:
             inputs = work.data.train(*work.place(step, m), held.stage.inputs)
@@ -346,7 +346,7 @@ class TorchDevice:
             if transfer.role is Role.ACTIVATION_GRAD:
                 grads.setdefault(transfer.value, []).append(tensor)
             else:  # a result made behind the loss
-                work.exchange.report(True, m, {transfer.value: _there(transfer, tensor)})
+                work.exchange.report(True, m, {transfer.value: present(transfer, tensor)})
         weight = work.exchange.weight_of(m) if held.stage.makes_loss else 1.0
         executor = held.executor
         backward = executor.backward_input if executor.split else executor.backward
@@ -360,7 +360,7 @@ class TorchDevice:
         self, work: BuiltStages, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
-        ports = {t.value: _there(t, v) for t, v in taken}
+        ports = {t.value: present(t, v) for t, v in taken}
         inputs: Inputs = {}
         if held.stage.inputs:
             inputs = work.data.held_out(m, held.stage.inputs)
@@ -521,8 +521,3 @@ class TorchDevice:
         if self._work is None:
             return f"<TorchDevice {self.device}, nothing built>"
         return f"<TorchDevice {self.device}, stages {[*self._work.held]}, {self._work.store!r}>"
-
-
-def _there(transfer: Transfer, value: Tensor | None) -> Tensor:
-    assert value is not None, f"{transfer} must not be absent"
-    return value

@@ -27,7 +27,7 @@ from ..sync.statistics import Statistics
 from ..sync.strategy import Strategy
 from ..sync.vector import Layout, TensorSpace, add, grads_of, set_grads, vector_of
 
-__all__ = ["Echo", "Exchanges", "LocalStage", "Taken", "TransferSpecs"]
+__all__ = ["Echo", "Exchanges", "LocalStage", "Taken", "TransferSpecs", "present"]
 
 Echo = Callable[[Transfer, Tensor], Tensor]
 """What the destination of a transfer will have of a tensor: it loses what the codec loses."""
@@ -174,10 +174,10 @@ class Exchanges:
         hops = []
         for transfer, value in taken:
             if transfer.role is Role.SYNC:
-                hops.append((self.flow.hops[transfer][1], _there(transfer, value)))
+                hops.append((self.flow.hops[transfer][1], present(transfer, value)))
             else:  # a result made behind the loss
                 training = exchange.content is ExchangeContent.NORM
-                late = {transfer.value: _there(transfer, value)}
+                late = {transfer.value: present(transfer, value)}
                 self.report(training, transfer.microbatch, late)
         space = self._space(exchange)
         if action.kind is Kind.TAKE:
@@ -201,7 +201,7 @@ class Exchanges:
             return
         for transfer, value in found.items():
             if transfer.is_local and (others := self.flow.alike(transfer)):
-                found[transfer] = echo(others[0], _there(transfer, value))
+                found[transfer] = echo(others[0], present(transfer, value))
 
     def report(self, training: bool, microbatch: int, values: Mapping[str, Tensor]) -> None:
         """Remembers those of the values that are loss, weight or metrics of the microbatch."""
@@ -333,6 +333,7 @@ def _grads(held: LocalStage) -> dict[str, Tensor | None]:
     return {n: held.executor.parameters[n].grad for n in held.stage.trainable}
 
 
-def _there(transfer: Transfer, value: Tensor | None) -> Tensor:
+def present(transfer: Transfer, value: Tensor | None) -> Tensor:
+    """The value of a transfer that cannot be absent here."""
     assert value is not None, f"{transfer} must not be absent"
     return value

@@ -157,10 +157,7 @@ class Fence:
         self.options, self.microbatches = judge.request.options, judge.request.microbatches
         self.speed: Floats = 1 / np.maximum(self.rows.whole_s, 1e-300)
         self.rate = rates(judge.network)
-        # What a typical cut sends there and back.
-        crossing = [judge.crossing_bytes(i) for i in range(1, judge.operators)]
-        size = float(np.median(crossing)) if crossing else 0.0
-        self.cost: Floats = self.rows.latency + size * self.rows.both
+        self.cost: Floats = self.rows.latency + self.rows.typical_bytes * self.rows.both
 
     def with_microbatches(self, count: int) -> Fence:
         """The same for another number of microbatches."""

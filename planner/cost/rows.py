@@ -84,6 +84,9 @@ class RowBuilder:
         self._byte_s = judge.per_unit[:, Work._fields.index("memory")] * updates
         self.whole_s: Floats = judge.forward_s[:, -1] + judge.backward_s[:, -1]
         """(P,): one microbatch of the whole graph, forward and backward."""
+        crossing = [judge.crossing_bytes(i) for i in range(1, judge.operators)]
+        self.typical_bytes = float(np.median(crossing)) if crossing else 0.0
+        """Of what a cut sends there and back, the median."""
 
     def with_microbatches(self, count: int) -> RowBuilder:
         """The same for another number of microbatches."""

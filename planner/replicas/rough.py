@@ -48,8 +48,6 @@ class RoughPaces:
         work = judge.totals.forward + judge.totals.backward
         flops = work[:, :3].sum(1)
         self._done = flops / max(float(flops[-1]), 1e-300)
-        crossing = [judge.crossing_bytes(i) for i in range(1, judge.operators)]
-        self._crossing = float(np.median(crossing)) if crossing else 0.0
         self._needs: dict[tuple[int, bool], int] = {}
 
     def of(self, peers: Collection[int], microbatches: int) -> Pace | None:
@@ -110,10 +108,10 @@ class RoughPaces:
         each = self._whole[recompute][path]
         part = _parts(1 / each, self.paces.rooms[path] / needed * (FULL if k > 1 else 1.0))
         a, b = path[:-1], path[1:]
-        hop = self._crossing * self.rows.both[a, b] + self.rows.latency[a, b]
+        hop = self.rows.typical_bytes * self.rows.both[a, b] + self.rows.latency[a, b]
         busy = part * each
         stages = (busy + np.append(hop, 0.0)).tolist()
-        widest = float(self.rows.slower[a, b].max(initial=0.0)) * self._crossing
+        widest = float(self.rows.slower[a, b].max(initial=0.0)) * self.rows.typical_bytes
         period = max(float(busy.max()), widest, slowest_circle(stages, m))
         seconds = sum(stages) + (m - 1) * period + float((part * self._update[path]).max())
         cuts = np.searchsorted(self._done, np.cumsum(part)[:-1] * self._done[-1])

@@ -48,9 +48,8 @@ class Seeds:
         latency = judge.network.latency_s
         finite = np.where(np.isfinite(self.rate), self.rate, 1e30)
         # Seconds of a message of the size that a cut of this graph has.
-        crossing = [judge.crossing_bytes(i) for i in range(1, judge.operators)]
-        typical = float(np.median(crossing)) if crossing else 0.0
-        self.link_s: NDArray[np.float64] = typical / finite + (latency + latency.T) / 2
+        size = self.rows.typical_bytes
+        self.link_s: NDArray[np.float64] = size / finite + (latency + latency.T) / 2
         speed = judge.forward_s[:, -1] + judge.backward_s[:, -1]
         self.by_speed = sorted(range(len(judge.offers)), key=lambda p: (speed[p], p))
         # `op-fence`, whose plans the search begins from too, knows large requests better.

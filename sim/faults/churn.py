@@ -27,7 +27,7 @@ from typing import cast
 
 from ...job.settings import SettingsError, meant
 from ..scenario.mishaps import Churn
-from .faults import Fault, join, kill
+from ..scenario.sentences import Fault, join, kill
 
 __all__ = ["absent_at_first", "churn_of", "random_churn", "recorded_churn"]
 

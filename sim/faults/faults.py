@@ -24,43 +24,15 @@ from typing import TYPE_CHECKING
 from ...job.settings import SettingsError
 from ...peer.core import events as p
 from ..scenario.naming import BROKER
-from ..scenario.sentences import (
-    PHASES,
-    Fault,
-    broker_restart,
-    corrupt,
-    cut_off,
-    flap,
-    join,
-    kill,
-    leave,
-    sentence,
-    slow,
-    stop,
-)
+from ..scenario.sentences import PHASES, Fault, sentence
 from ..virtual.clock import Observed
-from .damage import FLAP_S, Damage, Select
+from .damage import Damage, Select
 
 if TYPE_CHECKING:
     from ..virtual.spec import PeerSpec
     from ..virtual.world import World
 
-__all__ = [
-    "FLAP_S",
-    "Fault",
-    "Faults",
-    "Fired",
-    "broker_restart",
-    "corrupt",
-    "cut_off",
-    "flap",
-    "join",
-    "kill",
-    "leave",
-    "sentence",
-    "slow",
-    "stop",
-]
+__all__ = ["Faults", "Fired"]
 
 
 @dataclass(slots=True)

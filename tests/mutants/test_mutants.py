@@ -16,9 +16,10 @@ from shoal.job import Job
 from shoal.net.transports.memory import steady
 from shoal.peer.core import events as p
 from shoal.proto import broker_pb2
-from shoal.sim.faults.faults import Faults, broker_restart, flap, kill
+from shoal.sim.faults.faults import Faults
 from shoal.sim.monitor.monitor import Monitor, Violation
 from shoal.sim.monitor.violation import Broken
+from shoal.sim.scenario.sentences import broker_restart, flap, kill
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.world import World

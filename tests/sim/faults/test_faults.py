@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from shoal.dag.schedule.schedule import Action
 from shoal.job.settings import SettingsError
 from shoal.peer.core import events as p
-from shoal.sim.faults import faults as f
 from shoal.sim.faults.churn import random_churn
-from shoal.sim.faults.faults import FLAP_S, Faults, sentence
+from shoal.sim.faults.damage import FLAP_S
+from shoal.sim.faults.faults import Faults
+from shoal.sim.scenario import sentences as f
 from shoal.sim.scenario.mishaps import FaultTable
+from shoal.sim.scenario.sentences import sentence
 from shoal.sim.virtual.clock import Observed, VirtualClock
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.world import PeerSpec

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from shoal.job import Codec, Job
 from shoal.peer.core import events as p
 from shoal.proto import broker_pb2
-from shoal.sim.faults.faults import cut_off, kill, slow
 from shoal.sim.modelled.modelled import shortened
 from shoal.sim.modelled.virtual_run import run_virtual
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.monitor.violation import Violation, shortest
 from shoal.sim.scenario.scenario import Scenario
+from shoal.sim.scenario.sentences import cut_off, kill, slow
 from shoal.sim.virtual.clock import Observed
 from shoal.tests.mutants.planted import loss_ignored
 
