@@ -38,7 +38,7 @@ from ..ir.operators import allowed
 from ..ir.torch_parts import instead_of
 from .places import BatchSizeWatch, Notes, own_gradients
 
-__all__ = ["ExportedModel", "export", "forward_of", "functional"]
+__all__ = ["ExportedModel", "bare", "export", "forward_of", "functional"]
 
 PREFIX = "module."
 """What the wrapper puts before every name of the user's module."""
@@ -372,3 +372,11 @@ def _memory(value: Any) -> int | None:
     """The memory of a traced value: views of one tensor have the same."""
     traced = value.meta.get("val") if isinstance(value, Node) else None
     return traced.untyped_storage()._cdata if isinstance(traced, Tensor) else None
+
+
+def bare(tensor: Tensor, device: str) -> Tensor:
+    """A tensor of the same shape, strides and dtype on a device, without values."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, tensor.requires_grad)
+    return made

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 
 from ..ir.capture_errors import CaptureError, first_line, place_of, refused, text_of
-from .export import forward_of
+from .export import bare, forward_of
 from .modes import in_mode
 from .python_state import Number, PythonState
 from .reseed import FIRST, OTHERS, drawn, reseed
@@ -138,14 +138,6 @@ def _session(forward: Forward, on_meta: bool, late: Late) -> Iterator[_Trial]:
         with state.restored():
             takes = {n: t.requires_grad for n, t in tensors.items()}
             yield _Trial(forward, tensors, takes, state, "meta" if on_meta else None, late)
-
-
-def bare(tensor: Tensor, device: str) -> Tensor:
-    """A tensor of the same shape, strides and dtype on a device, without values."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, tensor.requires_grad)
-    return made
 
 
 @dataclass

@@ -30,7 +30,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from .export import forward_of
+from .export import bare, forward_of
 from .modes import in_mode
 
 __all__ = ["CaptureFingerprints", "ModuleChain", "UnclearError", "same_in_eval", "trace"]
@@ -137,7 +137,7 @@ def _run(
     """The trace under a mode, or with everything that the module has on another device."""
     tensors: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if device is not None:
-        tensors = {n: _bare(t, device) for n, t in tensors.items()}
+        tensors = {n: bare(t, device) for n, t in tensors.items()}
     recorder = _Recorder(chains, {id(t): n for n, t in tensors.items()})
     with (
         torch.random.fork_rng(devices=[]),
@@ -168,14 +168,6 @@ def _run(
         recorder.all.digest.digest(),
         recorder.random,
     )
-
-
-def _bare(tensor: Tensor, device: str) -> Tensor:
-    """A tensor of the same shape, strides and dtype on a device, without values."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, tensor.requires_grad)
-    return made
 
 
 def _children(chain: ModuleChain) -> list[nn.Module]:

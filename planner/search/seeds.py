@@ -78,22 +78,19 @@ class Seeds:
 
     # ------------------------------------------------------------ one pipeline
 
-    def recompute(self) -> tuple[bool, ...]:
-        return self.space.recompute
-
     def single(self) -> Iterator[Pipeline]:
         n, judge = self.judge.operators, self.judge
         stages = self.space.stages
         if stages is None:
             for p in self.by_speed[:3]:
-                yield (StageShare(p, 0, n, self.recompute()[0]),)
-                if len(self.recompute()) > 1:
+                yield (StageShare(p, 0, n, self.space.recompute[0]),)
+                if len(self.space.recompute) > 1:
                     yield (StageShare(p, 0, n, True),)
         most = min(len(self.by_speed), n, MOST_CHAIN)
         counts = [2, 4, 8, 12] if self.large else list(range(2, most + 1))
         for k in [k for k in counts if k <= most] if stages is None else [stages]:
             order = self.ordered(self.by_speed[:k])
-            for again in self.recompute():
+            for again in self.space.recompute:
                 for pipeline in (
                     self.rows.row(order, self.m, False, again, exactly=True),
                     even_pipeline(judge, order, again),
@@ -103,7 +100,7 @@ class Seeds:
         if stages is None:
             for peers in self.prefixes():
                 order = self.ordered(peers)
-                for again in self.recompute():
+                for again in self.space.recompute:
                     found = self.rows.row(order, self.m, False, again)
                     if found is not None:
                         yield found
@@ -166,7 +163,7 @@ class Seeds:
         for count in [asked] if asked else range(2, min(most, 8) + 1):
             if count <= most:
                 for groups in self.grouped(count):
-                    for again in self.recompute():
+                    for again in self.space.recompute:
                         made = [self.pipeline(g, again) for g in groups]
                         pipelines = tuple(p for p in made if p is not None)
                         if len(pipelines) == len(made):
@@ -218,7 +215,7 @@ class Seeds:
             heads = self.ordered([g[0] for g in big])
             order = [next(g for g in big if g[0] == h) for h in heads]
             # One cut for all, by the slowest holder of every stage.
-            for again in self.recompute():
+            for again in self.space.recompute:
                 lead = even_pipeline(self.judge, [g[width - 1] for g in order], again)
                 if lead is not None:
                     yield tuple(
