@@ -285,8 +285,8 @@ def _not_rerouted(job: Job) -> Iterator[tuple[str, str]]:
         yield key, f"{none}, where data stays with a peer"
     if plan.pipelines not in (1, "auto"):
         yield "plan.pipelines", f'1 and "auto" are, with {key}'
-    if plan.schedule in ("interleaved", "zero-bubble"):
-        yield "plan.schedule", f'{_CHAINED}, and "listed", with {key}'
+    if plan.schedule == "interleaved":
+        yield "plan.schedule", f'{_CHAINED}, and "listed" and "zero-bubble", with {key}'
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:

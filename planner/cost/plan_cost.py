@@ -18,6 +18,7 @@ from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
 from ...dag.plan.routes import crossings
 from ...dag.schedule.orders.list_scheduler import Visited
+from ...dag.schedule.orders.schedules import ZERO_BUBBLE
 from .cost_model import CostModel
 from .predicted import predicted, pure_shares
 
@@ -32,6 +33,7 @@ class RouteSeconds:
     def __init__(self, judge: CostModel, plan: Plan, stages: Sequence[Stage]) -> None:
         self._judge, self._plan, self._stages = judge, plan, stages
         self._place = {o.peer: i for i, o in enumerate(judge.offers)}
+        self._halved = plan.schedule == ZERO_BUBBLE
         self._visits: dict[tuple[PeerId, Kind, int], float] = {}
         self._messages: dict[tuple[Visited, Visited], tuple[float, float]] = {}
         self._bytes: dict[tuple[int, int], int] = {}
@@ -62,8 +64,13 @@ class RouteSeconds:
                 float(s[p, slot.stop] - s[p, slot.start])
                 for s in (self._judge.forward_s, self._judge.backward_s)
             )
+            if self._halved:  # about; the judge knows it
+                backward /= 2
             again = forward if slot.recompute else 0.0
-            self._visits[key] = backward + again if action.kind is Kind.BACKWARD else forward
+            self._visits[key] = {
+                Kind.BACKWARD: backward + again,
+                Kind.WEIGHT: backward,
+            }.get(action.kind, forward)
         return self._visits[key]
 
     def message(self, source: Visited, target: Visited) -> tuple[float, float]:

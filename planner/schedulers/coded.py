@@ -106,7 +106,7 @@ def _again(
     own = _judge(request, found)
     found, report = with_codecs(own, PlanWithReport(found, replace(report, reasons=())))
     step_s, peers = report.predicted.step_s, {o.peer: i for i, o in enumerate(own.offers)}
-    moved = any(len(route) < len(found.stages) for route in found.routes)
+    moved = request.options.reroutes
     hangs = next(iter(report.predicted.bottlenecks), "")
     told = replace(
         report,

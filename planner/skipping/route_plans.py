@@ -18,7 +18,7 @@ import numpy as np
 from ...dag.plan.cut import Stage, cut
 from ...dag.plan.plan import Plan, Route, Visit
 from ...dag.schedule.orders.list_scheduler import Bounds
-from ...dag.schedule.orders.schedules import LISTED, SCHEDULES, first_of, may_list
+from ...dag.schedule.orders.schedules import LISTED, SCHEDULES, ZERO_BUBBLE, first_of, may_list
 from ...dag.schedule.schedule import executed_s, with_visits
 from ..cost.cost_model import CostModel
 from ..cost.plan_cost import RouteSeconds, plan_seconds
@@ -39,7 +39,7 @@ ROUGH, FINE, STARTS = 4_000, 40, 2
 MOST_TRIED = 160
 """Changes of routes that are tried, and the most visits of all of them."""
 MOST_VISITS = 40_000
-MOST_DEPTHS = 3
+MOST_DEPTHS = 4
 """Depths that the judge looks at, the best by the list scheduler."""
 
 
@@ -236,7 +236,7 @@ def best_over(
         return None
     options = judge.request.options
     bare = judge.bare_plan(
-        replace(candidate, schedule=_schedule(options.schedule)),
+        replace(candidate, schedule=_schedules(options.schedule)[0]),
         [o.peer for o in judge.offers],
         evaluation_microbatches=judge.request.evaluation_microbatches,
         head_parts=judge.request.head_parts,
@@ -254,11 +254,14 @@ def best_over(
     bettered = _Bettered(plan, stages, times, middle, rules, seed).run()
     plan = replace(plan, routes=bettered)
     listed: dict[object, tuple[float, int, Plan, int]] = {}
-    for n, bound in enumerate(bounds):
-        found = _listed(plan, stages, times, bound)
-        most = max(bound.values()) if bound else len(stages)
-        seconds = executed_s(found, stages, times)
-        listed.setdefault(found.visits, (seconds, n, found, most))
+    for name in _schedules(options.schedule):
+        plan = replace(plan, schedule=name)
+        times = RouteSeconds(judge, plan, stages)
+        for bound in bounds:
+            found = _listed(plan, stages, times, bound)
+            most = max(bound.values()) if bound else len(stages)
+            seconds = executed_s(found, stages, times)
+            listed.setdefault(found.visits, (seconds, len(listed), found, most))
     best = RoutedPlan(plan, float("inf"), layout)
     for _, _, found, most in sorted(listed.values(), key=lambda x: x[:2])[:MOST_DEPTHS]:
         seconds = plan_seconds(judge, found)
@@ -270,8 +273,11 @@ def best_over(
     return best
 
 
-def _schedule(asked: str) -> str:
-    return LISTED if may_list(asked) else first_of(asked)
+def _schedules(asked: str) -> tuple[str, ...]:
+    """By which visits are listed; routes are searched with the first."""
+    if asked == "auto":
+        return LISTED, ZERO_BUBBLE
+    return (asked,) if may_list(asked) else (first_of(asked),)
 
 
 def _bounds(judge: CostModel, has: Sequence[int]) -> Iterator[Mapping[int, int] | None]:

@@ -578,8 +578,10 @@ def test_depth_is_for_the_planner_that_lists_visits(tmp_path: Path, plan: str, s
         ('skip = "auto"\n[sync]\nkind = "local"\nevery = 2', '0 is, with sync.kind = "local"'),
         ('reorder = true\n[recovery]\nladder = ["neighbour+"]', 'false is, with "neighbour+"'),
         ("skip = 0.3\npipelines = 2", '1 and "auto" are, with plan.skip'),
-        ('reorder = true\nschedule = "interleaved"', 'are, and "listed", with plan.reorder'),
-        ('skip = 0.3\nschedule = "zero-bubble"', 'are, and "listed", with plan.skip'),
+        (
+            'reorder = true\nschedule = "interleaved"',
+            'are, and "listed" and "zero-bubble", with plan.reorder',
+        ),
     ],
 )
 def test_routes_that_skip_are_asked_for_by_name_and_alone(
@@ -587,7 +589,7 @@ def test_routes_that_skip_are_asked_for_by_name_and_alone(
 ) -> None:
     assert says in problem(tmp_path, f"[train]\nsteps = 3\n[plan]\n{plan}")
     for skip in (0, 0.5, "auto"):
-        Job(model="a:b", steps=1, plan={"skip": skip, "reorder": True, "schedule": "listed"})
+        Job(model="a:b", steps=1, plan={"skip": skip, "reorder": True, "schedule": "zero-bubble"})
 
 
 @pytest.mark.parametrize(

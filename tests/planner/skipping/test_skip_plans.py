@@ -17,6 +17,7 @@ from shoal.dag.analysis.skippable import bypass_of, skippable_blocks
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.network import Network
 from shoal.dag.ir.graph import Graph
+from shoal.dag.plan.action import Kind
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.plan.report import PlanWithReport
 from shoal.dag.plan.routes import IN_ORDER, routes_digest, swaps
@@ -99,6 +100,16 @@ def test_any_plan_has_equal_visits_whole_blocks_and_no_more_left_out_than_allowe
 def test_a_plan_is_found_again() -> None:
     request = request_of([1e8] * 4, skip=0.5, reorder=True)
     assert plan(request).plan == plan(request).plan
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "listed", "zero-bubble"])
+def test_a_job_may_say_how_its_visits_are_listed(schedule: str) -> None:
+    request = request_of([1e8] * 3, skip=0.5, schedule=schedule)
+    found = plan(request).plan
+    assert found.schedule == schedule
+    halves = any(a.kind is Kind.WEIGHT for visits in found.visits for a in visits)
+    assert halves == (schedule == "zero-bubble")
+    outlined(request.graph, found)
 
 
 def test_nothing_is_left_out_unless_the_job_says_so() -> None:
