@@ -151,7 +151,7 @@ class Laboratory:
 
 @pytest.fixture(scope="session")
 def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
-    """Makes a Laboratory for a job; one per name and session."""
+    """Makes a Laboratory for a job; one per name, model and session."""
     made: dict[str, Laboratory] = {}
     with ExitStack() as open_jobs:
 
@@ -159,11 +159,12 @@ def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
             if job.plan.scheduler == "auto":
                 # Tiny models are best trained by one peer, and these tests are about several.
                 job = replace(job, plan=replace(job.plan, scheduler="uniform"))
-            if job.name not in made:
+            key = f"{job.name} {job.model}"
+            if key not in made:
                 module = models.build(job)
                 prepared = open_jobs.enter_context(prepare(job))
-                made[job.name] = Laboratory(job, prepared, module)
-            return made[job.name]
+                made[key] = Laboratory(job, prepared, module)
+            return made[key]
 
         yield make
 

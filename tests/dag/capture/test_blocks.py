@@ -269,7 +269,7 @@ def test_what_is_not_certain_is_exported_as_a_whole(module: nn.Module) -> None:
     assert module.__dict__ == before
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from([Plain, Normed]), min_size=6, max_size=12))
 def test_any_order_of_blocks(kinds: list[Callable[[], nn.Module]]) -> None:
     assert_same(*both(stack(*kinds), X))

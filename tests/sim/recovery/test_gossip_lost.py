@@ -33,7 +33,7 @@ def told_singly(method: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["saps", "noloco", "random-pairs"])
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
     tables = TABLES | {"sync": sync_of(method)}
     rounds.play(FOUR, **tables)
@@ -76,6 +76,7 @@ def test_other_pairs_stay_as_they_were_planned(rounds: Rounds) -> None:
     rounds.assert_expected(world, run)
 
 
+@pytest.mark.slow
 def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
     tables = TABLES | {"sync": told_singly("saps")}
     calm, run = rounds.play(FOUR[:3], **tables)

@@ -25,7 +25,7 @@ TABLES: dict[str, Any] = {
 FOUR = sites(1e7, 1e7, 1e7, 1e7)
 
 
-@pytest.mark.parametrize("part", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int) -> None:
     rounds.play(FOUR, **TABLES)
     for at in rounds.moments(12, part, 3):
@@ -53,6 +53,7 @@ def test_a_stage_of_a_pipeline_is_lost_between_contribution_and_landing(
     rounds.assert_expected(world, run)
 
 
+@pytest.mark.slow
 def test_the_broker_dies_behind_records_of_its_journal(rounds: Rounds) -> None:
     calm, run = rounds.play(FOUR[:3], **TABLES)
     wanted = calm.events(run)

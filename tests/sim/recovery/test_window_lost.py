@@ -44,7 +44,7 @@ def told(events: list[RunEvent]) -> list[int]:
 
 
 @pytest.mark.parametrize("method", ["saps", "noloco"])
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
     world, run = rounds.play(FOUR, **tables(method))
     assert told(world.events(run)) == [1, 2]
@@ -115,7 +115,9 @@ def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
         rounds.assert_expected(world, run, what=deaths)
 
 
-@pytest.mark.parametrize(("stages", "peers"), [(1, THREE), (2, SIX)])
+@pytest.mark.parametrize(
+    ("stages", "peers"), [pytest.param(1, THREE, marks=pytest.mark.slow), (2, SIX)]
+)
 def test_the_broker_dies_behind_any_record_of_its_journal(
     rounds: Rounds, stages: int, peers: list[PeerSpec]
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_stage_that_loses_all_its_holders_is_taken_by_one_of_another(lab: Any)
     assert [s.stop for s in after.stages] == [s.stop for s in before.stages]
 
 
+@pytest.mark.slow
 def test_a_newcomer_joins_the_stage_that_carries_least_and_nobody_else_moves(lab: Any) -> None:
     train = {**JOB["train"], "steps": 150, "eval_every": 0}
     three = [peer("p0", 2e6), peer("p1", 1e6), peer("p2", 1e6)]
