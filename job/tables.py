@@ -370,7 +370,7 @@ class Sync(Settings):
 
     @property
     def chosen(self) -> str:
-        """The method."""
+        """Return the method that the table names."""
         return self.method or METHODS[self.kind][0]
 
     @property

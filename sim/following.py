@@ -190,7 +190,7 @@ class Following:
         )
 
     def _apart(self, tokens_per_step: int) -> None:
-        """What is otherwise in several replicas, which each make steps of their own."""
+        """Follow what is otherwise in several replicas, which each make steps of their own."""
         summary, rows = self.summary, self.played.rows
         summary.losses = ()
         if (formed := self._formed).every:

@@ -217,7 +217,7 @@ class Journal:
             ) from None
 
     def _note(self, first: int, number: int, checksum: int) -> None:
-        """What is confirmed from here on. In place, in one write within one sector."""
+        """Take down what is confirmed from here on. In place, in one write within one sector."""
         if self._mark is not None:
             head = _MARK.pack(max(0, first), number, checksum & 0xFFFFFFFF, 0)[:-4]
             os.pwrite(self._mark, head + struct.pack("<I", crc32(head)), 0)

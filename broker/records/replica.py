@@ -118,7 +118,7 @@ class ReplicaRecord:
 
     @property
     def exporters(self) -> tuple[PeerId, ...]:
-        """Who uploads weights at the end: the first holder of each stage."""
+        """Return the peers that upload weights at the end: the first holder of each stage."""
         stages = self.plan.stages if self.plan else ()
         return tuple(dict.fromkeys(s.holders[0] for s in stages))
 

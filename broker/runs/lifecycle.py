@@ -298,7 +298,7 @@ class Lifecycle:
             )
 
     def pause(self, now: float) -> list[Instruction]:
-        """After `check_pause`."""
+        """Have the run stop; call `check_pause` first."""
         record, run = self.record, self.record.run
         waits = self.context.rounds is not None and self.context.work is None
         if record.phase in (WAITING, BUILDING) or not record.committed or waits:
@@ -310,7 +310,7 @@ class Lifecycle:
         return self._say(True, "pausing", text, now)
 
     def _say(self, pausing: bool, code: str, text: str, now: float) -> list[Instruction]:
-        """It goes on for now, and is to stop, or not any more: also after a restart."""
+        """Say that it goes on for now, and is to stop, or not any more: also after a restart."""
         state = self.record.state
         state.pausing = pausing
         state.reason.CopyFrom(Reason(code=code, text=text))
@@ -335,7 +335,7 @@ class Lifecycle:
             raise ValueError(f"run {record.run.id} is {phase}: expected a paused one")
 
     def unpause(self, now: float) -> list[Instruction]:
-        """After `check_unpause`."""
+        """Have the run go on; call `check_unpause` first."""
         if self.record.pausing:
             gate = self.context.gate
             if gate is not None and gate == self.snapshots.on_hold:

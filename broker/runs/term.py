@@ -53,9 +53,9 @@ def begin_term(
     found: SnapshotSet | None,
     now: float,
 ) -> tuple[list[Instruction], int]:
-    """What is to be told, and from which step on the replica is not exact then. The peers of the
-    plan are all in the pool, or have a part already. `found`: the set that it goes on from, where
-    that is not what is in the stages."""
+    """Return what is to be told, and from which step on the replica is not exact then. The peers of
+    the plan are all in the pool, or have a part already. `found`: the set that it goes on from,
+    where that is not what is in the stages."""
     record = context.record
     if wanted.live:
         step = record.committed

@@ -169,7 +169,7 @@ class BlobStore:
             return name in self._sizes
 
     def lacks(self, names: Iterable[str]) -> list[str]:
-        """Those that are not here as a whole."""
+        """Return the ones that are not here as a whole."""
         return [name for name in names if not self.whole(name)]
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:

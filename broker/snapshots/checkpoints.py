@@ -58,7 +58,7 @@ class Checkpoints:
         """One was ordered too late: the next need not wait for its step."""
 
     def add(self, found: Iterable[Checkpoint]) -> None:
-        """These are complete; older ones than are kept go."""
+        """Add checkpoints that are complete; older ones than are kept go."""
         self.kept += found
         del self.kept[: -self._keep]
         if self.kept:  # after a restart of the broker, too
@@ -103,7 +103,8 @@ class Checkpoints:
         inexact_from: int = 0,
         rounds: RoundPosition | None = None,
     ) -> None:
-        """It was ordered from all holders of a plan. `rounds`: of the version that is in it."""
+        """Begin one that was ordered from all holders of a plan. `rounds`: of the version that is
+        in it."""
         self._overdue, self._step = False, step
         self._coming = Checkpoint(
             run=run,

@@ -217,7 +217,7 @@ class Client:
         return state
 
     def pause(self, run: str) -> RunState:
-        """It stops between two steps and gives its peers back. Raises Refused where it cannot be
+        """Have it stop between two steps and give its peers back. Raises Refused where it cannot be
         paused."""
         with self.translated():
             state: RunState = self._runs.Pause(broker_pb2.RunRequest(run=run), timeout=CALL_S)

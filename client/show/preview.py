@@ -156,7 +156,8 @@ def _head(answer: PreviewAnswer, name: str, columns: int) -> Iterator[str]:
 def _formation(
     answer: PreviewAnswer, name: str, called: dict[str, str], columns: int
 ) -> Iterator[str]:
-    """Who is in which replica; what follows it is the plan of all with equal weights."""
+    """Say which peers are in which replica; what follows it is the plan of all with equal
+    weights."""
     yield from wrapped(f"{name}: {count_of(len(answer.formation.replicas), 'replica')}", columns)
     for line in formation_lines(answer.formation, called):
         yield from wrapped(f"  {line}", columns, "    ")

@@ -49,9 +49,9 @@ def step_chart(
 
 
 def _is_in_order(row: PlannedRow) -> bool:
-    """Whether its times are some: they came from a broker."""
+    """Whether each action has times, one after the other: they came from a broker."""
     ends = (0.0, *row.end_s)
-    return all(
+    return len(row.actions) == len(row.start_s) == len(row.end_s) and all(
         0 <= before <= start <= end < inf
         for before, start, end in zip(ends, row.start_s, row.end_s, strict=False)
     )

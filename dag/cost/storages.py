@@ -38,7 +38,7 @@ class Pairs:
 
     @classmethod
     def listed(cls, pairs: Sequence[tuple[int, int]], last: int) -> Pairs:
-        """The same from a list of them."""
+        """Return the pairs of a list."""
         at, what = np.array(pairs, np.int64).reshape(len(pairs), 2).T
         return cls.of(at, what, last)
 
@@ -51,7 +51,7 @@ class Pairs:
         return Pairs(self.at[some] - start, what, before, stop - start + 1)
 
     def both(self, other: Pairs) -> Pairs:
-        """Those that are in one of the two."""
+        """Return the pairs that are in one of the two."""
         at, what = np.append(self.at, other.at), np.append(self.what, other.what)
         return Pairs.of(at, what, self.last)
 
@@ -175,7 +175,7 @@ class Storages:
         )
 
     def part(self, start: int, stop: int) -> Storages:
-        """The same of the operators [start, stop) alone."""
+        """Return the storages of the operators [start, stop) alone."""
         there = (start <= self.born) & (self.born < stop)
         for pairs in (self.read, self.saved):
             there[pairs.what[(start <= pairs.at) & (pairs.at < stop)]] = True

@@ -30,7 +30,7 @@ def halved(visits: Iterable[Action]) -> frozenset[int]:
 
 
 def halved_of(plan: Plan) -> frozenset[tuple[PeerId, int]]:
-    """The same for the lists of a plan: peer and stage."""
+    """Return the peers and stages of a plan whose lists have them apart."""
     lists = zip(plan.peers, plan.visits, strict=True) if plan.visits else ()
     return frozenset((peer, k) for peer, visits in lists for k in halved(visits))
 

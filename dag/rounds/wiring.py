@@ -78,7 +78,8 @@ class RoundWiring:
 
     @property
     def counterparts(self) -> tuple[PeerId, ...]:
-        """Whom it exchanges frames with, itself perhaps among them, in order of first use."""
+        """Return the members that it exchanges frames with, itself perhaps among them, in order of
+        first use."""
         shares = (*self.gives, *self.results, *self.takes, *self.sends, *self.gets)
         added = (g.peer for givers in self.adds.values() for g in givers)
         return tuple(dict.fromkeys((*(s.peer for s in shares), *added)))

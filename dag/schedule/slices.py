@@ -50,8 +50,8 @@ class _Routes:
     def slice(
         self, peer: PeerId, columns: Collection[int], beside: list[set[int]]
     ) -> tuple[Route, ...]:
-        """Who else is in the microbatches of a peer at the stages beside its own, and who has all
-        microbatches at the stages in `columns`."""
+        """Return who else is in the microbatches of a peer at the stages beside its own, and who
+        has all microbatches at the stages in `columns`."""
         found: list[Route] = [()] * len(self.routes)
         if columns:
             found = [tuple(v for v in route if v.stage in columns) for route in self.routes]

@@ -257,7 +257,7 @@ def _entries_of(vector: RunVector, stages: Sequence[Stage]) -> dict[str, TensorS
 def _rounds(
     order: BuildOrder, vector: RunVector, local: LocalSteps, held: Mapping[int, LocalStage]
 ) -> RoundWork:
-    """Raises CodecError."""
+    """Make what rounds need. Raises CodecError."""
     assert order.training.rounds is not None, "a run without rounds has no work of them"
     stages = [h.stage for h in held.values()]
     tensors: dict[str, list[Tensor]] = {v: [] for v in _entries_of(vector, stages)}

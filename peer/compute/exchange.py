@@ -102,7 +102,7 @@ class TransferSpecs:
         return self._statistics[stage]
 
     def microbatches(self, peer: str, stage: int, *, training: bool = True) -> tuple[int, ...]:
-        """Those that this peer runs through the stage, ascending."""
+        """Return the microbatches that this peer runs through the stage, ascending."""
         return tuple(self._run[training].get((peer, stage), ()))
 
     @cached_property

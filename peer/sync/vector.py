@@ -96,7 +96,8 @@ def vector_of(layout: Layout, grads: Mapping[str, Tensor | None], device: torch.
 
 
 def gathered(vector: Tensor, shards: int, which: Sequence[int]) -> Tensor:
-    """Those of the vector's equal parts, one behind the other, as a fresh tensor."""
+    """Return the asked ones of the vector's equal parts, one behind the other, as a fresh
+    tensor."""
     return vector.view(shards, -1)[list(which)].view(-1)
 
 

@@ -79,8 +79,8 @@ def one_plan(ask: FormReplicas, graph: Graph, planner: Planner = by_name) -> Pla
 def formed(
     ask: FormReplicas, graph: Graph, one: PlanWithReport | None, planner: Planner = by_name
 ) -> ReplicasFormed:
-    """What is recommended; `one`: the plan of all peers with equal weights, where that is known.
-    Raises NoPlan, GraphError."""
+    """Return what is recommended; `one`: the plan of all peers with equal weights, where that is
+    known. Raises NoPlan, GraphError."""
     asked = read_spec(ask.spec)
     spec = decided(ask.spec, "local", 1)
     wish = read_spec(spec)

@@ -33,8 +33,8 @@ def work_at_risk(
 
 
 def _not_made(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery) -> list[str]:
-    """Who holds what the neighbour rung cannot make anew; a holder whose stages others hold, too,
-    has nothing of the kind."""
+    """Name the holders of what the neighbour rung cannot make anew; a holder whose stages others
+    hold, too, has nothing of the kind."""
     if not recovery.rebuilds:
         return []
     form, found = planned_graph(graph.bind(plan.microbatch_size), plan), []

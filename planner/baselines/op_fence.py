@@ -60,7 +60,7 @@ NEAR = 1.2
 
 
 def op_fence(request: PlanRequest) -> PlanWithReport:
-    """Raises NoPlan."""
+    """Return the best plan over the fences of all forms of the request. Raises NoPlan."""
     refuse_impossible(request)
     every: list[Fenced] = []
 
@@ -160,7 +160,7 @@ class Fence:
         self.cost: Floats = self.rows.latency + self.rows.typical_bytes * self.rows.both
 
     def with_microbatches(self, count: int) -> Fence:
-        """The same for another number of microbatches."""
+        """Return the fence for another number of microbatches."""
         found = copy(self)
         found.rows = self.rows.with_microbatches(count)
         found.judge, found.microbatches = found.rows.judge, count
@@ -204,7 +204,7 @@ class Fence:
                         yield pool
 
     def _path(self, pool: Pool) -> list[int]:
-        """The same in either direction, the faster end first."""
+        """Return the path, the same in either direction, the faster end first."""
         path = grouped_path(self.rate, self.cost, pool.groups)
         turned = path[::-1]
         return max(path, turned, key=lambda p: tuple(self.speed[p].tolist()))

@@ -195,7 +195,7 @@ class CostModel:
         return dict(zip(candidate.peers, self._bytes(self.structure(candidate)), strict=True))
 
     def plan_bytes(self, plan: Plan) -> dict[PeerId, int]:
-        """The same for every peer of a plan of the request's graph, whoever made it."""
+        """Return the peak bytes of every peer of a plan of the request's graph, whoever made it."""
         return dict(zip(plan.peers, self._bytes(self.structure_of(plan)), strict=True))
 
     def _bytes(self, structure: Structure) -> list[int]:

@@ -89,7 +89,7 @@ class RowBuilder:
         """Of what a cut sends there and back, the median."""
 
     def with_microbatches(self, count: int) -> RowBuilder:
-        """The same for another number of microbatches."""
+        """Return the builder for another number of microbatches."""
         found = copy(self)
         found.judge, found.microbatches = self.judge.with_microbatches(count), count
         return found
@@ -223,8 +223,8 @@ class RowBuilder:
         return Guess(self.seconds(candidate), candidate)
 
     def refined(self, guess: Guess) -> Guess:
-        """The same rows of peers cut more finely, where that is better; and cut again, where rows
-        that were left out have left them more microbatches than fit."""
+        """Return these rows of peers cut more finely, where that is better; and cut again, where
+        rows that were left out have left them more microbatches than fit."""
         candidate = guess.candidate
         if interleaves(candidate.schedule):
             return guess

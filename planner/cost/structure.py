@@ -149,7 +149,7 @@ def _beside(plan: Plan) -> list[set[tuple[int, int]]]:
 
 
 def _alike(action: Action) -> Action:
-    """The same for all actions of a peer that take equally long."""
+    """Return a key, the same for all actions of a peer that take equally long."""
     return action if action.content is not None else Action(action.kind, 0, action.stage)
 
 

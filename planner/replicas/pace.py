@@ -51,7 +51,7 @@ class Pace:
 
     @property
     def peers(self) -> frozenset[int]:
-        """Those that have a share."""
+        """Return the peers that have a share."""
         return frozenset(self.candidate.peers)
 
 

@@ -123,8 +123,8 @@ def _hangs_on(judge: CostModel, best: Candidate) -> str:
 
 
 def _what(judge: CostModel, best: Candidate, peer: int) -> str:
-    """What is wrong with a peer, in one clause: its links or its speed, whichever is further below
-    those of the plan's peers."""
+    """Say what is wrong with a peer, in one clause: its links or its speed, whichever is further
+    below those of the plan's peers."""
     rates = judge.network.rates()
     used = list(best.peers)
     own = max(min(rates[peer, q], rates[q, peer]) for q in used)

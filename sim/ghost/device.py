@@ -154,7 +154,7 @@ class GhostDevice:
         work.store.setdefault(key.step, {})[at] = value
 
     def most_bytes(self, key: FrameKey) -> int | None:
-        """As TorchDevice."""
+        """Answer as TorchDevice does."""
         work = self._work
         if key.role is Role.ROUND:
             return work.rounds.most_bytes(key) if work and work.rounds else None
@@ -213,7 +213,8 @@ class GhostDevice:
     # ------------------------------------------------------------ actions
 
     def compute(self, step: int, action: Action) -> Result:
-        """What it takes must be in the store; what it gives is there afterwards."""
+        """Carry an action out. What it takes must be in the store; what it gives is there
+        afterwards."""
         work = self._now
         if action.kind in ROUNDS:
             return Result(0.0, self.peak_bytes, round=self._of_round(action.kind))
@@ -300,7 +301,7 @@ class GhostDevice:
         return lambda: _parts(data, work.snapshot_bytes + size)
 
     def blocks(self) -> Callable[[], tuple[memoryview, ...]]:
-        """As TorchDevice."""
+        """Answer as TorchDevice does."""
         work, order, found = self._now, self._now.order, dict[str, int]()
         lost = [k for p in order.rebuilt for k in order.plan.stages_of(p)]
         wanted = work.recipe(lost)

@@ -110,11 +110,11 @@ class Hashes:
         return name_hash("constant", value)
 
     def factor(self, value: str, read: str) -> int:
-        """a(v, u)."""
+        """Return a(v, u)."""
         return odd("reads", value, read)
 
     def back(self, value: str, read: str) -> int:
-        """a'(v, u)."""
+        """Return a'(v, u)."""
         return odd("gradient", value, read)
 
     def salt(self, value: str, parameter: str) -> int:
@@ -235,7 +235,7 @@ class PlainLoop:
     def forward(
         self, step: int, m: int, order: Sequence[Segment]
     ) -> list[tuple[Segment, dict[str, int]]]:
-        """What is known at the end of each segment."""
+        """Return what is known at the end of each segment."""
         hashes, graph = self.hashes, self.hashes.graph
         value = dict(self.state)
         value |= {f"in:{x.name}": hashes.sample(x.name, step, m) for x in graph.inputs}

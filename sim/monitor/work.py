@@ -183,7 +183,8 @@ class WorkCheck(Check):
                 self._restarted()
 
     def _part(self, who: str, run: str, term: int, does: str, what: object) -> _Part:
-        """What it does is written out only where it may not: writing takes longer than looking."""
+        """Say what it does, which is written out only where it may not: writing takes longer than
+        looking."""
         part = self._parts.get(who)
         if part is None or part.term != term or part.run != run:
             named = f"{run}, term {term}"

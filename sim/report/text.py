@@ -74,7 +74,7 @@ def _model(s: Summary) -> Iterator[str]:
 
 
 def _spares(s: Summary) -> str:
-    """Who holds no stage, and why: of a large pool the first few."""
+    """Name the peers that hold no stage, and why: of a large pool the first few."""
     shown = "; ".join(s.spares[:_SPARES])
     more = f"; and {len(s.spares) - _SPARES} more" if len(s.spares) > _SPARES else ""
     return f"; in pool: {shown}{more}" if shown else ""

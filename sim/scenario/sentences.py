@@ -59,7 +59,7 @@ def kill(who: Who, **when: Any) -> Fault:
 
 
 def stop(who: Who, *, for_s: float = 0.0, **when: Any) -> Fault:
-    """They freeze, and go on afterwards as if nothing had been."""
+    """Freeze them; they go on afterwards as if nothing had been."""
     return _fault("stop", who, for_s=for_s, **when)
 
 
@@ -95,7 +95,7 @@ def slow(
 
 
 def flap(who: Who, others: Who = (), *, for_s: float = 0.0, **when: Any) -> Fault:
-    """What is open between them breaks, again and again."""
+    """Break what is open between them, again and again."""
     return _fault("flap", who, others, for_s=for_s, **when)
 
 

@@ -179,7 +179,7 @@ class Surface:
         """Parted for long enough a connection breaks by itself."""
 
     def cut(self, name: str) -> None:
-        """As break_link."""
+        """Break a link, as `break_link` does."""
 
     def _signal(self, name: str, what: str, sign: signal.Signals) -> None:
         self._tell(name, what)

@@ -67,3 +67,10 @@ def test_peers_beyond_the_first_are_counted_and_one_alone_is_not_drawn() -> None
 def test_times_that_are_none_are_not_drawn(times: tuple[float, float]) -> None:
     good = row("p0", ("U", 0, 1)), row("p1", ("U", 0, 1))
     assert chart(*good, row("p2", ("F0@0", *times))) == chart(*good)
+
+
+def test_an_action_without_times_is_not_drawn() -> None:
+    good = row("p0", ("U", 0, 1)), row("p1", ("U", 0, 1))
+    assert chart(*good, PlannedRow(peer="p2", actions=["F0@0", "U"], start_s=[0], end_s=[1])) == (
+        chart(*good)
+    )
