@@ -101,19 +101,19 @@ class Wan:
         return self.hold, self.latency
 
 
-def chain(microbatches: int) -> tuple[Plan, tuple[Stage, ...]]:
-    """The plan of one microbatch after the other, not listed yet."""
-    peers = [PeerId(f"p{k}") for k in range(STAGES)]
+def chain(microbatches: int, count: int = STAGES) -> tuple[Plan, tuple[Stage, ...]]:
+    """The plan of one microbatch after the other through `count` stages, not listed yet."""
+    peers = [PeerId(f"p{k}") for k in range(count)]
     outline = Outline(
         tuple(
             StageOutline(
                 k,
-                (Crossed(f"v{k}", (k + 1,), (k + 1,)),) if k + 1 < STAGES else (),
+                (Crossed(f"v{k}", (k + 1,), (k + 1,)),) if k + 1 < count else (),
                 trainable=True,
-                makes_loss=k + 1 == STAGES,
+                makes_loss=k + 1 == count,
                 has_backward=True,
             )
-            for k in range(STAGES)
+            for k in range(count)
         )
     )
     plan = Plan(
