@@ -171,14 +171,14 @@ class Children:
         if status is None:
             return EndedError("the process that plans was ended from outside", blame=False)
         code = os.waitstatus_to_exitcode(status)
+        most = size_text(self._limits.memory_bytes)
+        over = f"more than {most} of memory, the limit of this broker"
         if code == -signal.SIGXCPU:
             return EndedError(self._late(self._limits.cpu_s, "of CPU"))
         if code == OVER_MEMORY:
-            most = size_text(self._limits.memory_bytes)
             return EndedError(
-                f"planning this run was stopped: it took more than {most} of memory, the limit of "
-                "this broker; its graph makes values that no peer could hold, or is too large: "
-                "capture it with fewer or smaller operators"
+                f"planning this run was stopped: it took {over}; its graph makes values that no "
+                "peer could hold, or is too large: capture it with fewer or smaller operators"
             )
         if code == OVER_ANSWER:
             return EndedError(
@@ -196,9 +196,11 @@ class Children:
         text = f"planning this run ended the planner's process by {how}: "
         if code == FAILED:
             return EndedError(text + "a bug of shoal, which the broker's log tells of")
+        # At the limit of memory a stack that cannot grow ends like this too.
         return EndedError(
-            f"{text}an operator of its graph crashes torch where only shapes are computed. It is "
-            "not planned again; write that operator in another way, or capture the model anew"
+            f"{text}an operator of its graph crashes torch where only shapes are computed, or "
+            f"planning took {over}. It is not planned again; write that operator in another way, "
+            "or capture the model anew with fewer or smaller operators"
         )
 
     def _late(self, seconds: float, of: str) -> str:

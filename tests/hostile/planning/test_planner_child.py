@@ -141,6 +141,7 @@ async def test_a_graph_that_crashes_its_planner_fails_its_run_and_no_other(tmp_p
             state = await end_of(channel, run)
             assert (state.phase, state.reason.code) == (FAILED, "planner")
             assert "signal 11 (SIGSEGV)" in state.reason.text
+            assert "more than 1 GiB of memory" in state.reason.text  # a signal does not tell which
             assert "is not planned again" in state.reason.text
     async with running(state=tmp_path, planner=QUICK) as (broker, channel):
         assert (await end_of(channel, run)).reason.code == "planner"  # and nobody plans it
