@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 __all__ = ["elsewhere", "uninterrupted"]
@@ -65,7 +65,13 @@ def elsewhere(source: Iterable[T], stop: Callable[[], object]) -> Iterator[T]:
     try:
         with uninterrupted():
             threading.Thread(target=read, name="reader", daemon=True).start()
-        while (found := came.get()) is not None:
+        while True:
+            try:  # a signal between Python's last look and the wait is seen when the wait is over
+                found = came.get(timeout=1)
+            except Empty:
+                continue
+            if found is None:
+                break
             if isinstance(found, BaseException):
                 raise found
             yield found[0]
