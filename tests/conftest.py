@@ -1,6 +1,7 @@
 """How tests run: HYPOTHESIS_PROFILE chooses what property tests do, "automation" is the default,
 "night" what `.ci/nightly` takes."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -29,6 +30,12 @@ if _PROFILE in ("automation", "night") and hasattr(providers, "is_local_module_f
 # processes that tests interrupt must not inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: no later collection of garbage looks at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,6 +16,13 @@ from shoal.dag.transforms.lower import lower
 from .test_device import Gpt, Mlp, digits
 
 
+@pytest.fixture(autouse=True)
+def what_was_there_before():
+    """Objects that other tests and modules hold are left out: to look at each takes a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def no_collection():
     gc.collect()
