@@ -1,5 +1,6 @@
 """The job as plain data: every key of job.toml, read strictly, with units and refusals by name."""
 
+from .plan_options import PlanOptions
 from .settings import SettingsError
 from .spec import Job
 from .tables import (
@@ -9,7 +10,6 @@ from .tables import (
     Data,
     Model,
     Output,
-    PlanOptions,
     Recovery,
     Sync,
 )

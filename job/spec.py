@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from .methods import METHODS
+from .plan_options import PlanOptions
 from .rounds import OWN_CODECS, RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without
-from .tables import LIVE, Codec, Data, Model, Output, PlanOptions, Recovery, Sync
+from .tables import LIVE, Codec, Data, Model, Output, Recovery, Sync
 from .training import Train, Training
 
 __all__ = ["Job"]
@@ -208,6 +209,7 @@ class Job(Settings):
             train=self.train,
             rebuilds=self.recovery.rebuilds,
             rounds=self.rounds,
+            skip_scaling=self.plan.skip_scaling,
         )
 
     @property

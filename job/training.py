@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from .plan_options import SkipScaling
 from .rounds import RoundSettings
 from .settings import Settings, SettingsError, at_least, at_most, json_object, plain
 
@@ -178,6 +179,8 @@ class Training(Settings):
     are kept."""
     rounds: RoundSettings | None = None
     """What replicas exchange between their steps; None: a run has one, or all step together."""
+    skip_scaling: SkipScaling = "renormalise"
+    """What is done about microbatches that leave a stage out (`PlanOptions`)."""
 
     @property
     def batch(self) -> int:

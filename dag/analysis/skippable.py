@@ -43,6 +43,14 @@ class Bypass:
     """The value that leaves, in place of which `taken` goes on."""
     why_not: str = ""
     """Why they cannot be left out, in words; empty: they can."""
+    clamped: bool = False
+    """Whether a ReLU is behind the sum."""
+
+    @property
+    def why_not_scaled(self) -> str:
+        """Why what they add to what came in cannot be scaled (stochastic depth); empty: it can."""
+        behind = "has a ReLU behind its sum: what it adds cannot be scaled alone"
+        return self.why_not or (behind if self.clamped else "")
 
 
 def skippable_blocks(graph: Graph) -> tuple[Bypass, ...]:
@@ -69,7 +77,8 @@ def bypass_of(graph: Graph, start: int, stop: int) -> Bypass:
         if one.made != two.taken:
             words = f"has operators between {one.name} and {two.name}"
             return Bypass(name, start, stop, why_not=words)
-    return Bypass(name, start, stop, within[0].taken, within[-1].made)
+    clamped = any(block.clamped for block in within)
+    return Bypass(name, start, stop, within[0].taken, within[-1].made, clamped=clamped)
 
 
 def describe_skippable(graph: Graph) -> list[str]:
@@ -102,14 +111,15 @@ class _Judge:
     def all(self) -> Iterator[Bypass]:
         for block in self._blocks:
             made = self._leaving(block)
+            at = block.name, block.start, block.stop
             taken = ""
             why = self._why_not(block, made)
             if not why:
                 taken, why = self._taken(block, made[0])
             if why:
-                yield Bypass(block.name, block.start, block.stop, why_not=why)
+                yield Bypass(*at, why_not=why)
             else:
-                yield Bypass(block.name, block.start, block.stop, taken, made[0])
+                yield Bypass(*at, taken, made[0], clamped=self._passed(block, made[0])[1])
 
     def _leaving(self, block: Block) -> list[str]:
         """Values of a block that others read, or that are results."""

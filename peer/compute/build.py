@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...dag.exchange.wiring import shares_gradient
 from ...dag.execute.execute import StageExecutor, TensorSpecError
+from ...dag.execute.stage_visits import StageVisits
 from ...dag.ir.graph import Graph, TensorSpec
 from ...dag.ir.rules.rules import check_graph
 from ...dag.plan.action import Action, ExchangeContent, Kind
@@ -227,9 +228,15 @@ def build_work(
             )
             strategy = _strategy(order, stage, executor, firsts, wire, streams, local)
             visited, own = flow.visited(stage.index), wire.microbatches(order.peer, stage.index)
-            share = len(plan.routes) / len(visited) if visited else 1.0
-            last = own[-1] if own else -1
-            held[stage.index] = LocalStage(stage, executor, strategy, visited, last, share)
+            visits = StageVisits.of(
+                graph,
+                stage,
+                visited,
+                own[-1] if own else -1,
+                len(plan.routes),
+                order.training.skip_scaling,
+            )
+            held[stage.index] = LocalStage(stage, executor, strategy, visits)
     trim_heap()
     reader = Reader(order.manifest, order.shard, seed=order.training.seed, microbatches=of_run)
     unread: dict[str, Tensor] = {}

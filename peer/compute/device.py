@@ -304,9 +304,8 @@ class TorchDevice:
             case Kind.BACKWARD:
                 return self._backward(work, step, action, taken)
             case Kind.WEIGHT:
-                held = work.held[action.stage]
-                held.executor.backward_weight(*work.place(step, action.microbatch))
-                held.after_backward(action.microbatch)
+                m = action.microbatch
+                work.held[action.stage].backward_weight(work.place(step, m), m)
                 return {}
             case Kind.EVALUATE:
                 return self._evaluate(work, action, taken)
@@ -329,9 +328,7 @@ class TorchDevice:
         inputs = work.inputs.pop((step, m, action.stage), None)
         if inputs is None and held.stage.inputs:
             inputs = work.data.train(*work.place(step, m), held.stage.inputs)
-        forwarded = held.executor.forward(*work.place(step, m), ports, inputs or {})
-        if held.stage.statistics:
-            held.collected[m] = forwarded.updates
+        forwarded = held.forward(work.place(step, m), m, ports, inputs or {})
         if held.stage.makes_loss:
             self._report(work, True, m, ports, inputs or {}, forwarded.results)
         gives = work.flow.gives(work.order.peer, action)
@@ -348,11 +345,7 @@ class TorchDevice:
             else:  # a result made behind the loss
                 work.exchange.report(True, m, {transfer.value: present(transfer, tensor)})
         weight = work.exchange.weight_of(m) if held.stage.makes_loss else 1.0
-        executor = held.executor
-        backward = executor.backward_input if executor.split else executor.backward
-        back = backward(*work.place(step, m), grads, weight)
-        if not executor.split:
-            held.after_backward(m)
+        back = held.backward(work.place(step, m), m, grads, weight)
         gives = work.flow.gives(work.order.peer, action)
         return {t: back.get(work.flow.made(t)) for t in gives}
 
@@ -388,7 +381,7 @@ class TorchDevice:
         for held in work.held.values():
             held.strategy.update(step, weight=weight, norm=norm)
             if held.stage.updates:
-                held.executor.apply_updates([held.collected.get(m, {}) for m in held.visited])
+                held.apply_statistics()
             held.executor.zero_grad()
             held.collected.clear()
         work.exchange.clear()

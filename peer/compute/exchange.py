@@ -16,7 +16,8 @@ from ...dag.exchange import engine
 from ...dag.exchange.collective import Hop
 from ...dag.exchange.engine import VectorSpace
 from ...dag.exchange.wiring import Exchange
-from ...dag.execute.execute import StageExecutor
+from ...dag.execute.execute import Forwarded, StageExecutor
+from ...dag.execute.stage_visits import Grads, StageVisits
 from ...dag.ir.graph import Graph, TensorSpec
 from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import Stage
@@ -35,6 +36,8 @@ Echo = Callable[[Transfer, Tensor], Tensor]
 Taken = Sequence[tuple[Transfer, "Tensor | None"]]
 """What an action takes, in the order of reductions."""
 
+Inputs = Mapping[str, Tensor]
+
 
 @dataclass(eq=False)
 class LocalStage:
@@ -43,22 +46,48 @@ class LocalStage:
     stage: Stage
     executor: StageExecutor
     strategy: Strategy
-    visited: tuple[int, ...]
-    """Microbatches of a step that visit it, wherever."""
-    last: int
-    """The last one that this peer runs through it."""
-    visits_of_all: float
-    """Microbatches of a step for each of `visited`."""
+    visits: StageVisits
     collected: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     """Batch statistics of this step by microbatch, from here and from other holders."""
 
-    def after_backward(self, microbatch: int) -> None:
-        """Renormalise the gradients once the last microbatch is through, its weights' gradients
-        included: where some leave the stage out, those that visit it stand for all."""
-        if microbatch == self.last and self.visits_of_all != 1:
+    def forward(
+        self, place: tuple[int, int], microbatch: int, ports: Inputs, inputs: Inputs
+    ) -> Forwarded:
+        """Run the stage on a microbatch. `place`: its step and number in the run."""
+        found = self.executor.forward(*place, ports, inputs)
+        if self.stage.statistics:
+            self.collected[microbatch] = found.updates
+        if (scaled := self.visits.scaled) is None:
+            return found
+        return Forwarded(scaled.forward(ports, found.ports), found.results, found.updates)
+
+    def backward(
+        self, place: tuple[int, int], microbatch: int, grads: Grads, weight: float
+    ) -> Mapping[str, Tensor | None]:
+        """Return the gradients of what came in; those of weights are added up, or left for
+        `backward_weight`."""
+        executor, scaled = self.executor, self.visits.scaled
+        seeds = scaled.seeds(grads) if scaled else grads
+        backward = executor.backward_input if executor.split else executor.backward
+        back = backward(*place, seeds, weight)
+        if not executor.split:
+            self._renormalise(microbatch)
+        return scaled.back(grads, back) if scaled else back
+
+    def backward_weight(self, place: tuple[int, int], microbatch: int) -> None:
+        self.executor.backward_weight(*place)
+        self._renormalise(microbatch)
+
+    def apply_statistics(self) -> None:
+        """Let buffers take the batch statistics of the step, in the order of microbatches."""
+        self.executor.apply_updates([self.collected.get(m, {}) for m in self.visits.visited])
+
+    def _renormalise(self, microbatch: int) -> None:
+        """Once the last microbatch is through, its weights' gradients included."""
+        if microbatch == self.visits.last and self.visits.gradients != 1:
             for parameter in self.executor.parameters.values():
                 if parameter.grad is not None:
-                    parameter.grad.mul_(self.visits_of_all)
+                    parameter.grad.mul_(self.visits.gradients)
 
     def parameters(self) -> dict[str, Tensor]:
         """The weights by name, as all holders have them, wherever this one is training."""

@@ -7,6 +7,7 @@ The simulated worlds call `answer` and `consider` in their own process, the brok
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -14,6 +15,7 @@ from typing import TypeVar
 from torch._subclasses import FakeTensorMode
 
 from ...dag.analysis.beside import beside_data
+from ...dag.analysis.skippable import bypass_of
 from ...dag.cost.network import Network
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph, GraphError
@@ -126,6 +128,7 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     plan.validate(len(form.operators))
     if by_hand:
         _check_memory(ask, form, plan)
+        _check_scaled(ask, form, plan)
         plan, report = _with_codecs(ask, form, plan)
     return ready_of(ask, form, PlanWithReport(plan, report))
 
@@ -189,6 +192,21 @@ def _check_memory(ask: MakePlan, form: Graph, plan: Plan) -> None:
                 f"its stages take {size_text(needed)} of {offers[peer]}, which offers "
                 f"{size_text(offered)}: short by {size_text(needed - offered)}; give it fewer "
                 "operators, smaller microbatches, or recompute"
+            )
+
+
+def _check_scaled(ask: MakePlan, form: Graph, plan: Plan) -> None:
+    """Raises PlanError for a hand-written plan that leaves out a stage of which the job wants
+    scaled what it cannot."""
+    if not read_spec(ask.spec).options.stochastic_depth:
+        return
+    visits = Counter(v.stage for route in plan.routes for v in route)
+    for k in (k for k in range(len(plan.stages)) if visits[k] < len(plan.routes)):
+        slot = plan.stages[k]
+        if why := bypass_of(form, slot.start, slot.stop).why_not_scaled:
+            raise PlanError(
+                f'it leaves out stage {k} with plan.skip_scaling = "stochastic-depth", and that '
+                f"stage {why}"
             )
 
 

@@ -156,6 +156,8 @@ class PlannerOptions:
     chooses (`planner/skipping/`)."""
     reorder: bool = False
     """Whether neighbouring stages may change places in a microbatch."""
+    stochastic_depth: bool = False
+    """Whether what a stage adds is scaled by how often it is visited."""
     optimizer_slots: int = 2
     """Numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
     state_bytes: int = 8

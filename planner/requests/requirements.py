@@ -164,6 +164,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             swaps=job.recovery.swaps,
             skip=None if asked.skip == "auto" else asked.skip,
             reorder=asked.reorder,
+            stochastic_depth=asked.skip_scaling == "stochastic-depth",
             optimizer_slots=train.optimizer_slots,
             state_bytes=train.state_bytes,
             round_bytes=job.rounds.stepping_bytes if job.rounds else 0,

@@ -93,6 +93,13 @@ def refuse_impossible_routes(request: PlanRequest) -> None:
             f"out of this model: expected 2 or more ({why})",
             "model",
         )
+    scaled = next((b for b in found if b.clamped), None)
+    if scaled is not None and request.options.stochastic_depth:
+        raise NoPlan(
+            f'plan.skip_scaling is "stochastic-depth", and {scaled.name} {scaled.why_not_scaled}; '
+            'expected "renormalise" or "sum" for this model',
+            "model",
+        )
     stages = request.options.stages
     if stages is not None and not 2 <= stages <= len(found):
         raise NoPlan(

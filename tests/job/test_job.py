@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import shoal
 import shoal.job
-from shoal.job import Data, Job, SettingsError, Train, Training, tables
+from shoal.job import Data, Job, PlanOptions, SettingsError, Train, Training, tables
 from shoal.job import spec as job_module
 from shoal.job.methods import method_text
 from shoal.job.settings import plain, read_toml
@@ -329,7 +329,7 @@ ODD = (
 PLACES = [
     f"{table}.{f.name}"
     for table, kind in (
-        ("train", Train), ("data", Data), ("plan", tables.PlanOptions), ("codec", tables.Codec),
+        ("train", Train), ("data", Data), ("plan", PlanOptions), ("codec", tables.Codec),
         ("recovery", tables.Recovery), ("output", tables.Output), ("model", tables.Model),
     )
     for f in fields(kind)
@@ -574,6 +574,7 @@ def test_depth_is_for_the_planner_that_lists_visits(tmp_path: Path, plan: str, s
         ("skip = nan", "`plan.skip` is"),
         ('skip = "some"', "`plan.skip`"),
         ("reorder = 1", "`plan.reorder`"),
+        ('skip_scaling = "mean"', "`plan.skip_scaling`"),
         ('skip = 0.3\nscheduler = "swarm"', '0 is, with scheduler = "swarm"'),
         ('skip = "auto"\n[sync]\nkind = "local"\nevery = 2', '0 is, with sync.kind = "local"'),
         ('reorder = true\n[recovery]\nladder = ["neighbour+"]', 'false is, with "neighbour+"'),

@@ -14,6 +14,7 @@ from torch import nn
 
 from shoal.dag.exchange.collectives import SUMS
 from shoal.dag.exchange.rows import even_rows
+from shoal.dag.execute.stage_visits import StageVisits
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.cut import cut
@@ -70,7 +71,7 @@ class Stage:
                     choice=parse_strategy("mean"), device=CPU,
                 )
             )  # fmt: skip
-            held = {0: LocalStage(self.stages[0], executor, mean, (0,), 0, 1.0)}
+            held = {0: LocalStage(self.stages[0], executor, mean, StageVisits((0,), 0))}
             self.parameters[peer] = found
             self.exchanges[peer] = Exchanges(peer, self.wire, held, CPU)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,12 +17,15 @@ from torch import nn
 from shoal.dag.analysis.skippable import bypass_of, skippable_blocks
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.network import Network
+from shoal.dag.execute.stage_visits import StageVisits
 from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.action import Kind
-from shoal.dag.plan.plan import PeerId
+from shoal.dag.plan.cut import cut
+from shoal.dag.plan.plan import PeerId, PlanError
 from shoal.dag.plan.report import PlanWithReport
 from shoal.dag.plan.routes import IN_ORDER, routes_digest, swaps
 from shoal.examples.gpt import gpt
+from shoal.examples.resnet_digits import resnet
 from shoal.planner.answers.bad_plan import bad_plan
 from shoal.planner.answers.planning import outlined
 from shoal.planner.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
@@ -137,9 +141,33 @@ def test_what_cannot_be_is_refused_with_a_reason() -> None:
         (request_of([1e8] * 2, skip=0.02), "plan.skip = 0.02 leaves out no whole stage"),
         (request_of([1e8] * 2, skip=0.3, stages=7), "plan.stages is 7: expected 2 to 6"),
         (request_of([1e8] * 2, skip=0.5, memory=20_000), "memory"),
+        (
+            request_of([1e8] * 2, graph=clamped(), skip=0.5, stochastic_depth=True),
+            'skip_scaling is "stochastic-depth", and layers.0 has a ReLU behind its sum',
+        ),
     ):
         with pytest.raises(NoPlan, match=words):
             plan(request)
+
+
+def test_a_stage_with_a_relu_behind_its_sum_is_left_out_but_not_scaled() -> None:
+    """A peer says so too, whatever the plan: each stage of a hand-written one is looked at."""
+    request = request_of([1e8] * 2, graph=clamped(), skip=0.5)
+    found, graph = plan(request).plan, request.graph
+    assert any(len(route) < len(found.stages) for route in found.routes)
+    stages = cut(graph, [(s.start, s.stop) for s in found.stages])
+    visited = tuple(m for m, r in enumerate(found.routes) if any(v.stage == 1 for v in r))
+    asked = graph, stages[1], visited, visited[-1], len(found.routes)
+    assert StageVisits.of(*asked, "renormalise").gradients == len(found.routes) / len(visited)
+    assert StageVisits.of(*asked, "sum").gradients == 1
+    with pytest.raises(PlanError, match=r"stage 1 is left out .* has a ReLU behind its sum"):
+        StageVisits.of(*asked, "stochastic-depth")
+
+
+@cache
+def clamped() -> Graph:
+    images, labels = torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
+    return capture(resnet(4, 4), {"x": images, "y": labels}).graph
 
 
 class _Plain(nn.Module):

@@ -10,11 +10,12 @@ import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shoal.client.models import models
 from shoal.dag.analysis.blocks import blocks
@@ -34,6 +35,7 @@ from shoal.dag.plan.routes import segments, swaps
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.job import Job
+from shoal.job.plan_options import SkipScaling
 from shoal.proto.broker_pb2 import RunSpec
 from shoal.sim import oracle
 from shoal.sim.ghost.device import Ghosts
@@ -61,6 +63,20 @@ def made(laboratory: Callable[..., Any]) -> Any:
     return laboratory(Job.from_table(JOB))
 
 
+def scaled(made: Any, scaling: SkipScaling) -> Any:
+    """The laboratory with another value of `plan.skip_scaling`; by SGD, to which scale matters."""
+    found, job = copy.copy(made), made.job
+    found.job = replace(
+        job,
+        plan=replace(job.plan, skip_scaling=scaling),
+        train=replace(job.train, optimizer="sgd", lr=0.3),
+    )
+    found.spec = RunSpec()
+    found.spec.CopyFrom(made.spec)
+    found.spec.job = found.job.to_json()
+    return found
+
+
 def plan_of(graph: Graph, schedule: ScheduleName = "1f1b", **changes: Any) -> Plan:
     """Embedding and head are held twice, each beside one of the stages that change places."""
     first = {b.name: b.start for b in blocks(graph)}
@@ -84,6 +100,18 @@ def blocks_of(route: Route) -> list[int]:
     return [b for k in inner for b in range(ENDS[k - 1], ENDS[k])]
 
 
+class Deeper(nn.Module):
+    """Blocks of which what they add is multiplied."""
+
+    def __init__(self, blocks: Sequence[nn.Module], by: float) -> None:
+        super().__init__()
+        self.stage, self.by = nn.Sequential(*blocks), by
+
+    def forward(self, x: Tensor) -> Tensor:
+        grown: Tensor = x + self.by * (self.stage(x) - x)
+        return grown
+
+
 def plain(
     laboratory: Any,
     ways: Sequence[Sequence[int]],
@@ -92,9 +120,11 @@ def plain(
     then: tuple[int, Sequence[Sequence[int]]] = (-1, ()),
 ) -> list[float]:
     """`ways`: by microbatch, the numbers of its blocks in order; `then`: from a step on other ones.
-    Gradients of a block count as if all microbatches had gone through it."""
+    What makes up for microbatches that leave a block out is as the job says: its gradients count
+    as if all had gone through it, or it adds as much more; blocks of one stage (`ENDS`) together.
+    """
     module, job = copy.deepcopy(laboratory.module), laboratory.job
-    own = list(module.blocks)
+    own, scaling = list(module.blocks), job.plan.skip_scaling
     reader, losses = laboratory.reader(), list[float]()
     with models.ready(module, job):
         optimizer = oracle.optimizer_of(module, job.train)
@@ -107,6 +137,13 @@ def plain(
             total = 0.0
             for m, way in enumerate(ways):
                 module.blocks = nn.ModuleList(own[b] for b in way)
+                if scaling == "stochastic-depth":
+                    stages = [range(a, b) for a, b in pairwise(ENDS) if a in way]
+                    stages.sort(key=lambda stage: way.index(stage[0]))
+                    module.blocks = nn.ModuleList(
+                        Deeper([own[b] for b in stage], len(ways) / visits[stage[0]])
+                        for stage in stages
+                    )
                 loss = module(**reader.batch(step, m, SIZE)) / len(ways)
                 loss.backward()
                 total += float(loss.detach())
@@ -114,7 +151,7 @@ def plain(
             for block, count in zip(own, visits, strict=True):
                 for parameter in block.parameters():
                     assert parameter.grad is not None
-                    parameter.grad *= len(ways) / count
+                    parameter.grad *= len(ways) / count if scaling == "renormalise" else 1.0
             losses.append(total)
             nn.utils.clip_grad_norm_(module.parameters(), job.train.clip)
             optimizer.step()
@@ -163,6 +200,30 @@ def test_any_routes_are_the_plain_loop_over_their_blocks(made: Any, seed: int) -
     plan = plan_of(made.graph, ("1f1b", "gpipe", "listed")[seed % 3], routes=routes)
     trained = made.train(made.world(4), plan)
     torch.testing.assert_close(trained.losses, plain_over(made, routes), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "seed"),
+    [
+        pytest.param(scaling, seed, marks=() if seed < 2 else pytest.mark.slow)
+        for scaling in ("sum", "stochastic-depth")
+        for seed in range(12)
+    ],
+)
+def test_what_makes_up_for_visits_left_out_is_as_the_job_says(
+    made: Any, scaling: SkipScaling, seed: int
+) -> None:
+    routes, lab = drawn(seed + 30), scaled(made, scaling)
+    slots = list(plan_of(lab.graph).stages)
+    for k in (1, 3):
+        slots[k] = replace(slots[k], recompute=seed % 3 == 1)
+    schedule = ("listed", "zero-bubble", "1f1b")[seed % 3]
+    plan = plan_of(lab.graph, schedule, routes=routes, stages=tuple(slots))
+    trained = lab.train(lab.world(4), plan)
+    wanted = plain_over(lab, routes)
+    torch.testing.assert_close(trained.losses, wanted, rtol=1e-5, atol=0)
+    other = plain_over(scaled(made, "renormalise"), routes)
+    assert abs(wanted[-1] - other[-1]) > 1e-4, "it makes a difference"
 
 
 @pytest.mark.parametrize("seed", range(6))

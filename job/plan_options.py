@@ -1,0 +1,60 @@
+"""[plan]: what the scheduler may do, and how microbatches may leave stages out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .settings import Settings, SettingsError, at_least
+
+__all__ = ["PlanOptions", "SkipScaling"]
+
+SkipScaling = Literal["renormalise", "sum", "stochastic-depth"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(Settings):
+    """[plan]: what the scheduler may do."""
+
+    scheduler: Literal["auto", "uniform", "equal-compute", "op-fence", "swarm"] = "auto"
+    """Which planner decides."""
+    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "listed", "zero-bubble"] = "auto"
+    """Order of forward and backward; "auto": the planner chooses."""
+    in_flight: int | Literal["auto"] = "auto"
+    """Microbatches that a peer keeps at once, from the begin of a forward to the end of its
+    backward; "auto": the planner chooses, by memory."""
+    skip: float | Literal["auto"] = 0.0
+    """The most of the model's blocks that a microbatch leaves out, 0 to 0.5; "auto": none, or up to
+    a quarter where that makes steps much shorter."""
+    skip_scaling: SkipScaling = "renormalise"
+    """What is done about the microbatches that leave a stage out. "renormalise": its gradients
+    count as if those that visit it stood for all. "sum": nothing. "stochastic-depth": where it is
+    visited it adds as much more to what goes through it, in training."""
+    reorder: bool = False
+    """Whether neighbouring stages may change places in a microbatch."""
+    stages: int | Literal["auto"] = "auto"
+    """Number of stages; "auto": the planner chooses."""
+    pipelines: int | Literal["auto"] = "auto"
+    """Number of disjoint pipelines (data parallelism); "auto": the planner chooses."""
+    replicas: int | Literal["auto"] = "auto"
+    """Number of replicas that train apart, with sync.kind = "local" or "gossip"; "auto": as many as
+    are best by prediction."""
+    recompute: bool | Literal["auto"] = "auto"
+    """Whether activations are computed again in the backward pass to save memory; "auto": the
+    planner chooses, stage by stage."""
+    replan: bool = True
+    """Whether the plan may change during the run."""
+
+    def check(self) -> None:
+        for key in ("in_flight", "stages", "pipelines", "replicas"):
+            if getattr(self, key) != "auto":
+                at_least(self, 1, key)
+        if self.skip != "auto" and not 0.0 <= self.skip <= 0.5:
+            raise SettingsError(
+                "skip", f'is {self.skip:g}: expected 0 to 0.5, of the blocks, or "auto"'
+            )
+
+    @property
+    def reroutes(self) -> bool:
+        """Whether microbatches may take other routes than all stages in order."""
+        return self.skip != 0 or self.reorder
