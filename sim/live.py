@@ -25,7 +25,7 @@ from ..broker import round_rows
 from ..broker.round_rows import RoundRow, RoundRows
 from ..net.printable import printable
 from ..proto import broker_pb2
-from .trace import Mark, Span
+from .trace import Mark
 
 __all__ = ["LiveState", "LiveView", "Mode", "PeerRow", "mode", "render"]
 
@@ -58,8 +58,6 @@ class PeerRow:
     step: int = -1
     replica: int = 0
     """That it belongs to; each of several counts its own steps."""
-    doing: str = ""
-    """Kind of the last span that was told of it."""
 
 
 @dataclass
@@ -159,12 +157,6 @@ class LiveState:
         if (state := _STATES.get(mark.what)) and mark.who in self.peers:
             self.peers[mark.who].state = state
 
-    def span(self, span: Span) -> None:
-        """Takes in what a peer did."""
-        row = self._row(span.peer)
-        row.doing = f"sends to {span.to}" if span.kind == "send" else span.kind
-        row.step = max(row.step, span.step)
-
     def _name(self, peer: str) -> str:
         return self.names.get(peer, peer)
 
@@ -213,24 +205,19 @@ def _head(view: LiveState) -> Text:
 
 def _peers(view: LiveState, rows: int) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    names = ["peer", "stage", "state", "step"]
-    told = any(peer.doing for peer in view.peers.values())
-    for name in [*names, "last"] if told else names:
+    for name in ("peer", "stage", "state", "step"):
         table.add_column(
             name, justify="right" if name == "step" else "left", no_wrap=True, overflow="ellipsis"
         )
     order = {"lost": 0, "frozen": 1, "left": 2, "pool": 4}
     ranked = sorted(view.peers.values(), key=lambda p: (order.get(p.state, 3), p.stages, p.name))
     for peer in ranked[:rows]:
-        cells: list[str | Text] = [
+        table.add_row(
             Text(_plain(peer.name)),
             " ".join(map(str, peer.stages)) or "-",
             Text(peer.state, style=_STYLES.get(peer.state, "")),
             str(peer.step) if peer.step >= 0 else "-",
-        ]
-        if told:
-            cells.append(Text(_plain(peer.doing) or "-", style="dim"))
-        table.add_row(*cells)
+        )
     if len(ranked) <= rows:
         return table
     states: dict[str, int] = {}
@@ -259,8 +246,8 @@ def mode(*, quiet: bool, json: bool, terminal: bool) -> Mode:
 
 class LiveView:
     """`with LiveView(view, mode) as shown:` and then `shown.event(…)`, `shown.mark(…)`,
-    `shown.span(…)`, `shown.say(…)` as things happen; all in one thread. `stream`: standard error
-    unless given. `clock`: seconds, for how often plain lines come."""
+    `shown.say(…)` as things happen; all in one thread. `stream`: standard error unless given.
+    `clock`: seconds, for how often plain lines come."""
 
     def __init__(
         self,
@@ -313,10 +300,6 @@ class LiveView:
             self.view.mark(mark)
         if self.mode == "lines":
             self._print(self.view.notes[-1])
-
-    def span(self, span: Span) -> None:
-        with self._lock:
-            self.view.span(span)
 
     def _lines(self, event: broker_pb2.RunEvent) -> list[str]:
         kind = event.WhichOneof("kind")

@@ -138,7 +138,6 @@ class _Run:
 
 class _Finder:
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
         self._operators = graph.operators
         numbers: dict[Any, int] = {}
         self._tokens = np.array(

@@ -336,33 +336,6 @@ class Graph:
             v for op in self.operators for v, o in zip(op.values, op.outputs, strict=True) if o.grad
         )
 
-    def describe(self) -> str:
-        """The whole graph as text, one operator a line."""
-        lines = [repr(self)]
-        lines += [f"  in {i.name}: {i.spec!r}" for i in self.inputs]
-        for p in self.parameters:
-            tied = f", tied to {', '.join(p.tied)}" if p.tied else ""
-            frozen = "" if p.trainable else ", frozen"
-            lines.append(f"  param {p.name}: {p.spec!r}{frozen}{tied}")
-        for b in self.buffers:
-            update = ""
-            if b.update and b.update.rule == "ema":
-                update = (
-                    f" <- {1 - b.update.factor:g} · it + {b.update.factor:g} · %{b.update.value}"
-                )
-            elif b.update:
-                update = f" <- it + {b.update.factor:g}"
-            lines.append(f"  buffer {b.name}: {b.spec!r}{update}")
-        module = None
-        for op in self.operators:
-            if op.module != module:
-                module = op.module
-                lines.append(f"  {module or 'the model itself'}:")
-            lines.append(f"    {op!r}")
-        lines.append(f"  loss %{self.loss}" + (f", weight %{self.weight}" if self.weight else ""))
-        lines += [f"  metric {name} %{value}" for name, value in self.metrics]
-        return "\n".join(lines)
-
     @property
     def results(self) -> tuple[str, ...]:
         """Values that leave the graph: loss, weight, metrics, and what updates buffers."""
@@ -387,7 +360,3 @@ class Lowered:
 
     graph: Graph
     start: tuple[int, ...]
-
-    def interval(self, start: int, stop: int) -> tuple[int, int]:
-        """Operators [start, stop) of the full form, counted in this form."""
-        return self.start[start], self.start[stop]

@@ -181,10 +181,6 @@ class Plan:
         holders = set(self.peers)
         return tuple(dict.fromkeys(k.peer for k in self.keepers if k.peer not in holders))
 
-    def kept_by(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """Holders of whose snapshots a peer keeps copies."""
-        return tuple(k.holder for k in self.keepers if k.peer == peer)
-
     def exchange_of(self, stage: int) -> StageExchange:
         """How the holders of a stage exchange its gradients."""
         return self._exchanges.get(stage) or StageExchange(stage)

@@ -35,11 +35,6 @@ class PlanSlice:
     """Microbatches of a step that leave stages out or visit them in another order: their routes are
     here whole."""
 
-    @property
-    def holds(self) -> bool:
-        """Whether it has a stage."""
-        return any(self.peer in s.holders for s in self.plan.stages)
-
     def validate(self, operators: int) -> PlanSlice:
         """Returns itself when it is a slice of a plan for a graph of `operators` operators, as far
         as one peer can tell.

@@ -51,7 +51,6 @@ class Owner:
             closed="",
         )
         self._counted = 0  # of the meter, in `standing`
-        self._others = 0
 
     def look(self, closed: str) -> OwnerLooked:
         """The facts of now; `closed`: why the peer takes part in nothing, for people. Reads small

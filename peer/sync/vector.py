@@ -95,12 +95,6 @@ def vector_of(layout: Layout, grads: Mapping[str, Tensor | None], device: torch.
     return vector
 
 
-def gathered(vector: Tensor, shards: int, which: Sequence[int]) -> Tensor:
-    """Return the asked ones of the vector's equal parts, one behind the other, as a fresh
-    tensor."""
-    return vector.view(shards, -1)[list(which)].view(-1)
-
-
 def add(parts: Sequence[Tensor]) -> Tensor:
     """The sum in the given order, a fresh tensor."""
     total = parts[0].clone()

@@ -136,10 +136,6 @@ class Shaping:
         a, b = flow
         return min(self.bandwidth[a][b], self.up[a], self.down[b])
 
-    def round_trip_s(self, a: str, b: str) -> float:
-        i, j = self.number(a), self.number(b)
-        return self.latency_s[i][j] + self.latency_s[j][i]
-
     def to_json(self) -> str:
         """On one line."""
         return json.dumps({name: getattr(self, name) for name in _FIELDS})

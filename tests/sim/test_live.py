@@ -10,7 +10,7 @@ from rich.console import Console
 
 from shoal.proto import broker_pb2
 from shoal.sim.live import LiveState, LiveView, mode, render
-from shoal.sim.trace import Mark, Span
+from shoal.sim.trace import Mark
 
 
 def text(view: LiveState, rows: int = 16) -> list[str]:
@@ -52,7 +52,6 @@ def view() -> LiveState:
     for i in range(4):
         uses = [use("h-1", "cloud-1", 10**6), use("h-1", "cloud-1", 10**6)]
         view.event(step(i, 4.0 - i, links=uses))
-    view.span(Span(start_s=0, end_s=1, peer="home-1", kind="forward", step=3))
     view.mark(Mark(at_s=12.5, who="cloud-1", what="kill", text="in step 4"))
     view.clock_s = 12.5
     return view
@@ -62,11 +61,11 @@ def test_one_state_as_text(view: LiveState) -> None:
     assert text(view) == [
         "two homes · seed 7  running",
         "step 4/20 · loss 1.000 █▆▃▁ · 0.5 s/step · 2.05k tok/s · 12.5 s of virtual time",
-        "peer      stage   state      step   last",
-        "───────────────────────────────────────────",
-        "cloud-1   1       lost          4   -",
-        "home-1    0       training      4   forward",
-        "home-2    -       pool          -   -",
+        "peer      stage   state      step",
+        "─────────────────────────────────",
+        "cloud-1   1       lost          4",
+        "home-1    0       training      4",
+        "home-2    -       pool          -",
         "busiest links       MB/s in the last step",
         "─────────────────────────────────────────",
         "home-1 -> cloud-1                       4",

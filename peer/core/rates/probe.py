@@ -79,7 +79,6 @@ class _Probe:
     number: int
     other: PeerId
     load: ProbeLoad
-    dials: bool
     until: float
     turn: bool = False
     up: bool = False
@@ -121,7 +120,6 @@ class Probes:
             number=order.number,
             other=other,
             load=ProbeLoad(order.most_bytes),
-            dials=dials,
             until=now + order.patience_s,
             turn=dials,
         )
