@@ -122,10 +122,17 @@ class KindTraits:
     """Whether it adds gradients to those of the microbatches before, unless they wait."""
     recomputes: bool = False
     """Whether it does the forward again where its stage recomputes."""
+    number: int = -1
+    """Of a visit: what stands for the kind in lists on the wire; never another kind's later."""
+    behind: Kind | None = None
+    """Of a visit: the kind of the visit of the same microbatch and stage that its peer's list has
+    before it."""
+    by_itself: bool = False
+    """Whether that is all it waits for, and no other visit waits for it."""
 
 
 TRAITS: Mapping[Kind, KindTraits] = {
-    Kind.FORWARD: KindTraits("visit", "forward", "forward", trains=True, keeps=1),
+    Kind.FORWARD: KindTraits("visit", "forward", "forward", trains=True, keeps=1, number=0),
     Kind.BACKWARD: KindTraits(
         "visit",
         "backward",
@@ -135,9 +142,21 @@ TRAITS: Mapping[Kind, KindTraits] = {
         defers=1,
         adds_up=True,
         recomputes=True,
+        number=1,
+        behind=Kind.FORWARD,
     ),
-    Kind.WEIGHT: KindTraits("visit", "weight", "weight", trains=True, defers=-1, adds_up=True),
-    Kind.EVALUATE: KindTraits("visit", "evaluate", "forward"),
+    Kind.WEIGHT: KindTraits(
+        "visit",
+        "weight",
+        "weight",
+        trains=True,
+        defers=-1,
+        adds_up=True,
+        number=3,
+        behind=Kind.BACKWARD,
+        by_itself=True,
+    ),
+    Kind.EVALUATE: KindTraits("visit", "evaluate", "forward", number=2),
     Kind.GIVE: KindTraits("exchange"),
     Kind.REDUCE: KindTraits("exchange"),
     Kind.RELAY: KindTraits("exchange"),
@@ -149,8 +168,9 @@ TRAITS: Mapping[Kind, KindTraits] = {
     Kind.SHOW: KindTraits("round"),
     Kind.LAND: KindTraits("round"),
 }
-"""The table of actions. Costs, memory, traces, reports and faults ask it; beside it stand only the
-wiring (`dag/schedule/flow.py`), and what a device and a ghost do for an action."""
+"""The table of actions. Lists, their checker, costs, memory, traces, reports and faults ask it;
+beside it stand only the wiring (`dag/schedule/flow.py`), and what a device and a ghost do for an
+action."""
 VISITS = frozenset(k for k, traits in TRAITS.items() if traits.of == "visit")
 """Kinds that belong to one microbatch and one stage."""
 EXCHANGES = frozenset(k for k, traits in TRAITS.items() if traits.of == "exchange")

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .action import Action, Kind
+from .action import TRAITS, VISITS, Action, Kind
 from .plan import PeerId, Plan, PlanError, Route, Visits
 
 __all__ = ["NumberedVisits", "check_visits", "halved", "halved_of", "visits_by_peer"]
 
-_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE, Kind.WEIGHT)
+_NUMBERS = {kind: TRAITS[kind].number for kind in VISITS}
+_KINDS = {number: kind for kind, number in _NUMBERS.items()}
 """By number on the wire."""
 _RADIX = 8
 """Numbers that are kept for kinds."""
-_BEHIND = {Kind.BACKWARD: Kind.FORWARD, Kind.WEIGHT: Kind.BACKWARD}
-"""By kind, that of the visit of the same microbatch and stage which stands before it."""
 
 
 def halved(visits: Iterable[Action]) -> frozenset[int]:
@@ -56,7 +55,7 @@ def check_visits(
         raise PlanError(f"the list of {peer} has other visits than its routes")
     seen: set[Action] = set()
     for action in listed:
-        before = action._replace(kind=_BEHIND.get(action.kind, action.kind))
+        before = action._replace(kind=TRAITS[action.kind].behind or action.kind)
         if action in seen or (action.kind is not forward and before not in seen):
             raise PlanError(f"{action} stands where it cannot in the list of {peer}")
         seen.add(action)
@@ -88,7 +87,7 @@ class NumberedVisits:
             row = {m: k for k, m in enumerate(microbatches)}
             column = {stage: j for j, stage in enumerate(stages)}
             numbers = tuple(
-                (row[a.microbatch] * len(stages) + column[a.stage]) * _RADIX + _KINDS.index(a.kind)
+                (row[a.microbatch] * len(stages) + column[a.stage]) * _RADIX + _NUMBERS[a.kind]
                 for a in actions
             )
             list_of.append(lists.setdefault(numbers, len(lists)))
@@ -115,7 +114,7 @@ class NumberedVisits:
         found = []
         for number in self.lists[which]:
             place, kind = divmod(number, _RADIX)
-            if number >= most or kind >= len(_KINDS):
+            if number >= most or kind not in _KINDS:
                 raise PlanError(f"{number} is no visit of {peer}, which has fewer than {most}")
             k, j = divmod(place, len(stages))
             found.append(Action(_KINDS[kind], microbatches[k], stages[j]))

@@ -30,6 +30,7 @@ from ..network.pathcut import Path, best_cut, slowest_circle
 from .candidate import Candidate, StageShare
 from .cost_model import CostModel
 from .partition import IntervalMemory
+from .shortage import recomputes
 
 __all__ = ["Guess", "RowBuilder", "in_proportion"]
 
@@ -98,7 +99,7 @@ class RowBuilder:
 
     def single(self, peers: Sequence[int], *, exactly: bool = False) -> Guess | None:
         """One pipeline; peers may stay empty unless `exactly`. None: nothing fits."""
-        for recompute in self._recomputes():
+        for recompute in recomputes(self.judge):
             shares = self.row(peers, self.microbatches, False, recompute, exactly=exactly)
             if shares is not None:
                 candidate = Candidate((shares,), (self.microbatches,), self.schedule)
@@ -107,7 +108,7 @@ class RowBuilder:
 
     def circle(self, peers: Sequence[int], chunks: int) -> Guess | None:
         """One interleaved pipeline that goes through all peers `chunks` times."""
-        for recompute in self._recomputes():
+        for recompute in recomputes(self.judge):
             again = list(peers) * chunks
             shares = self.row(again, self.microbatches, False, recompute, chunks=chunks)
             if shares is not None:
@@ -119,10 +120,6 @@ class RowBuilder:
     def _bound(self) -> bool:
         """Whether the schedule bounds what is on its way."""
         return SCHEDULES[self.schedule].bounded
-
-    def _recomputes(self) -> tuple[bool, ...]:
-        wanted = self.judge.request.options.recompute
-        return (False, True) if wanted is None else (wanted,)
 
     def row(
         self,
@@ -174,7 +171,7 @@ class RowBuilder:
     def own(self, rows: Sequence[Sequence[int]], *, exactly: bool = False) -> Guess | None:
         """Each row is cut for itself; rows that nothing fits on, or that are too slow for one
         microbatch, are left out."""
-        for recompute in self._recomputes():
+        for recompute in recomputes(self.judge):
             speed = [sum(1 / self.whole_s[p] for p in row) for row in rows]
             live = in_proportion(speed, self.microbatches)
             shares = [
@@ -193,7 +190,7 @@ class RowBuilder:
         unless `exactly`."""
         each = max(1, self.microbatches // len(rows))
         groups = list(zip(*rows, strict=True))
-        for recompute in self._recomputes():
+        for recompute in recomputes(self.judge):
             path = self._path(groups, each, len(rows) > 1, recompute, exactly=exactly)
             found = best_cut(path, each, bound=self._bound)
             if found is None:

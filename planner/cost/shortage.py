@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...dag.schedule.orders.schedules import SCHEDULES, first_of, interleaves
 from ...job.words import size_text, some_of
 from ..base.interface import NoPlan, PeerOffer, PlanRequest
+from ..network.pathcut import Path, soonest_fill
 from .candidate import Candidate, StageShare
 from .cost_model import CostModel
 
@@ -122,10 +122,12 @@ def fitting(judge: CostModel, rooms: Sequence[int], recompute: bool) -> Candidat
                 needs.low(min(rooms[p] for p in group), m, recompute, rows > 1)
                 for group, m in zip(order, live, strict=True)
             ]
-            cuts = _cuts(lows)
-            if cuts is None:
+            # Memory alone decides: nothing takes any time.
+            free = Path(np.zeros((k, n)), lows, np.zeros(n), *[np.zeros((k, k))] * 3)
+            found = soonest_fill(free, np.inf)
+            if found is None:
                 continue
-            at = needs.positions[cuts].tolist()
+            at = needs.positions[list(found.cuts)].tolist()
             candidate = Candidate(
                 tuple(
                     tuple(
@@ -142,24 +144,6 @@ def fitting(judge: CostModel, rooms: Sequence[int], recompute: bool) -> Candidat
             ):
                 return candidate
     return None
-
-
-def _cuts(lows: Sequence[NDArray[np.int64]]) -> list[int] | None:
-    """Places of positions, one stage between each two; stage k may begin at lows[k][j] or later to
-    end at j."""
-    n = len(lows[0])
-    reached = np.zeros((len(lows) + 1, n), dtype=bool)
-    reached[0, 0] = True
-    for k, low in enumerate(lows):
-        before = np.concatenate(([0], np.cumsum(reached[k])))  # before[i]: those below place i
-        reached[k + 1] = before[np.arange(n)] > before[low]
-    if not reached[-1, -1]:
-        return None
-    cuts = [n - 1]
-    for k in range(len(lows) - 1, -1, -1):
-        first = int(lows[k][cuts[-1]])
-        cuts.append(first + int(np.argmax(reached[k, first : cuts[-1]])))
-    return cuts[::-1]
 
 
 def _memories(offers: Sequence[PeerOffer], most: int = 8) -> str:

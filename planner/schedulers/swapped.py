@@ -26,6 +26,7 @@ from ...dag.schedule.orders.schedules import DEFAULT, first_of, interleaves
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.candidate import Candidate, StageShare
 from ..cost.cost_model import CostModel
+from ..cost.shortage import recomputes
 from ..search.reasons import stage_reasons
 
 __all__ = ["LEAST", "swapped"]
@@ -61,8 +62,7 @@ def swapped(request: PlanRequest, planner: Planner) -> PlanWithReport:
     peers = [place[p] for p in found.peers]
     named = _chain(form.graph)
     counts = _shared_out(judge, peers[: len(named)], named)
-    recompute = request.options.recompute
-    for again in (False, True) if recompute is None else (recompute,):
+    for again in recomputes(judge):
         candidate = _candidate(peers[: len(named)], counts, named, judge, again)
         try:
             fits = judge.cuttable(candidate) and judge.fits(candidate)

@@ -196,7 +196,8 @@ class Driver:
         """Most often of the set that is ordered, of its own stages or of those that it keeps."""
         plan = run.plan if run else None
         pending = self.machine.replica(mine).snapshots.cadence.pending if run else None
-        whose = self.often(self.pick(peer, *(k.holder for k in (plan.keepers if plan else ()) if k.peer == peer)), *PEERS)
+        keepers = plan.keepers if plan else ()
+        whose = self.often(self.pick(peer, *(k.holder for k in keepers if k.peer == peer)), *PEERS)
         found = Snapshot(
             run=mine, term=term, step=self.often(pending or 0, 0, 1, 2**64 - 1), holder=whose
         )

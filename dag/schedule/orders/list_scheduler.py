@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from ...plan.action import Action, Kind
+from ...plan.action import TRAITS, Action, Kind
 from ...plan.cut import Stage
 from ...plan.plan import PeerId, Plan, PlanError
 from ...plan.routes import Crossing, crossings
@@ -107,8 +107,7 @@ class ListScheduler:
             for visit in route:
                 self.queue.setdefault((visit.peer, visit.stage), []).append(m)
         self._next_weight = {key: 0 for key in self.queue if key in halved}
-        apart = sum(len(self.queue[key]) for key in self._next_weight)
-        self.left = sum(self._unfinished) + apart
+        self.left = sum(self._unfinished)
         self.lowest = 0
         """The lowest unfinished microbatch."""
         self.holding: dict[PeerId, list[int]] = {peer: [] for peer in self.peers}
@@ -174,7 +173,7 @@ class ListScheduler:
     def is_ready(self, visit: Action) -> bool:
         """Whether a visit that its peer has not done, after all lower ones of its kind and stage,
         may begin."""
-        if visit.kind is Kind.WEIGHT:  # behind its backward, in the same list
+        if TRAITS[visit.kind].by_itself:
             return True
         waits = self._backward_waits if visit.kind is Kind.BACKWARD else self._forward_waits
         return not waits[visit.microbatch][visit.stage]
@@ -191,7 +190,7 @@ class ListScheduler:
         visiting = sum(1 for held in self.holding.values() if held)
         busy, now = set[PeerId](), 0.0
         awake: dict[PeerId, None] = dict.fromkeys(self.peers)
-        while self.left and not (until_round_trips and len(self.round_trip) == visiting):
+        while not (until_round_trips and len(self.round_trip) == visiting):
             # All choose from what was finished before this instant. A peer for which nothing was
             # ready is not asked again before that can have changed.
             for peer in awake:
@@ -201,15 +200,16 @@ class ListScheduler:
                     self._started[peer] = now
                     seconds = 1.0 if self._times is None else self._times.visit(peer, action)
                     self._push(now + seconds, peer, action, ended=True)
-            if not self._heap:
+            if not self._heap and self.left:
                 raise PlanError(f"{self.left} visits cannot be done: peers wait for each other")
+            if not self._heap:
+                break
             self.ended = now = self._heap[0][0]
             awake = {}
             while self._heap and self._heap[0][0] == now:
                 *_, peer, action, ended = heapq.heappop(self._heap)
                 if ended:
                     busy.discard(peer)
-                    self.left -= 1
                     awake[peer] = None
                     self._finish(peer, action, now, awake)
                 else:
@@ -227,9 +227,11 @@ class ListScheduler:
     def _finish(self, peer: PeerId, action: Action, now: float, awake: dict[PeerId, None]) -> None:
         kind, m, stage = action.kind, action.microbatch, action.stage
         self.last[peer] = kind
-        if kind is Kind.WEIGHT:
-            self._next_weight[peer, stage] += 1
+        if TRAITS[kind].by_itself:
+            if kind is Kind.WEIGHT:
+                self._next_weight[peer, stage] += 1
             return
+        self.left -= 1
         self._unfinished[m] -= 1
         needs = self._needs[m]
         if kind is Kind.BACKWARD:
