@@ -223,6 +223,8 @@ def action_work(
             count = sum(len(stages[i].trainable) for i in first)
             size = sum(vectors.trainable(i) for i in first)
             return extra + Work(memory=size, calls=NORM_CALLS * count)
+        if kind in VISITS:  # that computes none of the stage's operators
+            return extra
         assert action.content is not None, f"{action} is no action of a step"
         exchange = exchanges[action.content, k]
         return extra + Work(memory=exchange_bytes(vectors, exchange, peer, action))

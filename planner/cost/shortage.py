@@ -123,7 +123,8 @@ def fitting(judge: CostModel, rooms: Sequence[int], recompute: bool) -> Candidat
                 for group, m in zip(order, live, strict=True)
             ]
             # Memory alone decides: nothing takes any time.
-            free = Path(np.zeros((k, n)), lows, np.zeros(n), *[np.zeros((k, k))] * 3)
+            nothing = np.zeros((k, k))
+            free = Path(np.zeros((k, n)), lows, np.zeros(n), nothing, nothing, nothing)
             found = soonest_fill(free, np.inf)
             if found is None:
                 continue
