@@ -11,7 +11,6 @@ from .units import Rate
 
 __all__ = [
     "GOSSIP",
-    "WINDOW",
     "NoLocoOptions",
     "PairOptions",
     "SapsOptions",
@@ -19,27 +18,14 @@ __all__ = [
     "matching_of",
 ]
 
-WINDOW = 8
-"""Rounds that `window = "auto"` tells at once, at most."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions(Settings):
-    """random-pairs, ring: two replicas go on from their mean."""
-
-    window: int | Literal["auto"] = "auto"
-    """Rounds of pairs that replicas are told at once, and go through without the broker, where each
-    is one peer and a round waits for all; "auto": up to the next round of all, at most 8; 1: each
-    begins when the broker has committed the one before."""
-
-    def check(self) -> None:
-        if self.window != "auto":
-            at_least(self, 1, "window")
-            at_most(self, 64, "window")
+    """random-pairs, ring: two replicas go on from their mean; nothing is to be chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FastPairOptions(PairOptions):
+class FastPairOptions(Settings):
     """How fast links are preferred to slow ones."""
 
     threshold: Rate | Literal["auto"] = "auto"
@@ -49,7 +35,6 @@ class FastPairOptions(PairOptions):
     """Rounds after which replicas that did not meet, not even over others, are made to."""
 
     def check(self) -> None:
-        PairOptions.check(self)
         at_least(self, 1, "recent")
         at_most(self, 1000, "recent")
 
@@ -69,7 +54,7 @@ class SapsOptions(FastPairOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoLocoOptions(PairOptions):
+class NoLocoOptions(Settings):
     """noloco: what a random pair moved on the mean, and how far each is from the middle of both, is
     the gradient of an outer SGD with momentum."""
 
@@ -79,7 +64,6 @@ class NoLocoOptions(PairOptions):
     """Outer momentum, in [0, 1)."""
 
     def check(self) -> None:
-        PairOptions.check(self)
         if not self.lr > 0:
             raise SettingsError("lr", f"is {self.lr}: expected more than 0")
         if not 0 <= self.momentum < 1:

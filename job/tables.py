@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .gossip import GOSSIP, WINDOW
+from .gossip import GOSSIP
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .rounds import LOCAL, options_of
@@ -346,14 +346,6 @@ class Sync(Settings):
         if self.kind != "gossip":
             return None
         return int(getattr(options_of(self.chosen, self.options), "recent", 1))
-
-    @property
-    def window(self) -> int:
-        """Rounds of pairs that replicas are told at once, at most."""
-        if self.kind != "gossip":
-            return 1
-        found = getattr(options_of(self.chosen, self.options), "window", 1)
-        return WINDOW if found == "auto" else int(found)
 
     @property
     def overlap(self) -> int | str:

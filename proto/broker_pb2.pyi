@@ -311,7 +311,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class RoundReport(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "held", "parts")
+    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "parts")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -323,7 +323,6 @@ class RoundReport(_message.Message):
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     LACKS_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
@@ -336,9 +335,8 @@ class RoundReport(_message.Message):
     problem: _common_pb2.Reason
     lacks: _containers.RepeatedScalarFieldContainer[str]
     evaluation: Evaluation
-    held: int
     parts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., held: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links", "again_bytes")
@@ -529,7 +527,7 @@ class Drained(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class BrokerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover", "round_start", "round_plan", "round_ahead", "round_hold")
+    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover", "round_start", "round_plan")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
@@ -546,8 +544,6 @@ class BrokerMessage(_message.Message):
     HANDOVER_FIELD_NUMBER: _ClassVar[int]
     ROUND_START_FIELD_NUMBER: _ClassVar[int]
     ROUND_PLAN_FIELD_NUMBER: _ClassVar[int]
-    ROUND_AHEAD_FIELD_NUMBER: _ClassVar[int]
-    ROUND_HOLD_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     assign: Assign
@@ -564,9 +560,7 @@ class BrokerMessage(_message.Message):
     handover: HandoverReply
     round_start: RoundStart
     round_plan: RoundPlan
-    round_ahead: RoundAhead
-    round_hold: RoundHold
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ..., round_start: _Optional[_Union[RoundStart, _Mapping]] = ..., round_plan: _Optional[_Union[RoundPlan, _Mapping]] = ..., round_ahead: _Optional[_Union[RoundAhead, _Mapping]] = ..., round_hold: _Optional[_Union[RoundHold, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ..., round_start: _Optional[_Union[RoundStart, _Mapping]] = ..., round_plan: _Optional[_Union[RoundPlan, _Mapping]] = ...) -> None: ...
 
 class HandoverReply(_message.Message):
     __slots__ = ("run", "term", "within_s", "reason")
@@ -669,28 +663,6 @@ class RoundStart(_message.Message):
     apart: bool
     gathers: bool
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., apart: _Optional[bool] = ..., gathers: _Optional[bool] = ...) -> None: ...
-
-class RoundAhead(_message.Message):
-    __slots__ = ("run", "term", "start", "plan")
-    RUN_FIELD_NUMBER: _ClassVar[int]
-    TERM_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    PLAN_FIELD_NUMBER: _ClassVar[int]
-    run: str
-    term: int
-    start: RoundStart
-    plan: RoundPlan
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., start: _Optional[_Union[RoundStart, _Mapping]] = ..., plan: _Optional[_Union[RoundPlan, _Mapping]] = ...) -> None: ...
-
-class RoundHold(_message.Message):
-    __slots__ = ("run", "term", "number")
-    RUN_FIELD_NUMBER: _ClassVar[int]
-    TERM_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    run: str
-    term: int
-    number: int
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class SampleRange(_message.Message):
     __slots__ = ("first", "count")
@@ -1399,7 +1371,7 @@ class Recalled(_message.Message):
     def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "recalled", "formed", "term", "renamed", "replica", "report", "local", "keepers")
+    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "formed", "term", "renamed", "replica", "report", "local", "keepers")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1412,7 +1384,6 @@ class RunEvent(_message.Message):
     ROUND_PLANNED_FIELD_NUMBER: _ClassVar[int]
     ROUND_DONE_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
-    RECALLED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
@@ -1432,7 +1403,6 @@ class RunEvent(_message.Message):
     round_planned: RoundPlanned
     round_done: RoundDone
     evaluated: VersionEvaluated
-    recalled: RoundsRecalled
     formed: Formation
     term: int
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
@@ -1440,29 +1410,15 @@ class RunEvent(_message.Message):
     report: PlanReport
     local: _containers.RepeatedScalarFieldContainer[str]
     keepers: _containers.RepeatedCompositeFieldContainer[Keeper]
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., recalled: _Optional[_Union[RoundsRecalled, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ...) -> None: ...
 
 class RoundBegun(_message.Message):
-    __slots__ = ("round", "work", "members", "ahead", "committed", "handed")
+    __slots__ = ("round", "work")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    HANDED_FIELD_NUMBER: _ClassVar[int]
     round: int
     work: _containers.RepeatedCompositeFieldContainer[RoundWork]
-    members: _containers.RepeatedCompositeFieldContainer[RoundMember]
-    ahead: _containers.RepeatedCompositeFieldContainer[RoundBegun]
-    committed: int
-    handed: int
-    def __init__(self, round: _Optional[int] = ..., work: _Optional[_Iterable[_Union[RoundWork, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., ahead: _Optional[_Iterable[_Union[RoundBegun, _Mapping]]] = ..., committed: _Optional[int] = ..., handed: _Optional[int] = ...) -> None: ...
-
-class RoundsRecalled(_message.Message):
-    __slots__ = ("last",)
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    last: int
-    def __init__(self, last: _Optional[int] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., work: _Optional[_Iterable[_Union[RoundWork, _Mapping]]] = ...) -> None: ...
 
 class RoundWork(_message.Message):
     __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment", "final", "planned")

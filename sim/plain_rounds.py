@@ -61,8 +61,7 @@ def method_of(job: Job) -> PlainMethod:
     """Anew, with the job's options."""
     sync = job.sync
     options: dict[str, Any] = dict(sync.options)
-    for beside_it in ("overlap", "window"):
-        options.pop(beside_it, None)
+    options.pop("overlap", None)
     if sync.chosen == "saps":
         options["seed"] = job.seed
     method = METHODS[sync.chosen](**options)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..broker.records.rounds import handed_out, pairs_of
-from ..proto.broker_pb2 import WAITING, RoundBegun, RoundDone, RoundWork, RunEvent
+from ..proto.broker_pb2 import WAITING, RoundDone, RoundWork, RunEvent
 from .round_oracle import PlainMember, Round
 
 __all__ = ["committed_rounds"]
@@ -35,8 +35,6 @@ def committed_rounds(
     """By replica, the round that it was left out of, with what it did there."""
     past: dict[int, _Place] = {}
     """By replica, its last round."""
-    told: RoundBegun | None = None
-    """The round, where replicas knew of it when the one before was not over for all."""
     over = defaultdict[int, int](int)
     """By replica, its newest term that has ended."""
     for event in events:
@@ -45,8 +43,6 @@ def committed_rounds(
                 for n, replica in enumerate(event.state.replicas):
                     over[n] = replica.term - (replica.phase != WAITING)
             case "round_begun":
-                if event.round_begun.members:
-                    told = event.round_begun
                 for w in event.round_begun.work:
                     if w.replica not in work:
                         # Of an older term: what it did in a later round before it was lost.
@@ -62,9 +58,8 @@ def committed_rounds(
                 weights = {m.replica: m.weight for m in done.members}
                 if missing := weights.keys() - work.keys():
                     raise ValueError(f"round {done.round} has members {missing} without work")
-                handed = told.handed if told else sum(map(handed_out, work.values()))
-                at = told.committed if told else committed
-                start, length = at / microbatches, handed / microbatches
+                handed = sum(map(handed_out, work.values()))
+                start, length = committed / microbatches, handed / microbatches
                 members = dict[int, PlainMember]()
                 for n, w in work.items():
                     now, last = (start, length, w.planned or w.steps), past.get(n, (0.0, 0.0, 1))
@@ -81,7 +76,7 @@ def committed_rounds(
                 met["final"] = any(w.final for w in work.values())
                 met["gone"] = tuple(m.replica for m in done.members if m.term <= over[m.replica])
                 found.append(Round(start, length, inside, **met))
-                committed, work, told = done.microbatches, {}, None
+                committed, work = done.microbatches, {}
                 fresh -= members.keys()
     return found
 

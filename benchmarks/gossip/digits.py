@@ -24,9 +24,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from shoal.benchmarks.gossip.mixing import matrix
+from shoal.benchmarks.gossip.mixing import matrix, pairs_of_rounds
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.rounds.pairs.selection import window
 from shoal.compression.sparse.masks import SharedMask
 
 PEERS, STEPS, SEEDS = 14, 1500, (0, 1)
@@ -74,7 +73,7 @@ def trained(seed: int, c: int | None, rate: float, batch: int) -> tuple[float, f
     }
     weights = {name: w.expand(PEERS, *w.shape).clone() for name, w in one.items()}
     who = [f"replica-{i:02}" for i in range(PEERS)]
-    rounds = window("saps", seed, 0, STEPS, who, uniform(PEERS, seed)) if c else ()
+    rounds = pairs_of_rounds("saps", seed, range(STEPS), who, uniform(PEERS, seed)) if c else ()
     for step in range(STEPS):
         picked = torch.randint(own, (PEERS, batch), generator=generator)
         rows = torch.arange(PEERS)[:, None]

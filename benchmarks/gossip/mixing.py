@@ -12,9 +12,26 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.broker.rounds.pairs.selection import Pairs
+from shoal.broker.rounds.pairs.selection import Pairs, PairSettings, pairs_of_round
 
-__all__ = ["matrix", "of_random_pairs", "second_eigenvalue"]
+__all__ = ["matrix", "of_random_pairs", "pairs_of_rounds", "second_eigenvalue"]
+
+
+def pairs_of_rounds(
+    method: str,
+    seed: int,
+    rounds: range,
+    who: Sequence[str],
+    bandwidth: NDArray[np.float64],
+    settings: PairSettings | None = None,
+    history: Sequence[Pairs] = (),
+) -> tuple[Pairs, ...]:
+    """Return the pairs of rounds that follow one another; `history`: of those before them."""
+    met, settings = [*history], settings or PairSettings()
+    for number in rounds:
+        past = met[-settings.recent :]
+        met.append(pairs_of_round(method, seed, number, who, bandwidth, past, settings))
+    return tuple(met[len(history) :])
 
 
 def matrix(who: Sequence[str], pairs: Pairs) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ saps_learned_…      the same of "auto", where the broker knows only links that
                     before the first round also to 16 others (measured), or to all (all). 100 rounds
                     each of six networks (`broker/rounds/pairs/measuring.py`)
 saps_match_1000_seconds      CPU: one round among 1,000 after a history of ten, threshold given
-saps_threshold_1000_seconds  CPU: the threshold where none is given, once in a window
+saps_threshold_1000_seconds  CPU: the threshold where none is given, once in a round
 saps_cardinality             least share of networkx's maximum, 200 random graphs of up to 100
 saps_digits_…                test accuracy (`benchmarks/gossip/digits.py`)
 """
@@ -30,13 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.benchmarks.gossip import digits
-from shoal.benchmarks.gossip.mixing import of_random_pairs, second_eigenvalue
+from shoal.benchmarks.gossip.mixing import of_random_pairs, pairs_of_rounds, second_eigenvalue
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.links.links import Links
 from shoal.broker.links.probed import LINKS
 from shoal.broker.rounds.pairs.matching import ALONE, maximal, maximum, weights
 from shoal.broker.rounds.pairs.measuring import OTHERS, tournament
-from shoal.broker.rounds.pairs.selection import Pairs, PairSettings, window
+from shoal.broker.rounds.pairs.selection import Pairs, PairSettings, pairs_of_round
 from shoal.broker.rounds.pairs.threshold import fastest_threshold
 from shoal.dag.plan.plan import PeerId
 
@@ -94,7 +94,7 @@ def measured(case: str, seed: int) -> tuple[float, float, float]:
     method, settings = CASES[case]
     who, rate = names(32), digits.uniform(32, seed)
     at = {name: i for i, name in enumerate(who)}
-    rounds = window(method, seed, 0, ROUNDS, who, rate, settings=settings)
+    rounds = pairs_of_rounds(method, seed, range(ROUNDS), who, rate, settings)
     met = [[rate[at[a], at[b]] for a, b in pairs] for pairs in rounds]
     slowest = float(np.mean([min(links) for links in met]))
     return slowest, float(np.mean(met)), second_eigenvalue(who, rounds)
@@ -125,7 +125,7 @@ def _learned(turns: int, n: int, seed: int) -> float:
         known = links.network(who, {}, 0.0)
         ends = np.minimum(known.up[:, None], known.down[None, :])
         seen = np.minimum(known.bandwidth, ends)
-        met += window("saps", seed, number, 1, who, seen, met)
+        met.append(pairs_of_round("saps", seed, number, who, seen, met))
         pairs = [(int(a[-4:]), int(b[-4:])) for a, b in met[-1]]
         found.append(slowest(pairs))
         measure(pairs)
@@ -135,10 +135,10 @@ def _learned(turns: int, n: int, seed: int) -> float:
 def seconds() -> list[Figure]:
     who, rate = names(1000), digits.uniform(1000, 0)
     settings = PairSettings(threshold=4)
-    history = window("saps", 0, 0, 10, who, rate, settings=settings)
+    history = pairs_of_rounds("saps", 0, range(10), who, rate, settings)
 
     def match() -> None:
-        window("saps", 0, 10, 1, who, rate, history, settings)
+        pairs_of_round("saps", 0, 10, who, rate, history, settings)
 
     return [
         Figure("saps_match_1000_seconds", _timed(match), "s", "lower"),

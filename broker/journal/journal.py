@@ -46,9 +46,9 @@ __all__ = ["VERSION", "FullError", "Journal", "JournalError", "open_journal"]
 
 log = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 """Version of the schema and the meaning of records: it grows with either, and no other one is read.
-Plans list their visits since 3."""
+Plans list their visits since 3; no round is told ahead since 4."""
 CROWDED = 4
 """So many times the records of the last snapshot."""
 LEAST_RECORDS = 10_000

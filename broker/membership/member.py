@@ -20,7 +20,7 @@ from .speeds import Correction, speeds_of
 
 __all__ = ["PROTOCOL", "RELAY", "Member", "State", "clean", "dial", "problem_of"]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of the protocol that this broker speaks."""
 
 MOST_DATA = MOST_WEB = 64

@@ -52,10 +52,9 @@ class RoundRecord:
     that are in it, by number; none: it has not begun. attempt, members, joiners: of its exchange,
     as it was planned last; 0: not yet. committed: microbatches of the run. exponent: as in
     RoundPlan. holders: in which term a replica made the newest version, by number; of the first
-    version, which all begin from, nobody. ahead: of gossip, the next rounds as peers know
-    them; told: the round under way, if its pairs were told as it began or before. past: of replicas
-    that have no work in this round, their last; who was in the round before may go on with what
-    it made ahead. met: of gossip, the pairs of the newest rounds, since all met last.
+    version, which all begin from, nobody. past: of replicas that have no work in this round, their
+    last; who was in the round before may go on with what it made ahead. met: of gossip, the pairs
+    of the newest rounds, since all met last.
     """
 
     def __init__(
@@ -74,8 +73,6 @@ class RoundRecord:
         self._own = microbatches // replicas
         self._eval_every, self.gossips = eval_every, remembers is not None
         self.met: deque[tuple[tuple[int, int], ...]] = deque(maxlen=remembers)
-        self.ahead: deque[RoundBegun] = deque()
-        self.told: RoundBegun | None = None
         self._before = 0  # Microbatches that were committed a round ago.
         self.holders: dict[int, int] = {}
         self.round = self.attempt = self.committed = 0
@@ -124,14 +121,12 @@ class RoundRecord:
     def gathers(self) -> bool:
         """Whether the round of gossip that is under way ends with one mean of all replicas: the
         last one does."""
-        if not self.gossips or self.told is not None:
-            return False
-        return self.committed + self.handed >= self.total
+        return self.gossips and self.committed + self.handed >= self.total
 
     @property
     def handed(self) -> int:
         """Microbatches that were handed out for the round under way, as it began."""
-        return self.told.handed if self.told else sum(map(handed_out, self.work.values()))
+        return sum(map(handed_out, self.work.values()))
 
     @property
     def _passed(self) -> bool:
@@ -191,7 +186,7 @@ class RoundRecord:
             first_step=work.first_step,
             steps=work.steps,
             samples=work.samples,
-            start=(self.told.committed if self.told else self.committed) / self._whole,
+            start=self.committed / self._whole,
             length=length * work.steps / work.planned if work.planned else length,
             evaluate=self._passed and work.replica in self.evaluators,
             ahead=work.ahead,
@@ -236,8 +231,6 @@ class RoundRecord:
                 self._begun(event.round_begun, event.at_s)
             case "round_planned":
                 self._planned(event.round_planned)
-            case "recalled":
-                self._recalled(event.recalled.last)
             case "round_done":
                 self._done(event.round_done, event.at_s)
 
@@ -249,8 +242,6 @@ class RoundRecord:
         self._check(begun.round)
         if not self.round and not self.done_at_s:
             self.done_at_s = at_s
-        if not self.work:
-            self._take_up(begun)
         for work in begun.work:
             if (before := self.work.get(work.replica)) is not None:
                 self._give_back(_behind(before.samples, microbatches_of(work)))
@@ -259,29 +250,6 @@ class RoundRecord:
                 self.past.pop(work.replica, None)
             for samples in (*work.samples, *work.ahead_samples):
                 self._take(samples)
-        for later in begun.ahead:
-            self.ahead.append(later)
-            for samples in (s for w in later.work for s in w.samples):
-                self._take(samples)
-
-    def _take_up(self, begun: RoundBegun) -> None:
-        """A round begins, maybe one that was told ahead: who has no work of it any more gives it
-        back."""
-        if self.ahead:
-            promised, mine = self.ahead.popleft(), {w.replica for w in begun.work}
-            if promised.round != begun.round:
-                raise ValueError(f"round {begun.round} begins: expected {promised.round}, as told")
-            for work in (w for w in promised.work if w.replica not in mine):
-                self._give_back(work.samples)
-        self.told = None
-        if begun.members:
-            self.attempt, self.members = 1, tuple(begun.members)
-            self.told = RoundBegun(committed=begun.committed, handed=begun.handed)
-
-    def _recalled(self, last: int) -> None:
-        while self.ahead and self.ahead[-1].round > last:
-            for work in self.ahead.pop().work:
-                self._give_back(work.samples)
 
     def _is_newest(self, work: RoundWork) -> bool:
         """Whether the replica has begun no term with other work since this was handed out."""
@@ -325,7 +293,7 @@ class RoundRecord:
             self.met.append(pairs_of(done.members))
         else:
             self.met.clear()
-        self.round, self.attempt, self.told = self.round + 1, 0, None
+        self.round, self.attempt = self.round + 1, 0
         self.work, self.members, self.joiners = {}, (), ()
         self.holders = {m.replica: m.term for m in (*done.members, *done.joined)}
         self.done_at_s = at_s
@@ -348,8 +316,6 @@ class RoundRecord:
             before=self._before,
             past=self.past.values(),
             met=[MetPairs(replicas=[n for pair in pairs for n in pair]) for pairs in self.met],
-            ahead=self.ahead,
-            told=self.told,
         )
 
     def restore(self, kept: RoundsKept) -> None:
@@ -361,8 +327,6 @@ class RoundRecord:
         self._before = kept.before
         self.past = {w.replica: w for w in kept.past}
         self._next, self._returned = kept.next, list(kept.returned)
-        self.ahead = deque(kept.ahead)
-        self.told = kept.told if kept.HasField("told") else None
         for m in kept.met:
             self.met.append(tuple(zip(m.replicas[::2], m.replicas[1::2], strict=True)))
 

@@ -10,7 +10,7 @@ again after some rounds.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import EXPONENT
@@ -24,7 +24,6 @@ from .disputes import Disputes, doubted
 from .exchange import ExchangePlanner
 from .gossip import Gossip
 from .version import Versions
-from .windows import RoundWindow
 
 __all__ = ["Attempts"]
 
@@ -40,7 +39,7 @@ _MOST_LEFT = 3
 
 class Attempts:
     """The attempts of the round under way; not durable. plans: by peer, what it does in the present
-    one; none: an earlier start of the broker made them. gossip, window: of runs that gossip."""
+    one; none: an earlier start of the broker made them. gossip: of runs that gossip."""
 
     def __init__(
         self,
@@ -51,12 +50,11 @@ class Attempts:
         versions: Versions,
         disputes: Disputes,
         gossip: Gossip | None,
-        window: RoundWindow | None,
     ) -> None:
         self._run, self._record, self._exchange = run, record, exchange
         self._contributions, self._versions = contributions, versions
         self._disputes = disputes
-        self._gossip, self._window = gossip, window
+        self._gossip = gossip
         self.plans: dict[PeerId, RoundPlan] = {}
         self._troubled = set[int]()
         """Who cannot make the version of this attempt, or is waited for."""
@@ -74,9 +72,9 @@ class Attempts:
         self._left = Counter[int]()
         """Attempts of this round that a replica was in, and went."""
 
-    def begin(self, plans: Mapping[PeerId, RoundPlan]) -> None:
-        """A round begins. `plans`: of its first attempt, if peers are told."""
-        self.plans = {**plans}
+    def begin(self) -> None:
+        """A round begins."""
+        self.plans = {}
         self._anew()
         self._large.clear()
         self._left.clear()
@@ -93,11 +91,6 @@ class Attempts:
         """Numbers of members and joiners."""
         return self._exchange.inside
 
-    @property
-    def gone(self) -> set[int]:
-        """Members that nobody waits for, and whose part counts."""
-        return self._window.gone(self._contributions.bad) if self._window is not None else set()
-
     def is_gone(self, member: RoundMember) -> bool:
         """Whether a member of the attempt is not there any more, as it was."""
         record, work = self._run.replicas[member.replica].record, self._record.work
@@ -107,11 +100,7 @@ class Attempts:
     def void(self) -> bool:
         """Whether a member is not there any more, as it was; or an earlier start of the broker
         planned the attempt, and who has heard of it nobody knows."""
-        window = self._window if self._record.told is not None else None
-        if not self.plans and (window is None or window.unsettled(self._contributions.bad)):
-            return True
-        members, gone = self._record.members, self.gone
-        return any(self.is_gone(m) for m in members if m.replica not in gone)
+        return not self.plans or any(map(self.is_gone, self._record.members))
 
     def of(self, number: int) -> int:
         """In which attempt what a replica now does was planned."""
@@ -123,35 +112,19 @@ class Attempts:
     @property
     def ends(self) -> float:
         assert self._contributions.since is not None
-        told = self._record.told is not None and self._record.attempt == 1
-        since = self._contributions.closes_at if told else self._contributions.since
-        return since + self.lasts_s
+        return self._contributions.since + self.lasts_s
 
     @property
     def lasts_s(self) -> float:
         """How long one may take."""
         return self._exchange.attempt_s
 
-    def looks_at(self, now: float) -> float:
-        """When somebody may be late next, if nothing happens."""
-        told = self._record.told is not None and self._record.attempt == 1
-        closes_at = self._contributions.closes_at
-        return closes_at if told and now < closes_at else self.ends
-
-    def overdue(self, now: float) -> bool:
-        """Whether somebody's contribution to a round that was told ahead is late."""
-        told = self._record.told is not None and self._record.attempt <= 1
-        if not told or now < self._contributions.closes_at:
-            return False
-        gone = self.gone
-        return any(not self._contributions.is_ready(n) for n in self.inside if n not in gone)
-
     # ------------------------------------------------------------ the next one
 
     def planned(self, ready: Sequence[int], joining: Sequence[int], now: float) -> RoundPlanned:
         """Its event, for replicas whose contribution is there and others that take the version.
         What was made in the present attempt counts no more, but for groups that stay."""
-        record, gone, made = self._record, self.gone, self._versions.made
+        record, made = self._record, self._versions.made
         self._left.update(m.replica for m in record.members if self.is_gone(m))
         plan = self._run.replicas[ready[0]].record.plan
         assert plan is not None
@@ -163,13 +136,10 @@ class Attempts:
             )
             for n in ready
         ]
-        members += [m for m in record.members if m.replica in gone]
         members.sort(key=lambda m: m.replica)
         kept: dict[int, dict[PeerId, RoundReport]] = {}
         if self._gossip is not None:
             anew = self._troubled if self.plans else None
-            if anew is None and self._window is not None and record.told is not None:
-                anew = self._window.unsettled(self._contributions.bad)
             members = self._gossip.grouped(members, anew=anew, now=now)
             joining = self._gossip.joining(
                 members, [n for n in joining if n not in self._troubled], record.attempt
@@ -249,9 +219,8 @@ class Attempts:
         """The attempt has ended, and those that have not made the version are in trouble: return
         who is left out of the next one. It is who has said nothing of others, and who has disputes
         with two others. Nobody, where it is enough that others add up."""
-        gone, made = self.gone, self._versions.has_made
-        waiting = [n for n in self.inside if not made(n) and n not in gone]
-        self._troubled.update(n for n in self.inside if not made(n))
+        waiting = [n for n in self.inside if not self._versions.has_made(n)]
+        self._troubled.update(waiting)
         if self._gossip is not None:
             return self._of_groups(waiting)
         # Who lacks a sum lacks it because of whoever's contribution lacks, if somebody's does.

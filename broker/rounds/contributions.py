@@ -119,12 +119,6 @@ class Contributions:
             return self.since + self._run.submitted.options.first_step_s
         return self.since + 2 * at_most(times) + _SPARE_S
 
-    @property
-    def worth_s(self) -> float:
-        """For so long others wait for one that is away, of a round that was told ahead."""
-        most = max(w.steps * self._step_s(n) for n, w in self._record.work.items())
-        return most / len(self._record.work)
-
     def waits_until(
         self, ready: Sequence[int], still: Sequence[int], now: float, *, again: bool = False
     ) -> float:
@@ -143,20 +137,6 @@ class Contributions:
         if self._run.submitted.requirements.sync.deadline != "auto":
             until = min(until, self.closes_at)
         return until
-
-    def waits_for_broken(self, inside: Sequence[int], now: float) -> float:
-        """The same, where streams of all others broke in their local work; inf: of some not."""
-        given = [n for n in inside if self._has_given(n)]
-        still = [n for n in inside if n not in given]
-        broken = (self._run.replicas[n].context.away.broken for n in still)
-        if not given or not still or not all(broken):
-            return math.inf
-        return self.waits_until(given, still, now)
-
-    def _has_given(self, number: int) -> bool:
-        """Whether all holders of a replica have, there or not."""
-        peers = self._run.replicas[number].record.peers
-        return self._ready.get(number, (0, set()))[1] >= set(peers)
 
     def has_lost(self, number: int) -> bool:
         """Whether it has begun another term since it got its work, or waits for somebody."""

@@ -17,9 +17,6 @@
 - Members keep contribution and old version until `RoundStart` of the next round says that the
   version is committed, which it is when all have made it with one hash. Who has made another one
   takes the version of the others.
-- Of gossip some rounds may be told ahead (`windows.py`): replicas go through them by themselves,
-  and the record follows. At any trouble all are held (`holding.py`), and from there on it is as
-  said above.
 - The broker carries no tensor, and every decision is an event of the journal. After a restart it
   tells peers that come back what holds, and they tell it what they have done.
 """
@@ -51,11 +48,9 @@ from .evaluations import Evaluations
 from .exchange import ExchangePlanner
 from .gossip import Gossip, NetworkOf
 from .handing import local_work
-from .holding import Holding
 from .saving import finish, save_version
-from .telling import start_of, tell_ahead, tell_plan, tell_start
+from .telling import start_of, tell_plan, tell_start
 from .version import Versions, done_of, most_made
-from .windows import RoundWindow
 
 __all__ = ["RoundCoordinator"]
 
@@ -67,7 +62,7 @@ _MOST_ATTEMPTS = 8
 
 class RoundCoordinator:
     """What it keeps beside the record is not durable: `contributions.py`, `attempts.py`,
-    `version.py`, and of gossip `holding.py`."""
+    `version.py`."""
 
     def __init__(self, run: Run, members: Membership, network: NetworkOf) -> None:
         assert run.record.rounds is not None
@@ -75,19 +70,12 @@ class RoundCoordinator:
         self._disputes = Disputes()
         exchange = ExchangePlanner(run, self.record, members, self._disputes)
         self._gossip: Gossip | None = None
-        self._window: RoundWindow | None = None
         if self.record.gossips:
             self._gossip = Gossip(run, self.record, members, network)
-            self._window = RoundWindow(run, self.record, self._gossip, exchange)
         self._contributions = Contributions(run, self.record)
         self._versions = Versions(run, self._disputes)
         known = self._contributions, self._versions
-        self._attempts = Attempts(
-            run, self.record, exchange, *known, self._disputes, self._gossip, self._window
-        )
-        self._holding: Holding | None = None
-        if self._window is not None:
-            self._holding = Holding(run, self.record, self._window, *known, self._attempts)
+        self._attempts = Attempts(run, self.record, exchange, *known, self._disputes, self._gossip)
         self._first: float | None = None
         """When the first replica was ready for the first round."""
         self._evaluations = Evaluations(self.record, run.submitted.spec.microbatches)
@@ -141,10 +129,8 @@ class RoundCoordinator:
             return []
         if not record.begun:
             out = self._begin(now)
-        elif self._holding is not None and self._holding.free:
-            out = self._follow_told(self._holding, now)
-        elif record.attempt and not attempts.void and not attempts.overdue(now):
-            out = self._commit(now) or self._arm(attempts.looks_at(now))
+        elif record.attempt and not attempts.void:
+            out = self._commit(now) or self._arm(attempts.ends)
         else:
             out = self._close(now)
         self._let_wait(now)
@@ -159,32 +145,8 @@ class RoundCoordinator:
             if replica.record.running and is_at_gate(self.record, replica):
                 replica.context.waits_until = max(replica.context.waits_until, until)
 
-    def _follow_told(self, holding: Holding, now: float) -> list[Instruction]:
-        """Rounds were told ahead: commits what replicas have come to, or has them held."""
-        out: list[Instruction] = []
-        if not holding.window.asked:
-            why = holding.trouble(now)
-            if not why:
-                return self._commit(now) or self._arm(holding.calm_until(now))
-            out += holding.hold(why, now)
-        for number in holding.given_up(now):
-            out += [*self._replica(number).losses.give_up(now), *self._arm(now)]
-        until = holding.answers_until(now)
-        if until is not None:
-            return [*out, *self._arm(until)]
-        return [*out, *holding.settle(now), *self._heard(holding.window, now)]
-
-    def _heard(self, window: RoundWindow, now: float) -> list[Instruction]:
-        """What was said of the round before the record had come to it."""
-        out: list[Instruction] = []
-        for number, member, said in window.said():
-            out += self.reported(member, number, said, now)
-        return [*out, *self.follow(now)]
-
     def timer(self, now: float) -> list[Instruction]:
         self._armed = math.inf
-        if self._holding is not None and self._holding.free:
-            return self.follow(now)
         record, attempts = self.record, self._attempts
         ended = self.run.ended or self._frozen or record.over
         if record.attempt and not ended and not attempts.void and now >= attempts.ends:
@@ -218,50 +180,26 @@ class RoundCoordinator:
 
     def _hand_out(self, numbers: Sequence[int], now: float) -> list[Instruction]:
         """The next round begins for these, who have its version."""
-        at, window, odd = self.record.position, self._window, self._versions.odd
-        without = {*odd, *filter(self._disputes.is_out, numbers)}
-        numbers, self._versions.odd = [n for n in numbers if n not in without] or numbers, set()
+        at = self.record.position
+        numbers = [n for n in numbers if not self._disputes.is_out(n)] or numbers
         work = local_work(self.run, numbers, self._exchange_s)
+        self._disputes.begin(self.record.round)
+        self._contributions.begin(work, now)
+        self._versions.made = {}
+        self._attempts.begin()
         begun = RoundBegun(round=self.record.round, work=work)
-        if window is not None:
-            window.opens(begun, self._exchange_s, self._versions.present, now)
-        out = self._begun(begun, now)
+        out: list[Instruction] = [self.run.record.publish(RunEvent(round_begun=begun), 0, now)]
+        out += self._tell_evaluation(now)
         out += save_version(self.run, [w.replica for w in work if not w.late], at)
         for w in work:
-            out += self._tell(w.replica)
-            if window is not None:
-                out += tell_ahead(self.run, w.replica, window)
+            out += tell_start(self.run, w.replica)
             out += self._replica(w.replica).snapshots.begin_round(now)
         return [*out, *self._arm(self._contributions.closes_at)]
-
-    def _next_told(
-        self, window: RoundWindow, equal: Sequence[int], now: float
-    ) -> list[Instruction]:
-        """The next round, of which peers know."""
-        begun = window.goes_on(equal)
-        out = self._begun(begun, now)
-        if window.level:
-            for w in begun.work:
-                out += self._tell(w.replica)
-        return [*out, *self._heard(window, now)]
-
-    def _begun(self, begun: RoundBegun, now: float) -> list[Instruction]:
-        self._disputes.begin(begun.round)
-        self._contributions.begin(begun.work, now)
-        self._versions.made = {}
-        self._attempts.begin(self._window.plans.get(begun.round, {}) if self._window else {})
-        begins = self.run.record.publish(RunEvent(round_begun=begun), 0, now)
-        return [begins, *self._tell_evaluation(now)]
 
     def _tell_evaluation(self, now: float, *, closes: bool = False) -> list[Instruction]:
         """The one of the round under way, if it is complete, or the round ends."""
         told = self._evaluations.told(closes=closes)
         return [] if told is None else [self.run.record.publish(RunEvent(evaluated=told), 0, now)]
-
-    def _tell(self, number: int) -> list[Instruction]:
-        """Work of the round that has begun, and its exchange, if that was told with it."""
-        plans = self._attempts.plans
-        return [*tell_start(self.run, number), *tell_plan(self.run, number, plans)]
 
     # ------------------------------------------------------------ the exchange
 
@@ -277,7 +215,7 @@ class RoundCoordinator:
         missing = [n for n in work if n not in {*ready, *paused}]
         still = [n for n in missing if not is_short(self._replica(n))]
         needed = self.run.submitted.requirements.sync.needed(len(record.work))
-        again = bool(self._attempts.plans) and (record.told is None or record.attempt > 1)
+        again = bool(self._attempts.plans)
         until = self._contributions.waits_until(ready, still, now, again=again)
         if not work:  # else who is short of peers has its own, in snapshots
             why = "; ".join(bad.values()) or "all were lost, with what they had of the round"
@@ -292,11 +230,9 @@ class RoundCoordinator:
         return [*out, *self._plan(ready, now)]
 
     def _plan(self, ready: Sequence[int], now: float) -> list[Instruction]:
-        gone = self._attempts.gone
-        ready = [n for n in ready if n not in gone]
         if self._gossip is None:
             ready = self._attempts.without_disputed(ready)
-        others = [n for n in self._versions.present if n not in (*ready, *gone)]
+        others = [n for n in self._versions.present if n not in ready]
         joining = [n for n in others if is_at_gate(self.record, self._replica(n))]
         joining = [n for n in joining if not self._attempts.shunned(n, ready)]
         planned = self._attempts.planned(ready, joining, now)
@@ -325,12 +261,6 @@ class RoundCoordinator:
         if said.HasField("evaluation"):
             kept = self._evaluations.add(number, said.round, said.evaluation)
             return self._tell_evaluation(now) if kept else []
-        holding = self._holding
-        if said.held and holding is not None:
-            holding.answered(number, member.id, said)
-            return self.follow(now)
-        if holding is not None and holding.keeps(number, member, said):
-            return self.follow(now) if holding.hindrance else []
         if said.round != record.round or not record.begun:
             return [replica.context.ignored("round", member, f"round {said.round}")]
         if said.attempt == 0:
@@ -364,8 +294,7 @@ class RoundCoordinator:
     def _commit(self, now: float) -> list[Instruction]:
         """When all have made it."""
         record, versions = self.record, self._versions
-        present, gone = versions.present, self._attempts.gone
-        members = [m.replica for m in record.members if m.replica not in gone]
+        present, members = versions.present, [m.replica for m in record.members]
         everybody = [*members, *(n for n in record.joiners if n in present)]
         if not all(map(versions.has_made, everybody)):
             return []
@@ -376,8 +305,8 @@ class RoundCoordinator:
         if self._gossip is not None and not record.gathers:
             equal = self._gossip.equal(record.members, hashes)
             version = sum(h for n in members if (h := hashes[n]) is not None) % 2**64
-        others, out = [n for n in everybody if n not in equal], list[Instruction]()
-        out += self._attempts.odd([n for n in others if n not in versions.odd], equal[0], now)
+        others = [n for n in everybody if n not in equal]
+        out = self._attempts.odd(others, equal[0], now)
         self._disputes.done(members)
         joined = [
             RoundMember(
@@ -395,9 +324,6 @@ class RoundCoordinator:
         out.append(self.run.record.publish(RunEvent(round_done=done), 0, now))
         if record.over:
             return [*out, *finish(self.run, now)]
-        if self._window is not None and record.ahead:
-            versions.odd.update(others)
-            return [*out, *self._next_told(self._window, everybody, now)]
         return [*out, *self._hand_out(equal, now)]
 
     # ------------------------------------------------------------ peers that come back
@@ -410,6 +336,4 @@ class RoundCoordinator:
             out.append(Tell(member.stream, BrokerMessage(round_start=start)))
         if (plan := self._attempts.plans.get(member.id)) is not None:
             out.append(Tell(member.stream, BrokerMessage(round_plan=plan)))
-        if self._holding is not None and self._holding.free:
-            out += self._holding.tell_again(number)
         return out

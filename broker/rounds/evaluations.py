@@ -17,8 +17,8 @@ __all__ = ["Evaluations", "mean_of"]
 
 
 class Evaluations:
-    """Collects those of the round under way, and of rounds that were told ahead; not durable.
-    `microbatches`: of one step of the run."""
+    """Collects those of the round under way; not durable. `microbatches`: of one step of the
+    run."""
 
     def __init__(self, record: RoundRecord, microbatches: int) -> None:
         self._record, self._microbatches = record, microbatches
@@ -37,14 +37,14 @@ class Evaluations:
         self._asked = record.round, asked | {*record.evaluators}
 
     def add(self, replica: int, round: int, found: Evaluation) -> bool:
-        """Keeps the first one of a replica that was asked for it, in the round under way, or in one
-        told ahead. Returns whether it was kept."""
+        """Keeps the first one of a replica that was asked for it, in the round under way. Returns
+        whether it was kept."""
         record = self._record
-        if not max(self._told + 1, record.round) <= round <= record.round + len(record.ahead):
+        if round != record.round or round <= self._told:
             return False
         self._ask()
         # Nobody is asked behind the last round: each evaluates what stays, and the first is told.
-        if round == record.round and not record.over and replica not in self._asked[1]:
+        if not record.over and replica not in self._asked[1]:
             return False
         come = self._come.setdefault(round, {})
         return come.setdefault(replica, found) is found

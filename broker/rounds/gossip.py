@@ -25,7 +25,7 @@ from ...proto.broker_pb2 import RoundMember
 from ..membership.membership import Membership
 from ..records.rounds import RoundRecord
 from ..runs.run import Run
-from .pairs.selection import PairSettings, window
+from .pairs.selection import PairSettings, pairs_of_round
 from .segments import Replicated, meeting
 
 __all__ = ["Gossip", "NetworkOf", "regrouped"]
@@ -102,32 +102,21 @@ class Gossip:
     # ------------------------------------------------------------ pairs
 
     def _paired(self, ready: Sequence[RoundMember], now: float) -> list[RoundMember]:
-        [members] = self.paired(ready, 1, now)
-        return [_member(m, m.group, self._record.attempt + 1) for m in members]
-
-    def paired(
-        self, ready: Sequence[RoundMember], rounds: int, now: float
-    ) -> list[list[RoundMember]]:
-        """The groups of the round under way and of those that follow, `rounds` of them, in which
-        all of these meet."""
+        """Who meets whom in the first attempt of the round under way."""
         record, numbers = self._record, [m.replica for m in ready]
-        found = window(
+        pairs = pairs_of_round(
             self._matching,
             self._run.submitted.requirements.seed,
             record.round,
-            rounds,
             [_name(n) for n in numbers],
             self._rates(numbers, now),
             [tuple((_name(a), _name(b)) for a, b in met) for met in record.met],
             self._settings,
         )
-        each = []
-        for pairs in found:
-            group = {name: i for i, pair in enumerate(pairs, 1) for name in pair}
-            alone = [n for n in numbers if _name(n) not in group]
-            group |= {_name(n): i for i, n in enumerate(alone, len(pairs) + 1)}
-            each.append([_member(m, group[_name(m.replica)], 1) for m in ready])
-        return each
+        group = {name: i for i, pair in enumerate(pairs, 1) for name in pair}
+        alone = [n for n in numbers if _name(n) not in group]
+        group |= {_name(n): i for i, n in enumerate(alone, len(pairs) + 1)}
+        return [_member(m, group[_name(m.replica)], record.attempt + 1) for m in ready]
 
     def _rates(self, numbers: Sequence[int], now: float) -> NDArray[np.float64]:
         """(n, n) bytes/s between replicas: of the slowest link that they would exchange over."""

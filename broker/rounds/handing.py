@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from ...dag.rounds.step_seconds import at_least
 from ...proto.broker_pb2 import RoundWork
-from ..records.rounds import RoundRecord
 from ..runs.run import Run
 from .saving import is_due
 from .work import steps_ahead, steps_of
@@ -15,14 +14,12 @@ from .work import steps_ahead, steps_of
 __all__ = ["local_work"]
 
 
-def local_work(
-    run: Run, numbers: Sequence[int], exchange_s: float, record: RoundRecord | None = None
-) -> list[RoundWork]:
+def local_work(run: Run, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
     """That of the next round, for these replicas; those that would get no step are not in it.
-    `exchange_s`: how long the last exchange took, 0: not known. `record`: as it will
-    be, of a round that is told ahead. Nothing changes before the event that says so."""
+    `exchange_s`: how long the last exchange took, 0: not known. Nothing changes before the event
+    that says so."""
     spec, sync = run.submitted.spec, run.submitted.requirements.sync
-    record = record or run.record.rounds
+    record = run.record.rounds
     assert record is not None, f"run {run.id} has no rounds"
     mine = {n: run.replicas[n].record for n in numbers}
     own = spec.microbatches // len(run.replicas)

@@ -18,14 +18,12 @@ MOST_REPORTED = 1e30
 
 
 class Versions:
-    """What replicas have made in the round under way, and who has made another version than the
-    others; not durable. made: by replica, what its holders say."""
+    """What replicas have made in the round under way; not durable. made: by replica, what its
+    holders say."""
 
     def __init__(self, run: Run, disputes: Disputes) -> None:
         self._run, self._disputes = run, disputes
         self.made: dict[int, dict[PeerId, RoundReport]] = {}
-        self.odd = set[int]()
-        """Who made another version while rounds are told ahead."""
 
     @property
     def present(self) -> list[int]:
@@ -84,8 +82,7 @@ def done_of(
 ) -> RoundDone:
     """The event of its commit. `made`: by replica, what its holders say; `version`: its hash;
     `joined`: who took it from others; `seconds`: since the round before was committed;
-    `exchange_s`: since the exchange was planned, or where it was told ahead since the local work
-    began, which is not told then."""
+    `exchange_s`: since the exchange was planned."""
     said = [report for reports in made.values() for report in reports.values()]
     drifts = [
         math.sqrt(sum(_sound(r.drift) for r in made[m.replica].values()))
@@ -102,7 +99,7 @@ def done_of(
         sent_bytes=min(sum(r.sent_bytes for r in said), 2**64 - 1),
         waited_s=max((_sound(r.waited_s) for r in said), default=0.0),
         seconds=seconds,
-        exchange_s=exchange_s if record.told is None or record.attempt > 1 else 0.0,
+        exchange_s=exchange_s,
         microbatches=record.committed + inside,
         joined=joined,
     )

@@ -165,8 +165,6 @@ class ReplicaContext:
             for r in self._events.replicas
             if r is not record and r.running and rounds.member(r.number, r.term)
         ]
-        if rounds.told is not None:  # all of it may be in what another one goes on with
-            others = []
         end = max((_ends_at(r, rounds, now) for r in others), default=math.inf)
         step_s = record.round_step_s
         mine = now + self.built_s + (work.first_step + work.steps - step) * step_s

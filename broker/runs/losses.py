@@ -71,9 +71,7 @@ class Losses:
 
     def hand_over(self, now: float) -> list[Instruction]:
         """Goes on with handing over the parts of those that leave."""
-        rounds = self._context.rounds
-        ahead = rounds is not None and rounds.ahead  # where it stands is not known
-        if self._context.away or ahead or not (self._handover or self._snapshots.on_hold):
+        if self._context.away or not (self._handover or self._snapshots.on_hold):
             return []
         held = self._snapshots.on_hold
         out, over = self._handover.look(now)
@@ -139,13 +137,6 @@ class Losses:
         text = f"{context.away.broken[peer]}, as did its link with {member.label}"
         context.suspects.lost(peer, now)
         return self._go_on((peer,), "lost", text, now)
-
-    def give_up(self, now: float) -> list[Instruction]:
-        """Holders whose stream broke are not waited for any longer."""
-        broken = dict(self._context.away.broken)
-        for peer in broken:
-            self._context.suspects.lost(peer, now)
-        return self._go_on((*broken,), "lost", "; ".join(broken.values()), now) if broken else []
 
     def needs(self, peer: PeerId) -> bool:
         """Whether it cannot go on without a peer: a holder, until all have finished the last step

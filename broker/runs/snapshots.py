@@ -86,9 +86,6 @@ class ReplicaSnapshots:
             work, newest = self._context.work, self._newest()
             if work is None or newest is None or newest.step < work.first_step + work.late:
                 return self._first_version()
-            told = self._context.rounds.told is not None  # it may be further than that is known
-            if told and newest.step >= work.first_step + work.steps:
-                return self._first_version()
             return newest
         record, run = self._record, self._record.run
         saved = record.checkpoints.newest(record.committed) if run.begins_anew else None

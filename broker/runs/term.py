@@ -62,11 +62,6 @@ def begin_term(
         term = BLOCKS if wanted.rebuilt else record.term
         found = SnapshotSet(term, step, {}, live=True, rebuilt=wanted.rebuilt)
     work, rounds = context.work, context.rounds
-    stale = work is not None and record.committed > work.first_step + work.steps + work.ahead
-    if stale and not wanted.live:
-        # It was in rounds told ahead, and other steps would get the numbers of those: it begins
-        # behind them, and takes the version of another.
-        work = found = None
     # The version of the first round is the starting weights or a checkpoint: always there.
     first = rounds is not None and rounds.round == rounds.first
     within = work is not None and (found is not None or first)

@@ -3,10 +3,9 @@
     hop GIVE     a member's contribution to a part, to who adds it up
     hop RESULT   the mean of a part, encoded once, to who takes it
     hop VERSION  the whole new version of a part, with shared state, to who has another one
-    hop MADE     nothing: to a holder of the same replica, that one has its part of the version
 
 A frame's identity is that of its part: run, round (as its step), attempt (as its term), and the
-elements (as its port); of `MADE` the port is `made:` and the replica's term.
+elements (as its port).
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from .vector import RunVector, Span
 
 __all__ = [
     "GIVE",
-    "MADE",
     "RESULT",
     "UNDIVIDED",
     "VERSION",
@@ -33,7 +31,7 @@ __all__ = [
     "wiring",
 ]
 
-GIVE, RESULT, VERSION, MADE = 0, 1, 2, 3
+GIVE, RESULT, VERSION = 0, 1, 2
 UNDIVIDED = 1 << 16
 """Elements that are added up by one peer, however many there are: 256 KB in fp32."""
 

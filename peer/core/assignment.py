@@ -202,8 +202,7 @@ class Assignment:
         self.phase = Phase.READY
         out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
         if event.vector is not None:
-            hub = event.flow.hub
-            self.rounds = Rounds(self._peer, self.run, self.term, event.vector, self._near, hub)
+            self.rounds = Rounds(self._peer, self.run, self.term, event.vector, self._near)
             self._gate = RoundGate(self.run, self.term, self.rounds, self.steps)
             if self._assign.HasField("round"):
                 out += self._gate.begins(self._assign.round)
@@ -238,24 +237,8 @@ class Assignment:
             return []
         return [*self.rounds.planned(plan, now), *self._advance(now)]
 
-    def round_ahead(self, ahead: broker_pb2.RoundAhead, now: float) -> list[e.Instruction]:
-        """A round that begins without another word."""
-        if self.rounds is None:
-            return []
-        return [*self.rounds.told_ahead(ahead), *self._advance(now)]
-
-    def round_held(self, order: int) -> list[e.Instruction]:
-        """No round does any more."""
-        return [] if self.rounds is None else self.rounds.held(order)
-
     def round_timer(self, now: float) -> list[e.Instruction]:
         return [] if self.rounds is None else self.rounds.timer(now)
-
-    def round_acknowledged(self, key: FrameKey, now: float) -> list[e.Instruction]:
-        if self.rounds is None:
-            return []
-        self.rounds.acknowledged(key)
-        return self._advance(now) if self.rounds.is_done else []
 
     # ------------------------------------------------------------ links and patience
 
@@ -399,9 +382,7 @@ class Assignment:
             self.phase = Phase.EXPORTING
             return [e.UploadWeights(self.run, self.term, steps.steps)]
         if self.rounds is not None and self._gate is not None and not steps.in_flight:
-            of_rounds, begun = self._gate.goes_on(now)
-            if begun:
-                return [*of_rounds, *self._take_snapshot(), *self._advance(now)]
+            of_rounds = self._gate.goes_on(now)
             if of_rounds or self.rounds.computing or steps.waits:
                 return of_rounds
         if steps.position == 0 and not steps.evaluating and (self._on_hold or self.reports.full):

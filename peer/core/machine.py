@@ -43,7 +43,7 @@ from .snapshots import BLOCKS, SnapshotId
 
 __all__ = ["PROTOCOL_VERSION", "PeerMachine"]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _WELCOME_S = 10.0
 _RUNS_REMEMBERED = 64
 _SNAPSHOTS_TOLD = 3000
@@ -205,8 +205,6 @@ class PeerMachine:
             return self._probe_frame(event, key, now)
         if isinstance(event, e.FrameAcknowledged):
             out = self._traffic.acknowledged(key, event.began_s, now)
-            if role is Role.ROUND and self.assignment:
-                out += self.assignment.round_acknowledged(key, now)
             return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
         part = self.assignment
         if part is not None and not part.takes(key):
@@ -335,15 +333,7 @@ class PeerMachine:
                 return self._snapshot_ordered(message.snapshot, now)
             case "handover":
                 return self._handover_told(message.handover, now)
-            case (
-                "start"
-                | "export"
-                | "committed"
-                | "round_start"
-                | "round_plan"
-                | "round_ahead"
-                | "round_hold"
-            ):
+            case "start" | "export" | "committed" | "round_start" | "round_plan":
                 body = getattr(message, kind)
                 part = self.assignment
                 if part is None or not part.matches(body.run, body.term):
@@ -356,10 +346,6 @@ class PeerMachine:
                     return part.round_begins(body, now)
                 if kind == "round_plan":
                     return part.round_planned(body, now)
-                if kind == "round_ahead":
-                    return part.round_ahead(body, now)
-                if kind == "round_hold":
-                    return part.round_held(body.number)
                 part.export_asked()
         return []
 

@@ -15,9 +15,8 @@ from xxhash import xxh3_64_intdigest
 from ...compression.codec import RAW, Codec, CodecError, Encoded, fitting, is_stateful, parse
 from ...dag.ir.graph import TensorSpec
 from ...dag.rounds.vector import RunVector, Span, VectorPiece
-from ...net.links.frame import Payload
 
-__all__ = ["NOTHING", "PartCoding", "flat_spec"]
+__all__ = ["PartCoding", "flat_spec"]
 
 LEAST_ELEMENTS = 1024
 """A smaller piece, a bias or a norm, goes raw: what stands before it would be much of it."""
@@ -27,10 +26,6 @@ _MOST_HEADER = 64
 
 def flat_spec(elements: int) -> TensorSpec:
     return TensorSpec((elements,), "float32")
-
-
-NOTHING = Payload(RAW.name, b"", flat_spec(1), absent=True)
-"""Of a frame that is all that it says."""
 
 
 class PartCoding:

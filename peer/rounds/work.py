@@ -43,7 +43,7 @@ from ...dag.plan.plan import PeerId
 from ...dag.rounds.digest import digest
 from ...dag.rounds.sums import fits
 from ...dag.rounds.vector import RunVector, Span, VectorPiece
-from ...dag.rounds.wiring import GIVE, MADE, RESULT, VERSION
+from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
@@ -51,7 +51,7 @@ from ..core.events import RoundResult
 from ..sync.norm import square_of
 from .attempt import EarlyFrames, RoundAttempt, most_of_any
 from .buffers import strategy_of_entry
-from .coding import NOTHING, flat_spec
+from .coding import flat_spec
 from .entries import EntryVersion, HeldEntry, hash_of_segment
 from .local import LocalSteps
 from .strategies import codings_of, standing_bytes, strategy_of
@@ -280,8 +280,6 @@ class RoundWork:
         LargeContributionError for what cannot be counted; then nothing has changed. What comes
         before its attempt was joined is looked at then."""
         key = arrived.key
-        if key.hop == MADE:
-            return
         with self._lock:
             attempt = self._attempt
             if attempt is None or (key.step, key.term) > attempt.number:
@@ -309,8 +307,6 @@ class RoundWork:
 
     def most_bytes(self, key: FrameKey) -> int:
         """The most that a frame of this key has; 0 for what no plan names. For any thread."""
-        if key.hop == MADE:
-            return 0
         attempt = self._attempt
         if attempt is None or (key.step, key.term) != attempt.number:
             rows, passed_on = 1 + len(self._strategy.slots), self._strategy.side_by_side
@@ -324,8 +320,6 @@ class RoundWork:
 
     def payload(self, key: FrameKey) -> Payload:
         """Raises KeyError for what is not there to be sent."""
-        if key.hop == MADE:
-            return NOTHING
         attempt = self._attempt
         part = attempt.goes(key) if attempt else None
         buffers: tuple[memoryview, ...] | None = None

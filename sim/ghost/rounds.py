@@ -19,12 +19,12 @@ from ...dag.execute.execute import TensorSpecError
 from ...dag.ir.graph import Graph
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import PIECE, Entry, RunVector, Span, VectorPiece
-from ...dag.rounds.wiring import GIVE, MADE, RESULT, VERSION
+from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...peer.core.events import RoundResult
 from ...peer.rounds.attempt import RoundAttempt
-from ...peer.rounds.coding import NOTHING, PartCoding, flat_spec
+from ...peer.rounds.coding import PartCoding, flat_spec
 from ...peer.rounds.local import LocalSteps
 from ...peer.rounds.side_by_side import FRONT_BYTES
 from ...peer.rounds.strategies import codings_of, strategy_of
@@ -295,8 +295,6 @@ class GhostRounds:
     def accept(self, arrived: Arrived) -> None:
         """Raises TensorSpecError for what is not as the plan says."""
         key, attempt = arrived.key, self._attempt
-        if key.hop == MADE:
-            return
         if attempt is None or (key.step, key.term) > attempt.number:
             self._early.append(arrived)
             return
@@ -313,8 +311,6 @@ class GhostRounds:
         self._came.setdefault((key.hop, span, PeerId(key.source)), words)
 
     def most_bytes(self, key: FrameKey) -> int | None:
-        if key.hop == MADE:
-            return 0
         attempt = self._attempt
         if attempt is None or (key.step, key.term) != attempt.number:
             return None
@@ -323,8 +319,6 @@ class GhostRounds:
 
     def payload(self, key: FrameKey) -> Payload:
         """Raises KeyError for what is not there to be sent."""
-        if key.hop == MADE:
-            return NOTHING
         attempt = self._attempt
         span = attempt.goes(key) if attempt else None
         words: Words | None = None

@@ -52,10 +52,7 @@ class RoundCheck(Check):
         self._seen[run] = event.number + 1
         match event.WhichOneof("kind"):
             case "round_begun":
-                begun = event.round_begun
-                self._handed_out(run, list(begun.work))
-                for told in (begun, *begun.ahead) if begun.members else ():
-                    self._apart[run, told.round + 1] = True
+                self._handed_out(run, list(event.round_begun.work))
             case "round_done":
                 members = [m.replica for m in event.round_done.members]
                 work = self._work.pop(run, {})

@@ -197,7 +197,7 @@ def _rounds(s: Summary) -> Iterator[str]:
     if total:
         parts.append(f"waited {waited / total:.0%} of the time")
         exchanges = [r["exchange_s"] for r in s.rounds]
-        if all(exchanges):  # of rounds that were told ahead nobody knows it
+        if all(exchanges):  # a broker that was started again does not know it
             parts[-1] += f", exchanges {sum(exchanges) / total:.0%}"
     again = sum(r["attempt"] > 1 for r in s.rounds)
     if again:

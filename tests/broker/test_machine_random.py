@@ -225,7 +225,7 @@ class Driver:
         absent = [p for p in PEERS[:-1] if p not in self.machine.members.members]
         return PeerMessage(
             hello=Hello(
-                version=self.often(2, 3),
+                version=self.often(3, 4),
                 peer=self.often(self.pick(*(absent or PEERS)), *PEERS),
                 boot=self.pick("x", "y"),
                 counter=self.often(self.requests + 3, self.rng.randrange(self.requests + 3)),
@@ -318,7 +318,7 @@ def test_the_random_events_reach_every_phase_and_state() -> None:
 @given(data=st.binary(max_size=200), changes=MUTATIONS, which=st.integers(0, 2))
 def test_bytes_of_any_kind_reach_a_member_s_stream_without_harm(data, changes, which) -> None:
     """What parses is handled; what does not is refused before (see services)."""
-    hello = Hello(version=2, peer="a", boot="x", counter=1, profile=Profile(operator_set=1))
+    hello = Hello(version=3, peer="a", boot="x", counter=1, profile=Profile(operator_set=1))
     report = StepReport(run="r", term=1, step=0, seconds=1.0)
     valid = [PeerMessage(hello=hello), PeerMessage(step=report), None][which]
     message = PeerMessage()

@@ -179,7 +179,6 @@ def test_streaming_diloco_has_options_and_a_codec_of_its_own(
         ("options = { keep = 0 }", 4, "`sync.options.keep` is 0.0: expected a number in (0, 1]"),
         ("options = { threshold = 3 }", 4, "`sync.options.threshold` is not readable: 3 has no"),
         ("options = { recent = 0 }", 4, "`sync.options.recent` is 0: expected 1 or more"),
-        ("options = { window = 0 }", 4, "`sync.options.window` is 0: expected 1 or more"),
         ('method = "ring"\noptions = { keep = 1 }', 4, "`sync.options.keep` is not a known key"),
         ('method = "noloco"\noptions = { momentum = 1 }', 4, "expected a number in [0, 1)"),
         ('method = "saps-outer"\noptions = { lr = 0 }', 4, "is 0.0: expected more than 0"),

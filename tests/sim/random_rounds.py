@@ -126,8 +126,6 @@ def draw(seed: int) -> Drawn:
             sync["method"], of_round = "streaming-diloco", of_round // 2
         more = {"bits": 32} if sync["method"] == "streaming-diloco" else {}
         sync["options"] = {"overlap": rng.choice((0, "auto", *range(1, of_round))), **more}
-    else:
-        sync["options"] = {**sync["options"], "window": rng.choice((1, 2, "auto", "auto"))}
     return Drawn(seed, tuple(peers), tuple(late), network, tables, tuple(faults))
 
 

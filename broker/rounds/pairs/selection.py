@@ -1,4 +1,4 @@
-"""Who meets whom in the rounds ahead: a pure function of seed, round, links and who is there.
+"""Who meets whom in a round: a pure function of seed, round, links and who is there.
 
     saps           fast links, and no two parts apart for long (2002.09692, with a rule of ours)
     random-pairs   a random matching of all, whatever the links are
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from .matching import ALONE, Bools, Mates, maximal, maximum, weights
 from .threshold import fastest_threshold
 
-__all__ = ["METHODS", "PairLinks", "PairSettings", "Pairs", "window"]
+__all__ = ["METHODS", "PairLinks", "PairSettings", "Pairs", "pairs_of_round"]
 
 Floats = NDArray[np.float64]
 Pairs = tuple[tuple[str, str], ...]
@@ -68,7 +68,7 @@ class PairLinks:
 
     @cached_property
     def high(self) -> Bools:
-        """(n, n), once for all rounds of a window."""
+        """(n, n)."""
         threshold = self.settings.threshold
         if threshold is None:
             threshold = fastest_threshold(self.rate)
@@ -79,22 +79,21 @@ Method = Callable[[PairLinks, int, int, Sequence[Mates]], Mates]
 """(links, key, round, past): `key` is 64 random bits of this round, `past` the rounds before."""
 
 
-def window(
+def pairs_of_round(
     method: str,
     seed: int,
-    first: int,
-    rounds: int,
+    number: int,
     who: Sequence[str],
     bandwidth: Floats,
     history: Sequence[Pairs] = (),
     settings: PairSettings | None = None,
-) -> tuple[Pairs, ...]:
-    """The pairs of round `first` and of those that follow, `rounds` of them.
+) -> Pairs:
+    """Return the pairs of round `number`.
 
     `bandwidth` (n, n): bytes/s from row to column, in the order of `who`; 0 or NaN: no link.
-    `history`: the pairs of the rounds before `first`, the newest last; names that are not in `who`
-    do not count. The state to go on with is `history` and what is returned, of which
-    `settings.recent` rounds are enough. The order of `who` changes nothing.
+    `history`: the pairs of the rounds before it, the newest last, of which `settings.recent` are
+    enough; names that are not in `who` do not count. The order of `who` changes nothing. Raises
+    ValueError for a method that there is not, and where names and shape do not fit.
     """
     if method not in METHODS:
         raise ValueError(f"method is {method!r}: expected one of {', '.join(METHODS)}")
@@ -108,12 +107,8 @@ def window(
     np.fill_diagonal(rate, 0.0)
     links = PairLinks(rate, settings)
     past = [_mates(names, pairs) for pairs in history]
-    for number in range(first, first + rounds):
-        past.append(METHODS[method](links, _key(seed, number), number, past))
-    return tuple(
-        tuple((names[i], names[j]) for i, j in enumerate(mates.tolist()) if i < j)
-        for mates in past[len(history) :]
-    )
+    mates = METHODS[method](links, _key(seed, number), number, past)
+    return tuple((names[i], names[j]) for i, j in enumerate(mates.tolist()) if i < j)
 
 
 def saps(links: PairLinks, key: int, round: int, past: Sequence[Mates]) -> Mates:

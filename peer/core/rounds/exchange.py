@@ -66,8 +66,6 @@ class RoundExchange:
         """By part that is added up here, whose contribution is missing."""
         self._awaited: set[Share] = set()
         """Results and versions that are to come."""
-        self._unsent: set[FrameKey] = set()
-        """Frames of the attempt that are not acknowledged."""
         self._early: dict[FrameKey, None] = {}
         """Frames that came of an attempt that has not begun here; each keeps its slot."""
 
@@ -82,7 +80,6 @@ class RoundExchange:
         """In place of what there is."""
         self.plan, self.begun = plan, False
         self.wiring = wiring(self._vector, segments_of(plan), self._peer, plan.fragment)
-        self._unsent.clear()
 
     def joins(self) -> None:
         """The device hears of it."""
@@ -119,11 +116,6 @@ class RoundExchange:
         """Whether all is here that the version is made of."""
         return self.begun and not self._lacks and not self._awaited
 
-    @property
-    def all_sent(self) -> bool:
-        """Whether nothing that was sent is on its way any more."""
-        return not self._unsent
-
     def lacking(self) -> tuple[list[PeerId], bool]:
         """Who is waited for, and whether for contributions: else for sums, of which who makes them
         is not to blame, since it waits for somebody as well."""
@@ -137,9 +129,7 @@ class RoundExchange:
         return self._send(self._key(RESULT, s) for s in self.wiring.results if s.part == part)
 
     def _send(self, keys: Iterable[FrameKey]) -> list[e.Instruction]:
-        found = list(keys)
-        self._unsent.update(found)
-        return [e.SendFrame(key) for key in found]
+        return [e.SendFrame(key) for key in keys]
 
     # ------------------------------------------------------------ frames
 
@@ -196,6 +186,3 @@ class RoundExchange:
         for key in gone:
             del self._early[key]
         return [e.Release(key) for key in gone]
-
-    def acknowledged(self, key: FrameKey) -> None:
-        self._unsent.discard(key)

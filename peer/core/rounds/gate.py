@@ -19,13 +19,10 @@ class RoundGate:
         self._run, self._term = run, term
         self._rounds, self._steps = rounds, steps
 
-    def begins(
-        self, start: broker_pb2.RoundStart, *, by_itself: bool = False
-    ) -> list[e.Instruction]:
-        """More steps may be done, unless the version is still to land. `by_itself`: the round was
-        told ahead."""
+    def begins(self, start: broker_pb2.RoundStart) -> list[e.Instruction]:
+        """More steps may be done, unless the version is still to land."""
         steps, rounds = self._steps, self._rounds
-        out = rounds.begins(start, by_itself=by_itself)
+        out = rounds.begins(start)
         if out and rounds.landed:
             anew = steps.step == start.first_step
             self._open(start, evaluates=start.evaluate and anew)
@@ -68,18 +65,11 @@ class RoundGate:
             steps.end()
         return out
 
-    def goes_on(self, now: float) -> tuple[list[e.Instruction], bool]:
-        """What rounds have to do in front of the next action, and whether a round has begun that
-        was told ahead."""
+    def goes_on(self, now: float) -> list[e.Instruction]:
+        """What rounds have to do in front of the next action."""
         steps, rounds = self._steps, self._rounds
         if steps.waits:
-            out = rounds.agrees()
-            if (ahead := rounds.next_ahead()) is not None:
-                out += self.begins(ahead.start, by_itself=True)
-                return [*out, *rounds.goes_on(ahead, now)], True
-            if out:
-                return out, False
             rounds.waits(now)
         if not steps.begun and not steps.evaluating and (out := rounds.between(steps.step)):
-            return out, False
-        return rounds.exchanges(), False
+            return out
+        return rounds.exchanges()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from ....dag.plan.plan import PeerId
 from ....dag.schedule.flow import Role
@@ -23,25 +23,12 @@ class RoundLinks:
         self._peer, self._near = peer, frozenset(near)
         self._linked: dict[PeerId, DialOrder | None] = {}
         """By counterpart, how it is dialled from here; None: it dials, or is near."""
-        self._lingers = frozenset[PeerId]()
 
-    def lingers(self, peers: Iterable[PeerId]) -> None:
-        """With whom it exchanged the round before: acknowledgements may be on their way."""
-        self._lingers = frozenset(peers)
-
-    def want(
-        self,
-        now: Iterable[PeerId],
-        dials: Iterable[DialOrder],
-        later: Mapping[PeerId, DialOrder | None],
-    ) -> list[e.Instruction]:
-        """now: with whom it exchanges, and `dials`: those of them that it dials. later: with whom
-        it will, and how."""
+    def want(self, peers: Iterable[PeerId], dials: Iterable[DialOrder]) -> list[e.Instruction]:
+        """peers: with whom it exchanges, and `dials`: those of them that it dials."""
         orders = {PeerId(d.peer): d for d in dials}
-        kept = {p: self._linked[p] for p in self._lingers if p in self._linked}
-        known = {**later, **kept}
-        there = dict.fromkeys(p for p in (*now, *known) if p != self._peer)
-        wanted = {p: None if p in self._near else orders.get(p, known.get(p)) for p in there}
+        there = dict.fromkeys(p for p in peers if p != self._peer)
+        wanted = {p: None if p in self._near else orders.get(p) for p in there}
         out: list[e.Instruction] = []
         for peer in [p for p in self._linked if p not in wanted]:
             del self._linked[peer]

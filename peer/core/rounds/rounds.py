@@ -16,9 +16,6 @@
 - With overlap, steps of the next round go on behind CONTRIBUTE (`RoundStart.ahead`), and what is
   made meanwhile stays beside the stages. Once it is committed it lands between two steps (`LAND`),
   the same two at every holder of the replica; there it is evaluated, too (`SHOW`).
-- Of gossip some rounds may be told ahead (`ahead.py`). One of them begins here as soon as, at all
-  holders of the replica, the version of the one before is made and nothing that they sent is on its
-  way any more.
 - Who has no version of its own to begin from (it came late, or was lost for too long) waits at the
   gate too, contributes nothing, and gets weights and shared state from those that have applied.
 - A frame of an attempt that has not begun here keeps its place until it has.
@@ -34,13 +31,10 @@ from collections.abc import Collection
 from ....dag.plan.action import Action, Kind
 from ....dag.plan.plan import PeerId
 from ....dag.rounds.vector import RunVector
-from ....dag.rounds.wiring import MADE
-from ....dag.schedule.flow import Role
 from ....net.links.frame import FrameKey
 from ....proto import broker_pb2, common_pb2
 from .. import events as e
-from .ahead import Agreement, RoundsAhead
-from .exchange import RoundExchange, run_of
+from .exchange import RoundExchange
 from .links import RoundLinks
 
 __all__ = ["Rounds"]
@@ -57,10 +51,8 @@ class Rounds:
         term: int,
         vector: RunVector,
         near: Collection[PeerId] = (),
-        hub: PeerId | None = None,
     ) -> None:
-        """`near`: peers of its own replica, whose links are there whatever rounds want. `hub`: the
-        one of the replica that all of them have a link with; None: this one."""
+        """`near`: peers of its own replica, whose links are there whatever rounds want."""
         self.start: broker_pb2.RoundStart | None = None
         self.computing = False
         """Whether an action of a round runs on the device."""
@@ -80,10 +72,6 @@ class Rounds:
         self._drift = 0.0
         self._told: list[broker_pb2.RoundReport] = []
         """Reports that the broker may lack, should it be started again."""
-        self._made = False
-        """Whether the version of the attempt is, with all that it takes."""
-        self._ahead = RoundsAhead(peer)
-        self._agreement = Agreement(peer, hub or peer, near)
 
     @property
     def late(self) -> int:
@@ -116,20 +104,15 @@ class Rounds:
 
     # ------------------------------------------------------------ rounds
 
-    def begins(
-        self, start: broker_pb2.RoundStart, *, by_itself: bool = False
-    ) -> list[e.Instruction]:
-        """The broker has committed what was applied, or hands out the first work; or the round was
-        told ahead. Nothing when it says so again."""
+    def begins(self, start: broker_pb2.RoundStart) -> list[e.Instruction]:
+        """The broker has committed what was applied, or hands out the first work. Nothing when it
+        says so again."""
         if self.start is not None and start.round <= self.start.round:
             return []
         self.start = start
-        self._taken_down = self._applied = self._shown = self._made = False
+        self._taken_down = self._applied = self._shown = False
         self._landed = not (start.late or (start.evaluate and start.apart))
-        self._links.lingers(self._exchange.wiring.counterparts if by_itself else ())
-        if not by_itself:  # all that was before is on the broker's disk
-            self._ahead.clear()
-            self._told = []
+        self._told = []  # all that was before is on the broker's disk
         self._exchange.begin_round()
         self._waits_since, self._busy_s = None, 0.0
         return [e.BeginRound(self._replica, self._term, start)]
@@ -179,19 +162,17 @@ class Rounds:
         if behind or (plan.round, plan.attempt) <= known:
             return []
         exchange.planned(plan)
-        self._applied = self._made = False
+        self._applied = False
         self._told = [r for r in self._told if not r.attempt or r.round < plan.round]
         if exchange.wiring.gets and self._waits_since is not None:
             self._waits_since = now
         return [*self._link(), e.SetTimer("round", now + plan.patience_s)]
 
     def _link(self) -> list[e.Instruction]:
-        """With those of the plan, of rounds that were told ahead, and of its replica, if they have
-        to agree."""
-        exchange, later = self._exchange, self._ahead.dials
-        later |= dict.fromkeys(self._agreement.others if self._ahead.next is not None else ())
+        """With those of the plan."""
+        exchange = self._exchange
         dials = exchange.plan.dials if exchange.plan is not None else ()
-        out = self._links.want(exchange.wiring.counterparts, dials, later)
+        out = self._links.want(exchange.wiring.counterparts, dials)
         gone = [i.peer for i in out if isinstance(i, e.HangUp)]
         return [*out, *(i for peer in gone for i in exchange.forget(peer))]
 
@@ -222,65 +203,14 @@ class Rounds:
                 patience = exchange.plan.patience_s if exchange.plan is not None else 0.0
                 return [*exchange.begins(), e.SetTimer("round", now + patience)]
             case Kind.APPLY:
-                self._made = not found.code
                 versions = [] if found.code else exchange.sends_versions()
                 return [self._report(attempt, now, found), *versions]
         raise AssertionError(f"{action} is none of a round")
-
-    # ------------------------------------------------------------ rounds that were told ahead
-
-    def told_ahead(self, ahead: broker_pb2.RoundAhead) -> list[e.Instruction]:
-        """A later round, and whom it takes links with."""
-        return self._link() if self._ahead.add(ahead, self.start) else []
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing of this round is left to do here, and the next one is known."""
-        return self._made and self._exchange.all_sent and self._ahead.next is not None
-
-    def agrees(self) -> list[e.Instruction]:
-        """Tells others of the replica that the round is done here, if it is; once."""
-        if not self.is_done:
-            return []
-        run, number = run_of(self._replica), self._number
-        to = self._agreement.says(number)
-        return [
-            e.SendFrame(
-                FrameKey(run, 1, number, Role.ROUND, 0, MADE, self._said_as, self._peer, other)
-            )
-            for other in to
-        ]
-
-    @property
-    def _said_as(self) -> str:
-        return f"made:{self._term}"
-
-    def next_ahead(self) -> broker_pb2.RoundAhead | None:
-        """The round that begins now, without a word from the broker."""
-        return self._ahead.next if self.is_done and self._agreement.holds(self._number) else None
-
-    def goes_on(self, ahead: broker_pb2.RoundAhead, now: float) -> list[e.Instruction]:
-        """A round that was told ahead has begun."""
-        self._ahead.begun()
-        return self.planned(ahead.plan, now)
-
-    def held(self, order: int) -> list[e.Instruction]:
-        """None begins by itself any more."""
-        self._ahead.clear()
-        number = self.start.round if self.start is not None else 0
-        report = broker_pb2.RoundReport(
-            run=self._replica, term=self._term, round=number, held=order
-        )
-        return [*self.again(), e.Tell(broker_pb2.PeerMessage(round=report))]
 
     # ------------------------------------------------------------ frames
 
     def arrived(self, key: FrameKey) -> list[e.Instruction]:
         """A part came, and lies in its sum or its place."""
-        if key.hop == MADE:
-            if key.port == self._said_as:
-                self._agreement.hears(key.step, PeerId(key.source))
-            return [e.Release(key)]
         return self._exchange.arrived(key, None if self.start is None else self.start.round)
 
     def refused(self, key: FrameKey, why: str, now: float) -> list[e.Instruction]:
@@ -295,9 +225,6 @@ class Rounds:
 
     def queued(self, size_bytes: int) -> None:
         self._exchange.sent_bytes += size_bytes
-
-    def acknowledged(self, key: FrameKey) -> None:
-        self._exchange.acknowledged(key)
 
     # ------------------------------------------------------------ reports
 

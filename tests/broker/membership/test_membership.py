@@ -106,7 +106,7 @@ def test_nonsense_of_a_member_ends_its_membership(world) -> None:
 
 def test_a_second_hello_on_a_stream_is_nonsense(world) -> None:
     world.join("a")
-    out = world.say("a", hello=Hello(version=2, peer="a", boot="x", counter=9))
+    out = world.say("a", hello=Hello(version=3, peer="a", boot="x", counter=9))
     assert "second Hello" in world.told(out, "a")[0].refused.reason.text
 
 

@@ -166,7 +166,7 @@ def hello(boot: str, counter: int, **speeds: float) -> Hello:
         name="a", operator_set=FULL, device_memory_bytes=1, speeds=Wire(**WIRE | speeds),
         host="m", cores=4, threads=2,
     )  # fmt: skip
-    return Hello(version=2, peer="a", boot=boot, counter=counter, profile=profile)
+    return Hello(version=3, peer="a", boot=boot, counter=counter, profile=profile)
 
 
 def test_an_offer_has_the_corrected_speeds_of_this_start_of_the_peer() -> None:

@@ -18,7 +18,6 @@ from shoal.proto.broker_pb2 import (
     RoundMember,
     RoundWork,
     RunEvent,
-    SampleRange,
 )
 
 REPLICAS = 3
@@ -45,36 +44,20 @@ def test_the_mean_is_that_of_exact_arithmetic(found: list[float]) -> None:
     assert (mean.weight, mean.metrics[0].value) == (8, pytest.approx(wanted))
 
 
-@given(
-    said=st.lists(st.tuples(st.integers(0, REPLICAS - 1), losses), max_size=8), early=st.booleans()
-)
+@given(said=st.lists(st.tuples(st.integers(0, REPLICAS - 1), losses), max_size=8))
 def test_in_gossip_it_is_told_once_when_all_have_said_so_or_the_round_ends(
-    said: list[tuple[int, float]], early: bool
+    said: list[tuple[int, float]],
 ) -> None:
-    """`early`: they are told ahead, and said before the record has come to their round."""
     record = RoundRecord(10, REPLICAS, 1, REPLICAS, remembers=2)
     found = Evaluations(record, REPLICAS)
     begun(record)
-    if early:
-        work = [
-            RoundWork(replica=i, term=1, steps=1, samples=[SampleRange(first=9 + i, count=1)])
-            for i in range(REPLICAS)
-        ]
-        record.ahead.append(RoundBegun(round=1, work=work))
-    else:
-        done(record)
-        begun(record)
+    done(record)
+    begun(record)
     told, first = [], dict[int, float]()
     for replica, loss in said:
         found.add(replica, 1, Evaluation(loss=loss))
-        whole = len(first) == REPLICAS
-        first |= {} if whole and not early else {replica: first.get(replica, loss)}
+        first |= {} if len(first) == REPLICAS else {replica: first.get(replica, loss)}
         told += [found.told()]
-    if early:
-        assert not any(told)
-        record.ahead.clear()
-        done(record)
-        begun(record)
     told += [found.told(closes=True), found.told(closes=True)]
     kept = [t for t in told if t is not None]
     assert len(kept) == bool(said)

@@ -121,7 +121,7 @@ async def test_a_message_over_the_limit_ends_its_call_and_nothing_else():
             assert code == "RESOURCE_EXHAUSTED"
         async with channel(broker, made(broker, PartyRole.PEER, "a")) as stubs:
             call = AttachStub(stubs).Attach()
-            await call.write(PeerMessage(hello=Hello(version=2, boot="x" * (64 << 20))))
+            await call.write(PeerMessage(hello=Hello(version=3, boot="x" * (64 << 20))))
             code, _ = await status(call.read())
             assert code == "RESOURCE_EXHAUSTED"
         async with channel(broker, made(broker, PartyRole.OPERATOR)) as stubs:
@@ -260,7 +260,7 @@ async def with_a_peer(broker: Broker) -> AsyncIterator[None]:
         profile = Profile(
             name="a", operator_set=1, device_memory_bytes=1 << 30, flops_per_s=1e9, cores=1
         )
-        hello = Hello(version=2, peer="a", boot="x", counter=1, profile=profile)
+        hello = Hello(version=3, peer="a", boot="x", counter=1, profile=profile)
         await call.write(PeerMessage(hello=hello))
         assert (await call.read()).HasField("welcome")
         yield

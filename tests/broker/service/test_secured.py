@@ -211,7 +211,7 @@ async def test_a_peer_says_hello_in_its_own_name_only():
         for claimed, kind in (("b", "refused"), ("a", "welcome")):
             call = AttachStub(stubs).Attach()
             profile = Profile(name=claimed, operator_set=1, device_memory_bytes=1 << 30)
-            hello = Hello(version=2, peer=claimed, boot="x", counter=1, profile=profile)
+            hello = Hello(version=3, peer=claimed, boot="x", counter=1, profile=profile)
             await call.write(PeerMessage(hello=hello))
             answer = await call.read()
             assert answer.WhichOneof("kind") == kind
@@ -229,7 +229,7 @@ async def test_who_is_kicked_is_out_at_once_and_everywhere(tmp_path: Path):
         async with channel(broker, peer) as stubs:
             call = AttachStub(stubs).Attach()
             profile = Profile(name="home", operator_set=1, device_memory_bytes=1 << 30)
-            hello = Hello(version=2, peer=subject, boot="x", counter=1, profile=profile)
+            hello = Hello(version=3, peer=subject, boot="x", counter=1, profile=profile)
             await call.write(PeerMessage(hello=hello))
             assert (await call.read()).HasField("welcome")
             async with channel(broker, broker.secured.operator()) as operator:

@@ -39,7 +39,7 @@ from shoal.tests.broker.service.test_secured import channel, made, running, stat
 
 def hello(peer: str) -> PeerMessage:
     profile = Profile(name=peer, operator_set=1, device_memory_bytes=1 << 30, flops_per_s=1e9)
-    return PeerMessage(hello=Hello(version=2, peer=peer, boot="x", counter=1, profile=profile))
+    return PeerMessage(hello=Hello(version=3, peer=peer, boot="x", counter=1, profile=profile))
 
 
 async def welcomed(stubs: grpc.aio.Channel, peer: str) -> grpc.aio.StreamStreamCall:

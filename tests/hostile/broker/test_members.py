@@ -59,7 +59,7 @@ async def spec_of(channel: grpc.aio.Channel, **plan: Any) -> RunSpec:
 async def test_what_a_peer_says_of_itself_ends_no_run_of_others() -> None:
     async with running() as (_, channel):
         evil, honest = Peer(channel, "evil"), Peer(channel, "honest")
-        hello = Hello(version=2, peer="evil", boot="b", counter=1, profile=ODD)
+        hello = Hello(version=3, peer="evil", boot="b", counter=1, profile=ODD)
         await evil.say(hello=hello)
         await said(evil, "welcome")
         await honest.join()
@@ -71,7 +71,7 @@ async def test_a_plan_by_hand_takes_no_more_than_its_peers_offer() -> None:
     async with running() as (_, channel):
         small = Peer(channel, "small")
         profile = Profile(name="small", operator_set=1, device_memory_bytes=50)
-        await small.say(hello=Hello(version=2, peer="small", boot="b", counter=1, profile=profile))
+        await small.say(hello=Hello(version=3, peer="small", boot="b", counter=1, profile=profile))
         await said(small, "welcome")
         spec = await spec_of(channel)
         spec.plan.microbatch_size, spec.plan.schedule = 2, "gpipe"

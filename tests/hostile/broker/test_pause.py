@@ -91,7 +91,7 @@ async def test_a_broker_that_was_stopped_keeps_its_peers() -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             call = AttachStub(channel).Attach()
             profile = Profile(name="a", device_memory_bytes=1, operator_set=FULL)
-            hello = Hello(version=2, peer="a", boot="b", counter=1, profile=profile)
+            hello = Hello(version=3, peer="a", boot="b", counter=1, profile=profile)
             await call.write(PeerMessage(hello=hello))
             assert (await call.read()).HasField("welcome")
             lost = asyncio.ensure_future(call.read())

@@ -45,7 +45,7 @@ async def says(stubs: object, peer: str, address: str, boot: str = "b") -> Broke
     """What the broker answers to a Hello."""
     call = AttachStub(stubs).Attach()  # type: ignore[no-untyped-call]
     profile = Profile(name=peer, device_memory_bytes=1, operator_set=FULL)
-    hello = Hello(version=2, peer=peer, boot=boot, counter=1, profile=profile, address=address)
+    hello = Hello(version=3, peer=peer, boot=boot, counter=1, profile=profile, address=address)
     await call.write(PeerMessage(hello=hello))
     found: BrokerMessage = await asyncio.wait_for(call.read(), 10)
     call.cancel()

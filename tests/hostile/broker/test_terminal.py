@@ -39,7 +39,7 @@ ANY = st.text(max_size=40) | st.text("\x1b\n\r\u202e\u2028[]/bold=link", max_siz
 
 def hello(**profile: object) -> PeerMessage:
     known = {"name": "a", "device_memory_bytes": 1, "operator_set": FULL, **profile}
-    found = Hello(version=2, peer="a", boot="b", counter=1, profile=Profile(**known))
+    found = Hello(version=3, peer="a", boot="b", counter=1, profile=Profile(**known))
     return PeerMessage(hello=found)
 
 

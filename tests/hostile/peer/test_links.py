@@ -231,7 +231,7 @@ async def test_probe_frames_beyond_what_was_ordered_are_refused(tmp_path: Path):
         ):
             call = AttachStub(channel).Attach()
             profile = Profile(name="m", operator_set=1, device_memory_bytes=1 << 30)
-            hello = Hello(version=2, peer="mallory", boot="x", counter=1, profile=profile)
+            hello = Hello(version=3, peer="mallory", boot="x", counter=1, profile=profile)
             await call.write(PeerMessage(hello=hello))
             while not (order := await call.read()).HasField("probe"):
                 assert isinstance(order, BrokerMessage)

@@ -32,7 +32,7 @@ def test_it_connects_says_hello_and_sends_heartbeats(machine: Make) -> None:
     one = machine()
     assert one.handle(e.Started(), 0.0) == [e.Connect()]
     hello = told(one.handle(e.Attached(), 1.0), "hello")[0]
-    assert (hello.peer, hello.boot, hello.counter, hello.version) == ("me", "boot", 4, 2)
+    assert (hello.peer, hello.boot, hello.counter, hello.version) == ("me", "boot", 4, 3)
     assert not hello.HasField("holding")
     out = one.handle(WELCOME, 1.0)
     assert len(told(out, "heartbeat")) == 1

@@ -101,14 +101,11 @@ def changes_places(seen: Seen) -> bool:
 
 
 def meets(pairs: bool) -> Callable[[Seen], bool]:
-    """All rounds are committed, of pairs or of all; no round was told ahead."""
+    """All rounds are committed, of pairs or of all."""
 
     def found(seen: Seen) -> bool:
         events = seen[2]
         done = [e.round_done for e in events if e.HasField("round_done")]
-        ahead = any(e.round_begun.ahead for e in events)
-        return (
-            len(done) > 1 and not ahead and pairs == any(m.group for d in done for m in d.members)
-        )
+        return len(done) > 1 and pairs == any(m.group for d in done for m in d.members)
 
     return found

@@ -144,8 +144,6 @@ def apart(method: str, **more: Any) -> NamedWorld:
     """Three replicas that meet in rounds by a method, of which one has two stages."""
     gossip = method in GOSSIP
     options = {**OPTIONS.get(method, {}), **more}
-    if gossip:
-        options |= {"window": 1}
     sync = {"kind": "gossip" if gossip else "local", "method": method.split()[0], "every": 3}
     return NamedWorld(
         peers=5 if gossip else 4,

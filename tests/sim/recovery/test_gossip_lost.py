@@ -12,6 +12,7 @@ from shoal.broker.records.rounds import pairs_of
 from shoal.job.gossip import GOSSIP
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
+from shoal.tests.sim.played import ask
 from shoal.tests.sim.played_rounds import Rounds, assert_same_versions, outcome, sites, sync_of
 
 pytestmark = pytest.mark.usefixtures("plans_once")
@@ -26,12 +27,6 @@ LARGE: dict[str, Any] = {
 FOUR = sites(1e7, 1e7, 1e7, 1e7)
 
 
-def told_singly(method: str) -> dict[str, Any]:
-    """A method whose rounds are told one at a time, when all are ready."""
-    sync = sync_of(method)
-    return sync | {"options": {**sync.get("options", {}), "window": 1}}
-
-
 @pytest.mark.parametrize("method", ["saps", "noloco", "random-pairs"])
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
@@ -43,7 +38,20 @@ def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> 
         rounds.assert_expected(world, run, what=f"{name} at record {at}")
 
 
+@pytest.mark.parametrize("method", ["saps", pytest.param("noloco", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
+def test_a_holder_of_a_pipeline_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
+    tables = TABLES | {"plan": {"replicas": 3, "stages": 2}, "sync": sync_of(method)}
+    peers = sites(*[1e7] * 7)
+    rounds.play(peers, **tables)
+    for at in rounds.moments(3, part, 4):
+        name = f"p{at % 6}"
+        world, run = rounds.play(peers, {at: name}, **tables)
+        rounds.assert_expected(world, run, what=f"{name} at record {at}")
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", GOSSIP)
 def test_members_die_at_any_two_moments(rounds: Rounds, method: str) -> None:
     tables = LARGE | {"sync": sync_of(method)}
@@ -67,7 +75,7 @@ def test_other_pairs_stay_as_they_were_planned(rounds: Rounds) -> None:
                 world.kill(record.replicas[first.replica].peers[0])
 
     tables = TABLES | {"plan": {"replicas": 4, "stages": 1}, "train": LARGE["train"]}
-    world, run = rounds.play(sites(*[1e7] * 4), also=die, **tables | {"sync": told_singly("ring")})
+    world, run = rounds.play(sites(*[1e7] * 4), also=die, **tables | {"sync": sync_of("ring")})
     done = next(e.round_done for e in world.events(run) if e.HasField("round_done"))
     attempts = {m.replica: m.attempt for m in done.members}
     assert attempts.keys() == {0, 1, 2, 3} - {*gone}
@@ -76,9 +84,24 @@ def test_other_pairs_stay_as_they_were_planned(rounds: Rounds) -> None:
     rounds.assert_expected(world, run)
 
 
+@pytest.mark.parametrize("share", [0.2, 0.45])
+def test_a_run_is_paused_and_goes_on(rounds: Rounds, share: float) -> None:
+    tables = TABLES | {"sync": sync_of("saps")}
+    rounds.play(FOUR, **tables)
+    at = rounds.moment(share)
+    world, run = rounds.start(FOUR, **tables)
+    world.until(lambda: rounds.records >= at, 600)
+    ask(world, run, "pause")
+    record = world.broker.machine.runs[run].record
+    world.until(lambda: all(r.paused for r in record.replicas), 600)
+    ask(world, run, "resume")
+    rounds.monitor.finish(run, 3600.0)
+    rounds.assert_expected(world, run)
+
+
 @pytest.mark.slow
 def test_the_broker_dies_behind_any_record_of_its_journal(rounds: Rounds) -> None:
-    tables = TABLES | {"sync": told_singly("saps")}
+    tables = TABLES | {"sync": sync_of("saps")}
     calm, run = rounds.play(FOUR[:3], **tables)
     wanted = calm.events(run)
     for number in range(1, rounds.written + 1, 4):

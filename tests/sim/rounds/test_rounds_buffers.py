@@ -85,9 +85,8 @@ class Buffers:
         ("sparse-loco", {}),
         ("diloco", {"overlap": 2}),
         ("streaming-diloco", {"overlap": 1}),
-        ("saps", {"window": 1}),
-        ("noloco", {"window": 1}),
-        ("noloco", {"window": 4}),
+        ("saps", {}),
+        ("noloco", {}),
     ],
 )
 def test_they_are_those_of_a_plain_loop(

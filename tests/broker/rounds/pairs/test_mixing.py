@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.benchmarks.gossip.mixing import matrix, of_random_pairs, second_eigenvalue
-from shoal.broker.rounds.pairs.selection import METHODS, window
+from shoal.benchmarks.gossip.mixing import (
+    matrix,
+    of_random_pairs,
+    pairs_of_rounds,
+    second_eigenvalue,
+)
+from shoal.broker.rounds.pairs.selection import METHODS
 
 
 def names(n):
@@ -16,7 +21,7 @@ def names(n):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("n", [2, 5, 8])
 def test_a_round_is_doubly_stochastic(method, n):
-    for pairs in window(method, 0, 0, 4, names(n), np.ones((n, n))):
+    for pairs in pairs_of_rounds(method, 0, range(4), names(n), np.ones((n, n))):
         w = matrix(names(n), pairs)
         assert w.sum(0).tolist() == w.sum(1).tolist() == [1.0] * n
         assert ((w == 0.5).sum(1) == np.isin(names(n), np.array(pairs)) * 2).all()
@@ -27,7 +32,7 @@ def test_random_pairs_mix_as_the_closed_form_says(n):
     who = names(n)
     found = []
     for rounds in (100, 3000):
-        pairs = window("random-pairs", 0, 0, rounds, who, np.ones((n, n)))
+        pairs = pairs_of_rounds("random-pairs", 0, range(rounds), who, np.ones((n, n)))
         found.append(second_eigenvalue(who, pairs) - of_random_pairs(n))
     assert 0 < found[1] < found[0]
     assert found[1] < 0.03
@@ -40,7 +45,7 @@ def test_parts_that_never_meet_do_not_mix():
 def test_the_factor_is_what_happens_to_the_distance_from_the_mean():
     """Over many vectors, in the direction that shrinks least."""
     who = names(6)
-    rounds = window("ring", 0, 0, 2, who, np.ones((6, 6)))
+    rounds = pairs_of_rounds("ring", 0, range(2), who, np.ones((6, 6)))
     ws = [matrix(who, pairs) for pairs in rounds]
     values, vectors = np.linalg.eigh(np.mean([w.T @ w for w in ws], 0))
     slowest = vectors[:, -2]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.benchmarks.gossip.mixing import second_eigenvalue
-from shoal.broker.rounds.pairs.selection import METHODS, PairSettings, window
+from shoal.benchmarks.gossip.mixing import pairs_of_rounds, second_eigenvalue
+from shoal.broker.rounds.pairs.selection import METHODS, PairSettings, pairs_of_round
 from shoal.broker.rounds.pairs.threshold import fastest_threshold
 
 METHOD = st.sampled_from(list(METHODS))
@@ -40,7 +40,7 @@ def connected(who, rounds):
 
 @given(METHOD, st.integers(0, 12), st.integers(-(2**63), 2**63 - 1), st.integers(0, 10**9))
 def test_nobody_is_in_two_pairs_and_one_at_most_is_left(method, n, seed, first):
-    for pairs in window(method, seed, first, 3, names(n), uniform(n)):
+    for pairs in pairs_of_rounds(method, seed, range(first, first + 3), names(n), uniform(n)):
         inside = [name for pair in pairs for name in pair]
         assert len(set(inside)) == len(inside) == n - n % 2
         assert list(pairs) == sorted(pairs)
@@ -51,23 +51,26 @@ def test_nobody_is_in_two_pairs_and_one_at_most_is_left(method, n, seed, first):
 def test_the_order_of_names_changes_nothing(method, n, seed, data):
     who, bandwidth = names(n), uniform(n, seed)
     order = data.draw(st.permutations(range(n)))
-    other = window(method, seed, 5, 12, [who[i] for i in order], bandwidth[np.ix_(order, order)])
-    assert other == window(method, seed, 5, 12, who, bandwidth)
+    rounds, shuffled = range(5, 17), [who[i] for i in order]
+    other = pairs_of_rounds(method, seed, rounds, shuffled, bandwidth[np.ix_(order, order)])
+    assert other == pairs_of_rounds(method, seed, rounds, who, bandwidth)
 
 
-@given(METHOD, st.integers(2, 10), st.integers(0, 99), st.integers(1, 9), st.integers(1, 12))
-def test_windows_in_pieces_are_one_window(method, n, seed, cut, recent):
+@given(METHOD, st.integers(2, 10), st.integers(0, 99), st.integers(1, 12))
+def test_rounds_before_the_recent_ones_change_nothing(method, n, seed, recent):
     who, bandwidth, settings = names(n), uniform(n, seed), PairSettings(recent=recent)
-    whole = window(method, seed, 3, 15, who, bandwidth, settings=settings)
-    begun = window(method, seed, 3, cut, who, bandwidth, settings=settings)
-    rest = window(method, seed, 3 + cut, 15 - cut, who, bandwidth, begun[-recent:], settings)
-    assert begun + rest == whole
+    met = pairs_of_rounds(method, seed, range(3, 17), who, bandwidth, settings)
+    found = [
+        pairs_of_round(method, seed, 17, who, bandwidth, known, settings)
+        for known in (met, met[-recent:])
+    ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("method", ["saps", "random-pairs"])
 def test_seeds_and_rounds_give_other_pairs(method):
     def found(seed, first):
-        return window(method, seed, first, 1, names(32), uniform(32), settings=easy)
+        return pairs_of_round(method, seed, first, names(32), uniform(32), settings=easy)
 
     easy = PairSettings(threshold=2.0)
     assert len({found(seed, first) for seed in range(5) for first in range(5)}) == 25
@@ -77,15 +80,16 @@ def test_a_link_is_as_fast_as_its_slower_direction():
     bandwidth = np.full((4, 4), 1.0)
     bandwidth[0, 1] = bandwidth[2, 3] = 9.0  # and back 1
     bandwidth[0, 2] = bandwidth[2, 0] = bandwidth[1, 3] = bandwidth[3, 1] = 5.0
-    rounds = window("saps", 0, 0, 1, names(4), bandwidth, settings=PairSettings(threshold=4.0))
-    assert rounds == ((("r000", "r002"), ("r001", "r003")),)
+    settings = PairSettings(threshold=4.0)
+    pairs = pairs_of_round("saps", 0, 0, names(4), bandwidth, settings=settings)
+    assert pairs == (("r000", "r002"), ("r001", "r003"))
 
 
 def test_fast_links_are_taken_wherever_they_match_all():
     who, bandwidth = names(32), uniform(32)
     at = {name: i for i, name in enumerate(who)}
     settings = PairSettings(threshold=3.0)
-    for pairs in window("saps", 1, 0, 200, who, bandwidth, settings=settings):
+    for pairs in pairs_of_rounds("saps", 1, range(200), who, bandwidth, settings):
         assert min(bandwidth[at[a], at[b]] for a, b in pairs) >= 3.0
 
 
@@ -93,7 +97,7 @@ def test_fast_links_are_taken_wherever_they_match_all():
 def test_islands_meet_as_soon_as_they_were_apart_for_so_long(recent):
     who, bandwidth = names(12), islands(6, 6)
     settings = PairSettings(threshold=1.0, recent=recent)
-    rounds = window("saps", 3, 0, 60, who, bandwidth, settings=settings)
+    rounds = pairs_of_rounds("saps", 3, range(60), who, bandwidth, settings)
     across = [t for t, pairs in enumerate(rounds) if any(a < "r006" <= b for a, b in pairs)]
     assert across[0] == recent
     assert {b - a for a, b in itertools.pairwise(across)} == {recent + 1}
@@ -105,12 +109,12 @@ def test_islands_meet_as_soon_as_they_were_apart_for_so_long(recent):
     st.integers(5, 8),
     st.sampled_from([None, 0.0, 1.0, 99.0]),
 )
-def test_all_are_connected_within_a_window(sizes, seed, recent, threshold):
+def test_all_are_connected_within_recent_rounds(sizes, seed, recent, threshold):
     """Also where no link is a fast one, or all are, and islands have one replica."""
     n = sum(sizes)
     who, bandwidth = names(n), islands(*sizes)
     settings = PairSettings(threshold=threshold, recent=recent)
-    rounds = window("saps", seed, 0, 40, who, bandwidth, settings=settings)
+    rounds = pairs_of_rounds("saps", seed, range(40), who, bandwidth, settings)
     for t in range(40 - 2 * recent):
         assert connected(who, rounds[t : t + 2 * recent])
 
@@ -118,9 +122,8 @@ def test_all_are_connected_within_a_window(sizes, seed, recent, threshold):
 def test_a_history_of_none_counts_neither_as_connected_nor_as_unconnected():
     """Where contacts begin as if all had met at round 0 parts stay apart; where they begin as if
     nobody had ever met, slow links are forced at once."""
-    rounds = window(
-        "saps", 0, 0, 9, names(8), islands(4, 4), settings=PairSettings(threshold=1.0, recent=5)
-    )
+    settings = PairSettings(threshold=1.0, recent=5)
+    rounds = pairs_of_rounds("saps", 0, range(9), names(8), islands(4, 4), settings)
     slow = [sum(a < "r004" <= b for a, b in pairs) for pairs in rounds]
     assert slow[:5] == [0] * 5
     assert slow[5] >= 1
@@ -132,7 +135,7 @@ def test_those_who_left_do_not_connect():
     settings = PairSettings(threshold=1.0, recent=5)
     inside = (("r000", "r001"), ("r002", "r003"), ("r004", "r005"), ("r006", "r007"))
     history = (inside, bridge[0], inside, bridge[0], inside)
-    [pairs] = window("saps", 0, 5, 1, who, bandwidth, history, settings)
+    pairs = pairs_of_round("saps", 0, 5, who, bandwidth, history, settings)
     assert any(a < "r004" <= b for a, b in pairs)
 
 
@@ -142,14 +145,14 @@ def test_no_link_is_no_pair():
     bandwidth[2, 3] = 1.0  # one way only
     bandwidth[3, 4], bandwidth[4, 3] = np.nan, 1.0
     for method in METHODS:
-        met = {pair for pairs in window(method, 0, 0, 10, names(5), bandwidth) for pair in pairs}
+        met = {p for ps in pairs_of_rounds(method, 0, range(10), names(5), bandwidth) for p in ps}
         assert met == {("r000", "r001")}
 
 
 @pytest.mark.parametrize("n", [2, 3, 6, 7])
 def test_in_a_ring_everybody_meets_both_neighbours(n):
     who = names(n)
-    rounds = window("ring", 0, 0, 2 * n, who, uniform(n))
+    rounds = pairs_of_rounds("ring", 0, range(2 * n), who, uniform(n))
     met = {pair for pairs in rounds for pair in pairs}
     assert met == {tuple(sorted((who[i], who[(i + 1) % n]))) for i in range(n)}
 
@@ -195,7 +198,7 @@ def test_the_threshold_of_few_links_takes_all_of_them():
 
 def test_saps_spreads_over_two_alternating_partners_and_more():
     who = names(32)
-    rho = second_eigenvalue(who, window("saps", 0, 0, 300, who, uniform(32)))
+    rho = second_eigenvalue(who, pairs_of_rounds("saps", 0, range(300), who, uniform(32)))
     assert rho < 0.95
 
 
@@ -212,4 +215,4 @@ def test_saps_spreads_over_two_alternating_partners_and_more():
 )
 def test_what_makes_no_sense_is_refused(method, who, settings, says):
     with pytest.raises(ValueError, match=says):
-        window(method, 0, 0, 1, who, uniform(2), (), PairSettings(**settings))
+        pairs_of_round(method, 0, 0, who, uniform(2), (), PairSettings(**settings))

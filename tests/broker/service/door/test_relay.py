@@ -96,7 +96,7 @@ class Member:
             await server.start()
             call = AttachStub(channel).Attach()
             profile = Profile(name=self.name, operator_set=1, device_memory_bytes=1 << 30)
-            hello = Hello(version=2, peer=self.name, boot="x", counter=1, profile=profile)
+            hello = Hello(version=3, peer=self.name, boot="x", counter=1, profile=profile)
             await call.write(PeerMessage(hello=hello))
             assert (await call.read()).HasField("welcome")
 

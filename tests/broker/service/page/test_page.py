@@ -98,7 +98,7 @@ async def calling(broker: Broker, role: PartyRole, subject: str) -> AsyncIterato
 async def join(stubs: grpc.aio.Channel, subject: str, name: str) -> Any:
     call = AttachStub(stubs).Attach()
     profile = Profile(name=name, operator_set=1, device_memory_bytes=1 << 30)
-    hello = Hello(version=2, peer=subject, boot="x", counter=1, profile=profile)
+    hello = Hello(version=3, peer=subject, boot="x", counter=1, profile=profile)
     await call.write(PeerMessage(hello=hello))
     assert (await call.read()).HasField("welcome")
     return call
