@@ -35,7 +35,7 @@ ORDER = {
         < runs < journal rounds < placement < registry < clients < machine < service validate""",
     "broker/rounds": """
         disputes evaluations pairs saving segments work < contributions version < exchange gossip
-        < handing < windows < attempts telling < holding < coordinator""",
+        < handing attempts telling < coordinator""",
     "broker/service": """
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",

@@ -10,12 +10,10 @@ __all__ = [
     "exchange",
     "gossip",
     "handing",
-    "holding",
     "pairs",
     "saving",
     "segments",
     "telling",
     "version",
-    "windows",
     "work",
 ]

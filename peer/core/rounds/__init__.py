@@ -1,6 +1,5 @@
 """What a holder decides in the rounds between replicas. `rounds` says what comes when, from the
 last local step to the next version; `exchange` has the frames of one attempt, `links` the links
-that these take, `ahead` the rounds that a replica begins by itself, and `gate` which steps may be
-done."""
+that these take, and `gate` which steps may be done."""
 
-__all__ = ["ahead", "exchange", "gate", "links", "rounds"]
+__all__ = ["exchange", "gate", "links", "rounds"]
