@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -303,9 +304,26 @@ def _follow(run: Run, *, json: bool, export: bool, since: int = 0) -> None:
 
     state = run.checked(follow(run, json=json, since=since))
     target = run.export() if export else None
+    half = _half(run, json=json) if export else None
     if json:
-        print_json({"state": state_row(state), "weights": target and str(target)})
+        found = {"state": state_row(state), "weights": target and str(target)}
+        print_json(found if half is None else {**found, "half_model": half})
     elif target is not None:
         echo(f"run {run.id} is done: {state.step} steps, weights in {target}")
     else:
         echo(f"run {run.id} is done: {state.step} steps; weights: shoal export {run.id}")
+
+
+def _half(run: Run, *, json: bool) -> dict[str, Any] | None:
+    """What the model is without every second block, where microbatches left some out; where that
+    cannot be had, people read why, and the run is done all the same."""
+    from ..client.errors import ClientError
+
+    try:
+        found = run.evaluate_half()
+    except (ClientError, ValueError) as error:
+        complain(f"the model without every second block was not evaluated: {error}")
+        return None
+    if found is not None and not json:
+        echo(f"half the model: {found}")
+    return None if found is None else asdict(found)

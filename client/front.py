@@ -17,10 +17,11 @@ from ..dag.ir.operators import takes_key
 from ..job import Job
 from ..job.settings import plain
 from ..peer.data.manifest import Manifest
-from ..proto.broker_pb2 import RunSpec, WeightFile
+from ..proto.broker_pb2 import RunSpec, WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
 from .job_data import resolved
 from .models import models
+from .runs.half import half_spec
 from .runs.run import Run
 from .runs.session import Client
 from .show.wire import CompressionSums
@@ -91,13 +92,7 @@ class SimulationFront:
     def pack(self, job: Job) -> PackedJob:
         """The job with all its blobs in memory."""
         prepared = self._prepare(job)
-        blobs: dict[str, bytes] = {}
-
-        def blob(data: bytes) -> BlobRef:
-            name = hashlib.sha256(data).hexdigest()
-            blobs[name] = data
-            return BlobRef(hash=name, size_bytes=len(data))
-
+        blobs, blob = _blobs()
         spec = spec_of(prepared.job, prepared.microbatch_sizes)
         spec.graph.CopyFrom(blob(graph_to_bytes(prepared.graph)))
         if prepared.core is not None:
@@ -113,6 +108,14 @@ class SimulationFront:
         for path in prepared.shards.values():
             blob(path.read_bytes())
         return PackedJob(spec=spec, blobs=blobs, facts=_facts(prepared))
+
+    def pack_half(
+        self, before: RunSpec, graph: Graph, weights: Weights
+    ) -> tuple[RunSpec, Mapping[str, bytes], tuple[str, ...]]:
+        """The run that evaluates half the model (`runs/half.py`), its graphs, and what it lacks."""
+        blobs, store = _blobs()
+        spec, names = half_spec(before, weights, graph, store)
+        return spec, blobs, names
 
     @contextmanager
     def module(self, job: Job) -> Iterator[nn.Module]:
@@ -130,6 +133,18 @@ class SimulationFront:
             self._prepared[key] = self._open.enter_context(prepare(job, self._say))
         prepared = self._prepared[key]
         return replace(prepared, job=resolved(job, prepared.manifest))
+
+
+def _blobs() -> tuple[dict[str, bytes], Callable[[bytes], BlobRef]]:
+    """Return blobs by SHA-256, none yet, and what adds one to them."""
+    blobs: dict[str, bytes] = {}
+
+    def store(data: bytes) -> BlobRef:
+        name = hashlib.sha256(data).hexdigest()
+        blobs[name] = data
+        return BlobRef(hash=name, size_bytes=len(data))
+
+    return blobs, store
 
 
 def _facts(prepared: Prepared) -> CapturedFacts:

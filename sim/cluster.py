@@ -52,6 +52,8 @@ def run_cluster(
         trained = train(cluster, front, job, folder, summary, shown, names)
         if summary.exit:
             return
+        if (half := trained.handle.evaluate_half()) is not None:
+            summary.half_loss, summary.half_without = half.loss, half.left_out
         if options.keep is not None:
             summary.weights = str(trained.handle.export(folder / "model.safetensors"))
         if not options.verify:

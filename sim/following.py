@@ -79,6 +79,11 @@ class Following:
                 pass
 
     @property
+    def left_out(self) -> bool:
+        """Whether microbatches left stages out."""
+        return any(visits < self.microbatches for visits in self.summary.visits)
+
+    @property
     def report(self) -> broker_pb2.PlanReport | None:
         """Report of the newest plan; of several replicas the peers, links, spares and reasons of
         all of theirs in one. None before the first plan."""

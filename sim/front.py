@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..dag.ir.graph import Graph
     from ..peer.data.manifest import Manifest
 
-__all__ = ["Facts", "Front", "Packed", "RunHandle", "Wire"]
+__all__ = ["Facts", "Front", "Half", "Packed", "RunHandle", "Wire"]
 
 
 class Facts(Protocol):
@@ -78,6 +78,22 @@ class RunHandle(Protocol):
     def export(self, path: Path) -> Path:
         """Writes the weights."""
 
+    def evaluate_half(self) -> Half | None:
+        """Without every second block that microbatches left out; None where they left none. Raises
+        ValueError or another error of a client where that cannot be had."""
+
+
+class Half(Protocol):
+    """Half a model at the end of its run."""
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Names of the blocks that it lacks."""
+
+    @property
+    def loss(self) -> float:
+        """On held-out data."""
+
 
 class Wire(Protocol):
     """What compression did on the links of one run."""
@@ -109,6 +125,13 @@ class Front(Protocol):
 
     def pack(self, job: Job) -> Packed:
         """The job for a world without a broker. Raises ValueError for what cannot run."""
+
+    def pack_half(
+        self, before: broker_pb2.RunSpec, graph: Graph, weights: broker_pb2.Weights
+    ) -> tuple[broker_pb2.RunSpec, Mapping[str, bytes], tuple[str, ...]]:
+        """The run that evaluates the model of another one, whose graph this is, with its weights
+        and without every second block that can be left out; the new blobs, and the names of the
+        blocks. Raises ValueError where there is nothing to evaluate."""
 
     def module(self, job: Job) -> AbstractContextManager[nn.Module]:
         """The job's module with its starting weights, callable with a microbatch."""

@@ -4,6 +4,7 @@ weights brought home."""
 __all__ = [
     "checkpoints",
     "evaluate",
+    "half",
     "resume",
     "run",
     "session",

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from ...job.settings import plain
 from ...net.blobs.client import BlobClient
 from ...peer.data.manifest import DataError, Manifest
 from ...peer.data.reader import Reader
-from ...proto.broker_pb2 import RunSpec, Weights
+from ...proto.broker_pb2 import Evaluation, RunSpec, Weights
 from ..access import Access
 from ..errors import RecordError, RunFailed
 from ..models import models
@@ -31,7 +32,7 @@ from ..submission import transfer
 if TYPE_CHECKING:
     from .session import Client
 
-__all__ = ["evaluated_there", "held_out"]
+__all__ = ["evaluated_there", "evaluation_spec", "held_out", "one_evaluation"]
 
 
 def held_out(
@@ -111,7 +112,7 @@ def evaluated_there(
     """Weighted means over `batches` held-out batches (default: the job's eval_batches), as
     `evaluate.held_out` gives them. Raises RecordError for a model whose step changes more than its
     parameters, RunFailed where the run does not come so far, Refused for another's."""
-    spec = _spec(client.recall(run).spec, weights, batches)
+    spec = evaluation_spec(client.recall(run).spec, weights, batches)
     with client.translated():
         if batches:
             text = transfer(client.access, lambda blobs: blobs.fetch(spec.data.hash))
@@ -126,14 +127,18 @@ def evaluated_there(
             f"run {run} has running statistics ({running[0]}), which a step over its data would "
             "change: evaluate it here (without --network)"
         )
-    found, why = client.submit_spec(spec), ""
+    got = one_evaluation(client, client.submit_spec(spec), run)
+    return {"loss": got.loss, **{m.name: m.value for m in got.metrics}} | {"weight": got.weight}
+
+
+def one_evaluation(client: Client, found: str, run: str) -> Evaluation:
+    """Wait for the evaluation of a run that is there for that, and end it. `run`: whose model it
+    evaluates. Raises RunFailed."""
+    why = ""
     try:
         for event in client.watch(found, 0):
             if event.HasField("step") and event.step.HasField("evaluation"):
-                got = event.step.evaluation
-                return {"loss": got.loss, **{m.name: m.value for m in got.metrics}} | {
-                    "weight": got.weight
-                }
+                return event.step.evaluation
             if event.HasField("state"):
                 why = event.state.reason.text
         raise RunFailed(f"run {found}, which evaluates {run}, ended without an evaluation: {why}")
@@ -142,7 +147,14 @@ def evaluated_there(
             client.cancel(found)
 
 
-def _spec(before: RunSpec, weights: Weights, batches: int | None) -> RunSpec:
+def evaluation_spec(
+    before: RunSpec,
+    weights: Weights,
+    batches: int | None = None,
+    plan: Mapping[str, Any] | None = None,
+) -> RunSpec:
+    """The run of one step that changes nothing and evaluates the weights of another one. `plan`: in
+    place of its [plan]. Raises RecordError where nothing is held out."""
     job = Job.from_json(before.job)
     if (not job.train.eval_batches and not batches) or not job.data.holdout:
         raise RecordError("nothing is held out in this run: set holdout and eval_batches above 0")
@@ -159,6 +171,7 @@ def _spec(before: RunSpec, weights: Weights, batches: int | None) -> RunSpec:
         "eval_batches": batches or job.train.eval_batches,
     }
     table["output"] |= {"every": 0}
+    table["plan"] = table["plan"] if plan is None else dict(plan)
     table["sync"], table["plan"]["replicas"] = {}, "auto"  # a run of one step has no rounds
     spec = RunSpec()
     spec.CopyFrom(before)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,7 @@ from ...net.web.places import Origin, origin_of
 from ...proto import broker_pb2
 from ...proto.broker_pb2 import RunState
 from ..errors import BrokerUnreachable, RecordError, Refused, RunFailed
-from ..files.records import Recorder, local_folder, output_of, own_job, read_run
+from ..files.records import Recorder, local_folder, output_of, own_job, read_run, write_run
 from .weights import CheckpointWriter
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ...proto.broker_pb2 import RunEvent
     from ..files.exported import ExportedTensors
+    from .half import HalfModel
     from .session import Client
 
 __all__ = ["ENDED", "Run"]
@@ -266,6 +267,20 @@ class Run:
             for one in files_of(written):
                 files.put(str(one), f"{root}/{one.name}", recursive=one.is_dir())
         return written
+
+    def evaluate_half(self) -> HalfModel | None:
+        """Held-out loss of the exported weights without every second block that microbatches may
+        leave out, computed by the broker's peers in a run of its own; `run.json` of a run that was
+        submitted here has it then. None of a run in which they left none out, and of one without
+        evaluations. Raises RunFailed without weights, or where no peers were free."""
+        from .half import evaluated_half, last_evaluation
+
+        if (whole := last_evaluation([*self.so_far()])) is None:
+            return None
+        found = evaluated_half(self.client, self.id, self._exported(), whole.loss)
+        if record := read_run(self.folder):
+            write_run(self.folder, record | {"half_model": asdict(found)})
+        return found
 
     def evaluate_there(self, batches: int | None = None) -> dict[str, float]:
         """Held-out loss and metrics of the exported weights, computed by the broker's peers in a

@@ -9,7 +9,21 @@ from dataclasses import replace
 from ..analysis.skippable import skippable_blocks
 from ..ir.graph import Arg, Graph, GraphError, Operator, Ref, map_arg
 
-__all__ = ["without_blocks"]
+__all__ = ["without_blocks", "without_every_second"]
+
+
+def without_every_second(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+    """The graph without every second of the blocks that can be left out, from the second on, and
+    their names; a step changes none of its running statistics. Raises GraphError where there is
+    none."""
+    names = tuple(b.name for b in skippable_blocks(graph) if not b.why_not)[1::2]
+    if not names:
+        raise GraphError("this model has fewer than two blocks that can be left out")
+    half = without_blocks(graph, names)
+    still = (
+        replace(b, update=replace(b.update, factor=0.0)) if b.update else b for b in half.buffers
+    )
+    return replace(half, buffers=tuple(still)), names
 
 
 def without_blocks(graph: Graph, names: Collection[str]) -> Graph:

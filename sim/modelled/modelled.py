@@ -150,6 +150,10 @@ def run_modelled(
         return trace, followed.report
     if facts.manifest.kind == "text":
         summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts.shards.values())
+    if not summary.exit and followed.left_out and summary.eval_loss is not None:
+        shown.say("evaluating the model without every second block")
+        with _one_thread():
+            _half(setting.job, scenario, packed, found, front, folder, summary)
     if not summary.exit and (options.verify or scenario.expect.max_loss_difference is not None):
 
         def one_stage(alone: Job) -> Sequence[float]:
@@ -161,6 +165,28 @@ def run_modelled(
             expected = scenario.expect.max_loss_difference
             verify(setting.job, followed, facts, front, one_stage, shown.say, expected)
     return trace, followed.report
+
+
+def _half(
+    job: Job,
+    scenario: Scenario,
+    packed: Packed,
+    found: VirtualRun,
+    front: Front,
+    folder: Path,
+    summary: Summary,
+) -> None:
+    """Half the model at the end, by the same peers in a world where nothing happens."""
+    weights = [e.weights for e in found.events if e.HasField("weights")][-1]
+    spec, blobs, names = front.pack_half(packed.spec, packed.facts.graph, weights)
+    calm = replace(scenario, faults=(), churn=type(scenario.churn)())
+    there = {f.blob.hash: found.world.blobs[f.blob.hash] for f in weights.files}
+    alone = run_virtual(calm, job, spec, {**packed.blobs, **blobs, **there}, folder, check=False)
+    made = [e.step.evaluation for e in alone.events if e.HasField("step")]
+    if not made:
+        summary.exit, summary.error = 1, f"half the model: {alone.state.reason.text}"
+        return
+    summary.half_loss, summary.half_without = made[-1].loss, names
 
 
 @contextmanager

@@ -45,6 +45,8 @@ def tiles(s: Summary, found: Measured) -> list[tuple[str, str]]:
         made.append((f"{s.loss_last:.3f}", f"nats, loss at the end; {s.loss_first:.3f} at first"))
     if s.eval_loss is not None:
         made.append((f"{s.eval_loss:.3f}", "nats, held-out loss"))
+    if s.half_loss is not None:
+        made.append((f"{s.half_loss:.3f}", "nats, without every second block"))
     bubble = s.bubble_measured if s.bubble_measured is not None else found.bubble
     if bubble is not None:
         made.append((percent(bubble), "bubble: a peer does not compute"))

@@ -40,6 +40,11 @@ class Summary:
     loss_first: float | None = None
     loss_last: float | None = None
     eval_loss: float | None = None
+    half_loss: float | None = None
+    """Where microbatches left stages out: held-out loss of the model without `half_without`, at the
+    end, beside `eval_loss`."""
+    half_without: tuple[str, ...] = ()
+    """Every second block that they may leave out."""
     unigram_entropy: float | None = None
     max_loss_difference: float | None = None
     """Largest |loss - loss of the plain loop| over all steps; None when not verified."""

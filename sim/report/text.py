@@ -92,6 +92,9 @@ def _learned(s: Summary) -> Iterator[str]:
         if s.unigram_entropy is not None:
             side = "below" if s.eval_loss < s.unigram_entropy else "NOT below"
             text += f", {side} the text's unigram entropy {s.unigram_entropy:.3f}"
+    if s.half_loss is not None:
+        worse = f" ({s.half_loss / s.eval_loss - 1:+.1%})" if s.eval_loss else ""
+        text += f", without {len(s.half_without)} blocks {s.half_loss:.3f}{worse}"
     if s.max_loss_difference is not None:
         text += (
             f" · vs {s.verified_against}: max difference {s.max_loss_difference:.1e} "
