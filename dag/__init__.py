@@ -1,15 +1,2 @@
 """The model as a graph of operators, and all that can be decided from it: capture, cutting, plans,
 schedules, costs, and the execution of a stage. Nothing here does I/O."""
-
-__all__ = [
-    "analysis",
-    "capture",
-    "cost",
-    "exchange",
-    "execute",
-    "ir",
-    "plan",
-    "rounds",
-    "schedule",
-    "transforms",
-]

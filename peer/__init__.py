@@ -1,16 +1,2 @@
 """The data plane: a process that drives one device and runs its part of a plan. `core` decides (no
 I/O), `shell` carries out, `entry` starts both."""
-
-__all__ = [
-    "blobs",
-    "compute",
-    "core",
-    "data",
-    "entry",
-    "host",
-    "hours",
-    "logs",
-    "rounds",
-    "shell",
-    "sync",
-]

@@ -1,19 +1,2 @@
 """Plans from a request: the graph, the peers on offer and what a job allows become a plan with its
 reasons. Knows no broker and no peer; `service/` has the processes that planning runs in."""
-
-__all__ = [
-    "answers",
-    "base",
-    "baselines",
-    "codecs",
-    "cost",
-    "network",
-    "replicas",
-    "requests",
-    "routes",
-    "schedulers",
-    "search",
-    "service",
-    "skipping",
-    "swarm",
-]

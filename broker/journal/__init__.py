@@ -1,8 +1,2 @@
 """What the broker has decided and must not forget, and the barrier that nothing passes before it is
 on disk."""
-
-__all__ = [
-    "barrier",
-    "decided",
-    "journal",
-]

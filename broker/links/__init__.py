@@ -1,7 +1,1 @@
 """What is known of the links between peers, and who measures which one next."""
-
-__all__ = [
-    "links",
-    "probed",
-    "probing",
-]

@@ -1,8 +1,1 @@
 """Who is here: members, their leases, their incarnations, and how fast they are taken to be."""
-
-__all__ = [
-    "bounds",
-    "member",
-    "membership",
-    "speeds",
-]

@@ -1,10 +1,2 @@
 """When a run takes snapshots, who keeps copies of them, where they may lie, and which of them make
 a complete set."""
-
-__all__ = [
-    "cadence",
-    "checkpoints",
-    "keepers",
-    "places",
-    "sets",
-]

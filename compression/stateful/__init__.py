@@ -1,8 +1,2 @@
 """Codecs that remember from tensor to tensor: error feedback, changes, and a basis that both ends
 know."""
-
-__all__ = [
-    "delta",
-    "feedback",
-    "lowrank",
-]

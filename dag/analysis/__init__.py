@@ -1,14 +1,3 @@
 """What a graph's operators tell of a model without running it: blocks that repeat, products with
 weights, samples that stay apart, rows that tables lack, blocks that can be skipped, gradients of
 weights that can wait."""
-
-__all__ = [
-    "beside",
-    "blocks",
-    "lookups",
-    "products",
-    "sample_kinds",
-    "samples",
-    "skippable",
-    "weight_gradients",
-]

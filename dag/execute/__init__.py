@@ -1,15 +1,3 @@
 """Running one stage: its `fx.GraphModule`, stand-ins for kernels that trust their caller, the
 weight half of its backward, what makes up for
 microbatches that leave it out, and a lost stage made anew from its neighbours."""
-
-__all__ = [
-    "execute",
-    "gradients",
-    "neighbour",
-    "rows",
-    "saved",
-    "stage_module",
-    "stage_visits",
-    "stand_ins",
-    "weight_half",
-]

@@ -1,15 +1,2 @@
 """Graphs made from graphs: the eval form, lowering to core ATen, mixed precision, the vocabulary
 head in blocks, and a model without some of its blocks."""
-
-__all__ = [
-    "bypass",
-    "evaluation",
-    "head",
-    "lower",
-    "lower_sizes",
-    "norm",
-    "precision",
-    "simplify",
-    "split_weights",
-    "vocabulary",
-]

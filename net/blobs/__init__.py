@@ -1,8 +1,2 @@
 """Blobs on the wire: their pieces, the client of `Broker.Blobs`, and one blob from several holders
 at once."""
-
-__all__ = [
-    "client",
-    "gather",
-    "pieces",
-]

@@ -7,10 +7,3 @@ process     the directory over hivemind's DHT, in a process of its own that ends
 node        that process; the only place that imports hivemind
 tied        starts a program that ends with its parent
 """
-
-__all__ = [
-    "node",
-    "process",
-    "record",
-    "tied",
-]

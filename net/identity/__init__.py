@@ -9,12 +9,3 @@ enroll       the first contact: from a token to a credential, and its renewal
 
 The authority signs with Ed25519; everybody else has a P-256 key, as gRPC takes no Ed25519 leaf.
 """
-
-__all__ = [
-    "authority",
-    "credential",
-    "diagnosis",
-    "enroll",
-    "names",
-    "token",
-]

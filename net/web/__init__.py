@@ -1,11 +1,2 @@
 """Byte ranges of files on the web, the places that an owner allows, and the way out through a
 proxy."""
-
-__all__ = [
-    "dial",
-    "internet",
-    "places",
-    "proxy",
-    "pump",
-    "web",
-]

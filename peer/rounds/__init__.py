@@ -4,21 +4,3 @@ what its stages moved to the next version of them, `entries` what is kept of eac
 it is written, and `side_by_side` how results are of which nothing is added up on its way.
 `strategy` says what the next version is, `strategies` which methods there are; `local` has which
 samples a replica trains on meanwhile."""
-
-__all__ = [
-    "attempt",
-    "buffers",
-    "coding",
-    "diloco",
-    "entries",
-    "gossip",
-    "local",
-    "noloco",
-    "saps",
-    "side_by_side",
-    "sparse_loco",
-    "strategies",
-    "strategy",
-    "streaming",
-    "work",
-]

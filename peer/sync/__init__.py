@@ -5,21 +5,3 @@ those that encode gradients themselves: `low_rank`, `demo`, and with `pairs` of 
 `gtopk` and `lags`. `vector` has gradients as a flat vector, `statistics` batch-norm statistics,
 `norm` the global norm and the results of a step; `optimizer` updates a stage's parameters.
 Everything travels as plain flat tensors whose specs both ends know beforehand."""
-
-__all__ = [
-    "ahead",
-    "demo",
-    "dgc",
-    "feedback",
-    "gtopk",
-    "lags",
-    "low_rank",
-    "narrow",
-    "norm",
-    "optimizer",
-    "pairs",
-    "statistics",
-    "strategies",
-    "strategy",
-    "vector",
-]

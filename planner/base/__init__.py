@@ -1,5 +1,1 @@
 """What a planner gets and gives, and numbers that are the same on every processor."""
-
-__all__ = [
-    "interface",
-]

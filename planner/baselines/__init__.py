@@ -1,6 +1,1 @@
 """Planners that the literature compares with."""
-
-__all__ = [
-    "baselines",
-    "op_fence",
-]

@@ -1,4 +1,2 @@
 """Routes that skip and reorder stages: their rules, how long a step of them takes, the search for
 them, and a bound that no routes are below. Pure calculation."""
-
-__all__ = ["route_bound", "route_rules", "route_search", "route_start", "route_timing"]

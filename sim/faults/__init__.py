@@ -1,7 +1,1 @@
 """What goes wrong in a world, and when."""
-
-__all__ = [
-    "churn",
-    "damage",
-    "faults",
-]

@@ -1,7 +1,2 @@
 """Scenarios under virtual time: from the file to the finished run, worlds drawn from seeds, and
 shorter reruns of what failed."""
-
-__all__ = [
-    "modelled",
-    "virtual_run",
-]

@@ -9,13 +9,3 @@
 
 It needs the extra `shoal[page]`; a broker without it works, and says so.
 """
-
-__all__ = [
-    "app",
-    "digest",
-    "keys",
-    "metrics",
-    "page",
-    "seen",
-    "serving",
-]

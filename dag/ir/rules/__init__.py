@@ -1,9 +1,2 @@
 """What an operator's arguments must be, where its kernels trust their caller. `rules` asks, the
 other files hold the rules."""
-
-__all__ = [
-    "rules",
-    "table",
-    "windows",
-    "words",
-]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.dag.plan.action import TRAITS, VISITS
 from shoal.dag.plan.cut import bare_stages, outline
 from shoal.dag.plan.outline import Crossed, Outline, StageOutline
 from shoal.dag.plan.plan import PeerId, Plan, PlanError, StageSlot, Visit
@@ -27,6 +28,30 @@ def test_lists_of_any_schedule_are_proved_and_come_back_from_the_wire(worlds, da
     plan = listed(plan, world.stages)
     check_listed(plan, world.stages)
     assert plan_from_proto(plan_to_proto(plan)) == plan
+
+
+def test_the_table_has_a_number_for_every_visit_and_for_nothing_else() -> None:
+    numbers = {kind: traits.number for kind, traits in TRAITS.items() if traits.number >= 0}
+    assert numbers.keys() == VISITS
+    assert sorted(numbers.values()) == list(range(len(VISITS)))
+    # Journals have them: none may ever stand for another kind.
+    assert [numbers[Kind(text)] for text in "FBEW"] == [0, 1, 2, 3]
+
+
+@given(st.data())
+def test_what_waits_for_its_own_list_alone_takes_and_gives_nothing(worlds, data) -> None:
+    world = data.draw(worlds)
+    plan = listed(replace(world.plan, schedule="zero-bubble"), world.stages)
+    flow = Flow(plan, world.stages, world.tied)
+    for peer, visits in zip(plan.peers, plan.visits, strict=True):
+        for at, visit in enumerate(visits):
+            traits = TRAITS[visit.kind]
+            if traits.behind is not None:
+                assert visits.index(visit._replace(kind=traits.behind)) < at
+            if traits.by_itself:
+                assert traits.behind is not None
+                assert not flow.takes(peer, visit)
+                assert not flow.gives(peer, visit)
 
 
 @given(st.data())
