@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from ..job import Codec, Job
 from ..peer.data.reader import Reader
-from . import oracle
 from .following import Following
 from .front import Facts, Front
-from .plain_rounds import beside, train_rounds
+from .plain import oracle
+from .plain.plain_rounds import beside, train_rounds
+from .plain.round_oracle import PlainResult
 from .report import Summary
-from .round_oracle import PlainResult
 
 __all__ = ["TOLERANCE", "compare", "judge", "verify"]
 

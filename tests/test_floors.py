@@ -61,9 +61,8 @@ ORDER = {
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers
         < replicas requests < answers < service""",
     "sim": """
-        front ghost oracle processes scenario trace < live options report round_oracle virtual
-        < faults following monitor round_log round_methods < round_buffers
-        < plain_rounds < verify < cluster modelled < shaped < simulate""",
+        front ghost plain processes scenario trace < live options report virtual
+        < faults following monitor < verify < cluster modelled < shaped < simulate""",
     "sim/report": "summary words < measures text < pictures tables < page < rounds < write",
 }
 """By room that has rooms inside: these and its own files, from the ground up. What stands between

@@ -28,7 +28,7 @@ from shoal.benchmarks.table import Figure, arguments, report
 from shoal.examples.gpt import gpt
 from shoal.peer.data.reader import Reader
 from shoal.planner.cost.candidate import Candidate, StageShare
-from shoal.sim.oracle import learning_rate, optimizer_of
+from shoal.sim.plain.oracle import learning_rate, optimizer_of
 
 ROWS: tuple[tuple[Literal["fp32", "bf16"], float], ...] = (
     ("fp32", 0.0),

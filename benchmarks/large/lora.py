@@ -249,7 +249,7 @@ def plain(job_file: Path, folder: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from safetensors.torch import save_file
 
-    from shoal.sim import oracle
+    from shoal.sim.plain import oracle
 
     folder.mkdir(parents=True, exist_ok=True)
     job, reader = _read(job_file, folder)

@@ -37,7 +37,7 @@ from shoal.dag.ir.recipe import Initial, Step, make
 from shoal.examples.gpt import gpt
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
-from shoal.sim.oracle import train
+from shoal.sim.plain.oracle import train
 
 __all__ = ["figures"]
 

@@ -114,7 +114,7 @@ def single_process(job: Job) -> list[float]:
 
     from shoal.client.front import SimulationFront
     from shoal.peer.data.reader import Reader
-    from shoal.sim import oracle
+    from shoal.sim.plain import oracle
 
     torch.set_num_threads(1)  # as the peers; more wait for each other where cores are taken
     front = SimulationFront()

@@ -79,7 +79,7 @@ def alone(job: Job, front: SimulationFront) -> Alone:
     import torch
 
     from shoal.peer.data.reader import Reader
-    from shoal.sim import oracle
+    from shoal.sim.plain import oracle
 
     torch.set_num_threads(1)  # as the peers; more wait for each other where cores are taken
     facts, found, train = front.facts(job), Alone(), job.train

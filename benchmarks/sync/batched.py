@@ -1,6 +1,6 @@
 """SparseLoCo of all parameters and replicas at once: to the last bit what `SparseLoCo` of
-sim/round_methods.py does, by a few operations on large tensors in place of thousands on small ones:
-a third of the time for a model of many small parameters.
+`sim/plain/round_methods.py` does, by a few operations on large tensors in place of thousands on
+small ones: a third of the time for a model of many small parameters.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shoal.sim.round_methods import two_bits
-from shoal.sim.round_oracle import PlainMethod, PlainReplica, Round
+from shoal.sim.plain.round_methods import two_bits
+from shoal.sim.plain.round_oracle import PlainMethod, PlainReplica, Round
 
 __all__ = ["BatchedSparseLoCo", "top_of_rows"]
 

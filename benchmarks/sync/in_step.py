@@ -24,8 +24,8 @@ from shoal.dag.plan.messages import Blocks, blocks_of, layer_share, low_rank, sh
 from shoal.job import Train
 from shoal.peer.sync.demo import dct
 from shoal.peer.sync.low_rank import orthonormal
-from shoal.sim.oracle import learning_rate, optimizer_of
-from shoal.sim.round_oracle import Batches
+from shoal.sim.plain.oracle import learning_rate, optimizer_of
+from shoal.sim.plain.round_oracle import Batches
 
 __all__ = ["IN_STEP", "InStep", "train"]
 

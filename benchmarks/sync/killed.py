@@ -37,7 +37,7 @@ from shoal.client.submission import prepare
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
 from shoal.proto.broker_pb2 import RunEvent
-from shoal.sim.plain_rounds import train_rounds
+from shoal.sim.plain.plain_rounds import train_rounds
 from shoal.sim.processes import LocalCluster
 
 DRAWN: dict[str, dict[str, Any]] = {

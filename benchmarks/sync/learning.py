@@ -49,7 +49,7 @@ from shoal.benchmarks.sync.modelled import NETWORKS, curve, plot, seconds_to
 from shoal.benchmarks.sync.rows import GRID, ROWS, Row, pairs_of
 from shoal.benchmarks.sync.together import Together
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.sim.round_oracle import PlainResult, even
+from shoal.sim.plain.round_oracle import PlainResult, even
 
 ROOT = Path(__file__).parents[2]
 METHODS, IN_STEP_METHODS = ROOT / "sim" / "round_methods.py", Path(__file__).with_name("in_step.py")

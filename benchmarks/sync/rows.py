@@ -36,7 +36,7 @@ from shoal.compression.echo import TensorShape
 from shoal.compression.sparse.chunks import Chunks
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.strategies import StrategyChoice, parse_strategy
-from shoal.sim.round_methods import (
+from shoal.sim.plain.round_methods import (
     Average,
     DiLoCo,
     Encode,
@@ -49,7 +49,7 @@ from shoal.sim.round_methods import (
     top_of_chunks,
     two_bits,
 )
-from shoal.sim.round_oracle import PlainMethod
+from shoal.sim.plain.round_oracle import PlainMethod
 
 __all__ = ["GRID", "ROWS", "Row", "pairs_of"]
 

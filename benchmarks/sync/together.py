@@ -1,4 +1,4 @@
-"""`sim/round_oracle.py` for equal replicas, all in one tensor: the module's own forward over
+"""`sim/plain/round_oracle.py` for equal replicas, all in one tensor: the module's own forward over
 stacked weights, compiled, and one AdamW over all of them. Eight small replicas take less than half
 of the time that they take one after the other; the same losses up to rounding."""
 
@@ -13,8 +13,8 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoal.job import Train
-from shoal.sim.oracle import learning_rate, optimizer_of
-from shoal.sim.round_oracle import Batches, PlainMethod, PlainReplica, PlainResult, Round
+from shoal.sim.plain.oracle import learning_rate, optimizer_of
+from shoal.sim.plain.round_oracle import Batches, PlainMethod, PlainReplica, PlainResult, Round
 
 __all__ = ["Together"]
 

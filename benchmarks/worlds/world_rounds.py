@@ -29,7 +29,7 @@ from shoal.peer.data.manifest import Column, Manifest, Shard
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.round_hashes import expected_rounds
-from shoal.sim.round_log import committed_rounds
+from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import read_export
 

@@ -68,7 +68,7 @@ def digest(versions: Mapping[str, int]) -> int:
 
 
 class Contributor(Protocol):
-    """A member of a committed round; `sim/round_log.py` makes them."""
+    """A member of a committed round; `sim/plain/round_log.py` makes them."""
 
     @property
     def replica(self) -> int: ...
@@ -83,7 +83,7 @@ class Contributor(Protocol):
 
 
 class Committed(Protocol):
-    """A committed round, as in `sim/round_oracle.py`."""
+    """A committed round, as in `sim/plain/round_oracle.py`."""
 
     @property
     def members(self) -> Sequence[Contributor]: ...

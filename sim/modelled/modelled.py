@@ -25,8 +25,8 @@ from ..ghost.round_hashes import expected_gossip, expected_rounds
 from ..live import LiveView
 from ..monitor.violation import Violation, shortest
 from ..options import Setting, SimOptions
+from ..plain.round_log import committed_rounds
 from ..report import Summary, unigram_entropy
-from ..round_log import committed_rounds
 from ..scenario.scenario import Scenario
 from ..scenario.sentences import Fault
 from ..trace import Trace

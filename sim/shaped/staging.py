@@ -21,8 +21,8 @@ from ...dag.ir.graph import Graph
 from ...job import Job, Train
 from ...peer.data.reader import Reader
 from ...proto import broker_pb2
-from .. import oracle
 from ..front import Front
+from ..plain import oracle
 from ..processes import LocalCluster
 from ..report import Summary
 from ..scenario.scenario import Scenario

@@ -19,8 +19,8 @@ from shoal.benchmarks.sync.together import Together
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.messages import low_rank
 from shoal.job import Train
-from shoal.sim import oracle
-from shoal.sim.oracle import learning_rate
+from shoal.sim.plain import oracle
+from shoal.sim.plain.oracle import learning_rate
 from shoal.tests.peer.sync import test_demo, test_gtopk, test_lags, test_low_rank
 from shoal.tests.peer.sync.conftest import Net
 from shoal.tests.peer.sync.loops import parted

@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal.benchmarks.sync.batched import BatchedSparseLoCo
 from shoal.dag.ir.graph import TensorSpec
 from shoal.job import Train
-from shoal.sim.round_methods import (
+from shoal.sim.plain.round_methods import (
     DiLoCo,
     NoLoCo,
     SparseLoCo,
@@ -27,7 +27,7 @@ from shoal.sim.round_methods import (
     top_of_chunks,
     two_bits,
 )
-from shoal.sim.round_oracle import PlainMethod, PlainReplica, even, train
+from shoal.sim.plain.round_oracle import PlainMethod, PlainReplica, even, train
 
 
 @pytest.fixture(autouse=True)

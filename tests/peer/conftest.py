@@ -24,7 +24,7 @@ from shoal.peer.compute.device import TorchDevice
 from shoal.peer.compute.order import BuildOrder
 from shoal.peer.data import Reader
 from shoal.peer.data.sources import resolve
-from shoal.sim import oracle
+from shoal.sim.plain import oracle
 from shoal.tests.peer.scripted import machine, member, running  # noqa: F401  # fixtures
 
 

@@ -26,7 +26,7 @@ from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
 from shoal.proto import broker_pb2, common_pb2
-from shoal.sim import oracle
+from shoal.sim.plain import oracle
 from shoal.sim.virtual import broker_shell
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import merge_blocks

@@ -23,8 +23,8 @@ from shoal.peer.data.reader import Reader
 from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec
 from shoal.sim.ghost.round_hashes import expected_gossip, expected_rounds
 from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.plain_rounds import beside, train_rounds
-from shoal.sim.round_log import committed_rounds
+from shoal.sim.plain.plain_rounds import beside, train_rounds
+from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.orders import Orders
 from shoal.sim.virtual.world import PeerSpec, World

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from shoal import cli
 from shoal.job import Job, SettingsError
-from shoal.sim import oracle
 from shoal.sim.ghost import rounds
 from shoal.sim.options import Setting, SimOptions
+from shoal.sim.plain import oracle
 from shoal.sim.report import Summary
 from shoal.sim.scenario.catalogue import DEFAULT, catalogue, find
 from shoal.sim.scenario.mishaps import Expectations

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shoal.job import Train
-from shoal.sim import oracle
-from shoal.sim.round_methods import (
+from shoal.sim.plain import oracle
+from shoal.sim.plain.round_methods import (
     Average,
     DiLoCo,
     NoLoCo,
@@ -27,7 +27,7 @@ from shoal.sim.round_methods import (
     top_of_chunks,
     two_bits,
 )
-from shoal.sim.round_oracle import (
+from shoal.sim.plain.round_oracle import (
     PlainMember,
     PlainMethod,
     PlainReplica,

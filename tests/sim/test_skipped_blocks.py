@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shoal.client.models import models
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.planner.skipping.layouts import row_of_blocks
-from shoal.sim import oracle
+from shoal.sim.plain import oracle
 from shoal.tests.sim.conftest import Trained
 from shoal.tests.sim.virtual.test_exactness import EXAMPLES, PEERS, small_job
 

@@ -18,7 +18,7 @@ from shoal.client.runs.evaluate import _evaluate
 from shoal.client.submission import draft
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
-from shoal.sim import oracle
+from shoal.sim.plain import oracle
 
 CODE = """
 import torch

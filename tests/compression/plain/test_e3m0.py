@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.compression.codec import CodecError, parse
 from shoal.dag.ir.graph import TensorSpec
-from shoal.sim import round_methods
+from shoal.sim.plain import round_methods
 
 
 def there_and_back(codec, tensor):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shoal.compression.codec import CodecError, fitting, parse
 from shoal.compression.sparse import indices
 from shoal.dag.ir.graph import TensorSpec
-from shoal.sim.round_methods import top_of_chunks, two_bits
+from shoal.sim.plain.round_methods import top_of_chunks, two_bits
 
 
 def spec_of(tensor):

@@ -11,7 +11,7 @@ from torch import nn
 
 from shoal.job import Train
 from shoal.peer.sync.optimizer import StageOptimizer, clip_factor, learning_rate
-from shoal.sim import oracle
+from shoal.sim.plain import oracle
 
 
 def model():

@@ -21,7 +21,7 @@ from shoal.sim.ghost.hashes import Words
 from shoal.sim.ghost.round_hashes import ExpectedRounds, expected_gossip, expected_rounds
 from shoal.sim.ghost.rounds import GhostRounds
 from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.round_log import committed_rounds
+from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual import peer_shell
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World

@@ -29,9 +29,9 @@ from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.job import Job, Train
 from shoal.peer.core import events as p
 from shoal.proto.broker_pb2 import DONE, FAILED, Checkpoint, RunEvent, RunSpec, Swap
-from shoal.sim import oracle
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.plain import oracle
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
 

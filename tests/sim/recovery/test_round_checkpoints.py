@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from shoal.job import Train
 from shoal.peer.core.events import UploadSnapshot
 from shoal.proto.broker_pb2 import DONE, Checkpoint, RunEvent
-from shoal.sim import round_oracle
 from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.oracle import optimizer_of
-from shoal.sim.plain_rounds import batches_of, method_of
-from shoal.sim.round_log import committed_rounds
+from shoal.sim.plain import round_oracle
+from shoal.sim.plain.oracle import optimizer_of
+from shoal.sim.plain.plain_rounds import batches_of, method_of
+from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import ask

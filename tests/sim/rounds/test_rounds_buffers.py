@@ -15,9 +15,9 @@ from safetensors.torch import load
 from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE, RoundWork
 from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.plain_rounds import train_rounds
-from shoal.sim.round_buffers import WithBuffers
-from shoal.sim.round_oracle import PlainReplica, Round
+from shoal.sim.plain.plain_rounds import train_rounds
+from shoal.sim.plain.round_buffers import WithBuffers
+from shoal.sim.plain.round_oracle import PlainReplica, Round
 from shoal.sim.virtual.world import PeerSpec
 from shoal.tests.sim.played_rounds import TIES, sync_of
 

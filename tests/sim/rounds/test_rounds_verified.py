@@ -20,13 +20,13 @@ from shoal.job import Job
 from shoal.job.gossip import GOSSIP
 from shoal.job.rounds import LOCAL
 from shoal.proto.broker_pb2 import RunEvent
-from shoal.sim import plain_rounds
 from shoal.sim.following import Following
 from shoal.sim.options import BUILTIN
-from shoal.sim.plain_rounds import METHODS
+from shoal.sim.plain import plain_rounds
+from shoal.sim.plain.plain_rounds import METHODS
+from shoal.sim.plain.round_log import committed_rounds
+from shoal.sim.plain.round_oracle import Round
 from shoal.sim.report import Summary
-from shoal.sim.round_log import committed_rounds
-from shoal.sim.round_oracle import Round
 from shoal.sim.verify import verify
 from shoal.tests.sim.played_rounds import Rounds, sites
 

@@ -24,7 +24,7 @@ from shoal.client.models import models
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.examples import resnet_digits, unet
 from shoal.job import Job, Train
-from shoal.sim import oracle
+from shoal.sim.plain import oracle
 from shoal.sim.virtual.world import PeerSpec
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

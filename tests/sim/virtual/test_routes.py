@@ -37,9 +37,9 @@ from shoal.dag.schedule.flow import Flow
 from shoal.job import Job
 from shoal.job.plan_options import SkipScaling
 from shoal.proto.broker_pb2 import RunSpec
-from shoal.sim import oracle
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
+from shoal.sim.plain import oracle
 
 STEPS, MICROBATCHES, SIZE = 5, 4, 1
 ENDS = (0, 2, 4, 5, 6)

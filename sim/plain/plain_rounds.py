@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..broker.round_rows import RoundRow
-from ..compression.sparse.masks import SharedMask
-from ..dag.rounds.vector import PIECE
-from ..job import Job
-from ..peer.data.reader import Reader
-from ..proto.broker_pb2 import RunEvent
+from ...broker.round_rows import RoundRow
+from ...compression.sparse.masks import SharedMask
+from ...dag.rounds.vector import PIECE
+from ...job import Job
+from ...peer.data.reader import Reader
+from ...proto.broker_pb2 import RunEvent
 from . import round_methods
 from .oracle import gradient
 from .round_buffers import WithBuffers

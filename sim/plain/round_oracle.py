@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..job import Train
+from ...job import Train
 from .oracle import learning_rate, optimizer_of
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..job import Train
+from ...job import Train
 
 __all__ = ["PlainLoopResult", "gradient", "learning_rate", "optimizer_of", "train"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..broker.records.rounds import handed_out, pairs_of
-from ..proto.broker_pb2 import WAITING, RoundDone, RoundWork, RunEvent
+from ...broker.records.rounds import handed_out, pairs_of
+from ...proto.broker_pb2 import WAITING, RoundDone, RoundWork, RunEvent
 from .round_oracle import PlainMember, Round
 
 __all__ = ["committed_rounds"]
