@@ -48,7 +48,7 @@ from .evaluations import Evaluations
 from .exchange import ExchangePlanner
 from .gossip import Gossip, NetworkOf
 from .handing import local_work
-from .saving import finish, save_version
+from .saving import finish, last_start, save_version
 from .telling import start_of, tell_plan, tell_start
 from .version import Versions, done_of, most_made
 
@@ -333,6 +333,9 @@ class RoundCoordinator:
         replica, out = self._replica(number), list[Instruction]()
         if replica.context.work is not None and replica.record.running:
             start = start_of(self.run, replica, replica.context.work)
+            out.append(Tell(member.stream, BrokerMessage(round_start=start)))
+        if self.record.over and replica.record.phase == EXPORTING:
+            start = last_start(self.run, replica)
             out.append(Tell(member.stream, BrokerMessage(round_start=start)))
         if (plan := self._attempts.plans.get(member.id)) is not None:
             out.append(Tell(member.stream, BrokerMessage(round_plan=plan)))

@@ -13,10 +13,11 @@ from typing import Literal
 
 from ...proto.broker_pb2 import DONE, EXPORTING, BrokerMessage, RoundPosition, RoundStart
 from ..events import Instruction, Tell
+from ..runs.replica import Replica
 from ..runs.run import Run
 from ..snapshots.checkpoints import AUTO_S
 
-__all__ = ["finish", "is_due", "save_version"]
+__all__ = ["finish", "is_due", "last_start", "save_version"]
 
 
 def is_due(run: Run, committed: int) -> bool:
@@ -71,6 +72,7 @@ def finish(run: Run, now: float) -> list[Instruction]:
                 out += replica.lifecycle.done(text, now)
         return out
     if EXPORTING in phases:
+        _let_wait(run, replicas[phases.index(EXPORTING)], now)
         return []
     have = record.holders
     running = (r for r in replicas if r.record.running)
@@ -78,22 +80,33 @@ def finish(run: Run, now: float) -> list[Instruction]:
     if first is None:
         text = "every replica with the last version was lost before it had brought its weights"
         return run.fail("round", text, now)
-    start = RoundStart(
-        run=first.id,
-        term=first.record.term,
-        round=record.round,
-        first_step=first.record.committed,
-        start=record.total / run.submitted.spec.microbatches,
-        evaluate=run.submitted.requirements.eval_every > 0,
-    )
-    message = BrokerMessage(round_start=start)
+    message = BrokerMessage(round_start=last_start(run, first))
     out = _save_last(run, first.record.number, record.position)
     out += [Tell(m.stream, message) for m in first.context.holders()]
     out += first.lifecycle.export(now)
-    for replica in replicas:  # who has the version too is wanted when this one is lost
+    _let_wait(run, first, now)
+    return out
+
+
+def last_start(run: Run, replica: Replica) -> RoundStart:
+    """What the replica that brings the weights is told: no steps are left."""
+    record = run.record.rounds
+    assert record is not None, f"run {run.id} has no rounds"
+    return RoundStart(
+        run=replica.id,
+        term=replica.record.term,
+        round=record.round,
+        first_step=replica.record.committed,
+        start=record.total / run.submitted.spec.microbatches,
+        evaluate=run.submitted.requirements.eval_every > 0,
+    )
+
+
+def _let_wait(run: Run, first: Replica, now: float) -> None:
+    """Who has the version too is wanted when the one that brings it is lost."""
+    for replica in run.replicas:
         if replica is not first:
             replica.context.waits_until = first.lifecycle.deadline.of_phase or now
-    return out
 
 
 def _saved(run: Run) -> int:
