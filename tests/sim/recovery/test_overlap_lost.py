@@ -25,10 +25,12 @@ TABLES: dict[str, Any] = {
 FOUR = sites(1e7, 1e7, 1e7, 1e7)
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 6))]
+)
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int) -> None:
     rounds.play(FOUR, **TABLES)
-    for at in rounds.moments(12, part, 3):
+    for at in rounds.moments(6, part, 6):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **TABLES)
         rounds.assert_expected(world, run, what=f"{name} at record {at}")
