@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,12 +9,10 @@ from .settings import Settings, SettingsError, at_least, at_most
 from .units import Rate
 
 __all__ = [
-    "GOSSIP",
     "NoLocoOptions",
     "PairOptions",
     "SapsOptions",
     "SapsOuterOptions",
-    "matching_of",
 ]
 
 
@@ -77,20 +74,3 @@ class SapsOuterOptions(NoLocoOptions, FastPairOptions):
     def check(self) -> None:
         NoLocoOptions.check(self)
         FastPairOptions.check(self)
-
-
-GOSSIP: Mapping[str, type[Settings]] = {
-    "saps": SapsOptions,
-    "random-pairs": PairOptions,
-    "ring": PairOptions,
-    "noloco": NoLocoOptions,
-    "saps-outer": SapsOuterOptions,
-}
-"""Methods of kind "gossip", and their options."""
-_MATCHINGS = {"noloco": "random-pairs", "saps-outer": "saps"}
-
-
-def matching_of(method: str) -> str:
-    """By which rule of `broker/rounds/pairs/selection.py` a method's pairs are found: its own name
-    for most, and for methods of other kinds."""
-    return _MATCHINGS.get(method, method)

@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .gossip import GOSSIP
+from .gossip import NoLocoOptions, PairOptions, SapsOptions, SapsOuterOptions
 from .settings import Settings, SettingsError, at_least, at_most
 
 __all__ = [
-    "KEPT",
+    "GOSSIP",
     "LOCAL",
-    "OWN_CODECS",
     "AverageOptions",
     "DilocoOptions",
+    "RoundMethod",
     "RoundSettings",
     "SparseLocoOptions",
     "StreamingOptions",
+    "method_of",
     "options_of",
 ]
 
@@ -140,30 +141,61 @@ class SparseLocoOptions(Settings):
         at_most(self, 1 << 20, "chunk")
 
 
-LOCAL: Mapping[str, type[Settings]] = {
-    "diloco": DilocoOptions,
-    "average": AverageOptions,
-    "sparse-loco": SparseLocoOptions,
-    "streaming-diloco": StreamingOptions,
+@dataclass(frozen=True, kw_only=True)
+class RoundMethod:
+    """What there is to know of a method of rounds, but for its formulas: these are a strategy of
+    peers (`peer/rounds/strategies.py`) and, once more, a plain loop (`sim/plain/`)."""
+
+    options: type[Settings]
+    kept: int
+    """How many times all that is exchanged is kept from round to round, in fp32: the version, and
+    state."""
+    own_codec: bool = False
+    """Whether it writes what it exchanges in a way of its own, and takes no `codec.sync`."""
+    pairs: str = ""
+    """Of gossip: the rule of `broker/rounds/pairs/selection.py` by which pairs are found."""
+    alike: bool = False
+    """Of gossip: whether both of a pair come to the same version."""
+
+
+LOCAL: Mapping[str, RoundMethod] = {
+    "diloco": RoundMethod(options=DilocoOptions, kept=2),
+    "average": RoundMethod(options=AverageOptions, kept=1),
+    "sparse-loco": RoundMethod(options=SparseLocoOptions, kept=2, own_codec=True),
+    "streaming-diloco": RoundMethod(options=StreamingOptions, kept=2, own_codec=True),
 }
-"""Methods of kind "local", and their options."""
-KEPT: Mapping[str, int] = {
-    **{"diloco": 2, "average": 1, "sparse-loco": 2, "streaming-diloco": 2},
-    **{"saps": 1, "random-pairs": 1, "ring": 1, "noloco": 2, "saps-outer": 2},
+"""Methods of kind "local"."""
+
+
+def _in_pairs(
+    options: type[Settings], pairs: str, *, kept: int = 1, alike: bool = False
+) -> RoundMethod:
+    """What replicas give each other in gossip are weights, of which a codec would lose at each
+    meeting."""
+    return RoundMethod(options=options, kept=kept, own_codec=True, pairs=pairs, alike=alike)
+
+
+GOSSIP: Mapping[str, RoundMethod] = {
+    "saps": _in_pairs(SapsOptions, "saps"),
+    "random-pairs": _in_pairs(PairOptions, "random-pairs", alike=True),
+    "ring": _in_pairs(PairOptions, "ring", alike=True),
+    "noloco": _in_pairs(NoLocoOptions, "random-pairs", kept=2),
+    "saps-outer": _in_pairs(SapsOuterOptions, "saps", kept=2),
 }
-"""How many times all that is exchanged is kept from round to round, in fp32: the version, and
-state."""
-OWN_CODECS = frozenset({"sparse-loco", "streaming-diloco", *GOSSIP})
-"""Methods that write what they exchange in a way of their own, and take no `codec.sync`. What
-replicas give each other in gossip are weights, of which a codec would lose at each meeting."""
+"""Methods of kind "gossip"."""
+
+
+def method_of(name: str) -> RoundMethod:
+    """The record of a method. Raises SettingsError."""
+    known = {**LOCAL, **GOSSIP}
+    if name not in known:
+        raise SettingsError("method", f'is "{name}": expected one of {", ".join(known)}')
+    return known[name]
 
 
 def options_of(method: str, options: Mapping[str, Any]) -> Settings:
     """The options of a method, read strictly. Raises SettingsError."""
-    known = {**LOCAL, **GOSSIP}
-    if method not in known:
-        raise SettingsError("method", f'is "{method}": expected one of {", ".join(known)}')
-    return known[method].from_table(options)
+    return method_of(method).options.from_table(options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +222,7 @@ class RoundSettings(Settings):
     @property
     def kept_bytes(self) -> int:
         """From round to round, of each number that is exchanged."""
-        return 4 * KEPT[self.method]
+        return 4 * method_of(self.method).kept
 
     @property
     def stepping_bytes(self) -> int:
@@ -220,7 +252,7 @@ class RoundSettings(Settings):
         the sum of a replica's share of the vector."""
         codec = self.contribution_codec
         written = 0 if codec == "none" else 2 if codec in ("bf16", "fp16") else 1
-        return 4 + written + 4 + 4 * KEPT[self.method] + 8 // max(2, self.replicas)
+        return 4 + written + 4 + 4 * method_of(self.method).kept + 8 // max(2, self.replicas)
 
     @property
     def contribution_codec(self) -> str:

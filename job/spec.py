@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from .methods import METHODS
 from .plan_options import PlanOptions
-from .rounds import OWN_CODECS, RoundSettings
+from .rounds import RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without
 from .tables import LIVE, Codec, Data, Model, Output, Recovery, Sync
@@ -126,7 +126,8 @@ class Job(Settings):
                 f'is {self.plan.replicas!r} with sync.kind = "gossip", in which replicas meet in '
                 "pairs: expected 2 or more",
             )
-        if self.sync.chosen in OWN_CODECS and self.codec.sync != "none":
+        method = self.sync.of_rounds
+        if method is not None and method.own_codec and self.codec.sync != "none":
             raise SettingsError(
                 "codec.sync",
                 f'is "{self.codec.sync}", and sync.method = "{self.sync.chosen}" writes what it '

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .gossip import GOSSIP
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
-from .rounds import LOCAL, options_of
+from .rounds import GOSSIP, LOCAL, RoundMethod, method_of, options_of
 from .settings import Settings, SettingsError, at_least, meant
 from .units import Duration
 
@@ -327,6 +326,12 @@ class Sync(Settings):
     def chosen(self) -> str:
         """Return the method that the table names."""
         return self.method or METHODS[self.kind][0]
+
+    @property
+    def of_rounds(self) -> RoundMethod | None:
+        """The record of the method between replicas; None: there are no rounds, or none is chosen
+        yet."""
+        return method_of(self.chosen) if self.kind in ("local", "gossip") else None
 
     @property
     def within(self) -> str:

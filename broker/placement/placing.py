@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...dag.plan.report import PlanWithReport
-from ...job.gossip import matching_of
 from ...planner.answers.bad_plan import bad_plan
 from ...planner.requests.asked import LAST_S, PLANNER
 from ...proto.broker_pb2 import WAITING, Formation
@@ -363,7 +362,7 @@ def _pairs_formed(first: Replica, event: ReplicasFormed) -> tuple[list[tuple[Pee
     in how many turns they are measured."""
     pairs = [pair for made in event.plans for pair in _pairs(made)]
     wish = first.run.requirements
-    if matching_of(wish.sync.chosen) != "saps":
+    if (method := wish.sync.of_rounds) is None or method.pairs != "saps":
         return pairs, 1
     replicas = [Replicated(made.plan) for made in event.plans]
     turns = tournament(len(replicas), wish.seed)

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
-from ...job.gossip import matching_of
-from ...job.rounds import options_of
+from ...job.rounds import method_of, options_of
 from ...proto.broker_pb2 import RoundMember
 from ..membership.membership import Membership
 from ..records.rounds import RoundRecord
@@ -34,10 +33,6 @@ NetworkOf = Callable[[Sequence[PeerId], float], Network | None]
 """The links among peers, as they are known at a time."""
 
 
-_ALIKE = ("random-pairs", "ring")
-"""Methods whose pairs come to one version."""
-
-
 class Gossip:
     """The pairs of one run. sources: by joiner of the present attempt, whose version it takes.
     kept: who goes on in this attempt with what was planned in an earlier one."""
@@ -47,10 +42,10 @@ class Gossip:
     ) -> None:
         self._run, self._record, self._members, self._network = run, record, members, network
         sync = run.submitted.requirements.sync
-        self._matching = matching_of(sync.chosen)
+        method = method_of(sync.chosen)
+        self._matching, self._alike = method.pairs, method.alike
         options = options_of(sync.chosen, sync.options)
         threshold = getattr(options, "threshold", "auto")
-        self._alike = sync.chosen in _ALIKE
         self._settings = PairSettings(
             threshold=None if threshold == "auto" else float(threshold),
             recent=getattr(options, "recent", PairSettings.recent),

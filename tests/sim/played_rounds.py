@@ -17,7 +17,7 @@ from shoal.broker.events import Persist, RunId
 from shoal.broker.records.rounds import pairs_of
 from shoal.broker.round_rows import RoundRows
 from shoal.job import Job
-from shoal.job.gossip import GOSSIP
+from shoal.job.rounds import GOSSIP
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.reader import Reader
 from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec

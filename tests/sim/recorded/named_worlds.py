@@ -15,8 +15,8 @@ from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.transforms.vocabulary import head_operators
 from shoal.dag.transforms.vocabulary import split_head as split_head_of
-from shoal.job.gossip import GOSSIP
 from shoal.job.methods import METHODS
+from shoal.job.rounds import GOSSIP
 from shoal.sim.virtual.world import PeerSpec
 from shoal.tests.sim.played_rounds import LOCAL, OPTIONS
 

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.broker.events import Publish
 from shoal.broker.records.rounds import pairs_of
-from shoal.job.gossip import GOSSIP
+from shoal.job.rounds import GOSSIP
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask

@@ -10,7 +10,7 @@ from shoal.broker import events as b
 from shoal.broker.records.rounds import pairs_of
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.plan import PeerId
-from shoal.job.gossip import GOSSIP
+from shoal.job.rounds import GOSSIP
 from shoal.proto.broker_pb2 import RoundDone
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.wan import Wan

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from shoal import cli
 from shoal.job import Job
-from shoal.job.gossip import GOSSIP
-from shoal.job.rounds import LOCAL
+from shoal.job.rounds import GOSSIP, LOCAL
 from shoal.proto.broker_pb2 import RunEvent
 from shoal.sim.following import Following
 from shoal.sim.options import BUILTIN
