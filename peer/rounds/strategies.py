@@ -16,7 +16,7 @@ from .sparse_loco import SparseLocoRounds
 from .strategy import RoundStrategy
 from .streaming import StreamingRounds
 
-__all__ = ["STRATEGIES", "codings_of", "standing_bytes", "strategy_of"]
+__all__ = ["STRATEGIES", "codings_of", "strategy_of"]
 
 STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "average": RoundStrategy,
@@ -45,10 +45,3 @@ def codings_of(
         return dict.fromkeys((GIVE, RESULT), PartCoding(vector, settings.codec))
     given, result = (PartCoding(vector, text, least=0) for text in strategy.codecs)
     return {GIVE: given, RESULT: result}
-
-
-def standing_bytes(settings: RoundSettings, elements: int) -> int:
-    """What a holder keeps of so many elements from round to round: the version that its replica
-    began with, and state."""
-    strategy = STRATEGIES[settings.method]
-    return 4 * elements * (1 + len(strategy.slots) + len(strategy.own_slots))

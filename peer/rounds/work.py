@@ -54,7 +54,7 @@ from .buffers import strategy_of_entry
 from .coding import flat_spec
 from .entries import EntryVersion, HeldEntry, hash_of_segment
 from .local import LocalSteps
-from .strategies import codings_of, standing_bytes, strategy_of
+from .strategies import codings_of, strategy_of
 from .strategy import State
 
 __all__ = ["RoundWork"]
@@ -102,7 +102,7 @@ class RoundWork:
     @property
     def size_bytes(self) -> int:
         """What is kept from round to round."""
-        return standing_bytes(self._settings, sum(e.entry.spec.elements for e in self._all))
+        return self._settings.kept_bytes * sum(e.entry.spec.elements for e in self._all)
 
     @property
     def values(self) -> tuple[str, ...]:

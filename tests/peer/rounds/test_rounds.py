@@ -8,8 +8,8 @@ import copy
 import pytest
 import torch
 
-from shoal.job.rounds import LOCAL, RoundSettings
-from shoal.peer.rounds.strategies import standing_bytes
+from shoal.job.rounds import GOSSIP, LOCAL, RoundSettings
+from shoal.peer.rounds.strategies import STRATEGIES
 from shoal.tests.peer.compute.test_device import Gpt, digits
 from shoal.tests.peer.rounds.conftest import (
     PLAIN,
@@ -158,10 +158,10 @@ def test_the_learning_rate_is_that_of_the_place_in_the_run(make_case, replica):
     assert [o.lr for o in one.world.outcomes] == pytest.approx([0.5, 0.475, 0.45, 0.425])
 
 
-@pytest.mark.parametrize("method", LOCAL)
-def test_plans_count_what_a_method_keeps(method: str) -> None:
-    settings = RoundSettings(method=method)
-    assert standing_bytes(settings, 1000) == 1000 * settings.kept_bytes
+def test_the_record_of_a_method_says_what_its_strategy_keeps() -> None:
+    """The version that a replica began with, and state."""
+    kept = {n: 1 + len(s.slots) + len(s.own_slots) for n, s in STRATEGIES.items()}
+    assert kept == {n: method.kept for n, method in {**LOCAL, **GOSSIP}.items()}
 
 
 @pytest.mark.parametrize("overlap", [0, 2])
