@@ -17,11 +17,8 @@ MOST_ROWS = 64
 def planned_step(request: PlanRequest, plan: Plan) -> list[PlannedRow]:
     """A row for each peer of a plan of the request, or of one of its other divisions of a batch,
     with the codecs of its links. Seconds since the step's begin."""
-    form = next(
-        one
-        for one in (request, *request.others)
-        if (one.microbatch_size, one.head_parts) == (plan.microbatch_size, plan.head_parts)
-    )
+    form = request.form(plan.microbatch_size, plan.head_parts)
+    assert form is not None, "the plan is one of the request's"
     cost = CodedStepCost(CostModel(form), plan)
     played, program = cost.timeline(cost.of_plan(plan.codecs)), cost.program
     rows = []

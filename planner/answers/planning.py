@@ -158,11 +158,10 @@ def _form(ask: MakePlan) -> tuple[int, int] | None:
 
 def as_before(request: PlanRequest, had: tuple[int, int]) -> PlanRequest:
     """The request for a plan that a running one can move to. Raises NoPlan."""
-    kept = [r for r in (request, *request.others) if (r.microbatch_size, r.head_parts) == had]
-    if not kept:
+    if (kept := request.form(*had)) is None:
         text = f"microbatches of {had[0]} with the head in {had[1]} parts, as before, are not asked"
         raise NoPlan(text)
-    return replace(kept[0], others=())
+    return kept
 
 
 def _kept(ask: MakePlan | FormReplicas, form: Graph, plan: Plan) -> tuple[str, ...]:
@@ -266,12 +265,10 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
     except NoPlan:  # after a restart, nobody has said yet that it has the data
         return PlanConsidered(ask.replica, ask.version)
     # A running plan keeps its microbatches and its graph.
-    had = (ask.plan.microbatch_size, ask.plan.head_parts)
-    forms = (whole, *whole.others)
-    kept = [r for r in forms if (r.microbatch_size, r.head_parts) == had]
-    if not kept:
+    kept = whole.form(ask.plan.microbatch_size, ask.plan.head_parts)
+    if kept is None:
         return PlanConsidered(ask.replica, ask.version)
-    request = replace(kept[0], running=ask.plan, others=())
+    request = replace(kept, running=ask.plan)
     running = CodedStepCost(CostModel(request), ask.plan)
     running_s = running.seconds(running.of_plan(ask.plan.codecs))
     try:

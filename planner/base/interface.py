@@ -7,7 +7,7 @@ never seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -219,6 +219,14 @@ class PlanRequest:
     def costs(self) -> tuple[OperatorCost, ...]:
         """The cost of every operator, for one microbatch."""
         return self.known_costs or cost(self.graph)
+
+    def form(self, microbatch_size: int, head_parts: int) -> PlanRequest | None:
+        """The form of the request that a plan of such microbatches and such a head is for, by
+        itself; None: it has no such form."""
+        for one in (self, *self.others):
+            if (one.microbatch_size, one.head_parts) == (microbatch_size, head_parts):
+                return replace(one, known_costs=one.costs, others=())
+        return None
 
     @cached_property
     def beside(self) -> tuple[int, ...]:

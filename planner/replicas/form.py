@@ -111,12 +111,9 @@ def _one(
             "model",
         )
     made = planner(request)
-    one = next(
-        r
-        for r in (request, *request.others)
-        if (r.microbatch_size, r.head_parts) == (made.plan.microbatch_size, made.plan.head_parts)
-    )
-    judge = Judge(Paces(replace(one, others=())), every, size)
+    one = request.form(made.plan.microbatch_size, made.plan.head_parts)
+    assert one is not None, "the plan is one of the request's"
+    judge = Judge(Paces(one), every, size)
     pace = judge.paces.pace(_step_s(made), _candidate(judge.paces, made))
     chosen = judge.valued([pace], one.microbatches)
     return _formation(judge, chosen, [chosen], 1, lambda _: made)

@@ -76,10 +76,9 @@ def _step_s(planned: PlanWithReport) -> float:
 
 def _judge(request: PlanRequest, plan: Plan) -> CostModel:
     """The judge of the form of the request that the plan was made for."""
-    had = (plan.microbatch_size, plan.head_parts)
-    forms = (request, *request.others)
-    form = next(f for f in forms if (f.microbatch_size, f.head_parts) == had)
-    return CostModel(replace(form, others=(), known_costs=form.costs))
+    form = request.form(plan.microbatch_size, plan.head_parts)
+    assert form is not None, "the plan is one of the request's"
+    return CostModel(form)
 
 
 # ---------------------------------------------------------------- planning again
