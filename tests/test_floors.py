@@ -34,8 +34,8 @@ ORDER = {
         access options < events < membership < links snapshots < records < recovery round_rows
         < runs < journal rounds < placement < registry < clients < machine < service validate""",
     "broker/rounds": """
-        disputes evaluations pairs saving segments work < contributions version < exchange gossip
-        < handing attempts telling < coordinator""",
+        disputes evaluations pairs saving segments work < contributions version < exchange policy
+        < gossip handing attempts telling < coordinator""",
     "broker/service": """
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",

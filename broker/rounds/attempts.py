@@ -22,7 +22,7 @@ from ..runs.run import Run
 from .contributions import Contributions
 from .disputes import Disputes, doubted
 from .exchange import ExchangePlanner
-from .gossip import Gossip
+from .policy import RoundPolicy
 from .version import Versions
 
 __all__ = ["Attempts"]
@@ -39,7 +39,7 @@ _MOST_LEFT = 3
 
 class Attempts:
     """The attempts of the round under way; not durable. plans: by peer, what it does in the present
-    one; none: an earlier start of the broker made them. gossip: of runs that gossip."""
+    one; none: an earlier start of the broker made them. policy: who exchanges with whom."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class Attempts:
         contributions: Contributions,
         versions: Versions,
         disputes: Disputes,
-        gossip: Gossip | None,
+        policy: RoundPolicy,
     ) -> None:
         self._run, self._record, self._exchange = run, record, exchange
         self._contributions, self._versions = contributions, versions
         self._disputes = disputes
-        self._gossip = gossip
+        self._policy = policy
         self.plans: dict[PeerId, RoundPlan] = {}
         self._troubled = set[int]()
         """Who cannot make the version of this attempt, or is waited for."""
@@ -81,8 +81,7 @@ class Attempts:
         self._calm += 1
         if self._calm >= _CALM and self._exponent > EXPONENT:
             self._exponent, self._calm = max(EXPONENT, self._exponent - _RAISED), 0
-        if self._gossip is not None:
-            self._gossip.sources, self._gossip.kept = {}, set()
+        self._policy.begin()
 
     # ------------------------------------------------------------ who is in it
 
@@ -104,8 +103,7 @@ class Attempts:
 
     def of(self, number: int) -> int:
         """In which attempt what a replica now does was planned."""
-        sources = self._gossip.sources if self._gossip else {}
-        return self._record.attempt_of(sources.get(number, number))
+        return self._record.attempt_of(self._policy.sources.get(number, number))
 
     # ------------------------------------------------------------ until when
 
@@ -137,15 +135,11 @@ class Attempts:
             for n in ready
         ]
         members.sort(key=lambda m: m.replica)
-        kept: dict[int, dict[PeerId, RoundReport]] = {}
-        if self._gossip is not None:
-            anew = self._troubled if self.plans else None
-            members = self._gossip.grouped(members, anew=anew, now=now)
-            joining = self._gossip.joining(
-                members, [n for n in joining if n not in self._troubled], record.attempt
-            )
-            kept = {n: made[n] for n in self._gossip.kept if n in made}
-        self._versions.made, self._contributions.since = kept, now
+        anew = self._troubled if self.plans else None
+        members = self._policy.grouped(members, anew=anew, now=now)
+        joining = self._policy.joining(members, joining, self._troubled)
+        self._versions.made = {n: made[n] for n in self._policy.kept if n in made}
+        self._contributions.since = now
         self._anew()
         return RoundPlanned(
             round=record.round,
@@ -157,10 +151,10 @@ class Attempts:
 
     def make_plans(self) -> None:
         """What peers do in it, behind its event."""
-        if self._gossip is None:
-            self.plans = self._exchange.plans()
+        if self._policy.in_groups:
+            self.plans |= self._exchange.plans(self._policy.sources)
         else:
-            self.plans |= self._exchange.plans(self._gossip.sources)
+            self.plans = self._exchange.plans()
 
     # ------------------------------------------------------------ nothing comes of it
 
@@ -221,7 +215,7 @@ class Attempts:
         with two others. Nobody, where it is enough that others add up."""
         waiting = [n for n in self.inside if not self._versions.has_made(n)]
         self._troubled.update(waiting)
-        if self._gossip is not None:
+        if self._policy.in_groups:
             return self._of_groups(waiting)
         # Who lacks a sum lacks it because of whoever's contribution lacks, if somebody's does.
         said = self._lacks if any(self._lacks[n] - {n} for n in waiting) else self._sums_lack
@@ -256,7 +250,7 @@ class Attempts:
             note = RunEvent(note=f"round {self._record.round}{at}: {told}")
             out.append(self._run.record.publish(note, 0, now))
         self._apart = []
-        if without and self._gossip is None:
+        if without and not self._policy.in_groups:
             return [*out, *self.convict(without, why, now, at)]
         if out:
             return out

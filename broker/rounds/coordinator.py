@@ -48,9 +48,10 @@ from .evaluations import Evaluations
 from .exchange import ExchangePlanner
 from .gossip import Gossip, NetworkOf
 from .handing import local_work
+from .policy import RoundPolicy
 from .saving import finish, last_start, save_version
 from .telling import start_of, tell_plan, tell_start
-from .version import Versions, done_of, most_made
+from .version import Versions, done_of
 
 __all__ = ["RoundCoordinator"]
 
@@ -69,13 +70,13 @@ class RoundCoordinator:
         self.run, self.record = run, run.record.rounds
         self._disputes = Disputes()
         exchange = ExchangePlanner(run, self.record, members, self._disputes)
-        self._gossip: Gossip | None = None
+        self._policy = RoundPolicy(self.record)
         if self.record.gossips:
-            self._gossip = Gossip(run, self.record, members, network)
+            self._policy = Gossip(run, self.record, members, network)
         self._contributions = Contributions(run, self.record)
         self._versions = Versions(run, self._disputes)
         known = self._contributions, self._versions
-        self._attempts = Attempts(run, self.record, exchange, *known, self._disputes, self._gossip)
+        self._attempts = Attempts(run, self.record, exchange, *known, self._disputes, self._policy)
         self._first: float | None = None
         """When the first replica was ready for the first round."""
         self._evaluations = Evaluations(self.record, run.submitted.spec.microbatches)
@@ -207,7 +208,7 @@ class RoundCoordinator:
         """Plans the exchange, if it is time."""
         record, bad = self.record, self._contributions.bad
         out = self._attempts.restless(now)
-        if self._gossip is None and set(record.work) <= set(bad):
+        if set(record.work) <= set(bad):
             self._contributions.waits_for_late()
         work = [n for n in record.work if self._replica(n).context.work and n not in bad]
         ready = [n for n in work if self._contributions.is_ready(n)]
@@ -223,14 +224,14 @@ class RoundCoordinator:
             return [*out, *self.run.fail("round", text, now)]
         if not ready or not (now >= until or not still or len(ready) >= needed):
             return out if now >= until else [*out, *self._arm(until)]
-        if not record.attempt and self._gossip is None and len(ready) < needed:
+        if not record.attempt and not self._policy.in_groups and len(ready) < needed:
             late = [n for n in still if not self._contributions.has_lost(n)]
             out += self._attempts.convict(late, "had no contribution in time", now)
             self._contributions.late.update(late)
         return [*out, *self._plan(ready, now)]
 
     def _plan(self, ready: Sequence[int], now: float) -> list[Instruction]:
-        if self._gossip is None:
+        if not self._policy.in_groups:
             ready = self._attempts.without_disputed(ready)
         others = [n for n in self._versions.present if n not in ready]
         joining = [n for n in others if is_at_gate(self.record, self._replica(n))]
@@ -299,12 +300,9 @@ class RoundCoordinator:
         if not all(map(versions.has_made, everybody)):
             return []
         hashes = {n: versions.hash_of(n) for n in everybody}
-        if not (found := most_made(hashes)):
+        if not (found := self._policy.agreed(hashes)):
             return self.run.fail("round", "every replica has holders that made other versions", now)
         version, equal = found
-        if self._gossip is not None and not record.gathers:
-            equal = self._gossip.equal(record.members, hashes)
-            version = sum(h for n in members if (h := hashes[n]) is not None) % 2**64
         others = [n for n in everybody if n not in equal]
         out = self._attempts.odd(others, equal[0], now)
         self._disputes.done(members)
@@ -312,7 +310,7 @@ class RoundCoordinator:
             RoundMember(
                 replica=n,
                 term=self._replica(n).record.term,
-                source=self._gossip.sources[n] if self._gossip is not None else 0,
+                source=self._policy.sources.get(n, 0),
             )
             for n in equal
             if n in record.joiners

@@ -40,20 +40,14 @@ class ExchangePlanner:
     @property
     def attempt_s(self) -> float:
         """How long an attempt may take."""
-        return self._attempt_s(self._record)
-
-    def _attempt_s(self, record: RoundRecord) -> float:
-        plan = self._run.replicas[min(record.work)].record.plan
+        plan = self._run.replicas[min(self._record.work)].record.plan
         elements = sum(s.elements for s in plan.outline.stages) if plan else 0
         return _EXCHANGE_S + 16 * elements / _SLOW_BYTES_PER_S
 
-    def plans(
-        self, sources: Mapping[int, int] | None = None, record: RoundRecord | None = None
-    ) -> dict[PeerId, RoundPlan]:
+    def plans(self, sources: Mapping[int, int] | None = None) -> dict[PeerId, RoundPlan]:
         """By peer, what it does in the present attempt. `sources`: of gossip, by joiner the first
-        member of the group that it is with; then plans are those of groups that are new.
-        `record`: as it will be."""
-        record, groups = record or self._record, dict[int, list[RoundMember]]()
+        member of the group that it is with; then plans are those of groups that are new."""
+        record, groups = self._record, dict[int, list[RoundMember]]()
         for m in record.members:
             if sources is None or m.attempt == record.attempt:
                 groups.setdefault(m.group, []).append(m)
@@ -66,19 +60,18 @@ class ExchangePlanner:
             if sources is not None:
                 inside = [(n, 1) for n, _ in inside]
                 joiners = tuple(j for j in joiners if sources.get(j) == inside[0][0])
-            made |= self._planned(record, inside, joiners, alike=sources is None)
+            made |= self._planned(inside, joiners, alike=sources is None)
         return made
 
     def _planned(
         self,
-        record: RoundRecord,
         inside: Sequence[tuple[int, int]],
         joiners: Sequence[int],
         *,
         alike: bool,
     ) -> dict[PeerId, RoundPlan]:
         """Plans for replicas, with their weights, who exchange with each other."""
-        everybody = [*(n for n, _ in inside), *joiners]
+        record, everybody = self._record, [*(n for n, _ in inside), *joiners]
         plans = {n: self._run.replicas[n].record.plan for n in everybody}
         found = segments(
             [Replicated(p, w, n) for n, w in inside if (p := plans[n]) is not None],
@@ -88,7 +81,7 @@ class ExchangePlanner:
             disputes=self._disputes.between(everybody) if alike else (),
         )
         mine = sliced(found)
-        patience = self._attempt_s(record) / 2
+        patience = self.attempt_s / 2
         weight = sum(w for _, w in inside)
         made: dict[PeerId, RoundPlan] = {}
         for number in everybody:

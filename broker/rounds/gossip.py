@@ -25,6 +25,7 @@ from ..membership.membership import Membership
 from ..records.rounds import RoundRecord
 from ..runs.run import Run
 from .pairs.selection import PairSettings, pairs_of_round
+from .policy import RoundPolicy
 from .segments import Replicated, meeting
 
 __all__ = ["Gossip", "NetworkOf", "regrouped"]
@@ -33,14 +34,16 @@ NetworkOf = Callable[[Sequence[PeerId], float], Network | None]
 """The links among peers, as they are known at a time."""
 
 
-class Gossip:
-    """The pairs of one run. sources: by joiner of the present attempt, whose version it takes.
-    kept: who goes on in this attempt with what was planned in an earlier one."""
+class Gossip(RoundPolicy):
+    """The pairs of one run."""
+
+    in_groups = True
 
     def __init__(
         self, run: Run, record: RoundRecord, members: Membership, network: NetworkOf
     ) -> None:
-        self._run, self._record, self._members, self._network = run, record, members, network
+        super().__init__(record)
+        self._run, self._members, self._network = run, members, network
         sync = run.submitted.requirements.sync
         method = method_of(sync.chosen)
         self._matching, self._alike = method.pairs, method.alike
@@ -50,14 +53,10 @@ class Gossip:
             threshold=None if threshold == "auto" else float(threshold),
             recent=getattr(options, "recent", PairSettings.recent),
         )
-        self.sources: dict[int, int] = {}
-        self.kept = set[int]()
 
     def grouped(
         self, ready: Sequence[RoundMember], *, anew: Collection[int] | None, now: float
     ) -> list[RoundMember]:
-        """The members of the next attempt. `anew`: members of the present one whose groups are
-        planned again though all are there; None: all."""
         record = self._record
         if record.gathers:
             found = [_member(m, 0, record.attempt + 1) for m in ready]
@@ -70,10 +69,10 @@ class Gossip:
         return found
 
     def joining(
-        self, members: Sequence[RoundMember], candidates: Sequence[int], before: int
+        self, members: Sequence[RoundMember], candidates: Sequence[int], without: Collection[int]
     ) -> list[int]:
-        """Who of these takes a version from a member; `sources` says from whom. Groups of the
-        attempts up to `before` stay as they are."""
+        """`sources` says from whom. Groups that were planned before stay as they are."""
+        candidates, before = [n for n in candidates if n not in without], self._record.attempt
         first = {m.group: m.replica for m in reversed(members)}
         stay = {m.replica for m in members if m.attempt <= before}
         sources = {j: s for j, s in self.sources.items() if s in stay and j in candidates}
@@ -83,16 +82,20 @@ class Gossip:
         self.kept = stay | sources.keys()
         return sorted(self.sources)
 
-    def equal(self, members: Sequence[RoundMember], hashes: Mapping[int, int | None]) -> list[int]:
-        """Who has made what it was to make, by the hashes of members and joiners: where pairs take
-        a plain mean, what the first of them did, and joiners what theirs did."""
+    def agreed(self, hashes: Mapping[int, int | None]) -> tuple[int, list[int]] | None:
+        """Where pairs take a plain mean, each is to make what the first of them did, and joiners
+        what theirs did. The hash is the sum of the members'."""
+        found, members = super().agreed(hashes), self._record.members
+        if found is None or self._record.gathers:
+            return found
         first: dict[int, int | None] = {}
         for m in members:
             if hashes.get(m.replica) is not None:
                 first.setdefault(m.group, hashes[m.replica])
         wanted = {m.replica: first.get(m.group) for m in members} if self._alike else hashes
         wanted = {n: wanted.get(self.sources.get(n, n)) for n in hashes}
-        return [n for n, h in hashes.items() if h is not None and h == wanted[n]]
+        total = sum(h for m in members if (h := hashes[m.replica]) is not None)
+        return total % 2**64, [n for n, h in hashes.items() if h is not None and h == wanted[n]]
 
     # ------------------------------------------------------------ pairs
 
