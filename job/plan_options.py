@@ -7,9 +7,27 @@ from typing import Literal
 
 from .settings import Settings, SettingsError, at_least
 
-__all__ = ["PlanOptions", "SkipScaling"]
+__all__ = ["PlanOptions", "SkipScaling", "steps_or_share"]
 
 SkipScaling = Literal["renormalise", "sum", "stochastic-depth"]
+
+
+def steps_or_share(settings: Settings, key: str, steps: int) -> int:
+    """The steps that a key says, as a number or as a share such as "3%" of so many steps. Raises
+    SettingsError."""
+    value: int | str = getattr(settings, key)
+    if isinstance(value, int):
+        at_least(settings, 0, key)
+        return value
+    try:
+        share = float(value.removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not value.endswith("%") or not 0.0 <= share <= 1.0:
+        raise SettingsError(
+            key, f'is "{value}": expected a number of steps, or a share such as "3%"'
+        )
+    return round(share * steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +44,11 @@ class PlanOptions(Settings):
     skip: float | Literal["auto"] = 0.0
     """The most of the model's blocks that a microbatch leaves out, 0 to 0.5; "auto": none, or up to
     a quarter where that makes steps much shorter."""
+    skip_warmup: int | str = 0
+    """Steps at the begin in which every microbatch visits all stages in order, or a share of all
+    steps such as "3%"."""
+    skip_fade_out: int | str = 0
+    """The same at the end."""
     skip_scaling: SkipScaling = "renormalise"
     """What is done about the microbatches that leave a stage out. "renormalise": its gradients
     count as if those that visit it stood for all. "sum": nothing. "stochastic-depth": where it is
@@ -53,6 +76,15 @@ class PlanOptions(Settings):
             raise SettingsError(
                 "skip", f'is {self.skip:g}: expected 0 to 0.5, of the blocks, or "auto"'
             )
+
+        for key in ("skip_warmup", "skip_fade_out"):
+            steps_or_share(self, key, 1)
+
+    def full_steps(self, steps: int) -> tuple[int, int]:
+        """Return (before, since): of so many steps those below the one and from the other on are
+        full, in which every microbatch visits all stages in order."""
+        before = steps_or_share(self, "skip_warmup", steps)
+        return before, max(0, steps - steps_or_share(self, "skip_fade_out", steps))
 
     @property
     def reroutes(self) -> bool:

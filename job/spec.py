@@ -133,6 +133,15 @@ class Job(Settings):
                 f'is "{self.codec.sync}", and sync.method = "{self.sync.chosen}" writes what it '
                 'exchanges in a way of its own: expected "none"',
             )
+        if self.train.steps is not None and self.plan.reroutes:
+            before, since = self.plan.full_steps(self.train.steps)
+            if before >= since:
+                raise SettingsError(
+                    "plan.skip_warmup" if before else "plan.skip_fade_out",
+                    f"leaves no step to plan.skip and plan.reorder: with plan.skip_warmup and "
+                    f"plan.skip_fade_out {before + self.train.steps - since} of {self.train.steps} "
+                    "steps visit all stages; expected fewer",
+                )
         for key, problem in _not_built(self):
             raise SettingsError(key, f"is not supported yet: {problem}")
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from .plan_options import SkipScaling
+from .plan_options import SkipScaling, steps_or_share
 from .rounds import RoundSettings
 from .settings import Settings, SettingsError, at_least, at_most, json_object, plain
 
@@ -94,7 +94,7 @@ class Train(Settings):
                     f"is {self.microbatch}, and batch = {self.batch} is not divisible by it "
                     f"(remainder {self.batch % self.microbatch}): take e.g. {near}",
                 )
-        self._warmup(1)
+        steps_or_share(self, "warmup", 1)
 
     @property
     def optimizer_slots(self) -> int:
@@ -143,26 +143,12 @@ class Train(Settings):
     @property
     def warmup_steps(self) -> int:
         """Steps of warm-up. Needs `steps` (see Job.resolved)."""
-        return self._warmup(self._resolved_steps)
+        return steps_or_share(self, "warmup", self._resolved_steps)
 
     @property
     def _resolved_steps(self) -> int:
         assert self.steps is not None, "call Job.resolved first: the number of steps is not known"
         return self.steps
-
-    def _warmup(self, steps: int) -> int:
-        if isinstance(self.warmup, int):
-            at_least(self, 0, "warmup")
-            return self.warmup
-        try:
-            share = float(self.warmup.removesuffix("%")) / 100
-        except ValueError:
-            share = -1.0
-        if not self.warmup.endswith("%") or not 0.0 <= share <= 1.0:
-            raise SettingsError(
-                "warmup", f'is "{self.warmup}": expected a number of steps, or a share such as "3%"'
-            )
-        return round(share * steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -909,7 +909,7 @@ class Confirm(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("stages", "routes", "microbatch_size", "codecs", "evaluation_routes", "head_parts", "keepers", "exchanges", "outline", "tied", "without_norm", "schedule", "visits", "evaluations", "route_of", "evaluation_route_of")
+    __slots__ = ("stages", "routes", "microbatch_size", "codecs", "evaluation_routes", "head_parts", "keepers", "exchanges", "outline", "tied", "without_norm", "schedule", "visits", "evaluations", "route_of", "evaluation_route_of", "full")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -926,6 +926,7 @@ class Plan(_message.Message):
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     ROUTE_OF_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_ROUTE_OF_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageSlot]
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     microbatch_size: int
@@ -942,7 +943,22 @@ class Plan(_message.Message):
     evaluations: VisitLists
     route_of: _containers.RepeatedScalarFieldContainer[int]
     evaluation_route_of: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., outline: _Optional[_Iterable[_Union[StageOutline, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[TiedGroup, _Mapping]]] = ..., without_norm: _Optional[bool] = ..., schedule: _Optional[str] = ..., visits: _Optional[_Union[VisitLists, _Mapping]] = ..., evaluations: _Optional[_Union[VisitLists, _Mapping]] = ..., route_of: _Optional[_Iterable[int]] = ..., evaluation_route_of: _Optional[_Iterable[int]] = ...) -> None: ...
+    full: FullSteps
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[StageExchange, _Mapping]]] = ..., outline: _Optional[_Iterable[_Union[StageOutline, _Mapping]]] = ..., tied: _Optional[_Iterable[_Union[TiedGroup, _Mapping]]] = ..., without_norm: _Optional[bool] = ..., schedule: _Optional[str] = ..., visits: _Optional[_Union[VisitLists, _Mapping]] = ..., evaluations: _Optional[_Union[VisitLists, _Mapping]] = ..., route_of: _Optional[_Iterable[int]] = ..., evaluation_route_of: _Optional[_Iterable[int]] = ..., full: _Optional[_Union[FullSteps, _Mapping]] = ...) -> None: ...
+
+class FullSteps(_message.Message):
+    __slots__ = ("before", "since", "routes", "route_of", "visits")
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_OF_FIELD_NUMBER: _ClassVar[int]
+    VISITS_FIELD_NUMBER: _ClassVar[int]
+    before: int
+    since: int
+    routes: _containers.RepeatedCompositeFieldContainer[Route]
+    route_of: _containers.RepeatedScalarFieldContainer[int]
+    visits: VisitLists
+    def __init__(self, before: _Optional[int] = ..., since: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., route_of: _Optional[_Iterable[int]] = ..., visits: _Optional[_Union[VisitLists, _Mapping]] = ...) -> None: ...
 
 class VisitLists(_message.Message):
     __slots__ = ("lists", "list_of")
@@ -999,7 +1015,7 @@ class TiedGroup(_message.Message):
     def __init__(self, parameter: _Optional[str] = ..., stages: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class PlanSlice(_message.Message):
-    __slots__ = ("plan", "visits", "evaluations", "slots", "place", "ring", "whole")
+    __slots__ = ("plan", "visits", "evaluations", "slots", "place", "ring", "whole", "full")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     VISITS_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -1007,6 +1023,7 @@ class PlanSlice(_message.Message):
     PLACE_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     visits: _containers.RepeatedScalarFieldContainer[str]
     evaluations: _containers.RepeatedScalarFieldContainer[str]
@@ -1014,7 +1031,8 @@ class PlanSlice(_message.Message):
     place: int
     ring: _containers.RepeatedScalarFieldContainer[str]
     whole: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., visits: _Optional[_Iterable[str]] = ..., evaluations: _Optional[_Iterable[str]] = ..., slots: _Optional[_Iterable[_Union[Slots, _Mapping]]] = ..., place: _Optional[int] = ..., ring: _Optional[_Iterable[str]] = ..., whole: _Optional[_Iterable[int]] = ...) -> None: ...
+    full: PlanSlice
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., visits: _Optional[_Iterable[str]] = ..., evaluations: _Optional[_Iterable[str]] = ..., slots: _Optional[_Iterable[_Union[Slots, _Mapping]]] = ..., place: _Optional[int] = ..., ring: _Optional[_Iterable[str]] = ..., whole: _Optional[_Iterable[int]] = ..., full: _Optional[_Union[PlanSlice, _Mapping]] = ...) -> None: ...
 
 class Slots(_message.Message):
     __slots__ = ("source", "role", "count")
@@ -1105,18 +1123,20 @@ class CodecChoice(_message.Message):
     def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., role: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Prediction(_message.Message):
-    __slots__ = ("step_s", "peers", "links", "bottlenecks", "alternatives")
+    __slots__ = ("step_s", "peers", "links", "bottlenecks", "alternatives", "full_step_s")
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     BOTTLENECKS_FIELD_NUMBER: _ClassVar[int]
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    FULL_STEP_S_FIELD_NUMBER: _ClassVar[int]
     step_s: float
     peers: _containers.RepeatedCompositeFieldContainer[PeerPrediction]
     links: _containers.RepeatedCompositeFieldContainer[LinkPrediction]
     bottlenecks: _containers.RepeatedScalarFieldContainer[str]
     alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
-    def __init__(self, step_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[PeerPrediction, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkPrediction, _Mapping]]] = ..., bottlenecks: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
+    full_step_s: float
+    def __init__(self, step_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[PeerPrediction, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkPrediction, _Mapping]]] = ..., bottlenecks: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., full_step_s: _Optional[float] = ...) -> None: ...
 
 class LinkPrediction(_message.Message):
     __slots__ = ("source", "destination", "bytes", "busy_s", "codecs")

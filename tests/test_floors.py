@@ -55,8 +55,8 @@ ORDER = {
         < address repeats temporary < blobs web < identity < discovery transports""",
     "peer": "blobs data hours logs sync < core host < rounds < compute < shell < entry",
     "peer/core": """
-        reports snapshots < events < options rates run_links snapshot_manager step < rounds
-        < assignment attachment < drain < machine""",
+        peer_program reports snapshots < events < options rates run_links snapshot_manager step
+        < rounds < assignment attachment < drain < machine""",
     "planner": """
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers
         < replicas requests < answers < service""",

@@ -122,7 +122,8 @@ class Replanner:
         assert record.plan is not None
         offers = self._offers(replica)
         network = self.probing.network(tuple(offers), now)
-        return Promise(record.report.predicted.step_s, network, offers)
+        predicted = record.report.predicted
+        return Promise(max(predicted.step_s, predicted.full_step_s), network, offers)
 
     def _offers(self, replica: Replica) -> dict[PeerId, PeerOffer]:
         """The offers of the run's holders, as they are known now."""

@@ -27,10 +27,8 @@ def substituted(planned: PlanWithReport, old: PeerId, new: PeerId) -> PlanWithRe
 
     plan = planned.plan
     moved_plan = replace(
-        plan,
+        plan.with_routes(moved),
         stages=tuple(replace(s, holders=tuple(map(at, s.holders))) for s in plan.stages),
-        routes=moved(plan.routes),
-        evaluation_routes=moved(plan.evaluation_routes),
         codecs=tuple(
             replace(c, source=at(c.source), destination=at(c.destination)) for c in plan.codecs
         ),

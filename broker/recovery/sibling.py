@@ -51,10 +51,19 @@ def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
 
     routes = moved(plan.routes)
     load = dict.fromkeys(load, 0)
+    full = plan.full
+    if full is not None:  # the same holders as in the other steps, where those have one
+        own = [{v.stage: v for v in route} for route in routes]
+        both = zip(full.routes, own, strict=True)
+        full = replace(
+            full, routes=tuple(tuple(at.get(v.stage) or instead(v) for v in r) for r, at in both)
+        )
+        load = dict.fromkeys(load, 0)
     left = replace(
         plan,
         stages=stages,
         routes=routes,
+        full=full,
         evaluation_routes=moved(plan.evaluation_routes),
         # Those among who is left begin anew: rows, places and shares were of all.
         exchanges=tuple(

@@ -76,6 +76,12 @@ class Term:
                 found.setdefault(holder, []).append((stage.start, stage.stop))
         return found
 
+    def expects(self, peer: PeerId, step: int) -> PeerPrediction | None:
+        """What the plan expects of a peer in a step; None of a full one, as predictions are of the
+        others."""
+        full = self.plan.full if self.plan else None
+        return None if full is not None and full.has(step) else self.expected.get(peer)
+
     @cached_property
     def expected(self) -> dict[PeerId, PeerPrediction]:
         """By holder, what the plan predicts of it."""

@@ -194,7 +194,7 @@ class Lifecycle:
             told = report.HasField("outcome")
             note = self._losses.again(report.step, report.outcome.loss) if told else ""
             return self.context.note(note, now) if note else []
-        if (expected := term.expected.get(member.id)) is not None:
+        if (expected := term.expects(member.id, report.step)) is not None:
             about = expected.compute_s, expected.learned, term.most_compute_s
             member.correction.report(report, *about)
         out: list[Instruction] = []

@@ -119,13 +119,15 @@ def begin_term(
 def _other_routes(context: ReplicaContext, plan: Plan, step: int) -> bool:
     """Whether some microbatch goes another way through the graph than in the steps that were told
     of."""
-    record, now = context.record, routes_digest(plan)
+    record = context.record
+    told = max(step, record.committed)
     if record.plan is not None:
-        return routes_digest(record.plan) != now
+        return routes_digest(record.plan, told) != routes_digest(plan, told)
     # The first plan; it may go on from another run's checkpoint.
     found = record.run.spec.resumed
     old = [(s.start, s.middle, s.stop) for s in found.swapped]
-    return step > 0 and (swapped_digest(plan, old) if old else found.routes) != now
+    had = swapped_digest(plan, old) if old else found.routes
+    return step > 0 and had != routes_digest(plan, step)
 
 
 def tell_part(

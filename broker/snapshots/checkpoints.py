@@ -117,7 +117,7 @@ class Checkpoints:
             microbatch_size=plan.microbatch_size,
             head_parts=plan.head_parts,
             inexact_from=inexact_from,
-            routes=routes_digest(plan),
+            routes=routes_digest(plan, step),
             rounds=rounds,
         )
         self._next = step + 1

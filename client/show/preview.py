@@ -66,8 +66,11 @@ def as_json(answer: PreviewAnswer) -> dict[str, Any]:
         plan.pop("routes", None)
         for name in ("evaluation_routes", "route_of", "evaluation_route_of"):
             plan.pop(name, None)
-        plan.pop("visits", None)
-        plan.pop("evaluations", None)
+        for name in ("visits", "evaluations", "full"):
+            plan.pop(name, None)
+        if answer.plan.HasField("full"):
+            full = answer.plan.full
+            plan["full"] = {"before": full.before, "since": full.since}
         plan |= found["report"]
     found.pop("report", None)
     return found

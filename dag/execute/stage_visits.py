@@ -18,7 +18,7 @@ from torch import Tensor
 from ..analysis.skippable import bypass_of
 from ..ir.graph import Graph
 from ..plan.cut import Stage
-from ..plan.plan import PlanError
+from ..plan.plan import PeerId, PlanError, Route, Visit
 from .gradients import total
 
 __all__ = ["Grads", "ScaledStage", "StageVisits"]
@@ -72,13 +72,14 @@ class StageVisits:
         graph: Graph,
         stage: Stage,
         visited: tuple[int, ...],
-        last: int,
-        microbatches: int,
+        routes: Sequence[Route],
+        peer: PeerId,
         scaling: str,
     ) -> StageVisits:
-        """Return those of a stage of a bound graph; `scaling`: a value of `plan.skip_scaling`.
-        Raises PlanError for a stage that is to be scaled and cannot be."""
-        share = len(visited) / microbatches
+        """Return those of a stage of a bound graph by these routes; `scaling`: a value of
+        `plan.skip_scaling`. Raises PlanError for a stage that is to be scaled and cannot be."""
+        share, here = len(visited) / len(routes), Visit(stage.index, peer)
+        last = max((m for m, route in enumerate(routes) if here in route), default=-1)
         if scaling == "sum" or share in (0, 1):
             return cls(visited, last)
         if scaling == "renormalise":

@@ -10,15 +10,15 @@ each action takes and gives.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NewType
 
-from .action import Action
+from .full_steps import FullSteps
 from .outline import Outline
 from .strategies import StrategyChoice, parse_strategy
+from .visit import PeerId, Route, Visit, Visits
 
 __all__ = [
     "CodecChoice",
@@ -35,11 +35,8 @@ __all__ = [
     "swapped_pairs",
 ]
 
-PeerId = NewType("PeerId", str)
 ScheduleName = str
 """A name of `dag/schedule/orders/schedules.py`."""
-Visits = tuple[tuple[Action, ...], ...]
-"""The visits of each of `Plan.peers`, in the order in which it does them."""
 
 
 NO_OUTLINE = Outline()
@@ -87,12 +84,6 @@ class StageExchange:
     """What they make of their gradients before and after (`dag/plan/strategies.py`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
-    stage: int
-    peer: PeerId
-
-
 def in_pipelines(holders: Iterable[Sequence[Hashable]]) -> bool:
     """Whether all stages have as many holders, more than one, and each peer has one and the same
     place among the holders of all its stages: so the i-th ones make up a pipeline."""
@@ -103,10 +94,6 @@ def in_pipelines(holders: Iterable[Sequence[Hashable]]) -> bool:
         and len(all_of[0]) > 1
         and len(places) == len({peer for peer, _ in places})
     )
-
-
-Route = tuple[Visit, ...]
-"""The visits of one microbatch, in order."""
 
 
 def swapped_pairs(route: Route) -> tuple[tuple[int, int], ...]:
@@ -162,6 +149,25 @@ class Plan:
     nobody can execute (`dag/schedule/schedule.py`)."""
     evaluations: Visits = ()
     """Those of an evaluation."""
+    full: FullSteps | None = None
+    """The steps in which `routes` and `visits` are others; None: they are the same in all."""
+
+    @cached_property
+    def in_full(self) -> Plan:
+        """The plan in its full steps."""
+        if self.full is None:
+            return self
+        return replace(self, routes=self.full.routes, visits=self.full.visits, full=None)
+
+    def with_routes(self, moved: Callable[[tuple[Route, ...]], tuple[Route, ...]]) -> Plan:
+        """The plan with all of its routes changed by `moved`, those of evaluations too."""
+        full = self.full and replace(self.full, routes=moved(self.full.routes))
+        return replace(
+            self,
+            routes=moved(self.routes),
+            evaluation_routes=moved(self.evaluation_routes),
+            full=full,
+        )
 
     @cached_property
     def peers(self) -> tuple[PeerId, ...]:
@@ -269,7 +275,9 @@ class Plan:
                         f"a microbatch leaves a stage out, and {what}: expected all stages on "
                         "every route"
                     )
-        for lists in filter(None, (self.visits, self.evaluations)):
+        if self.full is not None and (problem := self.full.problem(len(self.stages), self.routes)):
+            raise PlanError(problem)
+        for lists in filter(None, (self.visits, self.evaluations, self.in_full.visits)):
             if len(lists) != len(self.peers):
                 raise PlanError(
                     f"the plan lists the visits of {len(lists)} peers: expected those of "

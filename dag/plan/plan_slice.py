@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from .action import Action, Kind
 from .plan import PeerId, Plan, PlanError
-from .visit_lists import check_visits, visits_by_peer
+from .visit_lists import check_visits, halved, visits_by_peer
 
 __all__ = ["PlanSlice"]
 
@@ -34,6 +34,9 @@ class PlanSlice:
     whole: frozenset[int] = frozenset()
     """Microbatches of a step that leave stages out or visit them in another order: their routes are
     here whole."""
+
+    full: PlanSlice | None = None
+    """The same of its full steps, which `plan.full` counts; None: there are none."""
 
     def validate(self, operators: int) -> PlanSlice:
         """Returns itself when it is a slice of a plan for a graph of `operators` operators, as far
@@ -68,4 +71,13 @@ class PlanSlice:
                 if v.peer == self.peer and v.peer not in plan.stages[v.stage].holders:
                     raise PlanError(f"{v.peer} runs stage {v.stage}, which it does not hold")
             check_visits(self.peer, actions, visits_by_peer(routes).get(self.peer, {}), kind)
+        if (self.full is None) != (plan.full is None):
+            raise PlanError("a slice has full steps, or their numbers, alone: expected both")
+        if self.full is not None:
+            other = self.full.validate(operators)
+            if other.plan.full is not None or len(other.plan.routes) != len(plan.routes):
+                raise PlanError("the full steps of a slice have other microbatches, or such steps")
+            spans = [[(s.start, s.stop, s.recompute) for s in x.stages] for x in (plan, other.plan)]
+            if spans[0] != spans[1] or halved(other.visits) != halved(self.visits):
+                raise PlanError("the full steps of a slice have other stages, or other backwards")
         return self

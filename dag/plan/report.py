@@ -89,6 +89,8 @@ class Prediction:
     bottlenecks: tuple[str, ...] = ()
     """What the step time hangs on, the heaviest first, one sentence each."""
     alternatives: tuple[Alternative, ...] = ()
+    full_step_s: float = 0.0
+    """Of a step in which every microbatch visits all stages, where the plan has such besides."""
 
 
 @dataclass(frozen=True, slots=True)

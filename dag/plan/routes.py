@@ -79,10 +79,21 @@ def swaps(plan: Plan, share: float = 0.0) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(pair for pair, n in times.items() if n >= share * len(plan.routes)))
 
 
-def routes_digest(plan: Plan) -> str:
-    """Say in one word through which operators each microbatch goes, in which order: steps of two
-    plans of one graph have the same loss if and only if the words are equal. 16 hex digits, or
-    `IN_ORDER`."""
+def routes_digest(plan: Plan, until: int | None = None) -> str:
+    """Say in one word through which operators each microbatch goes, in which order, in all steps,
+    or in those below `until`: steps of two plans of one graph have the same loss if and only if the
+    words are equal. 16 hex digits, or `IN_ORDER`, besides the numbers of full steps."""
+    full = plan.full
+    if full is None or until == 0:
+        return _routes_digest(plan)
+    last = full.since if until is None else min(full.since, until)
+    if full.before >= last or (own := _routes_digest(plan)) == IN_ORDER:
+        return IN_ORDER
+    ends = f"-{full.since}" if until is None or full.since < until else ""
+    return f"{own}:{full.before}{ends}" if full.before or ends else own
+
+
+def _routes_digest(plan: Plan) -> str:
     bounds = [(s.start, s.stop) for s in plan.stages]
     distinct = {id(route): route for route in plan.routes}
     known = {key: _joined(bounds[v.stage] for v in route) for key, route in distinct.items()}

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from ...proto import broker_pb2, peer_pb2
 from ..ir.convert import name_of
+from ..plan.full_steps import FullSteps
 from ..plan.outline import Crossed, Outline, StageOutline, TiedGroup
 from ..plan.plan import (
     CodecChoice,
@@ -86,7 +87,31 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
         tied=[filled(broker_pb2.TiedGroup, g) for g in plan.outline.tied],
         visits=_numbers_to_proto(visits),
         evaluations=_numbers_to_proto(evaluations),
+        full=_full_to_proto(plan),
     )
+
+
+def _full_to_proto(plan: Plan) -> broker_pb2.FullSteps | None:
+    if plan.full is None:
+        return None
+    routes, route_of = _numbered(plan.full.routes)
+    visits = NumberedVisits.of(plan.peers, plan.full.visits, plan.full.routes)
+    return filled(
+        broker_pb2.FullSteps,
+        plan.full,
+        routes=routes,
+        route_of=route_of,
+        visits=_numbers_to_proto(visits),
+    )
+
+
+def _full_from_proto(message: broker_pb2.Plan, peers: Sequence[PeerId]) -> FullSteps | None:
+    if not message.HasField("full"):
+        return None
+    full = message.full
+    routes = _routes_from_proto(_in_order(full.routes, full.route_of))
+    visits = _numbers_from_proto(full.visits).visits(peers, routes)
+    return FullSteps(full.before, full.since, routes, visits)
 
 
 def _numbers_to_proto(visits: NumberedVisits) -> broker_pb2.VisitLists:
@@ -174,6 +199,7 @@ def part_from_proto(message: broker_pb2.Plan) -> Plan:
         evaluations=_numbers_from_proto(message.evaluations).visits(
             plan.peers, plan.evaluation_routes
         ),
+        full=_full_from_proto(message, plan.peers),
     )
 
 

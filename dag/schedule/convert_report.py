@@ -83,6 +83,7 @@ def report_from_proto(message: broker_pb2.PlanReport) -> PlanReport:
                 Alternative(_text(a.name), _seconds(a.step_s), _text(a.text))
                 for a in predicted.alternatives
             ),
+            _seconds(predicted.full_step_s),
         ),
         reasons=tuple(map(_text, message.reasons)),
         spares=tuple(Spare(_peer(s.peer), _text(s.reason)) for s in message.spares),

@@ -30,6 +30,7 @@ def slice_to_proto(mine: PlanSlice) -> broker_pb2.PlanSlice:
         place=mine.place,
         ring=mine.ring,
         whole=sorted(mine.whole),
+        full=None if mine.full is None else slice_to_proto(mine.full),
     )
 
 
@@ -40,6 +41,8 @@ def slice_from_proto(peer: PeerId, message: broker_pb2.PlanSlice) -> PlanSlice:
     for slot in message.slots:
         if slot.role not in words:
             _refuse(f"slots are of role {slot.role}, which is unknown")
+    if message.full.HasField("full"):
+        _refuse("the full steps of a slice have full steps")
     found = PlanSlice(
         peer,
         part,
@@ -49,6 +52,7 @@ def slice_from_proto(peer: PeerId, message: broker_pb2.PlanSlice) -> PlanSlice:
         message.place,
         tuple(map(_peer, message.ring)),
         frozenset(message.whole),
+        slice_from_proto(peer, message.full) if message.HasField("full") else None,
     )
     return found.validate(part.stages[-1].stop if part.stages else 0)
 

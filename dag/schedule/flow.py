@@ -36,6 +36,10 @@ eval          loss, weight and metrics of its held-out microbatches
 The hub of the norm is the first holder of the loss's stage, a tied group's hub the first holder of
 its lowest stage. A peer answers in the norm for the stages whose first holder it is, for a tied
 parameter only the group's hub. What an exchange carries has microbatch 0 and hop 0.
+
+A plan with full steps (`dag/plan/full_steps.py`) has two such tables (`Flow.at`). What is another
+tensor in these has another name: hops of visits begin at the number of stages, and batch statistics
+have hop 1. What else is exchanged is the same.
 """
 
 from __future__ import annotations
@@ -107,8 +111,12 @@ class Flow:
         stages: Sequence[Stage],
         tied: Sequence[TiedGroup],
         mine: PlanSlice | None = None,
+        *,
+        is_full: bool = False,
     ) -> None:
+        """`is_full`: it is the flow of the full steps of another plan."""
         self.plan = plan
+        self.is_full = is_full
         self._mine = mine
         self.stages = tuple(stages)
         self.tied = tuple(tied)
@@ -134,15 +142,31 @@ class Flow:
             self._visits(m, route, training=False)
         for exchange in self.exchanges.values():
             self._exchange(exchange)
+        self.full: Flow | None = None
+        """Of the plan's full steps. Its transfers are in the tables here as well."""
+        if plan.full is not None:
+            other = plan.in_full if mine is None or mine.full is None else mine.full.plan
+            self.full = full = Flow(other, stages, tied, mine and mine.full, is_full=True)
+            self.hops = full.hops | self.hops
+            self.taken_by = full.taken_by | self.taken_by
+            self.given_by = full.given_by | self.given_by
+            self._made |= full._made
+
+    def at(self, step: int) -> Flow:
+        """The flow of a step of the run."""
+        full = self.plan.full
+        return self.full if self.full is not None and full is not None and full.has(step) else self
 
     @classmethod
     def of_slice(cls, mine: PlanSlice, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> Flow:
         """Raises PlanError for a slice that leaves out whom its peer exchanges values with, or what
         the peer does with them."""
-        found, listed = cls(mine.plan, stages, tied, mine), {*mine.visits, *mine.evaluations}
-        for action in found.involved(mine.peer):
-            if action.kind in VISITS and action not in listed:
-                raise PlanError(f"the slice of {mine.peer} has no {action}")
+        found = cls(mine.plan, stages, tied, mine)
+        for flow, part in ((found, mine), (found.full, mine.full)):
+            listed = {*part.visits, *part.evaluations} if part else set()
+            for action in flow.involved(mine.peer) if flow else ():
+                if action.kind in VISITS and action not in listed:
+                    raise PlanError(f"the slice of {mine.peer} has no {action}")
         return found
 
     def takes(self, peer: PeerId, action: Action) -> tuple[Transfer, ...]:
@@ -205,7 +229,9 @@ class Flow:
         # A slice has a route whole, or those visits of one in order that its peer has to do with.
         whole = self._mine is None or (training and m in self._mine.whole)
         order = tuple(peer) if whole else tuple(range(len(self.stages)))
-        hop = {stage: i for i, stage in enumerate(order)}
+        # In full steps hops are counted from the number of stages on.
+        first = len(self.stages) if self.is_full and training else 0
+        hop = {stage: first + i for i, stage in enumerate(order)}
         kind, prefix = (Kind.FORWARD, "") if training else (Kind.EVALUATE, "eval:")
         if order not in self._crossings:
             made_up = tuple(Visit(k, PeerId("")) for k in order)
@@ -239,7 +265,10 @@ class Flow:
 
     def _exchange(self, exchange: Exchange) -> None:
         for hop in exchange.hops:
-            transfer = Transfer(Role.SYNC, 0, 0, exchange.port(hop), hop.source, hop.destination)
+            # As many as there are microbatches that somebody ran: not as many in full steps.
+            other = int(self.is_full and exchange.content is ExchangeContent.STATISTICS)
+            port = exchange.port(hop)
+            transfer = Transfer(Role.SYNC, 0, other, port, hop.source, hop.destination)
             self.hops[transfer] = exchange, hop
             self._add(
                 transfer,

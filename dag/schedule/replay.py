@@ -155,7 +155,16 @@ def slots(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> dic
 
 
 def slots_of(flow: Flow) -> dict[Link, int]:
-    """The same for the flow of a whole plan."""
+    """The same for the flow of a whole plan. Where it has full steps, a peer may be in such a step
+    while another is in one of the others, so a link has the slots of both."""
+    if flow.full is not None:
+        of_full = slots_of(flow.full)
+        found = _slots_of_one(flow)
+        return {link: found.get(link, 0) + of_full.get(link, 0) for link in {**found, **of_full}}
+    return _slots_of_one(flow)
+
+
+def _slots_of_one(flow: Flow) -> dict[Link, int]:
     plan = flow.plan
     training = {p: flow.actions(p) for p in plan.peers}
     evaluating = {p: flow.evaluation_actions(p) for p in plan.peers}

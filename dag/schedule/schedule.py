@@ -49,8 +49,13 @@ def listed(
 ) -> Plan:
     """The plan with the visits of every peer, as its schedule orders them. `times` and `bounds`:
     see `orders/list_scheduler.py`."""
-    visits = SCHEDULES[plan.schedule].order(plan, stages, times, bounds)
-    return with_visits(plan, stages, tuple(tuple(visits[p]) for p in plan.peers))
+    by_peer = SCHEDULES[plan.schedule].order(plan, stages, times, bounds)
+    visits = tuple(tuple(by_peer[p]) for p in plan.peers)
+    if plan.full is not None:
+        by_peer = SCHEDULES[plan.schedule].order(plan.in_full, stages, times, bounds)
+        full = replace(plan.full, visits=tuple(tuple(by_peer[p]) for p in plan.peers))
+        plan = replace(plan, full=full)
+    return with_visits(plan, stages, visits)
 
 
 def with_visits(plan: Plan, stages: Sequence[Stage], visits: Visits) -> Plan:
@@ -74,6 +79,13 @@ def check_listed(plan: Plan, stages: Sequence[Stage]) -> None:
             _check_ascending(peer, mine)
         apart = halved_of(plan) if training else ()
         _follow(plan, visits, ListScheduler(plan, stages, training=training, halved=apart))
+    if plan.full is not None:
+        check_listed(plan.in_full, stages)
+        if halved_of(plan.in_full) != halved_of(plan):
+            raise PlanError(
+                "in full steps other stages have the gradients of their weights apart than in "
+                "others: expected the same"
+            )
 
 
 def executed_s(plan: Plan, stages: Sequence[Stage], times: Times) -> float:

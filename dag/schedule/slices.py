@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from ..exchange.wiring import hub_of, reports_only
 from ..plan.cut import bare_stages
+from ..plan.full_steps import FullSteps
 from ..plan.plan import CodecChoice, PeerId, Plan, PlanError, Route, StageSlot, Visit
 from ..plan.plan_slice import PlanSlice
 from ..plan.routes import crossings
@@ -94,6 +95,7 @@ class PlanSlices:
         self._place = {peer: i for i, peer in enumerate(plan.peers)}
         self._training = _Routes.of(plan.routes, len(stages))
         self._held_out = _Routes.of(plan.evaluation_routes, len(stages))
+        self._full = PlanSlices(plan.in_full) if plan.full is not None else None
         self._codecs: dict[PeerId, list[CodecChoice]] = {}
         for choice in plan.codecs:
             for end in (choice.source, choice.destination):
@@ -135,7 +137,10 @@ class PlanSlices:
             visits=(),
             evaluations=(),
             without_norm=self._reports_only,
+            full=plan.full and FullSteps(plan.full.before, plan.full.since),
         )
+        # Its slots are those of both, which are here.
+        full = None if self._full is None else replace(self._full.of(peer, known), slots=())
         return PlanSlice(
             peer,
             part,
@@ -145,6 +150,7 @@ class PlanSlices:
             self._place.get(peer, 0),
             self._ring(peer),
             frozenset(self._training.whole),
+            full,
         )
 
     def _codecs_of(self, peer: PeerId, together: set[PeerId]) -> tuple[CodecChoice, ...]:

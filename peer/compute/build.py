@@ -88,6 +88,10 @@ class BuiltStages:
         """Where in the learning rate's schedule a step of this plan stands."""
         return self.rounds.local.position(step) if self.rounds else step
 
+    def ran(self, step: int, stage: int) -> tuple[int, ...]:
+        """The microbatches that go through a stage here, ascending."""
+        return self.wire.microbatches(self.order.peer, stage, full=self.flow.at(step).is_full)
+
     @cached_property
     def held_out_needs(self) -> tuple[str, ...]:
         """Hashes of the shards that an evaluation reads here: the same in each."""
@@ -227,16 +231,12 @@ def build_work(
                 split=stage.index in apart,
             )
             strategy = _strategy(order, stage, executor, firsts, wire, streams, local)
-            visited, own = flow.visited(stage.index), wire.microbatches(order.peer, stage.index)
-            visits = StageVisits.of(
-                graph,
-                stage,
-                visited,
-                own[-1] if own else -1,
-                len(plan.routes),
-                order.training.skip_scaling,
+            scaling, k = order.training.skip_scaling, stage.index
+            visits, in_full = (
+                StageVisits.of(graph, stage, f.visited(k), f.plan.routes, order.peer, scaling)
+                for f in (flow, flow.full or flow)
             )
-            held[stage.index] = LocalStage(stage, executor, strategy, visits)
+            held[k] = LocalStage(stage, executor, strategy, visits, in_full, plan.full)
     trim_heap()
     reader = Reader(order.manifest, order.shard, seed=order.training.seed, microbatches=of_run)
     unread: dict[str, Tensor] = {}

@@ -201,7 +201,7 @@ class TorchDevice:
         work = self._now
         size, found = work.order.plan.microbatch_size, dict[str, None]()
         for stage, names in work.reading:
-            for m in work.wire.microbatches(work.order.peer, stage):
+            for m in work.ran(step, stage):
                 at, number = work.place(step, m)
                 found |= dict.fromkeys(work.data.reader.needs(at, (number,), size, names))
         return (*found, *(name for name in work.held_out_needs if name not in found))
@@ -216,7 +216,7 @@ class TorchDevice:
         for name in self.needs(step):
             work.order.shard(name)
         for stage, names in work.reading:
-            for m in work.wire.microbatches(work.order.peer, stage):
+            for m in work.ran(step, stage):
                 batch = work.data.train(*work.place(step, m), names)
                 if self.device.type == "cuda":
                     batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
@@ -276,7 +276,7 @@ class TorchDevice:
             return Result(passed() - began, self.peak_bytes, round=of_round)
         taken = [
             (t, self._take(work.store.get(work.order.key(step, t))))
-            for t in work.flow.takes(peer, action)
+            for t in work.flow.at(step).takes(peer, action)
         ]
         traits = TRAITS[action.kind]
         place = work.place(step, action.microbatch) if traits.trains else None
@@ -316,7 +316,7 @@ class TorchDevice:
                 if action.kind is Kind.GIVE and action.content in _OF_HOLDERS:
                     work.held[action.stage].strategy.on_gradient(step)
                 return work.exchange.run(
-                    action, taken, lambda transfer, tensor: self._echo(step, transfer, tensor)
+                    action, taken, lambda t, tensor: self._echo(step, t, tensor), step
                 )
 
     def _forward(
@@ -331,7 +331,7 @@ class TorchDevice:
         forwarded = held.forward(work.place(step, m), m, ports, inputs or {})
         if held.stage.makes_loss:
             self._report(work, True, m, ports, inputs or {}, forwarded.results)
-        gives = work.flow.gives(work.order.peer, action)
+        gives = work.flow.at(step).gives(work.order.peer, action)
         return {t: forwarded.ports[work.flow.made(t)] for t in gives}
 
     def _backward(
@@ -346,7 +346,7 @@ class TorchDevice:
                 work.exchange.report(True, m, {transfer.value: present(transfer, tensor)})
         weight = work.exchange.weight_of(m) if held.stage.makes_loss else 1.0
         back = held.backward(work.place(step, m), m, grads, weight)
-        gives = work.flow.gives(work.order.peer, action)
+        gives = work.flow.at(step).gives(work.order.peer, action)
         return {t: back.get(work.flow.made(t)) for t in gives}
 
     def _evaluate(
@@ -381,7 +381,7 @@ class TorchDevice:
         for held in work.held.values():
             held.strategy.update(step, weight=weight, norm=norm)
             if held.stage.updates:
-                held.apply_statistics()
+                held.apply_statistics(step)
             held.executor.zero_grad()
             held.collected.clear()
         work.exchange.clear()

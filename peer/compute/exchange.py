@@ -21,6 +21,7 @@ from ...dag.execute.stage_visits import Grads, StageVisits
 from ...dag.ir.graph import Graph, TensorSpec
 from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import Stage
+from ...dag.plan.full_steps import FullSteps
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ..sync import norm
@@ -47,8 +48,16 @@ class LocalStage:
     executor: StageExecutor
     strategy: Strategy
     visits: StageVisits
+    in_full: StageVisits | None = None
+    """In `full_steps`; None: there are none."""
+    full_steps: FullSteps | None = None
     collected: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     """Batch statistics of this step by microbatch, from here and from other holders."""
+
+    def visits_at(self, step: int) -> StageVisits:
+        """Those of a step of the run."""
+        full = self.full_steps is not None and self.full_steps.has(step)
+        return self.in_full if full and self.in_full is not None else self.visits
 
     def forward(
         self, place: tuple[int, int], microbatch: int, ports: Inputs, inputs: Inputs
@@ -57,7 +66,7 @@ class LocalStage:
         found = self.executor.forward(*place, ports, inputs)
         if self.stage.statistics:
             self.collected[microbatch] = found.updates
-        if (scaled := self.visits.scaled) is None:
+        if (scaled := self.visits_at(place[0]).scaled) is None:
             return found
         return Forwarded(scaled.forward(ports, found.ports), found.results, found.updates)
 
@@ -66,28 +75,30 @@ class LocalStage:
     ) -> Mapping[str, Tensor | None]:
         """Return the gradients of what came in; those of weights are added up, or left for
         `backward_weight`."""
-        executor, scaled = self.executor, self.visits.scaled
+        executor, scaled = self.executor, self.visits_at(place[0]).scaled
         seeds = scaled.seeds(grads) if scaled else grads
         backward = executor.backward_input if executor.split else executor.backward
         back = backward(*place, seeds, weight)
         if not executor.split:
-            self._renormalise(microbatch)
+            self._renormalise(place[0], microbatch)
         return scaled.back(grads, back) if scaled else back
 
     def backward_weight(self, place: tuple[int, int], microbatch: int) -> None:
         self.executor.backward_weight(*place)
-        self._renormalise(microbatch)
+        self._renormalise(place[0], microbatch)
 
-    def apply_statistics(self) -> None:
+    def apply_statistics(self, step: int) -> None:
         """Let buffers take the batch statistics of the step, in the order of microbatches."""
-        self.executor.apply_updates([self.collected.get(m, {}) for m in self.visits.visited])
+        visited = self.visits_at(step).visited
+        self.executor.apply_updates([self.collected.get(m, {}) for m in visited])
 
-    def _renormalise(self, microbatch: int) -> None:
+    def _renormalise(self, step: int, microbatch: int) -> None:
         """Once the last microbatch is through, its weights' gradients included."""
-        if microbatch == self.visits.last and self.visits.gradients != 1:
+        visits = self.visits_at(step)
+        if microbatch == visits.last and visits.gradients != 1:
             for parameter in self.executor.parameters.values():
                 if parameter.grad is not None:
-                    parameter.grad.mul_(self.visits.gradients)
+                    parameter.grad.mul_(visits.gradients)
 
     def parameters(self) -> dict[str, Tensor]:
         """The weights by name, as all holders have them, wherever this one is training."""
@@ -130,17 +141,26 @@ class TransferSpecs:
     def statistics(self, stage: int) -> Statistics:
         return self._statistics[stage]
 
-    def microbatches(self, peer: str, stage: int, *, training: bool = True) -> tuple[int, ...]:
-        """Return the microbatches that this peer runs through the stage, ascending."""
-        return tuple(self._run[training].get((peer, stage), ()))
+    def microbatches(
+        self, peer: str, stage: int, *, training: bool = True, full: bool = False
+    ) -> tuple[int, ...]:
+        """Return the microbatches that this peer runs through the stage, ascending; `full`: in a
+        full step."""
+        return tuple(self._run[training, full].get((peer, stage), ()))
 
     @cached_property
-    def _run(self) -> dict[bool, dict[tuple[str, int], list[int]]]:
-        """By training or not: by peer and stage, the microbatches that are run through it there."""
+    def _run(self) -> dict[tuple[bool, bool], dict[tuple[str, int], list[int]]]:
+        """By training or not and full or not: by peer and stage, the microbatches that are run
+        through it there."""
         plan = self.flow.plan
-        found: dict[bool, dict[tuple[str, int], list[int]]] = {}
-        for training, routes in ((True, plan.routes), (False, plan.evaluation_routes)):
-            mine = found[training] = {}
+        full = plan if self.flow.full is None else self.flow.full.plan
+        found: dict[tuple[bool, bool], dict[tuple[str, int], list[int]]] = {}
+        for kind, routes in (
+            ((True, False), plan.routes),
+            ((True, True), full.routes),
+            ((False, False), plan.evaluation_routes),
+        ):
+            mine = found[kind] = {}
             for m, route in enumerate(routes):
                 for visit in dict.fromkeys(route):
                     mine.setdefault((visit.peer, visit.stage), []).append(m)
@@ -153,7 +173,8 @@ class TransferSpecs:
         exchange, hop = self.flow.hops[transfer]
         k, content = exchange.index, exchange.content
         if content is ExchangeContent.STATISTICS:
-            return self.statistics(k).spec(len(self.microbatches(hop.source, k)))
+            ran = self.microbatches(hop.source, k, full=transfer.hop > 0)
+            return self.statistics(k).spec(len(ran))
         if content in (ExchangeContent.NORM, ExchangeContent.SCORES):
             if hop.total:
                 return norm.total_spec(self.metrics)
@@ -191,15 +212,18 @@ class Exchanges:
         self.flow = wire.flow
         self.total: norm.ScoreTotals | None = None
         """The totals of the last norm or evaluation that came to an end here."""
+        self._full = False
+        """Whether the newest action was of a full step."""
         self._reported: dict[tuple[bool, int], dict[str, Tensor]] = {}
         """Loss, weight and metrics by (training, microbatch) and value."""
 
     def run(
-        self, action: Action, taken: Taken, echo: Echo | None = None
+        self, action: Action, taken: Taken, echo: Echo | None = None, step: int = 0
     ) -> dict[Transfer, Tensor | None]:
         """Carries the action out; returns what it gives. `echo`: of this step; None: no codec loses
         anything."""
-        exchange = self.flow.exchange_of(action)
+        flow = self.flow.at(step)
+        self._full, exchange = flow.is_full, flow.exchange_of(action)
         hops = []
         for transfer, value in taken:
             if transfer.role is Role.SYNC:
@@ -217,7 +241,7 @@ class Exchanges:
         else:
             given = engine.pass_on(hops, space)
         found: dict[Transfer, Tensor | None] = {}
-        for transfer in self.flow.gives(self.peer, action):
+        for transfer in flow.gives(self.peer, action):
             found[transfer] = given(self.flow.hops[transfer][1])
         if echo is not None:
             self._hear(exchange, found, echo)
@@ -264,7 +288,7 @@ class Exchanges:
             case ExchangeContent.GRADIENT | ExchangeContent.DELTA | ExchangeContent.SECOND:
                 return self.held[k].strategy.message(_SUMS[exchange.content])
             case ExchangeContent.STATISTICS:
-                ran = self.wire.microbatches(self.peer, k)
+                ran = self.wire.microbatches(self.peer, k, full=self._full)
                 collected = [self.held[k].collected[m] for m in ran]
                 return self.wire.statistics(k).pack(collected, device)
             case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
@@ -319,7 +343,7 @@ class Exchanges:
                 self.held[k].strategy.take(_SUMS[exchange.content], total)
             case ExchangeContent.STATISTICS:
                 for hop, vector in hops:
-                    ran = self.wire.microbatches(hop.source, k)
+                    ran = self.wire.microbatches(hop.source, k, full=self._full)
                     unpacked = self.wire.statistics(k).unpack(vector, len(ran))
                     self.held[k].collected.update(zip(ran, unpacked, strict=True))
             case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:

@@ -64,7 +64,12 @@ def check_memory(order: BuildOrder, graph: Graph, flow: Flow, of_rounds: int = 0
     if not order.memory_bytes:
         return
     plan, held = order.plan, order.plan.stages_of(order.peer)
-    moments = live_moments(flow.actions(order.peer), held, [s.has_backward for s in flow.stages])
+    has_backward = [s.has_backward for s in flow.stages]
+    moments = tuple(
+        m
+        for kind in filter(None, (flow, flow.full))
+        for m in live_moments(kind.actions(order.peer), held, has_backward)
+    )
     state_bytes = order.training.train.state_bytes
     rounds = order.training.rounds if of_rounds else None
     model = MemoryModel(graph, cost(graph), rounds.exchange_bytes if rounds else 0)

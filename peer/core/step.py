@@ -21,15 +21,16 @@ from functools import cached_property
 
 from ...dag.plan.action import TRAITS, Action, ExchangeContent, Kind
 from ...dag.plan.plan import PeerId
-from ...dag.schedule.flow import Flow, Transfer
+from ...dag.schedule.flow import Transfer
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2
 from .events import Built, Result
+from .peer_program import PeerProgram, programs_of
 
 ENDLESS = 2**53
 """Steps of a replica before it is known how many it makes."""
 
-__all__ = ["ENDLESS", "Done", "FrameVerdict", "PeerProgram", "Steps", "transfer_of", "waits_for"]
+__all__ = ["ENDLESS", "Done", "FrameVerdict", "Steps", "transfer_of", "waits_for"]
 
 
 def transfer_of(key: FrameKey) -> Transfer:
@@ -44,29 +45,6 @@ class FrameVerdict(Enum):
     DUPLICATE = "duplicate of a frame that waits here"
     LATE = "late"
     UNPLANNED = "unplanned"
-
-
-@dataclass(frozen=True)
-class PeerProgram:
-    """One peer's action list with what each action takes and gives; the same in every step."""
-
-    actions: tuple[Action, ...]
-    takes: tuple[tuple[Transfer, ...], ...]
-    gives: tuple[tuple[Transfer, ...], ...]
-    taker: dict[Transfer, int]
-    """Index of the action that consumes each transfer."""
-
-    @staticmethod
-    def of(flow: Flow, peer: PeerId, actions: tuple[Action, ...]) -> PeerProgram:
-        """Raises AssertionError when two actions consume one transfer: the flow is wrong."""
-        takes = tuple(tuple(flow.takes(peer, a)) for a in actions)
-        gives = tuple(tuple(flow.gives(peer, a)) for a in actions)
-        taker: dict[Transfer, int] = {}
-        for i, transfers in enumerate(takes):
-            for transfer in transfers:
-                assert transfer not in taker, f"{transfer} is taken by two actions of {peer}"
-                taker[transfer] = i
-        return PeerProgram(actions, takes, gives, taker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +67,7 @@ class Steps:
         flow = built.flow
         self._peer, self._flow = peer, flow
         self._run, self._term = built.run, built.term
-        self._train = PeerProgram.of(flow, peer, tuple(flow.actions(peer)))
-        self._evaluate = PeerProgram.of(flow, peer, tuple(flow.evaluation_actions(peer)))
-        overlap = [t for t in self._evaluate.taker if t in self._train.taker]
-        assert not overlap, f"training and evaluation share the transfer {overlap[0]}"
+        *self._training, self._evaluate = programs_of(flow, peer)
         self._rounds = built.vector is not None
         self.steps = ENDLESS if self._rounds else built.steps
         self.until = first_step if self._rounds else built.steps
@@ -131,6 +106,14 @@ class Steps:
         self.links: tuple[broker_pb2.LinkUse, ...] = ()
 
     # ------------------------------------------------------------ what the plan says
+
+    def _program(self, step: int) -> PeerProgram:
+        """That of the training pass of a step."""
+        return self._training[self._flow.at(step).is_full]
+
+    @property
+    def _train(self) -> PeerProgram:
+        return self._program(self.step)
 
     @property
     def program(self) -> PeerProgram:
@@ -202,7 +185,7 @@ class Steps:
     def neighbours(self) -> tuple[PeerId, ...]:
         """Peers with which any action exchanges frames, in order of first use."""
         found: dict[PeerId, None] = {}
-        for program in (self._train, self._evaluate):
+        for program in (*self._training, self._evaluate):
             for takes, gives in zip(program.takes, program.gives, strict=True):
                 for transfer in (*takes, *gives):
                     found[transfer.source] = found[transfer.destination] = None
@@ -217,7 +200,7 @@ class Steps:
     def judge(self, key: FrameKey) -> FrameVerdict:
         """What to do with a frame of this run and term that came in."""
         transfer, step = transfer_of(key), key.step
-        taker = self._train.taker.get(transfer)
+        taker = self._program(step).taker.get(transfer)
         evaluates = taker is None
         if taker is None:
             taker = self._evaluate.taker.get(transfer)
@@ -377,7 +360,8 @@ class Steps:
             assert (key.run, key.term) == (self._run, self._term), f"foreign {key}"
             assert key.step in (self.step, self.step + 1), f"{key} in step {self.step}"
             transfer = transfer_of(key)
-            planned = transfer in self._train.taker or transfer in self._evaluate.taker
+            train = self._program(key.step)
+            planned = transfer in train.taker or transfer in self._evaluate.taker
             assert planned, f"unplanned {key}"
 
     def __repr__(self) -> str:

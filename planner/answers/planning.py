@@ -304,11 +304,7 @@ def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:
     each pair the one that stands first in `plan.peers` comes first; the pairs are in that order."""
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
     # Microbatches on equal routes exchange the same frames, so one of each kind is enough.
-    reduced = replace(
-        plan,
-        routes=tuple(dict.fromkeys(plan.routes)),
-        evaluation_routes=tuple(dict.fromkeys(plan.evaluation_routes)),
-    )
+    reduced = plan.with_routes(lambda routes: tuple(dict.fromkeys(routes)))
     flow = Flow(reduced, stages, tied_groups(graph, stages))
     place = {peer: i for i, peer in enumerate(plan.peers)}
     found = {tuple(sorted((place[t.source], place[t.destination]))) for t in flow.taken_by}
@@ -328,10 +324,8 @@ def _with_ids(plan: Plan, offers: Sequence[PeerOffer]) -> Plan:
         return tuple(tuple(replace(v, peer=known(v.peer)) for v in route) for route in routes)
 
     return replace(
-        plan,
+        plan.with_routes(moved),
         stages=tuple(replace(s, holders=tuple(map(known, s.holders))) for s in plan.stages),
-        routes=moved(plan.routes),
-        evaluation_routes=moved(plan.evaluation_routes),
         codecs=tuple(
             replace(c, source=known(c.source), destination=known(c.destination))
             for c in plan.codecs

@@ -156,6 +156,9 @@ class PlannerOptions:
     chooses (`planner/skipping/`)."""
     reorder: bool = False
     """Whether neighbouring stages may change places in a microbatch."""
+    full_steps: tuple[int, int] | None = None
+    """(before, since): steps of the run below the one and from the other on visit all stages in
+    order, whatever `skip` and `reorder` say; None: none do."""
     stochastic_depth: bool = False
     """Whether what a stage adds is scaled by how often it is visited."""
     optimizer_slots: int = 2

@@ -106,6 +106,7 @@ class Wiring:
             kinds.setdefault((i, _alike(action)), len(kinds))
             for i, action in zip(program.owner, program.actions, strict=True)
         )
+        has_backward = [s.has_backward for s in stages]
         port = {p.value: (k, n) for k, s in enumerate(stages) for n, p in enumerate(s.sends)}
         return cls(
             plan.visits,
@@ -122,7 +123,11 @@ class Wiring:
             _ends(program, action_row, message_row),
             held := tuple(plan.stages_of(peer) for peer in program.peers),
             tuple(
-                live_moments(flow.actions(peer), own, [s.has_backward for s in stages])
+                tuple(
+                    moment
+                    for kind in filter(None, (flow, flow.full))
+                    for moment in live_moments(kind.actions(peer), own, has_backward)
+                )
                 for peer, own in zip(program.peers, held, strict=True)
             ),
             halved_of(plan),
@@ -179,6 +184,7 @@ def wiring_key(
     return (
         plan.visits or plan.schedule,
         plan.routes,
+        plan.full,
         tuple(slot.holders for slot in plan.stages),
         plan.exchanges,
         plan.without_norm,

@@ -134,6 +134,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         if given != wanted:
             raise RunSpecError(f"{name} of the run is {given}, its job says {wanted}")
     asked = job.plan
+    full = asked.full_steps(spec.steps)
     pipelines = 1 if asked.pipelines == "auto" else asked.pipelines
     batchings = tuple(
         b for b in _batchings(spec, train, job.replicas) if b.microbatches >= pipelines
@@ -164,6 +165,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             swaps=job.recovery.swaps,
             skip=None if asked.skip == "auto" else asked.skip,
             reorder=asked.reorder,
+            full_steps=full if asked.reroutes and full != (0, spec.steps) else None,
             stochastic_depth=asked.skip_scaling == "stochastic-depth",
             optimizer_slots=train.optimizer_slots,
             state_bytes=train.state_bytes,

@@ -64,8 +64,16 @@ def with_codecs(judge: CostModel, planned: PlanWithReport) -> PlanWithReport:
     if predicted.step_s:
         predicted = carried.prediction(chosen.choice, chosen.errors)
     reasons = (*report.reasons, *chosen.reasons)
+    codecs = carried.choices(chosen.choice)
+    if plan.full is not None:  # which may have links of their own
+        whole = CodedStepCost(judge, plan.in_full)
+        known = {(c.source, c.destination, c.role) for c in codecs}
+        also = whole.choices(choose(whole, judge.request.options.codecs).choice)
+        codecs += tuple(c for c in also if (c.source, c.destination, c.role) not in known)
+        seconds = whole.seconds(whole.of_plan(codecs))
+        predicted = replace(predicted, full_step_s=seconds if report.predicted.full_step_s else 0.0)
     return PlanWithReport(
-        replace(plan, codecs=carried.choices(chosen.choice)),
+        replace(plan, codecs=codecs),
         replace(report, predicted=predicted, reasons=reasons),
     )
 

@@ -10,12 +10,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...dag.plan.cut import Stage, cut
+from ...dag.plan.full_steps import FullSteps
 from ...dag.plan.plan import Plan, Route, Visit
 from ...dag.schedule.orders.list_scheduler import Bounds
 from ...dag.schedule.orders.schedules import LISTED, SCHEDULES, ZERO_BUBBLE, first_of, may_list
@@ -264,13 +266,40 @@ def best_over(
             listed.setdefault(found.visits, (seconds, len(listed), found, most))
     best = RoutedPlan(plan, float("inf"), layout)
     for _, _, found, most in sorted(listed.values(), key=lambda x: x[:2])[:MOST_DEPTHS]:
+        found = with_full_steps(judge, found, stages, most)
         seconds = plan_seconds(judge, found)
         if seconds < best.seconds:
             best = RoutedPlan(found, seconds, layout, most)
     if best.seconds == float("inf"):  # the least that a stage keeps
         _, _, found, most = min(listed.values(), key=lambda x: x[3])
+        found = with_full_steps(judge, found, stages, most)
         best = RoutedPlan(found, plan_seconds(judge, found), layout, most)
     return best
+
+
+def with_full_steps(judge: CostModel, plan: Plan, stages: Sequence[Stage], most: int) -> Plan:
+    """The plan with the steps of the run in which every microbatch visits all stages, if it has
+    any: those that it leaves out at the holder which has fewest visits so far."""
+    asked = judge.request.options.full_steps
+    if asked is None:
+        return plan
+    load = Counter(v for route in plan.routes for v in route)
+    holders = {
+        k: [v for v in (Visit(k, p) for p in slot.holders) if v in load]
+        for k, slot in enumerate(plan.stages)
+    }
+    routes = []
+    for route in plan.routes:
+        own = {v.stage: v for v in route}
+        for k in (k for k in holders if k not in own):
+            own[k] = min(holders[k], key=lambda v: load[v])
+            load[own[k]] += 1
+        routes.append(tuple(own[k] for k in holders))
+    plan = replace(plan, full=FullSteps(*asked, tuple(routes)))
+    bounds = dict.fromkeys(holders, most) if may_list(plan.schedule) else None
+    times = RouteSeconds(judge, plan, stages)
+    full = _listed(plan.in_full, stages, times, bounds)
+    return replace(plan, full=FullSteps(*asked, full.routes, full.visits))
 
 
 def _schedules(asked: str) -> tuple[str, ...]:

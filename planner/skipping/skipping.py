@@ -24,7 +24,7 @@ from ...dag.schedule.orders.schedules import DEFAULT, first_of, interleaves
 from ...job.words import count_of, some_of
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.cost_model import CostModel
-from ..cost.plan_cost import plan_report
+from ..cost.plan_cost import plan_report, plan_seconds
 from .layouts import StageLayout, circles, refuse_impossible_routes, rows, window
 from .route_plans import RoutedPlan, best_over, even_routes, found_circle
 
@@ -256,6 +256,14 @@ def _told(found: RoutedPlan, judge: CostModel, plain: PlanWithReport | None) -> 
     if len(ways) > 6:
         reasons.append(f"and {len(ways) - 6} more routes")
     reasons += describe_skippable(judge.request.graph)
+    full_s = 0.0
+    if plan.full is not None:
+        full_s = plan_seconds(judge, plan.in_full)
+        before, since = plan.full.before, plan.full.since
+        reasons.append(
+            f"steps below {before} and from {since} on visit all stages in order, {full_s:.4g} s "
+            "each"
+        )
     used = {*plan.peers}
     hangs = "routes over others are shorter"
     spares = [Spare(o.peer, f"not needed: {hangs}") for o in judge.offers if o.peer not in used]
@@ -263,7 +271,9 @@ def _told(found: RoutedPlan, judge: CostModel, plain: PlanWithReport | None) -> 
     if plain is not None:
         text = f"{plain_s:.4g} s, {plain_s / found.seconds:.2f} times this plan's"
         others = [Alternative(IN_ALL_ORDER, plain_s, text), *plain.report.predicted.alternatives]
-    return plan_report(judge, plan, reasons=reasons, spares=spares, alternatives=others)
+    told = plan_report(judge, plan, reasons=reasons, spares=spares, alternatives=others)
+    predicted = replace(told.report.predicted, full_step_s=full_s)
+    return PlanWithReport(plan, replace(told.report, predicted=predicted))
 
 
 def _swapped(routes: Sequence[Route]) -> int:

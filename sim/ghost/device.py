@@ -36,7 +36,7 @@ from .exchange import carry_out
 from .hashes import MASK, Hash, figure, name_hash
 from .plan import GhostPlan, Hollow
 from .rounds import GhostRounds, GhostVector
-from .work import NOTHING, ActionTransfers, GhostAssignment, Store
+from .work import ActionTransfers, GhostAssignment, Store
 
 __all__ = ["GhostDevice", "Ghosts", "hollow"]
 
@@ -218,7 +218,7 @@ class GhostDevice:
         work = self._now
         if action.kind in ROUNDS:
             return Result(0.0, self.peak_bytes, round=self._of_round(action.kind))
-        part = work.parts.get(action, NOTHING)
+        part = work.part(step, action)
         store = work.store.setdefault(step, {})
         match action.kind:
             case Kind.FORWARD | Kind.EVALUATE:

@@ -24,7 +24,7 @@ weights than those of its step changes T, and T changes every weight.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -201,14 +201,16 @@ def expected(
     held_out: int = 0,
     orders: Sequence[Sequence[Segment]] = (),
     clips: bool = True,
+    full: Callable[[int], bool] = lambda step: False,
 ) -> Expected:
     """The plain loop over the bound graph, knowing nothing of plans. `eval_every`: steps between
     evaluations of `held_out` microbatches, one after the last step too; 0: none. `orders`: of each
     microbatch, where some compute parts of the graph in another order. `clips`: whether updates go
-    by the totals of the step."""
+    by the totals of the step. `full`: whether a step has no such orders."""
     loop = PlainLoop(Hashes(graph, seed), orders, clips)
     found = Expected()
     for step in range(steps):
+        loop.orders = () if full(step) else orders
         found.losses.append(figure(loop.step([(step, m) for m in range(microbatches)])))
         last = step + 1 == steps
         if eval_every and held_out and ((step + 1) % eval_every == 0 or last):

@@ -155,7 +155,7 @@ def _kind_of(flow: Flow, transfer: Transfer) -> Hashable:
     )
     # Who sends counts where it is what microbatches made.
     source = hop.source if small and not hop.total else ""
-    return exchange.content, exchange.index, hop.shards, hop.total, source
+    return exchange.content, exchange.index, hop.shards, hop.total, source, transfer.hop
 
 
 class GhostPlan:

@@ -11,7 +11,7 @@ from ...dag.exchange.wiring import Exchange
 from ...dag.execute.neighbour import Rebuild
 from ...dag.plan.action import Action, ExchangeContent
 from ...dag.plan.visit_lists import halved
-from ...dag.schedule.flow import Role, Transfer
+from ...dag.schedule.flow import Flow, Role, Transfer
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import recipe
 from ...peer.rounds.local import LocalSteps
@@ -53,29 +53,17 @@ class GhostAssignment:
         self.order, self.shared = order, shared
         flow, peer = shared.flow, order.peer
         self.held = {k: HeldHash(shared.linear(k)) for k in shared.plan.stages_of(peer)}
-        self.parts: dict[Action, ActionTransfers] = {}
         self.coming: dict[Local, Weighed] = {}
         self.going: dict[Local, Weighed] = {}
-        for action in flow.involved(peer):
-            takes = tuple((t, t[1:]) for t in flow.takes(peer, action))
-            gives = tuple((t, t[1:]) for t in flow.gives(peer, action))
-            if action.content is None:
-                self.parts[action] = ActionTransfers(takes, gives)
-            else:
-                late = tuple((t, at) for t, at in takes if t.role is not Role.SYNC)
-                came = tuple((flow.hops[t][1], at) for t, at in takes if t.role is Role.SYNC)
-                goes = tuple((flow.hops[t][1], at) for t, at in gives)
-                exchange = flow.exchange_of(action)
-                self.parts[action] = ActionTransfers(late, gives, exchange, came, goes)
-            self.coming |= {at: shared.weighed(t) for t, at in takes if not t.is_local}
-            self.going |= {at: shared.weighed(t) for t, at in gives if not t.is_local}
+        self.parts = self._parts(flow)
+        self._in_full = {} if flow.full is None else self._parts(flow.full)
         self.store: dict[int, Store] = {}
         """By step."""
         self.reported: dict[tuple[bool, int], dict[str, int]] = {}
         """Results by (training, microbatch)."""
         self.words = frozenset(
             at
-            for part in self.parts.values()
+            for part in (*self.parts.values(), *self._in_full.values())
             for _, at in part.came
             if part.exchange is not None and part.exchange.content in _IN_WORDS
         )
@@ -105,6 +93,30 @@ class GhostAssignment:
 
         self.rounds: GhostRounds | None = None
         """What it does between replicas, where the run has rounds."""
+
+    def _parts(self, flow: Flow) -> dict[Action, ActionTransfers]:
+        """The transfers of this peer's actions in one kind of step; notes what comes and goes."""
+        found: dict[Action, ActionTransfers] = {}
+        peer = self.order.peer
+        for action in flow.involved(peer):
+            takes = tuple((t, t[1:]) for t in flow.takes(peer, action))
+            gives = tuple((t, t[1:]) for t in flow.gives(peer, action))
+            if action.content is None:
+                found[action] = ActionTransfers(takes, gives)
+            else:
+                late = tuple((t, at) for t, at in takes if t.role is not Role.SYNC)
+                came = tuple((flow.hops[t][1], at) for t, at in takes if t.role is Role.SYNC)
+                goes = tuple((flow.hops[t][1], at) for t, at in gives)
+                exchange = flow.exchange_of(action)
+                found[action] = ActionTransfers(late, gives, exchange, came, goes)
+            self.coming |= {at: self.shared.weighed(t) for t, at in takes if not t.is_local}
+            self.going |= {at: self.shared.weighed(t) for t, at in gives if not t.is_local}
+        return found
+
+    def part(self, step: int, action: Action) -> ActionTransfers:
+        """The transfers of an action of a step."""
+        full = self.shared.flow.at(step).is_full
+        return (self._in_full if full else self.parts).get(action, NOTHING)
 
     def resume(self, states: Mapping[str, int], vector: GhostVector | None) -> None:
         """Goes on from what snapshots have, or begins. `vector`: of a run with rounds."""

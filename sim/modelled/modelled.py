@@ -14,6 +14,7 @@ from ...broker import events as b
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
+from ...dag.plan.full_steps import FullSteps
 from ...dag.plan.routes import Segment, segments
 from ...dag.schedule.convert_plan import plan_from_proto
 from ...job import Job
@@ -235,13 +236,22 @@ def _as_hashes(job: Job, followed: Following, packed: Packed, options: SimOption
 def _losses(job: Job, graph: Graph, followed: Following) -> None:
     summary, losses = followed.summary, followed.losses
     orders: list[Sequence[Segment]] = []
+    full: FullSteps | None = None
     if summary.rerouted and followed.first_plan is not None:
         plan = plan_from_proto(followed.first_plan)
         stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
-        orders = [segments(stages, route) for route in plan.routes]
+        orders, full = [segments(stages, route) for route in plan.routes], plan.full
     exact = losses[: summary.inexact_from or len(losses)]  # no loop does what comes behind
     clips = job.train.clip > 0
-    loop = expected(graph, job.seed, len(exact), followed.microbatches, orders=orders, clips=clips)
+    loop = expected(
+        graph,
+        job.seed,
+        len(exact),
+        followed.microbatches,
+        orders=orders,
+        clips=clips,
+        full=lambda step: full is not None and full.has(step),
+    )
     compare(summary, exact, loop.losses, "plain loop of hashes")
 
 

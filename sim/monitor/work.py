@@ -40,10 +40,7 @@ class _Part:
         self.rounds = built.vector is not None
         self.run, self.term = built.run, built.term
         self.steps = ENDLESS if self.rounds else built.steps
-        self.train, self.evaluate = (
-            built.flow.actions(self.peer),
-            built.flow.evaluation_actions(self.peer),
-        )
+        self.evaluate = built.flow.evaluation_actions(self.peer)
         self.eval_every = 0 if self.rounds else built.eval_every
         self.step = self.applied = first
         self.at = 0
@@ -51,6 +48,10 @@ class _Part:
         self.there: set[tuple[int, Transfer]] = set()
         """(step, transfer) that came or was left here, and that no action took yet."""
         self.to_send: set[tuple[int, Transfer]] = set()
+
+    @property
+    def train(self) -> Sequence[Action]:
+        return self.flow.at(self.step).actions(self.peer)
 
     @property
     def list(self) -> Sequence[Action]:
@@ -69,7 +70,7 @@ class _Part:
                 "I2" if mine else "I4",
                 f"{self.peer} computes {action} of step {step}, and its list has {wanted} now",
             )
-        for transfer in self.flow.takes(self.peer, action):
+        for transfer in self.flow.at(step).takes(self.peer, action):
             if (step, transfer) not in self.there:
                 raise Broken(
                     "I2", f"{self.peer} computes {action} of step {step} without {transfer}"
@@ -81,7 +82,7 @@ class _Part:
         if not self.computing or (step, action) != (self.step, self.list[self.at]):
             raise Broken("I2", f"{self.peer} ended {action} of step {step}, which it had not begun")
         self.computing = False
-        for transfer in self.flow.gives(self.peer, action):
+        for transfer in self.flow.at(step).gives(self.peer, action):
             (self.there if transfer.is_local else self.to_send).add((step, transfer))
         self.applied += action.kind is Kind.UPDATE
         self.at += 1
@@ -200,9 +201,15 @@ class WorkCheck(Check):
         if (built.run, built.term) not in self._plans:
             whole = self.world.orders.flow(built.run, built.term)
             self._plans[built.run, built.term] = whole
-            _check_routes(whole)
+            for flow in filter(None, (whole, whole.full)):
+                _check_routes(flow)
         peer, whole = PeerId(who), self._plans[built.run, built.term]
-        if built.flow.actions(peer) != whole.actions(peer):
+        for mine, its in (
+            (built.flow, whole),
+            (built.flow.full or built.flow, whole.full or whole),
+        ):
+            if mine.actions(peer) == its.actions(peer):
+                continue
             raise Broken("I4", f"the list of {who} is not the one that the plan has for it")
 
     def _memory(self, who: str, used: int, what: object, step: int | None = None) -> None:

@@ -31,8 +31,9 @@ from shoal.peer.compute.exchange import _Scores
 from shoal.peer.compute.inputs import CheckedReader
 from shoal.peer.core.assignment import Assignment
 from shoal.peer.core.machine import PeerMachine
+from shoal.peer.core.peer_program import PeerProgram
 from shoal.peer.core.reports import Reports
-from shoal.peer.core.step import PeerProgram, Steps
+from shoal.peer.core.step import Steps
 from shoal.peer.sync.strategy import Strategy
 
 AT = 1

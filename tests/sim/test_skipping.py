@@ -5,8 +5,10 @@ The oracle is the plain loop over the module's own blocks, those of each microba
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +16,10 @@ import torch
 
 from shoal.dag.analysis.blocks import blocks
 from shoal.dag.cost.network import uniform
+from shoal.dag.plan.cut import cut
+from shoal.dag.plan.full_steps import FullSteps
 from shoal.dag.plan.plan import PeerId, Plan, Route
+from shoal.dag.plan.routes import segments
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.job import Job
 from shoal.net.transports.memory import steady
@@ -22,6 +27,9 @@ from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.planner.schedulers.schedulers import plan as make_plan
 from shoal.proto.broker_pb2 import RunEvent, RunSpec
 from shoal.sim.following import Following
+from shoal.sim.ghost.device import Ghosts
+from shoal.sim.ghost.hashes import expected
+from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.report.summary import Summary
 from shoal.sim.virtual.world import PeerSpec
 from shoal.tests.sim.virtual.test_routes import plain
@@ -84,6 +92,58 @@ def test_it_is_the_plain_loop_over_the_same_routes(made: Any) -> None:
     )
 
 
+def with_full_steps(made: Any, warmup: int, fade_out: int) -> Any:
+    """The laboratory with full steps at the begin and at the end."""
+    found, job = copy.copy(made), made.job
+    found.job = replace(
+        job, plan=replace(job.plan, skip_warmup=warmup, skip_fade_out=fade_out, replan=False)
+    )
+    found.spec = RunSpec()
+    found.spec.CopyFrom(made.spec)
+    found.spec.job = found.job.to_json()
+    return found
+
+
+@pytest.mark.parametrize("lost", ["", "p1"])
+def test_the_first_steps_and_the_last_leave_nothing_out_where_the_job_says_so(
+    made: Any, lost: str
+) -> None:
+    """With a peer lost where the first of the others begins, too: no step that was told has other
+    routes under the next plan, so the run is exact to its end."""
+    lab = with_full_steps(made, 2, 1)
+    losses, plans, events = played(lab, lost=lost)
+    full = FullSteps(2, STEPS - 1)
+    for plan in plans:
+        assert plan.full is not None
+        assert (plan.full.before, plan.full.since) == (full.before, full.since)
+        assert all(len(route) == len(plan.stages) for route in plan.full.routes)
+        assert any(len(route) < len(plan.stages) for route in plan.routes)
+    ways = blocks_by_microbatch(lab, plans[-1])
+    torch.testing.assert_close(losses, plain(lab, ways, STEPS, full=full), rtol=1e-5, atol=0)
+    assert events[-1].state.inexact_from == 0
+    report = next(e.report for e in events if e.HasField("plan"))
+    assert report.predicted.full_step_s > report.predicted.step_s
+    assert any("steps below 2 and from 4 on visit all stages" in why for why in report.reasons)
+
+
+def test_ghosts_of_it_are_compared_step_by_step(made: Any) -> None:
+    lab = with_full_steps(made, 2, 1)
+    world = lab.world(
+        [PeerSpec(name=f"p{i}", flops_per_s=1e8) for i in range(4)],
+        carry=steady(0.01, 1e6),
+        device=Ghosts(),
+    )
+    monitor = Monitor(world, seed=0)
+    events = monitor.finish(world.submit(lab.spec))
+    [plan] = [plan_from_proto(e.plan) for e in events if e.HasField("plan")]
+    graph = lab.graph.bind(1)
+    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    orders = [segments(stages, route) for route in plan.routes]
+    assert plan.full is not None
+    wanted = expected(graph, lab.job.seed, STEPS, MICROBATCHES, orders=orders, full=plan.full.has)
+    assert [e.step.outcome.loss for e in events if e.HasField("step")] == wanted.losses
+
+
 def test_a_plan_anew_after_a_loss_has_other_routes_and_says_from_where_on(made: Any) -> None:
     """Steps that are done again are told once, as they were the first time."""
     losses, [first, later], events = played(made, lost="p1")
@@ -102,13 +162,17 @@ def test_a_step_takes_the_predicted_time(made: Any) -> None:
         for p in peers
     )
     links = uniform([PeerId(p.name) for p in peers], 0.02, 1e6)
-    options = PlannerOptions(skip=0.34, reorder=True)
+    options = PlannerOptions(skip=0.34, reorder=True, full_steps=(0, 7))
     request = PlanRequest(made.graph.bind(1), offers, MICROBATCHES, 1, 0, options, links)
     found, report = make_plan(request)
     spec = RunSpec()
     spec.CopyFrom(made.spec)
+    train = replace(made.job.train, steps=12, eval_every=0)
+    spec.job, spec.steps = replace(made.job, train=train).to_json(), 12
     spec.plan.CopyFrom(plan_to_proto(found))
     world = made.world(peers, carry=steady(0.02, 1e6))
     events = world.finish(world.submit(spec))
     seconds = [e.step.seconds for e in events if e.HasField("step")]
-    assert report.predicted.step_s == pytest.approx(statistics.median(seconds[1:]), rel=0.03)
+    predicted = report.predicted
+    assert predicted.step_s == pytest.approx(statistics.median(seconds[1:7]), rel=0.03)
+    assert predicted.full_step_s == pytest.approx(statistics.median(seconds[8:]), rel=0.03)

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -28,7 +29,13 @@ from shoal.examples.gpt import gpt
 from shoal.examples.resnet_digits import resnet
 from shoal.planner.answers.bad_plan import bad_plan
 from shoal.planner.answers.planning import outlined
-from shoal.planner.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.base.interface import (
+    CodecOptions,
+    NoPlan,
+    PeerOffer,
+    PlannerOptions,
+    PlanRequest,
+)
 from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.cost.plan_cost import plan_seconds
 from shoal.planner.schedulers.schedulers import plan
@@ -106,6 +113,30 @@ def test_a_plan_is_found_again() -> None:
     assert plan(request).plan == plan(request).plan
 
 
+def test_a_plan_with_full_steps_says_what_they_take_with_codecs_and_without() -> None:
+    codecs = CodecOptions(activation="bf16", activation_grad="bf16")
+    for coded in (CodecOptions(), codecs):
+        request = request_of([1e8] * 4, skip=1 / 3, full_steps=(2, 4), codecs=coded)
+        found, report = plan(request)
+        assert found.full is not None
+        assert (found.full.before, found.full.since) == (2, 4)
+        predicted = report.predicted
+        assert predicted.step_s < predicted.full_step_s < 0.25
+        outlined(request.graph, found.validate(len(request.graph.operators)))
+    links = {(c.source, c.destination) for c in found.codecs if c.role == "activation"}
+    pairs = {(a.peer, b.peer) for r in found.full.routes for a, b in pairwise(r)}
+    assert {(a, b) for a, b in pairs if a != b} <= links
+
+
+@pytest.mark.slow
+def test_full_steps_fit_the_memory_that_the_others_fit() -> None:
+    request = request_of([1e8] * 4, skip=0.5, full_steps=(2, 4), schedule="gpipe")
+    found, judge = plan(request).plan, CostModel(request)
+    needed = judge.plan_bytes(found)
+    assert needed == judge.plan_bytes(found.in_full)
+    assert any(needed[p] > size for p, size in judge.plan_bytes(replace(found, full=None)).items())
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "listed", "zero-bubble"])
 def test_a_job_may_say_how_its_visits_are_listed(schedule: str) -> None:
     request = request_of([1e8] * 3, skip=0.5, schedule=schedule)
@@ -157,7 +188,7 @@ def test_a_stage_with_a_relu_behind_its_sum_is_left_out_but_not_scaled() -> None
     assert any(len(route) < len(found.stages) for route in found.routes)
     stages = cut(graph, [(s.start, s.stop) for s in found.stages])
     visited = tuple(m for m, r in enumerate(found.routes) if any(v.stage == 1 for v in r))
-    asked = graph, stages[1], visited, visited[-1], len(found.routes)
+    asked = graph, stages[1], visited, found.routes, found.peers[0]
     assert StageVisits.of(*asked, "renormalise").gradients == len(found.routes) / len(visited)
     assert StageVisits.of(*asked, "sum").gradients == 1
     with pytest.raises(PlanError, match=r"stage 1 is left out .* has a ReLU behind its sum"):

@@ -21,6 +21,8 @@ from shoal.client.models import models
 from shoal.dag.analysis.blocks import blocks
 from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.cut import cut
+from shoal.dag.plan.full_steps import FullSteps
+from shoal.dag.plan.outline import Outline
 from shoal.dag.plan.plan import (
     CodecChoice,
     PeerId,
@@ -31,9 +33,10 @@ from shoal.dag.plan.plan import (
     StageSlot,
     Visit,
 )
-from shoal.dag.plan.routes import segments, swaps
+from shoal.dag.plan.routes import routes_digest, segments, swaps
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
+from shoal.dag.schedule.schedule import check_listed, listed
 from shoal.job import Job
 from shoal.job.plan_options import SkipScaling
 from shoal.proto.broker_pb2 import RunSpec
@@ -118,37 +121,40 @@ def plain(
     steps: int = STEPS,
     *,
     then: tuple[int, Sequence[Sequence[int]]] = (-1, ()),
+    full: FullSteps | None = None,
 ) -> list[float]:
-    """`ways`: by microbatch, the numbers of its blocks in order; `then`: from a step on other ones.
+    """`ways`: by microbatch, the numbers of its blocks in order; `then`: from a step on other ones;
+    in the steps of `full` all blocks.
     What makes up for microbatches that leave a block out is as the job says: its gradients count
     as if all had gone through it, or it adds as much more; blocks of one stage (`ENDS`) together.
     """
     module, job = copy.deepcopy(laboratory.module), laboratory.job
-    own, scaling = list(module.blocks), job.plan.skip_scaling
+    blocks, scaling, own = list(module.blocks), job.plan.skip_scaling, ways
     reader, losses = laboratory.reader(), list[float]()
     with models.ready(module, job):
         optimizer = oracle.optimizer_of(module, job.train)
         for step in range(steps):
-            ways = then[1] if step == then[0] else ways
-            visits = [[b in way for way in ways].count(True) for b in range(len(own))]
+            own = then[1] if step == then[0] else own
+            ways = [range(len(blocks))] * len(own) if full and full.has(step) else own
+            visits = [[b in way for way in ways].count(True) for b in range(len(blocks))]
             for group in optimizer.param_groups:
                 group["lr"] = oracle.learning_rate(job.train, step, steps)
             optimizer.zero_grad()
             total = 0.0
             for m, way in enumerate(ways):
-                module.blocks = nn.ModuleList(own[b] for b in way)
+                module.blocks = nn.ModuleList(blocks[b] for b in way)
                 if scaling == "stochastic-depth":
                     stages = [range(a, b) for a, b in pairwise(ENDS) if a in way]
                     stages.sort(key=lambda stage: way.index(stage[0]))
                     module.blocks = nn.ModuleList(
-                        Deeper([own[b] for b in stage], len(ways) / visits[stage[0]])
+                        Deeper([blocks[b] for b in stage], len(ways) / visits[stage[0]])
                         for stage in stages
                     )
                 loss = module(**reader.batch(step, m, SIZE)) / len(ways)
                 loss.backward()
                 total += float(loss.detach())
-            module.blocks = nn.ModuleList(own)
-            for block, count in zip(own, visits, strict=True):
+            module.blocks = nn.ModuleList(blocks)
+            for block, count in zip(blocks, visits, strict=True):
                 for parameter in block.parameters():
                     assert parameter.grad is not None
                     parameter.grad *= len(ways) / count if scaling == "renormalise" else 1.0
@@ -158,8 +164,19 @@ def plain(
     return losses
 
 
-def plain_over(laboratory: Any, routes: Sequence[Route]) -> list[float]:
-    return plain(laboratory, [*map(blocks_of, routes)])
+def plain_over(
+    laboratory: Any, routes: Sequence[Route], full: FullSteps | None = None
+) -> list[float]:
+    return plain(laboratory, [*map(blocks_of, routes)], full=full)
+
+
+def full_steps(routes: Sequence[Route], before: int, since: int) -> FullSteps:
+    """Those of a plan with these routes: whoever runs a stage in other steps runs it in these."""
+    alone = {v.stage: v for route in routes for v in route}
+    own = ({v.stage: v for v in route} for route in routes)
+    return FullSteps(
+        before, since, tuple(tuple(by.get(k, alone[k]) for k in range(6)) for by in own)
+    )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -226,6 +243,41 @@ def test_what_makes_up_for_visits_left_out_is_as_the_job_says(
     assert abs(wanted[-1] - other[-1]) > 1e-4, "it makes a difference"
 
 
+@pytest.mark.parametrize(
+    ("seed", "lost"),
+    [
+        (0, ""),
+        (1, "p2"),
+        (2, "p1"),
+        *(pytest.param(k, ("", "p2", "p1")[k % 3], marks=pytest.mark.slow) for k in range(3, 15)),
+    ],
+)
+def test_the_first_steps_and_the_last_may_be_full(made: Any, seed: int, lost: str) -> None:
+    """Whoever has the plan knows by its number what a step is: where a peer dies at a border,
+    another that takes its part and goes back before it, or its siblings, too."""
+    routes, rng = drawn(seed + 50), random.Random(seed)
+    lab = scaled(made, rng.choice(("renormalise", "sum", "stochastic-depth")))
+    full = full_steps(routes, *((2, 4) if lost else (rng.randrange(4), rng.choice((3, 4, 9)))))
+    schedule = ("listed", "zero-bubble", "1f1b", "gpipe")[seed % 4]
+    world, spec = lab.world(5 if lost else 4), RunSpec()
+    spec.CopyFrom(lab.spec)
+    slots = list(plan_of(lab.graph).stages)
+    if lost == "p1":  # all of it is held twice
+        slots[2] = replace(slots[2], holders=(PEERS[1], PEERS[2]))
+    plan = plan_of(lab.graph, schedule, routes=routes, full=full, stages=tuple(slots))
+    spec.plan.CopyFrom(plan_to_proto(plan))
+    run = world.submit(spec)
+    if lost:
+        world.until(lambda: len([e for e in world.events(run) if e.HasField("step")]) == 2)
+        world.kill(lost)
+    trained = lab.finish(world, run)
+    wanted = plain_over(lab, routes, full)
+    torch.testing.assert_close(trained.losses, wanted, rtol=1e-5, atol=0)
+    assert abs(wanted[-1] - plain_over(lab, routes)[-1]) > 1e-5 or full.before >= full.since
+    assert world.broker.ended[run].inexact_from == 0
+    assert len({e.term for e in world.events(run) if e.HasField("plan")}) == 1 + bool(lost)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_ghosts_of_any_routes_are_the_plain_loop_of_hashes(made: Any, seed: int) -> None:
     plan = plan_of(made.graph, routes=drawn(seed))
@@ -236,11 +288,17 @@ def test_ghosts_of_it_are_the_plain_loop_of_hashes(made: Any) -> None:
     assert_hashes(made, plan_of(made.graph))
 
 
+def test_ghosts_of_full_steps_are_the_plain_loop_of_hashes(made: Any) -> None:
+    routes = drawn(3)
+    assert_hashes(made, plan_of(made.graph, routes=routes, full=full_steps(routes, 1, 4)))
+
+
 def assert_hashes(made: Any, plan: Plan) -> None:
     graph = made.graph.bind(SIZE)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
     orders = [segments(stages, route) for route in plan.routes]
-    wanted = expected(graph, made.job.seed, STEPS, MICROBATCHES, orders=orders)
+    full = plan.full.has if plan.full else lambda step: False
+    wanted = expected(graph, made.job.seed, STEPS, MICROBATCHES, orders=orders, full=full)
     world, spec = made.world(4, device=Ghosts()), RunSpec()
     spec.CopyFrom(made.spec)
     spec.plan.CopyFrom(plan_to_proto(plan))
@@ -287,6 +345,60 @@ def test_ends_keep_their_places(made: Any) -> None:
         broken = plan_of(made.graph, routes=(tuple(route),))
         with pytest.raises(PlanError, match="in order, but for inner ones"):
             broken.validate(len(made.graph.operators))
+
+
+def test_full_steps_visit_all_stages_in_order_where_the_others_do(made: Any) -> None:
+    routes, operators = drawn(3), len(made.graph.operators)
+    full = full_steps(routes, 1, 4)
+    plan_of(made.graph, routes=routes, full=full).validate(operators)
+    first, *rest = full.routes
+    own = next(v for v in routes[0] if v.stage == 0)
+    other = Visit(0, PEERS[0] if own.peer == PEERS[1] else PEERS[1])
+    for broken, words in (
+        ((first[:2] + first[3:], *rest), r"microbatch 0 visits stages \[0, 1, 3, 4, 5\] in full"),
+        (tuple(rest), "3 microbatches have a route in full steps: expected 4"),
+        (((other, *first[1:]), *rest), "microbatch 0 visits stage 0 at .*, but not in full steps"),
+    ):
+        wrong = replace(full, routes=broken)
+        with pytest.raises(PlanError, match=words):
+            plan_of(made.graph, routes=routes, full=wrong).validate(operators)
+    stages = cut(made.graph.bind(SIZE), [(s.start, s.stop) for s in plan_of(made.graph).stages])
+    proved = listed(plan_of(made.graph, routes=routes, full=full), stages)
+    check_listed(proved, stages)
+    assert plan_from_proto(plan_to_proto(replace(proved, outline=Outline()))) == proved
+    assert proved.full is not None
+    late = replace(proved.full, visits=tuple(v[::-1] for v in proved.full.visits))
+    with pytest.raises(PlanError):
+        check_listed(replace(proved, full=late), stages)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_word_for_routes_says_whether_steps_so_far_were_alike(made: Any, seed: int) -> None:
+    """The oracle: the list of the ways of all microbatches in all of these steps."""
+    rng = random.Random(seed)
+    plans = []
+    for k in (1, 1, 2):
+        routes = drawn(k)
+        full = (
+            full_steps(routes, rng.randrange(5), rng.randrange(5)) if rng.random() < 0.8 else None
+        )
+        plans.append(plan_of(made.graph, routes=routes, full=full))
+
+    def ways(plan: Plan, until: int) -> list[object]:
+        whole = tuple(range(6))
+        return [
+            tuple(
+                whole if plan.full and plan.full.has(step) else tuple(v.stage for v in route)
+                for route in plan.routes
+            )
+            for step in range(until)
+        ]
+
+    for until in range(1, 7):
+        for one in plans:
+            for two in plans:
+                alike = routes_digest(one, until) == routes_digest(two, until)
+                assert alike == (ways(one, until) == ways(two, until)), (one.full, two.full, until)
 
 
 def test_a_route_needs_its_ends_and_a_stage_its_visits(made: Any) -> None:
