@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.client.models import models
-from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.full_steps import FullSteps
+from shoal.dag.plan.plan import PeerId, Plan, Route, StageSlot, Visit
 from shoal.planner.skipping.layouts import row_of_blocks
 from shoal.sim.plain import oracle
 from shoal.tests.sim.conftest import Trained
@@ -77,25 +78,37 @@ def drawn(lab: Any, rng: random.Random) -> tuple[Plan, list[set[str]]]:
         lab.job.train.microbatch_size,
         schedule=rng.choice(SCHEDULES),
         evaluation_routes=(tuple(Visit(k, held[k][0]) for k in range(last + 1)),) * 2,
+        full=_full(rng, routes, last + 1) if rng.random() < 0.7 else None,
     )
     return plan, gone
 
 
-def plain(lab: Any, gone: list[set[str]]) -> Trained:
-    """A block's gradients count as if all microbatches had gone through it."""
+def _full(rng: random.Random, routes: list[Route], stages: int) -> FullSteps:
+    """Two of four steps or fewer, in which microbatches go through all stages."""
+    at = [[v for route in routes for v in route if v.stage == k] for k in range(stages)]
+    own = [{v.stage: v for v in route} for route in routes]
+    full = tuple(tuple(o.get(k) or rng.choice(at[k]) for k in range(stages)) for o in own)
+    return FullSteps(rng.randrange(2), rng.randrange(3, 5), full)
+
+
+def plain(lab: Any, gone: list[set[str]], full: FullSteps | None = None) -> Trained:
+    """A block's gradients count as if all microbatches had gone through it; in full steps they
+    have."""
     module, train, reader = copy.deepcopy(lab.module), lab.job.train, lab.reader()
     now: set[str] = set()
+    whole = [False]
 
     def bypass(name: str, block: nn.Module) -> None:
         forward = block.forward
         block.forward = lambda *a, **k: a[0] if name in now else forward(*a, **k)
         visits = sum(name not in left for left in gone)
         for parameter in block.parameters():
-            parameter.register_hook(lambda g: g * len(gone) / visits)
+            parameter.register_hook(lambda g: g if whole[0] else g * len(gone) / visits)
 
     def batch(step: int, m: int) -> Mapping[str, Tensor]:
         now.clear()
-        now.update(gone[m])
+        whole[0] = full is not None and full.has(step)
+        now.update(() if whole[0] else gone[m])
         found: Mapping[str, Tensor] = reader.batch(step, m, train.microbatch_size)
         return found
 
@@ -126,7 +139,7 @@ def test_any_routes_give_the_plain_loop_over_them(
     plan, gone = drawn(lab, random.Random(f"{name} {seed}"))
     print(plan, plan.routes, gone)  # seen when it fails
     got = lab.train(lab.world(PEERS), plan)
-    equal_training(got, plain(lab, gone))
+    equal_training(got, plain(lab, gone, plan.full))
     module, reader, size = copy.deepcopy(lab.module), lab.reader(), lab.job.train.microbatch_size
     module.load_state_dict(got.weights)
     with models.ready(module, lab.job), torch.no_grad():
