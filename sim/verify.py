@@ -48,7 +48,7 @@ def verify(
         # Masks differ from microbatch to microbatch, so the batch must be divided as it was.
         train = replace(job.train, microbatch=followed.microbatch_size)
         job = job.decided("allreduce", 1)
-        plan = replace(job.plan, stages=1, pipelines=1)
+        plan = replace(job.plan, stages=1, pipelines=1, skip=0.0, reorder=False)
         wanted = one_stage(replace(job, plan=plan, codec=Codec(), train=train))
         against = "one-stage run"
     else:

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from shoal.client.models import models
+from shoal.client.runs.evaluate import evaluation_spec
 from shoal.client.runs.half import HalfModel, half_spec, last_evaluation
 from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.job import Job
 from shoal.proto.broker_pb2 import (
     Evaluation,
     Plan,
@@ -27,6 +29,7 @@ from shoal.proto.broker_pb2 import (
     StageSlot,
     StepDone,
     Visit,
+    Weights,
 )
 from shoal.proto.common_pb2 import BlobRef
 from shoal.tests.sim.test_skipped_blocks import DEEPER, drawn
@@ -99,3 +102,10 @@ def test_a_run_that_leaves_nothing_out_or_evaluates_nothing_has_no_half() -> Non
     found = last_evaluation([plan("whole", "short"), evaluated, step])
     assert found is not None
     assert found.loss == 2.0
+
+
+def test_an_evaluation_of_a_run_with_full_steps_is_a_job_that_may_be() -> None:
+    """Of its one step none would be left to leave something out."""
+    job = Job(model="a:b", steps=9, plan={"skip": 0.3, "reorder": True, "skip_warmup": 4})
+    spec = evaluation_spec(RunSpec(job=job.to_json()), Weights())
+    assert not Job.from_json(spec.job).plan.reroutes
