@@ -9,8 +9,9 @@ A block may be left out if the model without it is a model of the same kind (sto
 - it is residual: what leaves is a sum in which what came in stands as it is. A ReLU behind the sum
   changes nothing of what came in where that came out of one.
 
-Left out, what came in goes on in place of what leaves. Whatever else a block reads (masks, rotary
-tables, what an encoder made) is made by no block of its kind.
+Left out, what came in goes on in place of what leaves, so it has a gradient, as that has, and
+nothing behind the block reads it, too. Whatever else a block reads (masks, rotary tables, what an
+encoder made) is made by no block of its kind.
 """
 
 from __future__ import annotations
@@ -153,6 +154,10 @@ class _Judge:
         specs = self._graph.spec
         if specs[taken] != specs[made]:
             return "", f"takes {specs[taken]!r} and makes {specs[made]!r}: expected the same"
+        if taken not in self._graph.grads:
+            return "", f"takes {taken}, which has no gradient: nothing is trained before it"
+        if any(i >= block.stop for i in self._readers[taken]):
+            return "", f"takes {taken}, which operators behind the block read, too"
         if clamped and not self._not_negative(taken):
             return "", f"has a ReLU behind its sum, and {taken} did not come out of one"
         of_kind = {

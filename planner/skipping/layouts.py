@@ -89,8 +89,16 @@ def refuse_impossible_routes(request: PlanRequest) -> None:
     if len(found) < 2:
         why = "; ".join(describe_skippable(request.graph))
         raise NoPlan(
-            f"plan.skip and plan.reorder: {len(found)} blocks that follow each other can be left "
-            f"out of this model: expected 2 or more ({why})",
+            "plan.skip and plan.reorder: of this model's blocks that follow each other, "
+            f"{len(found)} can be left out: expected 2 or more ({why})",
+            "model",
+        )
+    share, least = request.options.skip, 1 / len(found)
+    if share and share + ROUNDED < least:
+        why = "; ".join(describe_skippable(request.graph))
+        raise NoPlan(
+            f"plan.skip = {share:g} leaves out no whole stage: one of {len(found)} blocks that "
+            f"follow each other is the least, so expected {least:.2g} or more ({why})",
             "model",
         )
     scaled = next((b for b in found if b.clamped), None)

@@ -16,12 +16,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...dag.analysis.blocks import describe_interval
 from ...dag.plan.cut import Stage, cut
 from ...dag.plan.full_steps import FullSteps
 from ...dag.plan.plan import Plan, Route, Visit
+from ...dag.plan.routes import why_not_moved
 from ...dag.schedule.orders.list_scheduler import Bounds
 from ...dag.schedule.orders.schedules import LISTED, SCHEDULES, ZERO_BUBBLE, first_of, may_list
 from ...dag.schedule.schedule import executed_s, with_visits
+from ..base.interface import NoPlan
 from ..cost.cost_model import CostModel
 from ..cost.plan_cost import RouteSeconds, plan_seconds
 from ..routes.route_rules import RouteRules, orders_of
@@ -232,7 +235,8 @@ def best_over(
     seed: int = 0,
 ) -> RoutedPlan | None:
     """The best plan over a layout that has its holders; `routes` begin the search. None: the graph
-    cannot be cut so."""
+    cannot be cut so. Raises NoPlan where whoever checks a plan says that a stage may be left out by
+    nobody."""
     candidate = layout.candidate(judge.request.microbatches, recompute)
     if not judge.cuttable(candidate):
         return None
@@ -246,6 +250,10 @@ def best_over(
     # Updates that wait for no norm rest on all stages being on all routes.
     plan = replace(bare, routes=tuple(routes), without_norm=False)
     stages = cut(judge.request.graph, [(s.start, s.stop) for s in plan.stages])
+    for k in range(1, layout.inner + 1):
+        if why := why_not_moved(stages, k):
+            part = describe_interval(judge.request.graph, stages[k].start, stages[k].stop)
+            raise NoPlan(f"plan.skip and plan.reorder: stage {k} ({part}) {why}", "model")
     times = RouteSeconds(judge, plan, stages)
     has = rooms(judge, candidate)
     bounds = list(_bounds(judge, has))

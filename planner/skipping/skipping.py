@@ -94,7 +94,7 @@ def _searched(
     if plain is not None:
         forms.sort(key=lambda f: f.microbatch_size != plain.plan.microbatch_size)
     refuse_impossible_routes(forms[0])
-    few: list[str] = []
+    refused: list[str] = []
     best: tuple[RoutedPlan, CostModel] | None = None
     tightest: NoPlan | None = None
     for form in forms:
@@ -108,19 +108,24 @@ def _searched(
             continue
         for layout, routes in layouts:
             if (why := _too_few(judge, layout)) != "":
-                few.append(why)
+                hint = "lower train.microbatch, or change plan.skip or plan.stages"
+                refused.append(f"plan.skip: {why}; {hint}")
                 continue
             for again in _recompute(request):
-                found = best_over(
-                    judge, layout, routes, reorder=request.options.reorder, recompute=again
-                )
+                try:
+                    found = best_over(
+                        judge, layout, routes, reorder=request.options.reorder, recompute=again
+                    )
+                except NoPlan as error:
+                    refused.append(error.reason)
+                    break
                 if found is None or found.seconds == float("inf"):
                     continue
                 if best is None or _key(found, share) < _key(best[0], share):
                     best = found, judge
                 break
     if best is None:
-        raise _none(request, share, few, tightest)
+        raise _none(request, share, refused, tightest)
     return best
 
 
@@ -144,11 +149,10 @@ def _too_few(judge: CostModel, layout: StageLayout) -> str:
 
 
 def _none(
-    request: PlanRequest, share: float, few: Sequence[str], tightest: NoPlan | None
+    request: PlanRequest, share: float, refused: Sequence[str], tightest: NoPlan | None
 ) -> NoPlan:
-    if few:
-        hint = "lower train.microbatch, or change plan.skip or plan.stages"
-        return NoPlan(f"plan.skip: {few[0]}; {hint}", "model")
+    if refused:
+        return NoPlan(refused[0], "model")
     if tightest is not None:
         return tightest
     asked = request.options.in_flight

@@ -24,7 +24,7 @@ from shoal.dag.plan.action import Kind
 from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId, PlanError
 from shoal.dag.plan.report import PlanWithReport
-from shoal.dag.plan.routes import IN_ORDER, routes_digest, swaps
+from shoal.dag.plan.routes import IN_ORDER, crossings, routes_digest, swaps
 from shoal.examples.gpt import gpt
 from shoal.examples.resnet_digits import resnet
 from shoal.planner.answers.bad_plan import bad_plan
@@ -167,9 +167,15 @@ def test_the_planner_leaves_out_a_quarter_at_most_and_only_where_it_pays() -> No
 def test_what_cannot_be_is_refused_with_a_reason() -> None:
     plain = captured(_Plain(), labels=False)
     for request, words in (
-        (request_of([1e8] * 2, graph=plain, skip=0.3), "can be left out of this model"),
+        (
+            request_of([1e8] * 2, graph=plain, skip=0.3),
+            "that follow each other, 0 can be left out: expected",
+        ),
         (request_of([1e8] * 3, microbatches=1, skip=0.5), "1 microbatch cannot visit each of"),
-        (request_of([1e8] * 2, skip=0.02), "plan.skip = 0.02 leaves out no whole stage"),
+        (
+            request_of([1e8] * 2, skip=0.02),
+            "plan.skip = 0.02 leaves out no whole stage: .* expected 0.17",
+        ),
         (request_of([1e8] * 2, skip=0.3, stages=7), "plan.stages is 7: expected 2 to 6"),
         (request_of([1e8] * 2, skip=0.5, memory=20_000), "memory"),
         (
@@ -193,6 +199,68 @@ def test_a_stage_with_a_relu_behind_its_sum_is_left_out_but_not_scaled() -> None
     assert StageVisits.of(*asked, "sum").gradients == 1
     with pytest.raises(PlanError, match=r"stage 1 is left out .* has a ReLU behind its sum"):
         StageVisits.of(*asked, "stochastic-depth")
+
+
+class _Stack(nn.Module):
+    """Six residual layers; the first `frozen` of them and what is before train nothing, `read`: the
+    layer of which the loss takes what it makes, too, `apart`: whether each layer also takes a value
+    of its own, made before all of them."""
+
+    def __init__(self, *, frozen: int = -1, read: int | None = None, apart: bool = False) -> None:
+        super().__init__()
+        self.first, self.last, self.read = nn.Linear(8, 8), nn.Linear(8, 1), read
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+        self.sides = nn.ModuleList(nn.Linear(8, 8) for _ in range(6 if apart else 0))
+        for part in (self.first, *self.layers)[: frozen + 1]:
+            part.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, made = self.first(x), []
+        sides = [side(x) for side in self.sides]
+        for i, layer in enumerate(self.layers):
+            h = h + torch.tanh(layer(h) + (sides[i] if sides else 0.0))
+            made.append(h)
+        loss: torch.Tensor = self.last(h).square().mean()
+        return loss if self.read is None else loss + made[self.read].square().mean()
+
+
+@pytest.mark.parametrize(
+    ("frozen", "read", "reorder"),
+    [
+        (0, None, False),
+        (2, None, True),
+        (-1, 3, True),
+        *(
+            pytest.param(frozen, read, reorder, marks=pytest.mark.slow)
+            for frozen in (-1, 0, 1, 3)
+            for read in (None, 0, 1, 4, 5)
+            for reorder in (False, True)
+        ),
+    ],
+)
+def test_a_plan_leaves_out_only_what_those_that_check_it_allow(
+    frozen: int, read: int | None, reorder: bool
+) -> None:
+    graph = captured(_Stack(frozen=frozen, read=read), labels=False)
+    request = request_of([1e8] * 2, graph=graph, skip=0.5, reorder=reorder)
+    try:
+        found = plan(request).plan
+    except NoPlan as error:
+        assert "can be left out: expected 2 or more" in error.reason  # noqa: PT017
+        assert (frozen, read) in {(1, 4), (3, 4)}
+        return
+    assert any(len(route) < len(found.stages) for route in found.routes)
+    stages = cut(request.graph, [(s.start, s.stop) for s in found.stages])
+    for route in found.routes:
+        assert crossings(stages, route)
+
+
+def test_stages_that_none_may_leave_out_are_refused_by_name() -> None:
+    request = request_of(
+        [1e8] * 3, graph=captured(_Stack(apart=True), labels=False), skip=0.5, stages=6
+    )
+    with pytest.raises(NoPlan, match=r"stage 1 \(layers.0\) cannot be, as not one value alone"):
+        plan(request)
 
 
 @cache
