@@ -19,7 +19,6 @@ in classes of work (`speed.py`) over the speeds of the peer. Trainable bytes are
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +61,7 @@ class IntervalWork:
 
     def __init__(self, costs: Sequence[OperatorCost]) -> None:
         self.costs = costs
+        self._apart: dict[tuple[int, int], tuple[Work, Work]] = {}
         zero = np.zeros((1, len(Work._fields)))
         self.forward = np.concatenate([zero, np.cumsum(work_array([c.forward for c in costs]), 0)])
         self.backward = np.concatenate(
@@ -73,6 +73,12 @@ class IntervalWork:
         of [i, j) on p."""
         per_unit = np.array([s.per_unit for s in speeds]).reshape(len(speeds), len(Work._fields))
         return _products(per_unit, self.forward), _products(per_unit, self.backward)
+
+    def weight_work(self, graph: Graph, start: int, stop: int) -> tuple[Work, Work]:
+        """`weight_work` of [start, stop) of the graph whose costs these are."""
+        if (start, stop) not in self._apart:
+            self._apart[start, stop] = weight_work(graph, self.costs, start, stop)
+        return self._apart[start, stop]
 
     def work(self, start: int, stop: int) -> tuple[Work, Work]:
         """Forward and backward of [start, stop) for one microbatch."""
@@ -192,9 +198,8 @@ def action_work(
     held = {p: plan.stages_of(p) for p in plan.peers}
     known: dict[tuple[PeerId, Action], Work] = {}
 
-    @cache
     def apart(k: int) -> tuple[Work, Work]:
-        return weight_work(vectors.graph, totals.costs, stages[k].start, stages[k].stop)
+        return totals.weight_work(vectors.graph, stages[k].start, stages[k].stop)
 
     def find(peer: PeerId, action: Action) -> Work:
         kind, k = action.kind, action.stage

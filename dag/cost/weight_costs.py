@@ -23,7 +23,7 @@ from ..ir.graph import Graph
 from .cost import OperatorCost
 from .speed import Work
 
-__all__ = ["WaitingMemory", "waiting_bytes", "weight_work"]
+__all__ = ["WaitingMemory", "waiting_bytes", "weight_totals", "weight_work"]
 
 APART_CALLS = 15
 """Kernels' fixed times that an operator costs whose weights' gradients wait: taking down what they
@@ -65,6 +65,22 @@ def weight_work(
     beside = Work(
         memory=2 * _bytes_of(graph, costs, waits), calls=APART_CALLS * len(waits.operators)
     )
+    return moved, beside
+
+
+def weight_totals(graph: Graph, costs: Sequence[OperatorCost]) -> tuple[list[Work], list[Work]]:
+    """By operator, about what `weight_work` says of it in any interval: there, what several keep
+    counts once."""
+    n = len(graph.operators)
+    waits = weight_gradients(graph, 0, n, _roots(graph, 0, n))
+    moved, beside = [Work()] * n, [Work()] * n
+    for i in waits.makers:
+        moved[i] = costs[i].backward
+    for one in waits.operators:
+        i = one.index
+        moved[i] = costs[i].backward.times(1.0 if one.whole else 0.5)
+        kept = _bytes_of(graph, costs, WeightGradients((one,)))
+        beside[i] = Work(memory=2 * kept, calls=APART_CALLS)
     return moved, beside
 
 

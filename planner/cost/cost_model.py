@@ -25,7 +25,7 @@ from ...dag.cost.pace import IntervalWork
 from ...dag.cost.play import Hosts, Timeline, play
 from ...dag.cost.speed import FLOPS_PER_BYTE
 from ...dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
-from ...dag.plan.cut import Cutter, tied_groups
+from ...dag.plan.cut import Cutter, Stage, tied_groups
 from ...dag.plan.plan import PeerId, Plan, StageExchange
 from ...dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
 from ...dag.plan.strategies import parse_strategy
@@ -69,8 +69,7 @@ class CostModel:
         stays[np.array(request.beside, dtype=np.int64) + 1] = 1
         self._stays = np.cumsum(stays)
         self._last: tuple[Candidate, StepEstimate] | None = None
-        self.judged = 0
-        """Event calculations so far: what search budgets count."""
+        self.judged = 0  # event calculations so far
 
     def with_microbatches(self, count: int) -> CostModel:
         """The judge of the same request with another number of microbatches. Both share what they
@@ -81,14 +80,12 @@ class CostModel:
 
     # ------------------------------------------------------------ structure
 
-    def bounds(self, candidate: Candidate) -> list[tuple[int, int]]:
-        return [(start, stop) for start, stop, _, _ in candidate.slots()]
-
     def knows(self, candidate: Candidate) -> bool:
         """Whether its structure is compiled."""
-        return self._form(candidate) in self._structures
+        return self.form(candidate) in self._structures
 
-    def _form(self, candidate: Candidate) -> Candidate:
+    def form(self, candidate: Candidate) -> Candidate:
+        """Return it with its peers numbered in their order: equal ones have one structure."""
         place = {p: i for i, p in enumerate(candidate.peers)}
         return replace(
             candidate,
@@ -109,7 +106,7 @@ class CostModel:
 
     def cuttable(self, candidate: Candidate) -> bool:
         """Whether the graph can be cut so: an updated buffer belongs to one stage."""
-        return self._cutter.can(self.bounds(candidate))
+        return self._cutter.can([(start, stop) for start, stop, _, _ in candidate.slots()])
 
     def rows(self, holders: int) -> int:
         """In how many rows so many holders of a stage exchange gradients; 0: each with each. What
@@ -146,7 +143,7 @@ class CostModel:
         return codecs.sync != "none" and codecs.feedback == "ahead"
 
     def structure(self, candidate: Candidate) -> Structure:
-        form = self._form(candidate)
+        form = self.form(candidate)
         if form not in self._structures:
             if len(self._structures) >= _MOST_STRUCTURES:
                 self._structures.pop(next(iter(self._structures)))
@@ -174,10 +171,13 @@ class CostModel:
         waits = request.options.norm or shared or bool(request.graph.weight)
         return plan if waits else replace(plan, without_norm=True)
 
+    def stages(self, plan: Plan) -> tuple[Stage, ...]:
+        """The stages of a plan of the request's graph."""
+        return self._cutter.cut([(s.start, s.stop) for s in plan.stages])
+
     def structure_of(self, plan: Plan) -> Structure:
         """The structure of a plan of the request's graph; its evaluation does not count."""
-        graph = self.request.graph
-        stages = self._cutter.cut([(s.start, s.stop) for s in plan.stages])
+        graph, stages = self.request.graph, self.stages(plan)
         tied = tied_groups(graph, stages)
         key = wiring_key(plan, stages, tied)
         if key not in self._wirings:
@@ -349,7 +349,7 @@ class CostModel:
         return Hosts(tuple(host), tuple(threads), tuple(cores), tuple(whole))
 
     def crossing_bytes(self, position: int) -> int:
-        """The bytes of the values made before a position and read behind it, for one microbatch."""
+        """`OperatorChain.crossing_bytes`."""
         return self.chain.crossing_bytes(position)
 
     def even_cuts(self, parts: int) -> list[int]:

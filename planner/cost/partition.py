@@ -5,6 +5,8 @@ sends. What the intervals between them take is in `Needs`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,8 @@ from numpy.typing import NDArray
 from ...dag.cost.cost import OperatorCost
 from ...dag.cost.memory import MemoryModel
 from ...dag.cost.memory_table import MemoryTable
+from ...dag.cost.pace import IntervalWork
+from ...dag.cost.weight_costs import weight_totals
 from ...dag.ir.graph import Graph
 
 __all__ = ["IntervalMemory", "OperatorChain"]
@@ -29,6 +33,28 @@ class OperatorChain:
         flops = np.array([c.flops_forward + c.flops_backward for c in costs], dtype=np.float64)
         self._flops: Floats = np.concatenate(([0.0], np.cumsum(flops)))
         self._crossing = _crossing(graph)
+        self._graph, self._costs = graph, costs
+        trainable = {f"param:{p.name}" for p in graph.parameters if p.trainable}
+        new, seen = [(0.0, 0.0)], set[str]()
+        for c in costs:
+            sizes = {v: s for v, s in c.reads if v in trainable and v not in seen}
+            seen.update(sizes)
+            new.append((float(len(sizes)), float(sum(sizes.values()))))
+        self.trained: Floats = np.cumsum(new, axis=0).T
+        """(2, operators + 1): by position, the trained weights that are read before it, each once,
+        and their bytes."""
+
+    @cached_property
+    def halves(self) -> IntervalWork:
+        """About what a backward is relieved of whose gradients of weights are apart, and what these
+        take then, in the place of a forward and a backward."""
+        moved, beside = weight_totals(self._graph, self._costs)
+        return IntervalWork(
+            [
+                replace(c, forward=one, backward=one + more)
+                for c, one, more in zip(self._costs, moved, beside, strict=True)
+            ]
+        )
 
     def flops(self, start: int, stop: int) -> float:
         """Forward and backward, for one microbatch."""

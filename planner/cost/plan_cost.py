@@ -7,11 +7,18 @@ plan_report(judge, plan)                 the plan with what it is expected to co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...dag.cost.estimate import summarize
+from ...dag.cost.pace import VISIT_CALLS
 from ...dag.cost.play import play
+from ...dag.cost.program import FRAME_BYTES
+from ...dag.cost.speed import Work
 from ...dag.plan.action import Action, Kind
 from ...dag.plan.cut import Stage
 from ...dag.plan.plan import PeerId, Plan
@@ -27,18 +34,27 @@ __all__ = ["RouteSeconds", "plan_report", "plan_seconds"]
 
 class RouteSeconds:
     """Seconds of the visits and messages of any routes over the stages of a plan, as its peers and
-    links take alone; what frames cost a CPU, and what links take from one another, is left to the
-    judge."""
+    links take alone; what links take from one another is left to the judge."""
 
-    def __init__(self, judge: CostModel, plan: Plan, stages: Sequence[Stage]) -> None:
+    def __init__(
+        self,
+        judge: CostModel,
+        plan: Plan,
+        stages: Sequence[Stage],
+        peers: Mapping[PeerId, int] | None = None,
+        whole: Collection[int] = (),
+    ) -> None:
+        """`peers`: their numbers among the judge's offers, if they go by other names; `whole`:
+        stages with backwards as they are under zero bubble, too."""
         self._judge, self._plan, self._stages = judge, plan, stages
-        self._place = {o.peer: i for i, o in enumerate(judge.offers)}
-        self._halved = plan.schedule == ZERO_BUBBLE
+        self._place = peers or {o.peer: i for i, o in enumerate(judge.offers)}
+        self._whole = range(len(stages)) if plan.schedule != ZERO_BUBBLE else whole
         self._visits: dict[tuple[PeerId, Kind, int], float] = {}
         self._messages: dict[tuple[Visited, Visited], tuple[float, float]] = {}
-        self._bytes: dict[tuple[int, int], int] = {}
-        """By (source, target) of neighbours on some route, forward."""
+        self._sizes: dict[tuple[int, int], tuple[int, int]] = {}
+        """By (source, target) of neighbours on some route, forward: values and bytes."""
         self._known: set[tuple[int, ...]] = set()
+        self.learn(plan)
 
     def learn(self, plan: Plan) -> None:
         """Look at the routes of a plan over the same stages."""
@@ -47,31 +63,56 @@ class RouteSeconds:
             if order in self._known:
                 continue
             self._known.add(order)
-            sizes: dict[tuple[int, int], int] = {}
+            sizes: dict[tuple[int, int], tuple[int, int]] = {}
             for c in crossings(self._stages, route):
                 port = next(p for p in self._stages[c.source].sends if p.value == c.made)
                 ends = c.source, c.target
-                sizes[ends] = sizes.get(ends, 0) + port.spec.size_bytes
-            for ends, size in sizes.items():
-                self._bytes[ends] = max(size, self._bytes.get(ends, 0))
+                count, size = sizes.get(ends, (0, 0))
+                sizes[ends] = count + 1, size + port.spec.size_bytes + FRAME_BYTES
+            for ends, found in sizes.items():
+                self._sizes[ends] = max(found, self._sizes.get(ends, (0, 0)))
                 self._messages.clear()
+                self._visits.clear()
 
     def visit(self, peer: PeerId, action: Action) -> float:
         key = peer, action.kind, action.stage
         if key not in self._visits:
-            slot, p = self._plan.stages[action.stage], self._place[peer]
-            forward, backward = (
-                float(s[p, slot.stop] - s[p, slot.start])
-                for s in (self._judge.forward_s, self._judge.backward_s)
-            )
-            if self._halved:  # about; the judge knows it
-                backward /= 2
-            again = forward if slot.recompute else 0.0
-            self._visits[key] = {
-                Kind.BACKWARD: backward + again,
-                Kind.WEIGHT: backward,
-            }.get(action.kind, forward)
+            self._visits[key] = self._seconds(self._place[peer], action.kind, action.stage)
         return self._visits[key]
+
+    def _seconds(self, p: int, kind: Kind, stage: int) -> float:
+        judge, slot = self._judge, self._plan.stages[stage]
+        *per_unit, frame_s, byte_s = judge.per_unit[p].tolist()
+        unit, halves = Work(*per_unit), judge.chain.halves
+
+        def of(seconds: NDArray[np.float64]) -> float:
+            return float(seconds[p, slot.stop] - seconds[p, slot.start])
+
+        def worked(work: Work) -> float:
+            return math.fsum(a * b for a, b in zip(work, unit, strict=True))
+
+        call = VISIT_CALLS * unit.calls
+        ends_s = sum(n * frame_s + size * byte_s for n, size in self._ends(stage))
+        if kind not in (Kind.BACKWARD, Kind.WEIGHT):
+            return float(of(judge.forward_s) + call + ends_s)
+        trained = judge.chain.trained[1, slot.stop] - judge.chain.trained[1, slot.start]
+        visits = max(1, len(self._plan.routes) // len(slot.holders))
+        sums = 3 * float(trained) * unit.memory * (visits - 1) / visits
+        if kind is Kind.WEIGHT:
+            return worked(halves.work(slot.start, slot.stop)[1]) + sums + call
+        again = of(judge.forward_s) if slot.recompute else 0.0
+        halved = stage not in self._whole and self._stages[stage].trainable
+        apart = worked(halves.work(slot.start, slot.stop)[0]) if halved else -sums
+        return float(of(judge.backward_s) - apart + again + call + ends_s)
+
+    def _ends(self, stage: int) -> list[tuple[int, int]]:
+        """Values and bytes that come and go with a visit from or to other peers."""
+        holders = [set(s.holders) for s in self._plan.stages]
+        return [
+            found
+            for (a, b), found in self._sizes.items()
+            if stage in (a, b) and (holders[a] != holders[b] or len(holders[a]) > 1)
+        ]
 
     def message(self, source: Visited, target: Visited) -> tuple[float, float]:
         key = source, target
@@ -79,7 +120,7 @@ class RouteSeconds:
             p, q = self._place[source[0]], self._place[target[0]]
             a, b = source[2], target[2]
             ends = (b, a) if source[1] is Kind.BACKWARD else (a, b)
-            hold = self._bytes.get(ends, 0) / float(self._judge.rates[p, q])
+            hold = self._sizes.get(ends, (0, 0))[1] / float(self._judge.rates[p, q])
             self._messages[key] = hold, float(self._judge.network.latency_s[p, q])
         return self._messages[key]
 

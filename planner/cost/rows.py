@@ -73,14 +73,7 @@ class RowBuilder:
         self.latency: Floats = latency + latency.T
         np.fill_diagonal(self.latency, 0.0)
         self.end = np.minimum(judge.network.up, judge.network.down)
-        trainable = {f"param:{p.name}" for p in request.graph.parameters if p.trainable}
-        seen: set[str] = set()
-        sizes = []
-        for c in judge.costs:
-            new = {v: s for v, s in c.reads if v in trainable and v not in seen}
-            seen.update(new)
-            sizes.append(sum(new.values()))
-        self.trainable_bytes: Floats = np.concatenate(([0.0], np.cumsum(sizes)))
+        self.trainable_bytes: Floats = judge.chain.trained[1]
         self.passes = 6 + 2 * slots
         self._byte_s = judge.per_unit[:, Work._fields.index("memory")] * updates
         self.whole_s: Floats = judge.forward_s[:, -1] + judge.backward_s[:, -1]
@@ -120,6 +113,10 @@ class RowBuilder:
     def _bound(self) -> bool:
         """Whether the schedule bounds what is on its way."""
         return SCHEDULES[self.schedule].bounded
+
+    def _live(self, stages: int, stage: int, microbatches: int, among: int) -> int:
+        """For how many microbatches a stage needs memory."""
+        return SCHEDULES[self.schedule].live(stages, stage, microbatches, among)
 
     def row(
         self,
@@ -280,13 +277,12 @@ class RowBuilder:
         judge, n = self.judge, len(groups)
         needs = self._needs_of(n)
         at = needs.positions
-        schedule = SCHEDULES[self.schedule]
         # Of several rows a faster one gets more microbatches than the mean.
         most = min(self.microbatches, -(-3 * microbatches // 2))
         lows, seconds = [], []
         for k, group in enumerate(groups):
             # The stages are those of all rows together, and so is what is live.
-            live = schedule.live(n, k, most, among)
+            live = self._live(n, k, most, among)
             room = min(self._memory(p) for p in group) // chunks
             lows.append(needs.low(room, live, recompute, shared))
             members = list(group)

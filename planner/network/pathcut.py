@@ -41,8 +41,8 @@ __all__ = [
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LOOSER = (1.2, 2.0, np.inf)
-"""Bounds that are tried, in least bottlenecks."""
+LOOSER = (1.2, 2.0)
+"""Bounds that are tried, in least bottlenecks, before none."""
 _SMALL = 300
 """Positions up to which a table of all windows is faster than one of powers of two."""
 
@@ -100,10 +100,13 @@ def slowest_circle(stages_s: Sequence[float], microbatches: int) -> float:
     return slowest
 
 
-def least_bottleneck(path: Path, tolerance: float = 1e-9) -> PathCut | None:
+def least_bottleneck(
+    path: Path, tolerance: float = 1e-9, loose: PathCut | None = None
+) -> PathCut | None:
     """The cut whose bottleneck is least, within `tolerance`, and of these the one that fills
-    soonest; None: nothing fits the memory."""
-    found = soonest_fill(path, np.inf)
+    soonest; None: nothing fits the memory. `loose`: the one that fills soonest of all, if that is
+    known."""
+    found = loose or soonest_fill(path, np.inf)
     if found is None:
         return None
     # All peers together cannot be faster than this.
@@ -122,14 +125,17 @@ def best_cut(
     path: Path, microbatches: int, *, bound: bool = True, tolerance: float = 0.02
 ) -> PathCut | None:
     """The cut with the shortest step of those that were tried; None: nothing fits the memory."""
-    tight = least_bottleneck(path, tolerance)
-    if tight is None:
+    loose = soonest_fill(path, np.inf)
+    tight = loose and least_bottleneck(path, tolerance, loose)
+    if loose is None or tight is None:
         return None
     tried = [tight]
     for factor in LOOSER:
-        looser = soonest_fill(path, tight.bottleneck_s * factor)
-        if looser is not None:
-            tried.append(looser)
+        if tight.bottleneck_s * factor < loose.bottleneck_s:
+            looser = soonest_fill(path, tight.bottleneck_s * factor)
+            if looser is not None:
+                tried.append(looser)
+    tried.append(loose)
     return min(tried, key=lambda c: c.step_s(microbatches, bound=bound))
 
 

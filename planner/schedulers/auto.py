@@ -129,7 +129,7 @@ def auto(request: PlanRequest) -> PlanWithReport:
     too_deep: NoPlan | None = None
     for at, (form, seconds) in enumerate(forms):
         try:
-            best, deep = deepest(_with_collectives(_overlapped(form)))
+            best, deep = deepest(_with_collectives(_overlapped(form)), space_of(form.judge.request))
         except NoPlan as error:  # smaller microbatches may have room for as many in flight
             too_deep = too_deep or error
             continue

@@ -13,14 +13,17 @@ from ...dag.schedule.orders.schedules import first_of, may_list
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate
 from ..cost.cost_model import CostModel
+from ..search.deep import deep_starts
 from ..search.depth import Deepened, deepened, listed_with
 from ..search.moves import joined
 from ..search.reasons import spare_reasons, stage_reasons
-from ..search.search import SearchResult
+from ..search.search import SearchResult, SearchSpace
 from .alternatives import alone, replicas
 
 __all__ = ["FormResult", "deepest", "planned"]
 
+MOST_JUDGED = 2
+"""Depths of a candidate and a schedule that are judged before the best is known."""
 DEEP = 2.0
 """Of the best step's time, up to which the best of another shape is tried with more microbatches on
 their way."""
@@ -35,7 +38,9 @@ class FormResult:
     shapes: dict[tuple[int, ScheduleName], SearchResult]
 
 
-def deepest(chosen: FormResult) -> tuple[FormResult, Deepened | None]:
+def deepest(
+    chosen: FormResult, space: SearchSpace | None = None
+) -> tuple[FormResult, Deepened | None]:
     """The best of what was found, and of the best of each shape, with as many microbatches on their
     way as make its step shortest, or as are asked for. Raises NoPlan where memory allows no so
     many."""
@@ -49,7 +54,12 @@ def deepest(chosen: FormResult) -> tuple[FormResult, Deepened | None]:
         f.candidate for f in chosen.shapes.values() if f.fits and f.seconds < most * best.seconds
     ]
     candidates = list(dict.fromkeys((best.candidate, *others)))
-    deep = min((deepened(judge, c) for c in candidates), key=lambda d: d.seconds)
+    if space is not None:
+        found = deep_starts(judge, space, candidates)
+        candidates = list(dict.fromkeys((best.candidate, *found)))
+    deep = min((deepened(judge, c, MOST_JUDGED) for c in candidates), key=lambda d: d.seconds)
+    if deep.candidate.visits and options.in_flight is None:  # what memory buys of the best
+        deep = min(deepened(judge, _textbook(deep.candidate)), deep, key=lambda d: d.seconds)
     if deep.seconds == float("inf"):
         raise _no_room(judge) if options.in_flight is None else _too_deep(judge, candidates)
     return replace(chosen, best=SearchResult(deep.candidate, (best.key[0], deep.seconds))), deep

@@ -14,15 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...dag.plan.action import VISITS, Action
-from ...dag.plan.plan import PeerId, ScheduleName
+from ...dag.plan.plan import PeerId, ScheduleName, Visits
 from ...dag.schedule.orders import one_f_one_b, zero_bubble
-from ...dag.schedule.orders.list_scheduler import Visited
 from ...dag.schedule.orders.schedules import DEFAULT, TIMED, ZERO_BUBBLE
 from ..cost.candidate import Candidate
 from ..cost.cost_model import CostModel
+from ..cost.plan_cost import RouteSeconds
 
-__all__ = ["MOST_VISITS", "Deepened", "deepened", "deeper", "listed_with", "rooms"]
+__all__ = ["MOST_VISITS", "Deepened", "Lister", "deepened", "deeper", "listed_with", "rooms"]
 
 MOST_VISITS = 20_000
 """Visits of a step up to which it is tried: each try compiles a program of its own."""
@@ -45,10 +44,11 @@ class Deepened:
     """Where gradients of weights are apart: seconds of the shortest step without."""
 
 
-def deepened(judge: CostModel, candidate: Candidate) -> Deepened:
+def deepened(judge: CostModel, candidate: Candidate, most_judged: int | None = None) -> Deepened:
     """The candidate, as deep as makes its step shortest; listed in any case where the request asks
     for that, with at most so many in flight where it says how many. Infinite seconds where memory
-    has no room for so many."""
+    has no room for so many. `most_judged`: of each schedule so many depths are judged, those with
+    the shortest steps where no link is shared; None: all."""
     options = judge.request.options
     if options.in_flight is not None:
         return listed_with(judge, candidate, options.in_flight)
@@ -61,7 +61,7 @@ def deepened(judge: CostModel, candidate: Candidate) -> Deepened:
         return own
     found = own
     for name in _names(judge):
-        deep = _deepest(judge, candidate, name)
+        deep = _deepest(judge, candidate, name, most_judged)
         if deep.seconds == _NEVER:
             continue
         first = asked in TIMED and not found.candidate.visits
@@ -79,7 +79,8 @@ def listed_with(judge: CostModel, candidate: Candidate, most: int) -> Deepened:
         has = rooms(judge, candidate, name)
         if min(has) < wanted:
             continue
-        listed = _Lister(judge, candidate, name).under(dict.fromkeys(range(len(has)), most))
+        visits, _ = Lister(judge, candidate, name).visits(dict.fromkeys(range(len(has)), most))
+        listed = _judged(judge, replace(candidate, schedule=name, visits=visits))
         if listed.seconds < found.seconds * (1 - 1e-9):
             undivided = found.seconds if name == ZERO_BUBBLE else _NEVER
             found = replace(listed, undivided_s=undivided)
@@ -92,49 +93,68 @@ def _names(judge: CostModel) -> tuple[ScheduleName, ...]:
     return (asked,) if asked in TIMED else TIMED
 
 
-def _deepest(judge: CostModel, candidate: Candidate, name: ScheduleName) -> Deepened:
+def _deepest(
+    judge: CostModel, candidate: Candidate, name: ScheduleName, most_judged: int | None
+) -> Deepened:
     """The shortest step under one schedule, with what was tried."""
-    lister, has = _Lister(judge, candidate, name), rooms(judge, candidate, name)
-    found = Deepened(candidate, _NEVER)
-    tried: dict[int, float] = {}
-    seen: set[object] = set()
-    for bounds in deeper(has):
-        listed = lister.under(bounds)
-        if listed.candidate.visits in seen:
+    has, listed = rooms(judge, candidate, name), dict[Visits, tuple[float, int]]()
+    for first_whole in (False, True) if name == ZERO_BUBBLE else (False,):
+        lister = Lister(judge, candidate, name, first_whole=first_whole)
+        for bounds in deeper(has):
+            visits, seconds = lister.visits(bounds)
+            listed.setdefault(visits, (seconds, len(listed)))
+    found, tried = Deepened(candidate, _NEVER), dict[int, float]()
+    for visits in sorted(listed, key=listed.__getitem__):
+        one = _judged(judge, replace(candidate, schedule=name, visits=visits))
+        for most, seconds in one.tried:
+            tried[most] = min(seconds, tried.get(most, seconds))
+        if one.seconds < found.seconds * (1 - 1e-9):
+            found = one
+        if len(tried) == most_judged:
             break
-        seen.add(listed.candidate.visits)
-        if listed.seconds < _NEVER:
-            for most, seconds in listed.tried:
-                tried[most] = min(seconds, tried.get(most, seconds))
-        if listed.seconds < found.seconds * (1 - 1e-9):
-            found = listed
     return replace(found, tried=tuple(sorted(tried.items())))
 
 
-class _Lister:
+def _judged(judge: CostModel, candidate: Candidate) -> Deepened:
+    seconds = judge.seconds(candidate)
+    if seconds == _NEVER:
+        return Deepened(candidate, _NEVER)
+    most = max(judge.structure(candidate).peak_live.values())
+    return Deepened(candidate, seconds, ((most, seconds),))
+
+
+class Lister:
     """Lists the visits of one candidate under one schedule."""
 
-    def __init__(self, judge: CostModel, candidate: Candidate, name: ScheduleName) -> None:
-        self._judge, self._name = judge, name
-        if name == ZERO_BUBBLE:  # its actions are others than those of the candidate's schedule
-            candidate = replace(candidate, schedule=name, visits=())
-        self._candidate = candidate
-        self._times = _Times(judge, candidate)
+    def __init__(
+        self,
+        judge: CostModel,
+        candidate: Candidate,
+        name: ScheduleName,
+        *,
+        first_whole: bool = False,
+    ) -> None:
+        """`first_whole`: whether the first stage, whose gradients nobody waits for, keeps its
+        backwards as they are under zero bubble."""
+        self._judge, self._name, self._candidate = judge, name, candidate
+        names = {PeerId(f"p{i}"): p for i, p in enumerate(candidate.peers)}
+        form = replace(candidate, schedule=name, visits=())
+        self._plan = judge.bare_plan(judge.form(form), [*names])
+        self._stages = judge.stages(self._plan)
+        self._whole = (0,) if first_whole else ()
+        self._times = RouteSeconds(judge, self._plan, self._stages, names, self._whole)
 
-    def under(self, bounds: Mapping[int, int]) -> Deepened:
-        """The candidate with at most so many microbatches live in each stage."""
-        judge, structure = self._judge, self._judge.structure(self._candidate)
-        plan, stages = structure.plan, structure.stages
+    def visits(self, bounds: Mapping[int, int], *, free: bool = False) -> tuple[Visits, float]:
+        """The visits of every peer with at most so many microbatches live in each stage, and when
+        the last one ends if no link is shared. `free`: as many gradients of weights may wait as
+        there are microbatches, whatever they keep."""
+        plan, stages, times = self._plan, self._stages, self._times
         if self._name == ZERO_BUBBLE:
-            waiting = self._waiting(bounds)
-            lists = zero_bubble.order(plan, stages, self._times, bounds, waiting)
+            waiting = dict.fromkeys(bounds, len(plan.routes)) if free else self._waiting(bounds)
+            lists = zero_bubble.order(plan, stages, times, bounds, waiting, self._whole)
         else:
-            lists = one_f_one_b.order(plan, stages, self._times, bounds)
-        visits = tuple(tuple(lists[p]) for p in plan.peers)
-        found = replace(self._candidate, schedule=self._name, visits=visits)
-        seconds = judge.seconds(found)
-        most = max(judge.structure(found).peak_live.values())
-        return Deepened(found, seconds, ((most, seconds),))
+            lists = one_f_one_b.order(plan, stages, times, bounds)
+        return tuple(tuple(lists[p]) for p in plan.peers), lists.ended_s
 
     def _waiting(self, bounds: Mapping[int, int]) -> dict[int, int]:
         """By stage, for how many gradients of weights there is memory beside what is live; one at
@@ -173,37 +193,3 @@ def deeper(has: Sequence[int]) -> Iterator[Mapping[int, int]]:
         if all(stages - k + more >= has[k] for k in range(stages)):
             return
         more = max(1, 2 * more)
-
-
-class _Times:
-    """Seconds of the visits and messages of a candidate on its peers and links; what several
-    messages of one uplink take from one another is left to the judge."""
-
-    def __init__(self, judge: CostModel, candidate: Candidate) -> None:
-        structure, peers = judge.structure(candidate), list(candidate.peers)
-        wiring, program = structure.wiring, structure.wiring.program
-        seconds: list[float] = structure.row_seconds(judge.per_unit[peers]).tolist()
-        self._visit = {
-            (program.peers[i], action.kind, action.stage): seconds[row]
-            for row, (i, action) in enumerate(wiring.kinds)
-        }
-        self._message: dict[tuple[Visited, Visited], tuple[float, float]] = {}
-        for giver, taker, size in zip(
-            program.giver, program.taker, structure.size_bytes, strict=True
-        ):
-            a, b = program.actions[giver], program.actions[taker]
-            if a.kind in VISITS and b.kind in VISITS:
-                i, j = program.owner[giver], program.owner[taker]
-                ends = (
-                    (program.peers[i], a.kind, a.stage),
-                    (program.peers[j], b.kind, b.stage),
-                )
-                p, q = peers[i], peers[j]
-                hold = size / float(judge.rates[p, q])
-                self._message[ends] = hold, float(judge.network.latency_s[p, q])
-
-    def visit(self, peer: PeerId, action: Action) -> float:
-        return self._visit[peer, action.kind, action.stage]
-
-    def message(self, source: Visited, target: Visited) -> tuple[float, float]:
-        return self._message.get((source, target), (0.0, 0.0))

@@ -26,7 +26,7 @@ from ..network.order import widest_path
 from .moves import even_pipeline
 from .search import SearchSpace
 
-__all__ = ["Seeds", "tied_tail"]
+__all__ = ["Seeds", "tied_ends", "tied_tail"]
 
 MOST_CHAIN = 12
 """Peers of one pipeline that are tried in every number."""
@@ -244,12 +244,23 @@ class Seeds:
 
 def tied_tail(judge: CostModel) -> int | None:
     """The operator from which on the end of the model reads a weight that its first half reads as
-    well; None where it does not, and where all of that lies within one half."""
+    well; None where there is none (`tied_ends`)."""
+    ends = tied_ends(judge)
+    return None if ends is None else ends[1]
+
+
+def tied_ends(judge: CostModel) -> tuple[int, int] | None:
+    """The operator behind the last one of the first half that reads a weight which the end of the
+    model reads as well, and the first one there; None where there is no such weight, and where all
+    of its readers lie within one half."""
     readers: dict[str, list[int]] = {}
     for i, operator in enumerate(judge.request.graph.operators):
         for value in operator.reads:
             if value.startswith("param:"):
                 readers.setdefault(value, []).append(i)
     half = judge.operators // 2
-    tails = [at[-1] for at in readers.values() if at[0] < half <= at[-1]]
-    return min(tails, default=None)
+    both = [at for at in readers.values() if at[0] < half <= at[-1]]
+    if not both:
+        return None
+    heads = max(i for at in both for i in at if i < half)
+    return heads + 1, min(at[-1] for at in both)

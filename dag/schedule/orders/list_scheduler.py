@@ -23,8 +23,14 @@ from ...plan.routes import Crossing, crossings
 
 __all__ = ["Bounds", "ListScheduler", "Lists", "Times"]
 
-Lists = dict[PeerId, list[Action]]
-"""By peer, its visits in order."""
+
+class Lists(dict[PeerId, list[Action]]):
+    """By peer, its visits in order."""
+
+    ended_s = 0.0
+    """When the last one ends, if there are times."""
+
+
 Bounds = Mapping[int, int]
 """By stage, the most live microbatches of one holder: forward begun, and not yet at the action with
 which the stage may let go of the microbatch."""
@@ -186,7 +192,7 @@ class ListScheduler:
         """The list of every peer; `choose` returns an idle peer's best action. With
         `until_round_trips` the calculation ends once every peer's round trip is known. Raises
         PlanError when no peer can go on."""
-        lists: Lists = {peer: [] for peer in self.peers}
+        lists = Lists((peer, []) for peer in self.peers)
         visiting = sum(1 for held in self.holding.values() if held)
         busy, now = set[PeerId](), 0.0
         awake: dict[PeerId, None] = dict.fromkeys(self.peers)
@@ -204,7 +210,7 @@ class ListScheduler:
                 raise PlanError(f"{self.left} visits cannot be done: peers wait for each other")
             if not self._heap:
                 break
-            self.ended = now = self._heap[0][0]
+            self.ended = lists.ended_s = now = self._heap[0][0]
             awake = {}
             while self._heap and self._heap[0][0] == now:
                 *_, peer, action, ended = heapq.heappop(self._heap)

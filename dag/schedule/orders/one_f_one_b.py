@@ -47,7 +47,9 @@ def _bounded(plan: Plan, scheduler: ListScheduler, bounds: Bounds | None) -> Lis
 
 def first(ready: Sequence[Action]) -> Action | None:
     """The lowest microbatch first, then the stage nearest to where that microbatch is going."""
-    return min(ready, key=lambda a: (a.microbatch, -a.stage), default=None)
+    if len(ready) < 2:
+        return ready[0] if ready else None
+    return min(ready, key=lambda a: (a.microbatch, -a.stage))
 
 
 def textbook_bounds(plan: Plan, peer_of: Sequence[Mapping[int, PeerId]]) -> dict[int, int]:

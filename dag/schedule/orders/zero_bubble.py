@@ -9,7 +9,7 @@ has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ...plan.action import Action
 from ...plan.cut import Stage
@@ -26,15 +26,17 @@ def order(
     times: Times | None = None,
     bounds: Bounds | None = None,
     waiting: Bounds | None = None,
+    whole: Collection[int] = (),
 ) -> Lists:
     """The visits of every peer, with the textbook's bounds where none are given; `waiting`: by
     stage, the most microbatches of one holder whose weights' gradients wait, else as many as may
-    be live."""
+    be live; `whole`: stages whose gradients no other stage waits for, and whose backwards stay
+    whole and wait as gradients of weights would."""
     apart = {
         (v.peer, v.stage)
         for route in plan.routes
         for v in route
-        if stages[v.stage].has_backward and stages[v.stage].trainable
+        if stages[v.stage].has_backward and stages[v.stage].trainable and v.stage not in whole
     }
     scheduler = ListScheduler(plan, stages, times, halved=apart)
     most = textbook_bounds(plan, scheduler.peer_of) if bounds is None else bounds
@@ -45,15 +47,17 @@ def order(
         return scheduler.waiting(peer, action.stage) < most_waiting[action.stage]
 
     def choose(peer: PeerId) -> Action | None:
-        weights = scheduler.ready_weights(peer)
-        if backward := first(scheduler.ready_backwards(peer)):
-            full = [a for a in weights if a.stage == backward.stage and not room(a, peer)]
-            return first(full) or backward
+        waits = scheduler.ready_backwards(peer)
+        if backward := first([a for a in waits if a.stage not in whole]):
+            if room(backward, peer):
+                return backward
+            weights = scheduler.ready_weights(peer)
+            return first([a for a in weights if a.stage == backward.stage]) or backward
         forwards = [
             a
             for a in scheduler.ready_forwards(peer)
             if scheduler.live[peer, a.stage] < most[a.stage]
         ]
-        return first(forwards or weights)
+        return first(forwards or [*waits, *scheduler.ready_weights(peer)])
 
     return scheduler.run(choose)

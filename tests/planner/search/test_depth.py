@@ -171,7 +171,7 @@ def test_a_job_may_ask_for_gradients_of_weights_apart() -> None:
     assert plan.schedule == "zero-bubble"
     assert sum(a.kind is Kind.WEIGHT for visits in plan.visits for a in visits) == 4
     judge, candidate = far(9, microbatches=1, schedule="zero-bubble")
-    room = max(judge.stage_bytes(a, b, 1) for a, b in judge.bounds(candidate))
+    room = max(judge.stage_bytes(a, b, 1) for a, b, *_ in candidate.slots())
     offers = tuple(replace(o, device_memory_bytes=room) for o in judge.offers)
     judge = CostModel(replace(judge.request, offers=offers))
     only = FormResult(judge, SearchResult(candidate, (0.0, judge.seconds(candidate))), {})
