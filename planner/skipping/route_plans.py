@@ -323,7 +323,8 @@ def _bounds(judge: CostModel, has: Sequence[int]) -> Iterator[Mapping[int, int] 
     if not may_list(options.schedule):
         yield None
     elif options.in_flight is not None:
-        if options.in_flight <= min(has):
+        # No more than there are microbatches can be asked for.
+        if min(options.in_flight, judge.request.microbatches) <= min(has):
             yield dict.fromkeys(range(len(has)), options.in_flight)
     else:
         yield from deeper(has)

@@ -255,6 +255,15 @@ def test_a_plan_leaves_out_only_what_those_that_check_it_allow(
         assert crossings(stages, route)
 
 
+def test_more_in_flight_than_a_step_has_microbatches_is_all_of_them() -> None:
+    graph = captured(_Stack(), labels=False)
+    all_of_them, more = (
+        plan(request_of([1e8] * 2, graph=graph, scheduler="auto", skip=0.5, in_flight=n)).plan
+        for n in (6, 500)
+    )
+    assert more == all_of_them
+
+
 def test_stages_that_none_may_leave_out_are_refused_by_name() -> None:
     request = request_of(
         [1e8] * 3, graph=captured(_Stack(apart=True), labels=False), skip=0.5, stages=6
