@@ -105,8 +105,8 @@ def _learned(s: Summary) -> Iterator[str]:
             f" (not meant to be equal: {', '.join([*s.lossy, *_made_anew(s)])}); "
             f"the last tenth {s.loss_ratio - 1:+.1%}"
         )
-    elif s.inexact_from:
-        text += f" · not exact: {', '.join(_made_anew(s))}"
+    elif s.inexact_from or s.rerouted:
+        text += f" · not exact: {'; '.join(_made_anew(s))}"
     yield text
 
 
@@ -115,7 +115,7 @@ def _made_anew(s: Summary) -> Iterator[str]:
         often = " ".join(map(str, s.visits))
         yield f"microbatches leave stages out or change their order, visits by stage {often}"
     if s.inexact_from:
-        yield f"a lost stage made anew, or other routes, before step {s.inexact_from}"
+        yield f"before step {s.inexact_from} a lost stage was made anew, or routes changed"
 
 
 def _speed(s: Summary) -> Iterator[str]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shoal.proto.broker_pb2 import (
     CodecChoice,
     PeerPrediction,
@@ -120,6 +122,16 @@ def test_the_summary_keeps_every_link(tmp_path: Path) -> None:
 def test_a_summary_without_measurements_has_no_line_that_needs_one() -> None:
     text = render(Summary(name="job", world="virtual", seed=1, again="shoal sim"))
     assert text.splitlines() == ["job · seed 1 · virtual · OK", "again    shoal sim"]
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_a_run_that_leaves_stages_out_says_how_often_each_was_visited(lost: int) -> None:
+    text = render(summary(rerouted=True, visits=(8, 4, 8), inexact_from=lost))
+    assert "not exact: microbatches leave stages out or change their order" in text
+    assert "visits by stage 8 4 8" in text
+    changed = "; before step 3 a lost stage was made anew, or routes changed"
+    assert (changed in text) == bool(lost)
+    assert "not exact" not in render(summary())
 
 
 def test_every_ratio_says_whether_it_was_measured_here() -> None:
