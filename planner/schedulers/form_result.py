@@ -22,7 +22,7 @@ from .alternatives import alone, replicas
 
 __all__ = ["FormResult", "deepest", "planned"]
 
-MOST_JUDGED = 2
+MOST_JUDGED = 4
 """Depths of a candidate and a schedule that are judged before the best is known."""
 DEEP = 2.0
 """Of the best step's time, up to which the best of another shape is tried with more microbatches on
@@ -56,7 +56,7 @@ def deepest(
     candidates = list(dict.fromkeys((best.candidate, *others)))
     if space is not None:
         found = deep_starts(judge, space, candidates)
-        candidates = list(dict.fromkeys((best.candidate, *found)))
+        candidates = list(dict.fromkeys((*candidates, *found)))
     deep = min((deepened(judge, c, MOST_JUDGED) for c in candidates), key=lambda d: d.seconds)
     if deep.candidate.visits and options.in_flight is None:  # what memory buys of the best
         deep = min(deepened(judge, _textbook(deep.candidate)), deep, key=lambda d: d.seconds)
