@@ -52,9 +52,10 @@ from shoal.benchmarks.table import Figure, arguments, report
 from shoal.sim.plain.round_oracle import PlainResult, even
 
 ROOT = Path(__file__).parents[2]
-METHODS, IN_STEP_METHODS = ROOT / "sim" / "round_methods.py", Path(__file__).with_name("in_step.py")
+PLAIN = ROOT / "sim" / "plain"
+METHODS, IN_STEP_METHODS = PLAIN / "round_methods.py", Path(__file__).with_name("in_step.py")
 BATCHED = Path(__file__).with_name("batched.py")
-CODE = [ROOT / "sim" / "oracle.py", ROOT / "sim" / "round_oracle.py"]
+CODE = [PLAIN / "oracle.py", PLAIN / "round_oracle.py"]
 CODE += [Path(__file__).with_name("together.py")]
 SETTING = Setting(steps=4000, batch=8, eval_every=400)
 """Of the first search; eight replicas have one window of a step each."""

@@ -237,6 +237,8 @@ class ListScheduler:
             if kind is Kind.WEIGHT:
                 self._next_weight[peer, stage] += 1
             return
+        if kind is Kind.BACKWARD and (peer, stage) not in self._next_backward:
+            raise PlanError(f"{action} is listed, and its stage has no backward")
         self.left -= 1
         self._unfinished[m] -= 1
         needs = self._needs[m]

@@ -89,7 +89,9 @@ def pairs_of(out, world):
 def formation(ask, *peers):
     """Each of them is a replica."""
     told = Formation(kind="local", replicas=[FormedReplica(peers=[p]) for p in peers])
-    whole = Outline((StageOutline(0, trainable=True, makes_loss=True, elements=1),))
+    whole = Outline(
+        (StageOutline(0, trainable=True, makes_loss=True, has_backward=True, elements=1),)
+    )
     plans = (replace(make_plan(p, microbatches=1), outline=whole) for p in peers)
     made = tuple(PlanReady(ask.replica, ask.version, plan) for plan in plans)
     return ReplicasFormed(ask.replica, ask.version, told, made)

@@ -15,6 +15,7 @@ from shoal.broker.events import (
     Tell,
 )
 from shoal.broker.machine import BrokerMachine
+from shoal.broker.membership.member import PROTOCOL
 from shoal.proto.broker_pb2 import (
     RUNNING,
     WAITING,
@@ -72,7 +73,7 @@ def test_another_protocol_version_is_refused_and_says_what_to_do(world) -> None:
 )
 def test_a_hello_with_wrong_fields_is_refused(world, hello) -> None:
     profile = {k: hello.pop(k) for k in list(hello) if k in ("flops_per_s", "operator_set")}
-    fields = {"version": 2, "peer": "a", "boot": "b", "counter": 1, **hello}
+    fields = {"version": PROTOCOL, "peer": "a", "boot": "b", "counter": 1, **hello}
     message = Hello(**fields, profile={"operator_set": 1, **profile})
     world.streams["a"] = StreamId("s")
     world.handle(StreamOpened(StreamId("s")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shoal.dag.plan.action import TRAITS, VISITS
@@ -52,6 +52,19 @@ def test_what_waits_for_its_own_list_alone_takes_and_gives_nothing(worlds, data)
                 assert traits.behind is not None
                 assert not flow.takes(peer, visit)
                 assert not flow.gives(peer, visit)
+
+
+@given(st.data())
+def test_a_listed_backward_of_a_stage_that_has_none_is_refused(worlds, data) -> None:
+    world = data.draw(worlds)
+    plan = listed(world.plan, world.stages)
+    k = next((k for k, s in enumerate(world.stages) if s.has_backward), None)
+    assume(k is not None)
+    stages = [
+        replace(s, has_backward=s.has_backward and i != k) for i, s in enumerate(world.stages)
+    ]
+    with pytest.raises(PlanError):
+        check_listed(plan, stages)
 
 
 @given(st.data())
