@@ -154,7 +154,7 @@ def test_the_graph_is_that_of_the_whole_module(name: str) -> None:
     assert [n for n, _ in module.named_modules()] == before
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_gpt_with_dropout_and_tied_weights(dtype: str) -> None:
     module = gpt(layers=8, width=8, heads=2, length=8, dropout=0.1)
     for parameter in module.blocks[2].parameters():  # type: ignore[union-attr]

@@ -99,7 +99,13 @@ def table(drawn: Iterable[Drawn]) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("first", range(0, WORLDS, AT_ONCE))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(k, marks=[pytest.mark.slow] if k % (2 * AT_ONCE) else [])
+        for k in range(0, WORLDS, AT_ONCE)
+    ],
+)
 def test_random_worlds_keep_every_invariant(lab: Any, first: int) -> None:
     for seed in range(first, first + AT_ONCE):
         drawn = world_of(lab, seed)

@@ -34,7 +34,9 @@ FOUR = sites(1e7, 1e7, 1e7, 1e7)
 
 
 @pytest.mark.parametrize("method", ["diloco", "sparse-loco"])
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize(
+    "share", [0.3, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.1, 0.5))]
+)
 def test_who_is_lost_comes_back_by_the_version_of_the_others(
     rounds: Rounds, share: float, method: str
 ) -> None:
