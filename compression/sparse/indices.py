@@ -9,9 +9,10 @@ Of these forms the smallest is taken, which both ends know from n and k:
 The second (Elias 1974, Fano 1971) is block-local indices with blocks of 2^l whose counts are in
 unary: with l = 8 or 16 it is one or two bytes per index, and a count costs 1 bit and 1 more per
 index where a byte or two would stand. Compared with indices of fixed width, counts in bytes, and
-deltas of 7 bits per byte (1.28 bytes per index at 1 %) it is the smallest for every k up to n / 4,
-at most 0.6 bits per index above the entropy of a uniform set: 1.07 bytes per index at 1 %, 0.61 at
-10 %. For supports that are clustered, deltas can be smaller, but then only the bytes tell.
+deltas of 7 bits per byte (1.28 bytes per index at 1 %) it is the smallest for every k up to n / 4:
+1.07 bytes per index at 1 %, 0.61 at 10 %. Above the entropy of a uniform set it is at most 0.61
+bits per index up to n / 10, and 0.76 at n / 4. For supports that are clustered, deltas can be
+smaller, but then only the bytes tell.
 
 Low halves are cut into fields of 8, 4, 2 and 1 bits, each field packed by itself, the lowest
 first; bits go from the least significant one up, and unused bits of a last byte are 0.

@@ -70,7 +70,7 @@ class _Flow:
     after: float = -math.inf
 
     def within(self, other: _Flow) -> float:
-        """Bytes that went while the other one did."""
+        """Bytes that went while the other one did, taken as even over its own time."""
         seconds = min(self.until, other.until) - max(self.began, other.began)
         return self.size_bytes * seconds / (self.until - self.began) if seconds > 0 else 0.0
 

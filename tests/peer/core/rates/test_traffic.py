@@ -190,8 +190,10 @@ def test_a_flow_that_ends_before_those_beside_it_does_not_pass_for_alone(
         else:
             traffic.queued(key, size, now)
     for one in told:
-        # A fifth less: with a quarter of its bytes beside it a flow still counts as alone.
-        assert one.message.link.bytes_per_s in (0, pytest.approx(rate, rel=0.21))
+        # With a quarter of its bytes beside it a flow still counts as alone, and that quarter is
+        # known from a mean: what goes at 1/2 beside one flow and at 1/3 beside two has gone at up
+        # to 3/2 of its mean. 1 / (1 + 3/8) is 27 % less.
+        assert one.message.link.bytes_per_s in (0, pytest.approx(rate, rel=0.28))
     if len({to for to, _ in sizes}) == 1:
         assert not any(one.message.link.shared for one in told)
 
