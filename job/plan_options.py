@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .settings import Settings, SettingsError, at_least
@@ -10,6 +10,10 @@ from .settings import Settings, SettingsError, at_least
 __all__ = ["PlanOptions", "SkipScaling", "steps_or_share"]
 
 SkipScaling = Literal["renormalise", "sum", "stochastic-depth"]
+MANY_STEPS = 2**53
+"""Of so many any share is a step or more."""
+LEAST_STAGES = {"interleaved": 3, "zero-bubble": 2}
+"""By schedule: with fewer stages nobody holds two that are apart, or nobody waits for another."""
 
 
 def steps_or_share(settings: Settings, key: str, steps: int) -> int:
@@ -78,7 +82,38 @@ class PlanOptions(Settings):
             )
 
         for key in ("skip_warmup", "skip_fade_out"):
-            steps_or_share(self, key, 1)
+            if steps_or_share(self, key, MANY_STEPS) and not self.reroutes:
+                raise SettingsError(
+                    key,
+                    f"is {_toml(getattr(self, key))}, and every microbatch visits all stages in "
+                    "order in all steps, with skip = 0 and reorder = false: set skip or reorder, "
+                    f"or leave {key} out",
+                )
+        if self.skip_scaling != "renormalise" and self.skip == 0:
+            raise SettingsError(
+                "skip_scaling",
+                f'is "{self.skip_scaling}", and no microbatch leaves a stage out, with skip = 0: '
+                "set skip, or leave skip_scaling out",
+            )
+        least = LEAST_STAGES.get(self.schedule, 1)
+        if self.stages != "auto" and self.stages < least and not self.reroutes:
+            raise SettingsError(
+                "schedule",
+                f'is "{self.schedule}", which changes nothing with stages = {self.stages}: set '
+                f"stages to {least} or more, or leave schedule out",
+            )
+
+    @property
+    def in_order(self) -> PlanOptions:
+        """Options without skipping and reordering: microbatches visit all stages in order."""
+        return replace(
+            self,
+            skip=0.0,
+            reorder=False,
+            skip_warmup=0,
+            skip_fade_out=0,
+            skip_scaling="renormalise",
+        )
 
     def full_steps(self, steps: int) -> tuple[int, int]:
         """Return (before, since): of so many steps those below the one and from the other on are
@@ -90,3 +125,7 @@ class PlanOptions(Settings):
     def reroutes(self) -> bool:
         """Whether microbatches may take other routes than all stages in order."""
         return self.skip != 0 or self.reorder
+
+
+def _toml(value: int | str) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)

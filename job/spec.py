@@ -285,20 +285,27 @@ def _not_rerouted(job: Job) -> Iterator[tuple[str, str]]:
     plan = job.plan
     if not plan.reroutes:
         return
-    key = "plan.skip" if plan.skip != 0 else "plan.reorder"
-    none = "0 is" if plan.skip != 0 else "false is"
+    key, none = ("plan.skip", "0") if plan.skip != 0 else ("plan.reorder", "false")
+
+    def beside(what: str, instead: str) -> tuple[str, str]:
+        return key, f"{none} is, with {what}; to keep {key}, {instead}"
+
     if job.sync.kind != "allreduce":
-        yield key, f'{none}, with sync.kind = "{job.sync.kind}"'
+        yield beside(f'sync.kind = "{job.sync.kind}"', 'set sync.kind = "allreduce"')
     if job.recovery.swaps:
-        yield key, f'{none}, with "neighbour+" in recovery.ladder, which has routes of its own'
+        ladder = "recovery.ladder"
+        what = f'"neighbour+" in {ladder}, which has routes of its own'
+        yield beside(what, f'take "neighbour+" out of {ladder}')
     if plan.scheduler == "swarm":
-        yield key, f'{none}, with scheduler = "swarm"'
+        yield beside('scheduler = "swarm"', 'set plan.scheduler = "auto"')
     if job.data.where == "peer":
-        yield key, f"{none}, where data stays with a peer"
+        yield beside('data.where = "peer"', 'set data.where = "submitter"')
     if plan.pipelines not in (1, "auto"):
-        yield "plan.pipelines", f'1 and "auto" are, with {key}'
+        keep = f"to keep {plan.pipelines}, leave {key} out"
+        yield "plan.pipelines", f'1 and "auto" are, with {key}; {keep}'
     if plan.schedule == "interleaved":
-        yield "plan.schedule", f'{_CHAINED}, and "listed" and "zero-bubble", with {key}'
+        allowed = f'{_CHAINED}, and "listed" and "zero-bubble", with {key}'
+        yield "plan.schedule", f'{allowed}; to keep "interleaved", leave {key} out'
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:

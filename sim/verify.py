@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..job import Codec, Job
+from ..job.plan_options import PlanOptions
+from ..job.tables import Recovery
 from ..peer.data.reader import Reader
 from .following import Following
 from .front import Facts, Front
@@ -16,7 +18,7 @@ from .plain.plain_rounds import beside, train_rounds
 from .plain.round_oracle import PlainResult
 from .report import Summary
 
-__all__ = ["TOLERANCE", "compare", "judge", "verify"]
+__all__ = ["TOLERANCE", "as_one_stage", "compare", "judge", "verify"]
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
 """By `model.dtype`: how far a step's loss may be from the plain loop's, as a share of it, or alone
@@ -45,11 +47,7 @@ def verify(
         return
     if facts.random:
         say("training it once more as one stage")
-        # Masks differ from microbatch to microbatch, so the batch must be divided as it was.
-        train = replace(job.train, microbatch=followed.microbatch_size)
-        job = job.decided("allreduce", 1)
-        plan = replace(job.plan, stages=1, pipelines=1, skip=0.0, reorder=False)
-        wanted = one_stage(replace(job, plan=plan, codec=Codec(), train=train))
+        wanted = one_stage(as_one_stage(job, followed.microbatch_size))
         against = "one-stage run"
     else:
         say("training the plain loop")
@@ -57,6 +55,18 @@ def verify(
     compare(followed.summary, followed.losses, wanted, against)
     if expected is None:
         judge(job, followed.summary, followed.losses, wanted)
+
+
+def as_one_stage(job: Job, microbatch_size: int) -> Job:
+    """Return the job on one peer, without what it says of planning, codecs and losses of peers.
+    Masks differ from microbatch to microbatch, so its batch is divided as it was."""
+    return replace(
+        job.decided("allreduce", 1),
+        train=replace(job.train, microbatch=microbatch_size),
+        plan=PlanOptions(stages=1, pipelines=1),
+        codec=Codec(),
+        recovery=Recovery(),
+    )
 
 
 def compare(

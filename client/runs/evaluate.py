@@ -171,8 +171,7 @@ def evaluation_spec(
         "eval_batches": batches or job.train.eval_batches,
     }
     table["output"] |= {"every": 0}
-    table["plan"] = dict(table["plan"] if plan is None else plan)
-    table["plan"] |= {"skip": 0.0, "reorder": False}  # an evaluation goes through all stages
+    table["plan"] = plain(job.plan.in_order) if plan is None else dict(plan)
     table["sync"], table["plan"]["replicas"] = {}, "auto"  # a run of one step has no rounds
     spec = RunSpec()
     spec.CopyFrom(before)

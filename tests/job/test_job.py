@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -578,10 +578,22 @@ def test_depth_is_for_the_planner_that_lists_visits(tmp_path: Path, plan: str, s
         ('skip_fade_out = "few"', '`plan.skip_fade_out` is "few": expected a number of steps'),
         ("skip = 0.3\nskip_warmup = 2\nskip_fade_out = 1", "3 of 3 steps visit all stages"),
         ('reorder = true\nskip_warmup = "100%"', "3 of 3 steps visit all stages"),
-        ('skip = 0.3\nscheduler = "swarm"', '0 is, with scheduler = "swarm"'),
-        ('skip = "auto"\n[sync]\nkind = "local"\nevery = 2', '0 is, with sync.kind = "local"'),
-        ('reorder = true\n[recovery]\nladder = ["neighbour+"]', 'false is, with "neighbour+"'),
-        ("skip = 0.3\npipelines = 2", '1 and "auto" are, with plan.skip'),
+        (
+            'skip = 0.3\nscheduler = "swarm"',
+            '0 is, with scheduler = "swarm"; to keep plan.skip, set plan.scheduler = "auto"',
+        ),
+        (
+            'skip = "auto"\n[sync]\nkind = "local"\nevery = 2',
+            '0 is, with sync.kind = "local"; to keep plan.skip, set sync.kind = "allreduce"',
+        ),
+        (
+            'reorder = true\n[recovery]\nladder = ["neighbour+"]',
+            'to keep plan.reorder, take "neighbour+" out of recovery.ladder',
+        ),
+        (
+            "skip = 0.3\npipelines = 2",
+            '1 and "auto" are, with plan.skip; to keep 2, leave plan.skip out',
+        ),
         (
             'reorder = true\nschedule = "interleaved"',
             'are, and "listed" and "zero-bubble", with plan.reorder',
@@ -594,6 +606,26 @@ def test_routes_that_skip_are_asked_for_by_name_and_alone(
     assert says in problem(tmp_path, f"[train]\nsteps = 3\n[plan]\n{plan}")
     for skip in (0, 0.5, "auto"):
         Job(model="a:b", steps=1, plan={"skip": skip, "reorder": True, "schedule": "zero-bubble"})
+
+
+@pytest.mark.parametrize(
+    ("plan", "key", "needs"),
+    [
+        ({"skip_warmup": "3%"}, "skip_warmup", {"reorder": True}),
+        ({"skip_fade_out": 1}, "skip_fade_out", {"reorder": True}),
+        ({"skip_scaling": "sum"}, "skip_scaling", {"skip": 0.2}),
+        ({"skip_scaling": "sum", "reorder": True}, "skip_scaling", {"skip": "auto"}),
+        ({"schedule": "interleaved", "stages": 2}, "schedule", {"stages": 3}),
+        ({"schedule": "zero-bubble", "stages": 1}, "schedule", {"stages": 2}),
+    ],
+)
+def test_what_would_change_nothing_is_refused_with_what_it_needs(
+    plan: dict[str, Any], key: str, needs: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingsError, match=rf"`plan.{key}` is .*: set .* leave {key} out"):
+        Job(model="a:b", tokens=50, plan=plan)
+    job = Job(model="a:b", steps=50, plan=plan | needs)
+    assert not replace(job, plan=job.plan.in_order).plan.reroutes
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def test_a_run_that_leaves_nothing_out_or_evaluates_nothing_has_no_half() -> Non
 
 def test_an_evaluation_of_a_run_with_full_steps_is_a_job_that_may_be() -> None:
     """Of its one step none would be left to leave something out."""
-    job = Job(model="a:b", steps=9, plan={"skip": 0.3, "reorder": True, "skip_warmup": 4})
+    skips = {"skip": 0.3, "reorder": True, "skip_warmup": 4, "skip_scaling": "sum"}
+    job = Job(model="a:b", steps=9, plan=skips)
     spec = evaluation_spec(RunSpec(job=job.to_json()), Weights())
     assert not Job.from_json(spec.job).plan.reroutes

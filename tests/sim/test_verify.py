@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.client.runs.evaluate import _evaluate
 from shoal.job import Job
 from shoal.sim.report import Summary
-from shoal.sim.verify import TOLERANCE, compare, judge
+from shoal.sim.verify import TOLERANCE, as_one_stage, compare, judge
 
 JOB = Job(model="a:b", steps=1)
 losses = st.lists(
@@ -127,3 +127,22 @@ def test_an_evaluation_passes_over_what_does_not_count(masked: Job, laboratory: 
             wanted = lab.module(x, y)["loss"]
         assert result["loss"] == pytest.approx(float(wanted), rel=1e-5, nan_ok=True)
         assert result["weight"] == sum(weights[:n])
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"plan": {"scheduler": "swarm", "stages": 3}},
+        {"plan": {"skip": 0.3, "reorder": True, "skip_warmup": 1, "skip_scaling": "sum"}},
+        {"plan": {"schedule": "zero-bubble", "in_flight": 3}},
+        {"plan": {"stages": 4}, "recovery": {"ladder": ["neighbour+"]}},
+        {"plan": {"replicas": 2}, "sync": {"kind": "local"}},
+        {"sync": {"method": "demo"}, "train": {"optimizer": "sgd", "momentum": 0}},
+    ],
+)
+def test_any_job_is_also_one_of_one_stage(tables: dict[str, Any]) -> None:
+    """With which a run is compared whose masks depend on how its batch was divided."""
+    train = {"steps": 4, "batch": 8, **tables.get("train", {})}
+    alone = as_one_stage(Job(model="a:b", **tables | {"train": train}), 2)
+    assert (alone.plan.stages, alone.plan.pipelines, alone.train.microbatch) == (1, 1, 2)
+    assert alone.rounds is None

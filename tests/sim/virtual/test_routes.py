@@ -71,7 +71,7 @@ def scaled(made: Any, scaling: SkipScaling) -> Any:
     found, job = copy.copy(made), made.job
     found.job = replace(
         job,
-        plan=replace(job.plan, skip_scaling=scaling),
+        plan=replace(job.plan, skip=0.5, skip_scaling=scaling),
         train=replace(job.train, optimizer="sgd", lr=0.3),
     )
     found.spec = RunSpec()
