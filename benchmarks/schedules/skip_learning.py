@@ -2,6 +2,7 @@
 stages out.
 
     python benchmarks/schedules/skip_learning.py [--rows NAME,…] [--seeds 3] [--json FILE]
+        [--warmup 10%] [--fade-out 5%] [--scaling sum]
     python benchmarks/schedules/skip_learning.py --cached --picture docs/skip-learning.png
 
 12 blocks of width 64 in six stages over windows of 32 bytes of the standard library's sources,
@@ -10,7 +11,9 @@ blocks 10 and 11 and the head the last one: every microbatch visits these two. `
 a third of all visits, the same number at each of the four stages between; `_swaps` visits two
 neighbours the other way round where a microbatch visits both, every second time. As in a plan, a
 microbatch's route stays the same in all steps. Gradients of a stage count by its visits, as peers
-count them; here one process trains. A seed decides the model's start, the data's order and the
+count them, or as --scaling says (`plan.skip_scaling`); in the first steps and the last ones that
+--warmup and --fade-out say (`plan.skip_warmup`, `plan.skip_fade_out`) all microbatches visit all
+stages in order. Here one process trains. A seed decides the model's start, the data's order and the
 routes.
 
 `skip_NAME_loss`: held-out loss of the whole model, stages in order, over that of the plain run at
@@ -19,7 +22,8 @@ same modelled time allows; `_half`: the loss of the model without every second b
 between, over the plain run's whole one; `skip_plain_half`: the plain run's own.
 Times are of listed plans of six equal peers where a hop takes as long as a forward (wan.py).
 
-Finished runs are kept in .cache/skip-learning, and are not repeated; about four CPU minutes each.
+Finished runs are kept in .cache/skip-learning by what they were made with, and are not repeated;
+about four CPU minutes each.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,6 +53,8 @@ from shoal.dag.plan.plan import Route, Visit
 from shoal.dag.schedule.orders import one_f_one_b
 from shoal.dag.schedule.schedule import check_listed, executed_s, with_visits
 from shoal.examples.gpt import GPT
+from shoal.job import Job, PlanOptions, SettingsError
+from shoal.job.plan_options import SkipScaling
 from shoal.peer.sync.optimizer import StageOptimizer
 
 ROOT = Path(__file__).parents[2]
@@ -60,15 +67,36 @@ HALF = tuple(b for b in range(SETTING.blocks) if b not in range(BLOCKS + 1, SETT
 Run = dict[str, Any]
 Order = tuple[int, ...]
 """Stages in the order in which a microbatch visits them."""
+IN_ORDER: tuple[Order, ...] = (tuple(range(STAGES)),) * MICROBATCHES
+"""All of them, by microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`skipped`: of the step's visits at each stage between, how many are left out."""
+    """`skipped`: of the step's visits at each stage between, how many are left out. `full`: the
+    first of the steps that do, and the first of those behind them that do not."""
 
     name: str
     skipped: int = 0
     swaps: bool = False
+    full: tuple[int, int] = (0, SETTING.steps)
+    scaling: SkipScaling = "renormalise"
+
+    def made_with(self, options: PlanOptions) -> Row:
+        """The row with full steps and scaling as the options say, as far as it leaves anything
+        out, and its name then."""
+        full = options.full_steps(SETTING.steps) if self.skipped or self.swaps else self.full
+        scaling = options.skip_scaling if self.skipped else self.scaling
+        name = self.name
+        if full != self.full:
+            name += f"_from_{full[0]}_to_{full[1]}"
+        if scaling != self.scaling:
+            name += f"_{scaling}"
+        return replace(self, name=name, full=full, scaling=scaling)
+
+    def in_full(self, step: int) -> bool:
+        """Whether all microbatches visit all stages in order in a step, from 0."""
+        return not self.full[0] <= step < self.full[1]
 
     def orders(self, seed: int) -> tuple[Order, ...]:
         """The route of each microbatch."""
@@ -90,7 +118,12 @@ class Row:
         return tuple(found)
 
     def key(self, seed: int) -> str:
-        what = json.dumps([asdict(SETTING), asdict(self), seed, STAGES, MICROBATCHES])
+        own = asdict(self)
+        if self.full == (0, SETTING.steps):
+            del own["full"]
+        if self.scaling == "renormalise":
+            del own["scaling"]
+        what = json.dumps([asdict(SETTING), own, seed, STAGES, MICROBATCHES])
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
@@ -110,15 +143,32 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "skip-learning")
     parser.add_argument("--cached", action="store_true", help="only what the cache has")
     parser.add_argument("--picture", type=Path, help="draw the curves into this file")
+    parser.add_argument("--warmup", default="0%", help="full steps at the begin, or their share")
+    parser.add_argument("--fade-out", default="0%", help="the same at the end")
+    parser.add_argument(
+        "--scaling", default="renormalise", help="renormalise, sum or stochastic-depth"
+    )
     asked = parser.parse_args()
+    options = options_of(asked.warmup, asked.fade_out, asked.scaling)
     names = asked.rows.split(",") if asked.rows else [row.name for row in ROWS]
-    rows = [row for row in ROWS if row.name in {"plain", *names}]
+    rows = [row.made_with(options) for row in ROWS if row.name in {"plain", *names}]
     if unknown := set(names) - {row.name for row in ROWS}:
         sys.exit(f"no row {', '.join(unknown)}: expected of {', '.join(r.name for r in ROWS)}")
     runs = trained(rows, range(asked.seeds), asked.cache, train=not asked.cached)
     report("skip_learning", figures(rows, runs), asked.json)
     if asked.picture is not None:
         draw(rows, runs, asked.picture)
+
+
+def options_of(warmup: str, fade_out: str, scaling: Any) -> PlanOptions:
+    """What a job's [plan] would say. Ends the program for what it could not."""
+    steps = [int(text) if text.isdigit() else text for text in (warmup, fade_out)]
+    plan = {"skip": 0.5, "skip_warmup": steps[0], "skip_fade_out": steps[1]}
+    try:
+        job = Job(model="a:b", steps=SETTING.steps, plan={**plan, "skip_scaling": scaling})
+    except SettingsError as error:
+        sys.exit(str(error))
+    return job.plan
 
 
 def trained(rows: Sequence[Row], seeds: range, cache: Path, *, train: bool) -> list[Run]:
@@ -147,19 +197,21 @@ def train_one(row: Row, seed: int, source: Data) -> Run:
     torch.set_num_threads(1)
     began = time.thread_time()
     torch.manual_seed(seed)
-    model, orders = SETTING.model(), row.orders(seed)
+    model, routes = SETTING.model(), row.orders(seed)
     data, held_out = source.reader(seed, MICROBATCHES), source.reader(0, MICROBATCHES)
     optimizer = StageOptimizer(SETTING.train, dict(model.named_parameters()))
     fuse(optimizer)
-    visits = [sum(k in order for order in orders) for k in range(STAGES)]
     size, whole = SETTING.batch // MICROBATCHES, range(SETTING.blocks)
     curve = []
     for step in range(SETTING.steps):
         model.zero_grad()
-        loss_by(model, [data.batch(step, m, size) for m in range(MICROBATCHES)], orders).backward()  # type: ignore[no-untyped-call]
-        for k, times in enumerate(visits):
+        orders = IN_ORDER if row.in_full(step) else routes
+        batches = [data.batch(step, m, size) for m in range(MICROBATCHES)]
+        deeper = row.scaling == "stochastic-depth"
+        loss_by(model, batches, orders, deeper=deeper).backward()  # type: ignore[no-untyped-call]
+        for k, share in enumerate(shares(orders) if row.scaling == "renormalise" else ()):
             for p in model.blocks[BLOCKS * k : BLOCKS * (k + 1)].parameters():
-                p.grad = p.grad * (MICROBATCHES / times) if p.grad is not None else None
+                p.grad = p.grad * (1 / share) if p.grad is not None else None
         norm = torch.nn.utils.get_total_norm(
             [p.grad for p in model.parameters() if p.grad is not None]
         )
@@ -170,7 +222,8 @@ def train_one(row: Row, seed: int, source: Data) -> Run:
         "row": row.name,
         "seed": seed,
         "key": row.key(seed),
-        "orders": orders,
+        "orders": routes,
+        "full": row.full,
         "loss": judged(model, held_out, whole, SETTING.final_windows),
         "half_loss": judged(model, held_out, HALF, SETTING.final_windows),
         "curve": curve,
@@ -178,16 +231,31 @@ def train_one(row: Row, seed: int, source: Data) -> Run:
     }
 
 
-def loss_by(model: GPT, batches: Sequence[Mapping[str, Tensor]], orders: Sequence[Order]) -> Tensor:
+def shares(orders: Sequence[Order]) -> list[float]:
+    """By stage, the share of the microbatches that visit it."""
+    return [sum(k in order for order in orders) / len(orders) for k in range(STAGES)]
+
+
+def loss_by(
+    model: GPT,
+    batches: Sequence[Mapping[str, Tensor]],
+    orders: Sequence[Order],
+    *,
+    deeper: bool = False,
+) -> Tensor:
     """Mean loss per byte of microbatches, each through the stages of its order: those that come to
-    a stage next go through it together."""
+    a stage next go through it together. `deeper`: what a stage adds is divided by the share of them
+    that visit it."""
+    by_stage = shares(orders)
     left, value = [list(o) for o in orders], [_embedded(model, batch["x"]) for batch in batches]
     while ahead := Counter(order[0] for order in left if order):
         stage, many = max(ahead.items(), key=lambda item: (item[1], -item[0]))
         here = [m for m, order in enumerate(left) if order and order[0] == stage]
-        h_btd = torch.cat([value[m] for m in here])
+        came = h_btd = torch.cat([value[m] for m in here])
         for block in model.blocks[BLOCKS * stage : BLOCKS * (stage + 1)]:
             h_btd = block(h_btd)
+        if deeper and by_stage[stage] < 1:
+            h_btd = came + (h_btd - came) / by_stage[stage]
         for m, part in zip(here, h_btd.chunk(many), strict=True):
             left[m].pop(0)
             value[m] = part
@@ -220,7 +288,16 @@ def judged(model: GPT, data: Any, blocks: Sequence[int], windows: int) -> float:
     return round(float(torch.stack(losses).mean()), 5)
 
 
-def modelled_s(orders: Sequence[Order]) -> float:
+def elapsed_s(run: Run, steps: int) -> float:
+    """Modelled seconds of the first steps of a run."""
+    before, since = run.get("full", (0, SETTING.steps))  # older rows have no full steps
+    out: int = max(0, min(steps, since) - before)
+    orders = tuple(map(tuple, run["orders"]))  # lists, where they come from the cache
+    return out * modelled_s(orders) + (steps - out) * modelled_s(IN_ORDER)
+
+
+@cache
+def modelled_s(orders: tuple[Order, ...]) -> float:
     """A step of six equal peers by these routes, listed with their times; a forward takes 1."""
     plan, stages = chain(MICROBATCHES, STAGES)
     holder = {k: slot.holders[0] for k, slot in enumerate(plan.stages)}
@@ -252,7 +329,7 @@ def figures(rows: Sequence[Row], runs: Sequence[Run]) -> list[Figure]:
         times, then = [], []
         for r in own:
             base = plain[r["seed"]]
-            times.append(modelled_s(r["orders"]) / modelled_s(base["orders"]))
+            times.append(elapsed_s(r, SETTING.steps) / elapsed_s(base, SETTING.steps))
             at = min(base["curve"], key=lambda point: abs(point[0] - SETTING.steps * times[-1]))
             then.append(at[1])
         mine = statistics.fmean(r["curve"][-1][1] for r in own)
@@ -274,12 +351,12 @@ def draw(rows: Sequence[Row], runs: Sequence[Run], file: Path) -> None:
         own = [r for r in runs if r["row"] == row.name]
         if not own:
             continue
-        step_s = statistics.fmean(modelled_s(r["orders"]) for r in own)
         steps = [point[0] for point in own[0]["curve"]]
+        seconds = [statistics.fmean(elapsed_s(r, n) for r in own) for n in steps]
         means = [statistics.fmean(r["curve"][i][1] for r in own) for i in range(len(steps))]
         style = {"color": "black"} if row.name == "plain" else {}
-        for panel, times in zip(panels, (1.0, step_s), strict=True):
-            panel.plot([n * times for n in steps], means, label=row.name, **style)
+        for panel, times in zip(panels, (steps, seconds), strict=True):
+            panel.plot(times, means, label=row.name, **style)
     panels[0].set_xlabel("steps")
     panels[1].set_xlabel("modelled time, in forwards of a stage")
     panels[0].set_ylabel("held-out loss of the whole model, nats per byte")

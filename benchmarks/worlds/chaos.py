@@ -13,7 +13,8 @@ A monitor looks at every event (I1 to I10, `sim/monitor/`), and each committed s
 that of a plain loop: of ghosts to the bit. A run may end in no other way than with all its steps.
 
 With --routes, microbatches leave blocks of a model of four out, and visit neighbours in another
-order; until routes change after a loss, losses are those of a loop of hashes over the same routes.
+order, in half of the worlds not in the first steps and the last ones; until routes change after a
+loss, losses are those of a loop of hashes over the same routes.
 
 With --sync, two or three replicas meet in rounds, with real tensors (`tests/sim/random_rounds.py`):
 what they come to must be what copies of the module come to that are fed with the committed rounds.
@@ -109,7 +110,8 @@ class Lab:
         stages = cut(self.bound, [(s.start, s.stop) for s in plan.stages])
         orders = [segments(stages, route) for route in plan.routes]
         seed = self.made.job.seed
-        return expected(self.bound, seed, STEPS, MICROBATCHES, orders=orders).losses
+        full = plan.full.has if plan.full else lambda step: False
+        return expected(self.bound, seed, STEPS, MICROBATCHES, orders=orders, full=full).losses
 
 
 @cache

@@ -26,7 +26,8 @@ from shoal.dag.cost.network import Network
 from shoal.dag.exchange.collectives import SUMS
 from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.cut import cut
-from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
+from shoal.dag.plan.full_steps import FullSteps
+from shoal.dag.plan.plan import PeerId, Plan, Route, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.planner.skipping.layouts import row_of_blocks
 from shoal.proto import broker_pb2
@@ -75,6 +76,10 @@ LOSING = (
 HANDED = ("holder leaves", "holder's stream cut")
 """The faults of these that need not lose it: its part is handed over, or it comes back."""
 CELLS = tuple((kind, phase) for kind in (*SURVIVED, *LOSING) for phase in PHASES)
+MOST_BEFORE = 6
+"""Full steps at the begin."""
+NEVER = 10_000
+"""A step that no world comes to."""
 LEAST_STEPS = 10
 """The last fault happens in step 8 at the latest, and what it does in the next."""
 
@@ -235,7 +240,8 @@ def _routed_plan(
     rng: random.Random, holders: Sequence[str], graph: Graph, microbatches: int, size: int
 ) -> Plan:
     """A stage for what stands before the blocks, for each one or two of them, and for what stands
-    behind; each inner one is on some routes, and may change places with the next one."""
+    behind; each inner one is on some routes, and may change places with the next one. Every second
+    plan has full steps, at the begin, at the end, or both."""
     row, names = row_of_blocks(graph), [PeerId(name) for name in holders]
     cuts = [0, row[0].start, *(b.stop for b in row if b is row[-1] or rng.random() < 0.8)]
     parts = list(pairwise((*cuts, len(graph.operators))))
@@ -251,15 +257,32 @@ def _routed_plan(
             routes.append(tuple(Visit(k, rng.choice(held[k])) for k in (0, *order, last)))
         if {v.stage for route in routes for v in route} == {*range(last + 1)}:
             break
+    lot = random.Random(f"{routes}")
     return Plan(
         stages=tuple(StageSlot(a, b, tuple(h)) for (a, b), h in zip(parts, held, strict=True)),
         routes=tuple(routes),
+        full=_full_steps(lot, routes) if lot.random() < 0.5 else None,
         microbatch_size=size,
         schedule=rng.choice(("gpipe", "1f1b", "zero-bubble")),
         exchanges=tuple(
             StageExchange(k, rng.choice(SUMS)) for k, h in enumerate(held) if len(h) > 1
         ),
     )
+
+
+def _full_steps(lot: random.Random, routes: Sequence[Route]) -> FullSteps:
+    """The first steps and the last ones, in which a microbatch also visits the stages that its
+    route leaves out, at somebody who is visited for them by others."""
+    there = sorted({v for route in routes for v in route}, key=lambda v: (v.stage, v.peer))
+    full = []
+    for route in routes:
+        own = {v.stage: v for v in route}
+        for k in {v.stage for v in there} - own.keys():
+            own[k] = lot.choice([v for v in there if v.stage == k])
+        full.append(tuple(own[k] for k in sorted(own)))
+    before = lot.choice((0, lot.randint(1, MOST_BEFORE)))
+    since = lot.choice((NEVER, before + lot.randint(1, 2 * MOST_BEFORE)))
+    return FullSteps(before, since, tuple(full))
 
 
 def _network(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -176,3 +177,17 @@ def test_a_shorter_run_is_the_same_run_with_fewer_steps(lab: Any) -> None:
 def test_nothing_breaks_where_microbatches_leave_stages_out(first: int) -> None:
     for seed in range(first, first + 3):
         assert chaos.world(seed, routed=True).violation == ""
+
+
+def test_every_kind_of_full_steps_is_drawn_and_made_differently() -> None:
+    """None, at the begin, at the end and both; a loop that knows of none has other losses."""
+    lab, kinds = chaos.lab(routed=True), set[tuple[bool, bool]]()
+    for seed in range(40):
+        size = {"microbatches": MICROBATCHES, "microbatch_size": 1}
+        plan = draw(seed, lab.made.graph, **size, cells=[], routed=True).plan
+        has = plan.full.has if plan.full else lambda step: False
+        kind = has(0), has(chaos.STEPS - 1)
+        if any(kind) and kind not in kinds:
+            assert lab.over(plan) != lab.over(replace(plan, full=None))
+        kinds.add(kind)
+    assert len(kinds) == 4
