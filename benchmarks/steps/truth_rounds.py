@@ -153,7 +153,7 @@ class _Replicas:
                 fragment=fragment,
             )
             for device in world.devices.values():
-                device.begin_round(start)
+                device.rounds.begin(start)
             if not late:
                 world.step(number)
             for peer, device in world.devices.items():
@@ -162,6 +162,7 @@ class _Replicas:
                 _do(device, peer, Kind.CONTRIBUTE, number)
         planned = segments([Replicated(w.plan, 1) for w in self.worlds], finer=8 if fragment else 1)
         mine = sliced(planned)
+        wired = {p: wiring(self.vector, planned, p, fragment) for p in devices}
         for peer, device in devices.items():
             plan = RoundPlan(
                 run="r",
@@ -174,9 +175,8 @@ class _Replicas:
                 segments=mine[peer],
                 fragment=fragment,
             )
-            device.join_exchange(plan)
+            device.rounds.join(plan, wired[peer])
             _do(device, peer, Kind.EXCHANGE, number)
-        wired = {p: wiring(self.vector, planned, p, fragment) for p in devices}
         for hop in (GIVE, RESULT):
             _send(devices, wired, hop, number)
         for peer, device in devices.items():

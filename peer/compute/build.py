@@ -32,6 +32,7 @@ from ..blobs.weights import has_start
 from ..data.reader import Reader
 from ..host.profile import available_host_bytes
 from ..rounds.local import LocalSteps
+from ..rounds.tensors import TensorAlgebra
 from ..rounds.work import RoundWork
 from ..sync.optimizer import StageOptimizer
 from ..sync.strategies import STRATEGIES
@@ -68,7 +69,7 @@ class BuiltStages:
     """Exported here, though no operator reads them."""
     files: Mapping[str, Tensor]
     """The weights files of the run, whatever it goes on from."""
-    rounds: RoundWork | None
+    rounds: RoundWork[Tensor] | None
     """What it does between replicas, where the run has rounds."""
     store: Store = field(default_factory=Store)
     inputs: dict[tuple[int, int, int], Inputs] = field(default_factory=dict)
@@ -263,7 +264,7 @@ def _entries_of(vector: RunVector, stages: Sequence[Stage]) -> dict[str, TensorS
 
 def _rounds(
     order: BuildOrder, vector: RunVector, local: LocalSteps, held: Mapping[int, LocalStage]
-) -> RoundWork:
+) -> RoundWork[Tensor]:
     """Make what rounds need. Raises CodecError."""
     assert order.training.rounds is not None, "a run without rounds has no work of them"
     stages = [h.stage for h in held.values()]
@@ -274,16 +275,9 @@ def _rounds(
         named |= {f"buffer:{name}": b for name, b in at.executor.buffers.items()}
         for value in named.keys() & tensors.keys():
             tensors[value].append(named[value])
-    spans = [(s.index, (s.start, s.stop)) for s in stages]
-    return RoundWork(
-        vector,
-        order.training.rounds,
-        local,
-        replica=order.run,
-        peer=order.peer,
-        tensors=tensors,
-        owned={k: [e.value for e in vector.entries if a <= e.operator < b] for k, (a, b) in spans},
-    )
+    settings = order.training.rounds
+    algebra = TensorAlgebra(vector, settings, order.run)
+    return RoundWork(algebra, settings, local, peer=order.peer, stages=stages, copies=tensors)
 
 
 def _strategy(

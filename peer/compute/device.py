@@ -131,7 +131,7 @@ class TorchDevice:
         that was joined last (`RoundWork.accept`)."""
         work, key = self._now, arrived.key
         if key.role is Role.ROUND:
-            self._rounds.accept(arrived)
+            self.rounds.accept(arrived)
             return
         transfer = transfer_of(key)
         if transfer not in work.flow.taken_by or key.destination != work.order.peer:
@@ -175,7 +175,7 @@ class TorchDevice:
         holds what it needs. Raises KeyError for a value that no action left."""
         work, transfer = self._now, transfer_of(key)
         if key.role is Role.ROUND:
-            return self._rounds.payload(key)
+            return self.rounds.payload(key)
         entry = work.store.pop(key)
         if entry is None:
             raise KeyError(f"{key} is not in the store of {work.order.peer}")
@@ -224,41 +224,20 @@ class TorchDevice:
 
     # ------------------------------------------------------------ rounds
 
-    def begin_round(self, start: broker_pb2.RoundStart) -> None:
-        """What was applied last is the version from here on, and steps are of this round."""
-        self._rounds.begin(start)
-
-    def join_exchange(self, plan: broker_pb2.RoundPlan) -> None:
-        """Frames and actions of rounds are of this attempt from here on. Raises TensorSpecError for
-        a plan of another model."""
-        self._rounds.join(plan)
-
-    def versions(self) -> dict[str, int]:
-        """By name in the graph, the hash of what replicas have in common, as far as it is here."""
-        return self._rounds.versions()
-
     @property
-    def _rounds(self) -> RoundWork:
+    def rounds(self) -> RoundWork[Tensor]:
+        """Rounds of the assignment. Raises TensorSpecError for a run without rounds."""
         if self._now.rounds is None:
             raise TensorSpecError(f"{self._now.order.run} has no rounds between replicas")
         return self._now.rounds
 
     def _of_round(self, kind: Kind) -> RoundResult:
-        match kind:
-            case Kind.CONTRIBUTE:
-                found = self._rounds.contribute()
-                if found.code:  # it goes on from another version: its optimizer is spoilt, too
-                    for held in self._now.held.values():
-                        held.strategy.holder.optimizer.reset(held.stage.trainable)
-                return found
-            case Kind.EXCHANGE:
-                return self._rounds.exchange()
-            case Kind.SHOW:
-                return self._rounds.show()
-            case Kind.LAND:
-                return self._rounds.land()
-            case _:
-                return self._rounds.apply()
+        found = self.rounds.carry_out(kind)
+        if kind is Kind.CONTRIBUTE and found.code:
+            # It goes on from another version: its optimizer is spoilt, too.
+            for held in self._now.held.values():
+                held.strategy.holder.optimizer.reset(held.stage.trainable)
+        return found
 
     # ------------------------------------------------------------ actions
 

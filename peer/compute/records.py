@@ -78,7 +78,7 @@ def take_records(work: BuiltStages, step: int) -> dict[str, Tensor]:
         found |= {f"slot:{name}": t for name, t in held.strategy.state_tensors().items()}
         own = _own(work.order.peer)
         found |= {f"{own}{name}": t for name, t in held.strategy.own_tensors().items()}
-    found |= work.rounds.state_tensors() if work.rounds else {}
+    found |= work.rounds.state() if work.rounds else {}
     states = work.streams.state_tensors(step - 1)
     found |= {_end_name(name, work.order.peer): tensor for name, tensor in states.items()}
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
@@ -152,14 +152,14 @@ class Records:
         work.streams.load_state_tensors(states)
 
     def _load_rounds(self, work: BuiltStages) -> None:
-        """Raises SnapshotError."""
+        """Have rounds go on. Raises SnapshotError."""
         if work.rounds is None:
             return
         of_rounds = {n: t for n, t in self.tensors.items() if n.startswith("round:")}
         lost = [v for v in work.rounds.values if f"round:{v}:base" not in of_rounds]
         if of_rounds and lost:
             raise SnapshotError(f"the snapshots lack what rounds began with of {lost[0]!r}")
-        work.rounds.load_state_tensors(of_rounds, anew=work.order.anew)
+        work.rounds.load(of_rounds, anew=work.order.anew)
 
     def without_codecs(self) -> Records:
         """With the streams at their beginning."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ...dag.plan.plan import PeerId
     from ...dag.rounds.vector import RunVector
+    from ...dag.rounds.wiring import RoundWiring
     from ...dag.schedule.flow import Flow, Role
     from ...dag.schedule.schedule import Action
     from ...net.links.frame import FrameKey
@@ -475,9 +476,10 @@ class BeginRound(OfTerm):
 @immutable
 class JoinExchange(OfTerm):
     """The exchange that the next actions of a round are about, in place of an earlier attempt; in
-    order with `Compute`, without an answer."""
+    order with `Compute`, without an answer. wiring: what this peer does, by the plan."""
 
     plan: broker_pb2.RoundPlan
+    wiring: RoundWiring
 
 
 @immutable

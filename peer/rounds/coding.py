@@ -6,13 +6,22 @@ and of its bytes, and the header.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from ...compression.codec import RAW, Codec, CodecError, Encoded, fitting, is_stateful, parse
+from ...compression.codec import (
+    RAW,
+    Codec,
+    CodecError,
+    Encoded,
+    fitting,
+    is_stateful,
+    parse,
+    typical_bytes,
+)
 from ...dag.ir.graph import TensorSpec
 from ...dag.rounds.vector import RunVector, Span, VectorPiece
 
@@ -21,26 +30,32 @@ __all__ = ["PartCoding", "flat_spec"]
 LEAST_ELEMENTS = 1024
 """A smaller piece, a bias or a norm, goes raw: what stands before it would be much of it."""
 _SIZES = struct.Struct("<HI")
-_MOST_HEADER = 64
+_MOST_HEADER, _USUAL_HEADER = 64, 2
 
 
 def flat_spec(elements: int) -> TensorSpec:
+    """Return the spec of so many numbers."""
     return TensorSpec((elements,), "float32")
 
 
 class PartCoding:
-    """`text`: of the codec, "none" for none. `least`: pieces with fewer elements go raw. Raises
-    CodecError for a codec that cannot be had here."""
+    """`text`: of the codec, "none" for none. `least`: pieces with fewer elements go raw. `rows`:
+    numbers of each element; with more than one of them they go raw. Raises CodecError for a codec
+    that cannot be had here."""
 
-    def __init__(self, vector: RunVector, text: str, least: int | None = None) -> None:
+    def __init__(
+        self, vector: RunVector, text: str, least: int | None = None, *, rows: int = 1
+    ) -> None:
         codec = RAW if text == "none" else parse(text)
         if is_stateful(codec):
             raise CodecError(
                 f"{text!r} remembers what it encoded, and attempts of a round may be done again: "
                 "expected a codec of rounds without ef, efd, delta and lowrank"
             )
-        self.vector, self._least = vector, LEAST_ELEMENTS if least is None else least
+        self._least = LEAST_ELEMENTS if least is None else least
+        self.vector, self._rows = vector, rows
         self._codec: Codec = codec  # type: ignore[assignment]  # it has no state
+        self._typical: dict[Span, int] = {}
 
     @property
     def name(self) -> str:
@@ -76,13 +91,26 @@ class PartCoding:
             found += encoded.buffers
         return tuple(found)
 
+    def spec(self, part: Span) -> TensorSpec:
+        """Return the spec that its frames announce."""
+        return flat_spec(self._rows * (part[1] - part[0]))
+
     def most_bytes(self, part: Span) -> int:
-        """The most that a part can take."""
+        """Return the most that a part can take."""
+        return self._bytes(part, lambda codec, spec: codec.size_bytes(spec), _MOST_HEADER)
+
+    def typical_bytes(self, part: Span) -> int:
+        """Return what a part takes as a rule; of a part that a plan has."""
+        if part not in self._typical:
+            self._typical[part] = self._bytes(part, typical_bytes, _USUAL_HEADER)
+        return self._typical[part]
+
+    def _bytes(self, part: Span, of_piece: Callable[[Codec, TensorSpec], int], header: int) -> int:
         total = 0
         for piece in self.vector.pieces(part):
             codec = self.of(piece)
-            total += codec.size_bytes(flat_spec(piece.elements))
-            total += 0 if codec is RAW else _SIZES.size + _MOST_HEADER
+            total += of_piece(codec, flat_spec(self._rows * piece.elements))
+            total += 0 if codec is RAW else _SIZES.size + header
         return total
 
     def decode(self, part: Span, data: memoryview) -> Tensor:
@@ -90,7 +118,7 @@ class PartCoding:
         CodecError."""
         pieces = [*self.vector.pieces(part)]
         if all(self.of(piece) is RAW for piece in pieces):
-            return RAW.decode(flat_spec(part[1] - part[0]), b"", data)
+            return RAW.decode(self.spec(part), b"", data)
         found, at, done = torch.empty(part[1] - part[0]), 0, 0
         for piece in pieces:
             codec, spec, header = self.of(piece), flat_spec(piece.elements), b""

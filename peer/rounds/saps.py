@@ -55,6 +55,8 @@ class MaskedCoding(PartCoding):
     def most_bytes(self, part: Span) -> int:
         return sum(self._size(piece) for piece in self.vector.pieces(part))
 
+    typical_bytes = most_bytes
+
     def decode(self, part: Span, data: memoryview) -> Tensor:
         if len(data) != self.most_bytes(part):
             raise CodecError(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...dag.rounds.vector import RunVector
-from ...dag.rounds.wiring import GIVE, RESULT
+from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings, options_of
 from .coding import PartCoding
 from .diloco import DilocoRounds
 from .gossip import GossipRounds
 from .noloco import NoLocoRounds
 from .saps import SapsRounds
+from .side_by_side import SideBySide
 from .sparse_loco import SparseLocoRounds
 from .strategy import RoundStrategy
 from .streaming import StreamingRounds
@@ -39,9 +40,12 @@ def strategy_of(settings: RoundSettings) -> RoundStrategy:
 def codings_of(
     strategy: RoundStrategy, settings: RoundSettings, vector: RunVector
 ) -> dict[int, PartCoding]:
-    """How contributions are written, and results, by hop. Raises CodecError for a codec that rounds
-    cannot have."""
+    """How contributions, results and versions are written, by hop, before a plan says more. Raises
+    CodecError for a codec that rounds cannot have."""
     if strategy.codecs is None:
-        return dict.fromkeys((GIVE, RESULT), PartCoding(vector, settings.codec))
-    given, result = (PartCoding(vector, text, least=0) for text in strategy.codecs)
-    return {GIVE: given, RESULT: result}
+        given = result = PartCoding(vector, settings.codec)
+    else:
+        given, result = (PartCoding(vector, text, least=0) for text in strategy.codecs)
+    whole = PartCoding(vector, "none", rows=1 + len(strategy.slots))
+    found = {GIVE: given, RESULT: result, VERSION: whole}
+    return found | ({RESULT: SideBySide(given)} if strategy.side_by_side else {})

@@ -11,12 +11,11 @@ holders of other replicas, and the next version.
     apply()             the next version is made, and in the stages unless local steps go on
 
 Until the next round begins, the version before and the contribution stay, so that another attempt
-comes to what it would have come to as the first one. All of it lies on the host, in float32: what
-frames bring and take is there too, and the device keeps its memory for the steps. Entries are the
-run's (`dag/rounds/vector.py`); a tied one is contributed and hashed by its first stage only, and
-applied in all.
+comes to what it would have come to as the first one. What values are is `algebra.py`'s to say.
+Entries are the run's (`dag/rounds/vector.py`); a tied one is contributed and hashed by its first
+stage only, and applied in all.
 
-    round:VALUE:PART    in snapshots, what is kept of an entry (`entries.py`)
+    round:VALUE:PART    in snapshots, what is kept of an entry (`algebra.py`)
 
 State is shared by all replicas, or of the replica by itself. The latter is kept where an entry
 belongs, and moves on only with a version that its contribution is in. Who takes a version without
@@ -31,78 +30,66 @@ between the two are of the round that is exchanged only: what they have no landi
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
-import torch
-from torch import Tensor
-
-from ...compression.codec import RAW, Encoded
 from ...dag.execute.execute import TensorSpecError
-from ...dag.ir.graph import TensorSpec
+from ...dag.plan.action import Kind
+from ...dag.plan.cut import Stage
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.digest import digest
-from ...dag.rounds.sums import fits
-from ...dag.rounds.vector import RunVector, Span, VectorPiece
-from ...dag.rounds.wiring import GIVE, RESULT, VERSION
+from ...dag.rounds.sums import LargeContributionError
+from ...dag.rounds.vector import Span, VectorPiece
+from ...dag.rounds.wiring import GIVE, RESULT, RoundWiring
 from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
 from ..core.events import RoundResult
-from ..sync.norm import square_of
+from .algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra
 from .attempt import EarlyFrames, RoundAttempt, most_of_any
-from .buffers import strategy_of_entry
-from .coding import flat_spec
-from .entries import EntryVersion, HeldEntry, hash_of_segment
 from .local import LocalSteps
-from .strategies import codings_of, strategy_of
-from .strategy import State
 
 __all__ = ["RoundWork"]
 
+V = TypeVar("V")
+T = TypeVar("T")
 
-class RoundWork:
-    """`tensors`: by value, parameters and buffers in the stages of `peer`, each of its copies;
-    `owned`: by stage, those that belong to it. `replica`: the id of its replica."""
+
+class RoundWork(Generic[V]):
+    """Rounds of `peer`. `copies`: by value, an entry in each of its `stages` that has it, as the
+    algebra reads and writes them."""
 
     def __init__(
         self,
-        vector: RunVector,
+        algebra: RoundAlgebra[V],
         settings: RoundSettings,
         local: LocalSteps,
         *,
-        replica: str,
         peer: PeerId,
-        tensors: Mapping[str, Sequence[Tensor]],
-        owned: Mapping[int, Collection[str]],
+        stages: Iterable[Stage],
+        copies: Mapping[str, Sequence[Any]],
     ) -> None:
-        """Raises CodecError for a codec that rounds cannot have."""
-        self.vector, self.local, self.peer = vector, local, peer
-        self._settings, self._replica = settings, replica
-        self._strategy = strategy_of(settings)
-        self._usual = self._codings = codings_of(self._strategy, settings, vector)
-        self._entries: dict[str, HeldEntry] = {}
-        self._of_stages = [[v for v in owned[k] if v in tensors] for k in sorted(owned)]
+        self.algebra, self.local, self.peer = algebra, local, peer
+        self.vector, self._settings = algebra.vector, settings
+        here = [e for e in self.vector.entries if e.spec.elements and copies.get(e.value)]
+        self._of_stages = [
+            [e.value for e in here if s.start <= e.operator < s.stop]
+            for s in sorted(stages, key=attrgetter("index"))
+        ]
         mine = {value for values in self._of_stages for value in values}
-        for entry in vector.entries:
-            copies = tensors.get(entry.value)
-            if copies and entry.spec.elements:
-                strategy = strategy_of_entry(entry, self._strategy)
-                self._entries[entry.value] = HeldEntry.of(
-                    entry,
-                    copies,
-                    strategy,
-                    slots=self._strategy.slots,
-                    owned=entry.value in mine,
-                )
+        self._entries = {
+            e.value: HeldEntry(algebra, e, copies[e.value], owned=e.value in mine) for e in here
+        }
         self._round, self._ahead, self._fragment = -1, False, 0
         """The round, whether local steps go on while it is exchanged, and of what it is."""
-        self._attempt: RoundAttempt | None = None
+        self._attempt: RoundAttempt[V] | None = None
         self.early, self._lock = EarlyFrames(), threading.Lock()
 
     @property
     def size_bytes(self) -> int:
-        """What is kept from round to round."""
-        return self._settings.kept_bytes * sum(e.entry.spec.elements for e in self._all)
+        """Bytes that are kept from round to round."""
+        elements = sum(e.entry.spec.elements for e in self._entries.values())
+        return self._settings.kept_bytes * elements
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -112,64 +99,63 @@ class RoundWork:
     def versions(self) -> dict[str, int]:
         """By value, the hash of the version that the round began with, with its shared state."""
         found = {}
-        for value, entry in self._entries.items():
-            state = () if self._strategy.apart else entry.version.state.values()
-            found[value] = digest(value, torch.cat([entry.version.values, *state]))
+        for value, e in self._entries.items():
+            state = () if self.algebra.strategy.apart else e.version.state.values()
+            found[value] = self.algebra.digest(e.entry, e.version.values, *state)
         return found
-
-    @property
-    def _all(self) -> Collection[HeldEntry]:
-        return self._entries.values()
 
     # ------------------------------------------------------------ rounds
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """The round may be the one that it is in: then only its local steps are others."""
         self.local.begin(start)
-        self._strategy.begin(start.round, gathers=start.gathers)
+        self.algebra.begin(start)
         if self._attempt and self._attempt.plan.round < start.round:
             self._attempt.end()
-        for entry in self._all:
+        for entry in self._entries.values():
             if entry.round < start.round:
                 entry.commit(late=start.late > 0)
         self._round, self._ahead, self._fragment = start.round, start.ahead > 0, start.fragment
 
+    def carry_out(self, kind: Kind) -> RoundResult:
+        """Does an action of a round."""
+        match kind:
+            case Kind.CONTRIBUTE:
+                return self.contribute()
+            case Kind.EXCHANGE:
+                return self.exchange()
+            case Kind.APPLY:
+                return self.apply()
+        for entry in self._entries.values():
+            entry.show() if kind is Kind.SHOW else entry.land()
+        return RoundResult()
+
     def contribute(self) -> RoundResult:
         """Takes down what was moved; once in a round."""
-        drift, apart = 0.0, self._strategy.apart
-        whole = self._ahead or apart or self._strategy.mix > 0.0
-        for entry in self._all:
+        drift, strategy = 0.0, self.algebra.strategy
+        whole = self._ahead or strategy.apart or strategy.mix > 0.0
+        for entry in self._entries.values():
             if not self.vector.is_in(entry.entry, self._fragment) or not (whole or entry.owned):
                 continue
             if entry.given is None:
-                value, own = entry.entry.value, {**entry.version.state, **entry.version.own}
-                given = entry.strategy.contribution(value, entry.began, entry.now, own)
-                if not entry.entry.integer and not bool(given.isfinite().all()):
+                given = self.algebra.contribution(entry)
+                if given is None:
                     why = f"{entry.entry.name} has moved by what is no finite number"
                     return RoundResult(code="nonfinite", why=why)
                 entry.given, entry.round = given, self._round
-            if entry.owned and not entry.entry.is_buffer:
-                drift += float(square_of(entry.given - entry.began if apart else entry.given))
+            drift += self.algebra.drift(entry) if entry.owned else 0.0
         return RoundResult(drift=drift)
 
-    def join(self, plan: broker_pb2.RoundPlan) -> None:
-        """Raises TensorSpecError for a plan that is none for this vector."""
-        stop = max((s.stop for s in plan.segments), default=0)
-        if stop > self.vector.elements:
-            raise TensorSpecError(
-                f"a segment ends at {stop}: the vector has {self.vector.elements} elements"
-            )
-        for entry in self._all:
+    def join(self, plan: broker_pb2.RoundPlan, wiring: RoundWiring) -> None:
+        """Frames and actions are of this attempt from here on. `wiring`: by the plan."""
+        for entry in self._entries.values():
             entry.applied, entry.replaces = None, False
-        passes_on = self._strategy.side_by_side
-        own = self._strategy.coding(self.vector)
-        codings = {GIVE: own, RESULT: own} if own else self._usual
-        attempt = RoundAttempt(plan, self.peer, self.vector, codings[RESULT], passes_on)
+        attempt = RoundAttempt(plan, wiring, self.peer, self.algebra)
         with self._lock:
-            self._attempt, self._codings = attempt, codings
+            self._attempt = attempt
 
     def exchange(self) -> RoundResult:
-        """What it gives is encoded, and added where it adds up itself: as others will read it, so
+        """Encodes what it gives, and adds that where it adds up itself: as others will read it, so
         that it makes no difference who adds up."""
         attempt = self._joined
         for arrived in self.early.take(attempt.number):
@@ -178,100 +164,71 @@ class RoundWork:
             except ValueError as error:
                 return RoundResult(code="refused", why=str(error))
         for part, by in attempt.wiring.gives:
-            heard = []
-            for piece in self.vector.pieces(part):
-                given = self._given(piece)
-                if given is None:
-                    return _missing(f"no contribution of {piece.entry.name} was taken down here")
-                encoded = self._encoded(piece, given, attempt.plan.round)
-                heard.append(self._codings[GIVE].echo(piece, given, encoded))
-                if not piece.entry.integer and not fits(heard[-1], attempt.plan.exponent):
-                    most = float(heard[-1].abs().amax())
-                    why = f"{piece.entry.name} has moved by {most:g}"
-                    why += f": expected less than 2^{attempt.plan.exponent}"
-                    return RoundResult(code="overflow", why=why)
+            try:
+                mine = self._held(part, lambda e: e.given)
+            except KeyError as lacks:
+                return _missing(f"no contribution of {lacks.args[0]} was taken down here")
+            try:
+                given = self.algebra.give(part, mine, attempt.plan, attempt.codings[GIVE])
+            except LargeContributionError as error:
+                return RoundResult(code="overflow", why=str(error))
+            attempt.given[part] = given.buffers
             if by == self.peer:
-                attempt.add(part, self.peer, torch.cat(heard), self._contribution(part) or ())
+                attempt.add(part, self.peer, given)
         return RoundResult()
 
     def apply(self) -> RoundResult:
-        """The next version, of what the plan has come here; nothing changes unless it is whole."""
-        attempt = self._joined
-        made = dict(self._from_versions(attempt)) | dict(self._from_results(attempt))
+        """Makes the next version of what came; nothing changes unless all of it is here."""
+        attempt, plan = self._joined, self._joined.plan
+        made = dict[str, EntryVersion[V]]()
+        for entry, whole in self._gathered(attempt.versions()):
+            made[entry.entry.value] = self.algebra.taken(entry, whole)
+        for entry, mean in self._gathered(attempt.results()):
+            made[entry.entry.value] = self.algebra.meet(entry, mean, attempt.codings[GIVE])
+        gets = bool(attempt.wiring.gets)
         for value, entry in self._entries.items():
-            wanted = self.vector.is_in(entry.entry, attempt.plan.fragment) or attempt.wiring.gets
-            if wanted and value not in made:
+            if (gets or self.vector.is_in(entry.entry, plan.fragment)) and value not in made:
                 return _missing(f"{entry.entry.name} has not all come that the plan has come here")
         for value, version in made.items():
             entry = self._entries[value]
-            entry.applied, entry.round = version, attempt.plan.round
-            taken = bool(attempt.wiring.gets)
-            if attempt.plan.final or entry.given is None or (taken and not self._ahead):
-                entry.put(version.values)
-            elif taken:
-                entry.replaces = True
-            elif not self._ahead:
-                entry.put(entry.mixed(version.values))
+            entry.round = plan.round
+            entry.apply(version, beside=self._ahead, whole=gets, final=plan.final)
         attempt.applied = True
-        now = {v: made.get(v, self._entries[v].version).values for v in self._entries}
+        now = {value: e.applied or e.version for value, e in self._entries.items()}
+        digest = self.algebra.digest
         return RoundResult(
             hashes=tuple(
-                sum(digest(v, now[v]) for v in values if v in now) % 2**64
+                sum(digest(self._entries[v].entry, now[v].values) for v in values) % 2**64
                 for values in self._of_stages
             ),
-            parts=tuple(
-                hash_of_segment(self.vector, self._entries, s.start, s.stop)
-                for s in (() if self._strategy.apart else attempt.plan.segments)
-            ),
+            parts=self.algebra.digests(plan, now),
         )
 
-    def show(self) -> RoundResult:
-        """The version is in the stages, until it lands."""
-        for entry in self._all:
-            entry.show()
-        return RoundResult()
-
-    def land(self) -> RoundResult:
-        """The stages move to it; nothing that local steps did meanwhile is lost."""
-        for entry in self._all:
-            entry.land()
-        return RoundResult()
-
-    def _from_results(self, attempt: RoundAttempt) -> Iterator[tuple[str, EntryVersion]]:
-        for entry, (mean,) in self._gathered(attempt.results(), 1):
-            before, value = entry.version, entry.entry.value
-            given = mean if entry.given is None else entry.given  # of copies nothing is given
-            made = entry.strategy.meet(value, before.values, given, mean, before.state)
-            yield value, EntryVersion(*made, self._left(entry, mean, attempt.plan.round))
-
-    def _from_versions(self, attempt: RoundAttempt) -> Iterator[tuple[str, EntryVersion]]:
-        slots = self._strategy.slots
-        came = ((part, attempt.versions.get(part)) for part, _ in attempt.wiring.gets)
-        for entry, (values, *state) in self._gathered(came, 1 + len(slots)):
-            own = entry.version.own if self._round >= 0 else entry.nothing
-            yield entry.entry.value, EntryVersion(values, dict(zip(slots, state, strict=True)), own)
+    def _held(self, part: Span, of: Callable[[HeldEntry[V]], T | None]) -> Pieces[T]:
+        """The pieces of a part. Raises KeyError for an entry that there is nothing of."""
+        found = list[tuple[VectorPiece, T]]()
+        for piece in self.algebra.pieces_of(part):
+            entry = self._entries.get(piece.entry.value)
+            mine = None if entry is None else of(entry)
+            if mine is None:
+                raise KeyError(piece.entry.name)
+            found.append((piece, mine))
+        return found
 
     def _gathered(
-        self, parts: Iterator[tuple[Span, Tensor | None]], rows: int
-    ) -> Iterator[tuple[HeldEntry, Tensor]]:
-        """Entries of which all parts are there, each as (rows, elements)."""
-        found: dict[str, tuple[Tensor, int]] = {}
+        self, parts: Iterable[tuple[Span, V | None]]
+    ) -> Iterator[tuple[HeldEntry[V], Pieces[V]]]:
+        """Entries of which all pieces are there."""
+        found: dict[str, dict[int, tuple[VectorPiece, V]]] = {}
         for part, came in parts:
-            if came is None:
-                continue
-            table = came.view(rows, part[1] - part[0])
-            for piece in self.vector.pieces(part):
+            for piece, values in () if came is None else self.algebra.cut(part, came):
                 entry = self._entries.get(piece.entry.value)
                 if entry is None:
                     continue
-                elements = entry.entry.spec.elements
-                whole, count = found.get(piece.entry.value, (torch.empty(0), 0))
-                whole = whole if count else torch.empty(rows, elements)
-                at = piece.entry.start + piece.start - part[0]
-                whole[:, piece.start : piece.stop] = table[:, at : at + piece.elements]
-                found[piece.entry.value] = whole, count + piece.elements
-                if count + piece.elements == elements:
-                    yield entry, found.pop(piece.entry.value)[0]
+                pieces = found.setdefault(piece.entry.value, {})
+                pieces[piece.start] = piece, values
+                if sum(p.elements for p, _ in pieces.values()) == entry.entry.spec.elements:
+                    yield entry, [pieces[start] for start in sorted(pieces)]
 
     # ------------------------------------------------------------ frames
 
@@ -288,134 +245,61 @@ class RoundWork:
         part = attempt.comes(key)
         if part is None:
             raise TensorSpecError(f"{key}: the plan of the round has none come to {self.peer}")
-        expected = self._spec(key, part)
-        codec = self._codec_of(key)
-        if (arrived.spec, arrived.codec, arrived.codec_header) != (expected, codec, b""):
-            raise TensorSpecError(
-                f"{key}: expected {expected!r} by {codec}, got {arrived.spec!r} by "
-                f"{arrived.codec!r}"
-            )
-        if arrived.absent:
-            raise TensorSpecError(f"{key}: expected {expected!r}, got none")
-        if key.hop == VERSION:
-            values = RAW.decode(expected, b"", arrived.data)
-        elif key.hop == RESULT:
-            values = attempt.decoded(part, arrived.data)
-        else:
-            values = self._codings[GIVE].decode(part, arrived.data)
-        attempt.take(key, part, values, (arrived.data,))
+        attempt.take(part, arrived)
 
     def most_bytes(self, key: FrameKey) -> int:
         """The most that a frame of this key has; 0 for what no plan names. For any thread."""
         attempt = self._attempt
         if attempt is None or (key.step, key.term) != attempt.number:
-            rows, passed_on = 1 + len(self._strategy.slots), self._strategy.side_by_side
-            return most_of_any(key, self.vector, self._codings, rows, passed_on)
+            return most_of_any(key, self.vector, self.algebra.codings)
         part = attempt.comes(key)
-        if part is None:
-            return 0
-        if key.hop == VERSION:
-            return self._spec(key, part).size_bytes
-        return (attempt if key.hop == RESULT else self._codings[GIVE]).most_bytes(part)
+        return 0 if part is None else attempt.codings[key.hop].most_bytes(part)
 
     def payload(self, key: FrameKey) -> Payload:
         """Raises KeyError for what is not there to be sent."""
         attempt = self._attempt
         part = attempt.goes(key) if attempt else None
-        buffers: tuple[memoryview, ...] | None = None
-        if attempt and part:
-            if key.hop == GIVE:
-                buffers = self._contribution(part)
-            elif key.hop == RESULT:
-                found = attempt.result(part)
-                buffers = found.buffers if found else None
-            elif attempt.applied:
-                buffers = self._whole(part)
-        if part is None or buffers is None:
+        if attempt is None or part is None:
             raise KeyError(f"{key} is not there to be sent by {self.peer}")
-        return Payload(self._codec_of(key), b"", self._spec(key, part), buffers)
-
-    def _codec_of(self, key: FrameKey) -> str:
-        return RAW.name if key.hop == VERSION else self._codings[key.hop].name
-
-    def _spec(self, key: FrameKey, part: Span) -> TensorSpec:
-        rows = 1 + len(self._strategy.slots) if key.hop == VERSION else 1
-        return flat_spec(rows * (part[1] - part[0]))
-
-    def _contribution(self, part: Span) -> tuple[memoryview, ...] | None:
-        found = []
-        for piece in self.vector.pieces(part):
-            entry = self._entries.get(piece.entry.value)
-            if entry is None or piece.start not in entry.encoded:
-                return None
-            found.append((piece, entry.encoded[piece.start]))
-        return self._codings[GIVE].written(found)
-
-    def _whole(self, part: Span) -> tuple[memoryview, ...] | None:
-        """What was made of a part, then its slots one after the other."""
-        rows: list[list[memoryview]] = [[] for _ in range(1 + len(self._strategy.slots))]
-        for piece in self.vector.pieces(part):
-            entry = self._entries.get(piece.entry.value)
-            if entry is None:
-                return None
-            made = entry.applied or entry.version  # that once the round is over
-            tensors = (made.values, *(made.state[slot] for slot in self._strategy.slots))
-            for row, tensor in zip(rows, tensors, strict=True):
-                row += RAW.encode(tensor[piece.start : piece.stop]).buffers
-        return tuple(buffer for row in rows for buffer in row)
-
-    def _given(self, piece: VectorPiece) -> Tensor | None:
-        entry = self._entries.get(piece.entry.value)
-        return (
-            None if entry is None or entry.given is None else entry.given[piece.start : piece.stop]
-        )
-
-    def _encoded(self, piece: VectorPiece, given: Tensor, round_: int) -> Encoded:
-        encoded = self._entries[piece.entry.value].encoded
-        if piece.start not in encoded:
-            encoded[piece.start] = self._codings[GIVE].encode(piece, given, round_, self._replica)
-        return encoded[piece.start]
-
-    def _left(self, entry: HeldEntry, mean: Tensor, round_: int) -> State:
-        """The replica's own state behind a version that its contribution is in."""
-        if not entry.version.own or entry.given is None:
-            return entry.version.own
-        heard, first = [], entry.entry.start
-        for piece in self.vector.pieces((first, entry.entry.stop)):
-            given = entry.given[piece.start : piece.stop]
-            encoded = self._encoded(piece, given, round_)
-            heard.append(self._codings[GIVE].echo(piece, given, encoded))
-        return entry.strategy.left(entry.entry.value, entry.given, torch.cat(heard), mean)
+        buffers, coding = None, attempt.codings[key.hop]
+        if key.hop == GIVE:
+            buffers = attempt.given.get(part)
+        elif key.hop == RESULT:
+            found = attempt.result(part)
+            buffers = found.buffers if found else None
+        elif attempt.applied:  # what was made is the version once the round is over
+            made = self._held(part, lambda e: e.applied or e.version)
+            buffers = self.algebra.whole(part, made, coding)
+        if buffers is None:
+            raise KeyError(f"{key} is not there to be sent by {self.peer}")
+        return Payload(coding.name, b"", coding.spec(part), buffers)
 
     # ------------------------------------------------------------ snapshots
 
-    def state_tensors(self) -> dict[str, Tensor]:
-        """What it goes on from; nobody may write to the tensors."""
+    def state(self) -> dict[str, V]:
+        """Return what it goes on from; nobody may write to the values."""
         return {
-            f"round:{value}:{part}": tensor
+            f"round:{value}:{part}": values
             for value, entry in self._entries.items()
-            for part, tensor in entry.parts().items()
+            for part, values in entry.parts().items()
         }
 
-    def load_state_tensors(self, tensors: Mapping[str, Tensor], *, anew: bool = False) -> None:
-        """Goes on from copies of what `state_tensors` gave, here or at other holders; of entries
-        that have none, from what is in the stages. `anew`: whoever gave it had other data to come,
-        and what is its own stays with it."""
-        states: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
+    def load(self, states: Mapping[str, V], *, anew: bool = False) -> None:
+        """Goes on from copies of what `state` gave, here or at other holders; of entries that have
+        none, from what is in the stages. `anew`: whoever gave it had other data to come, and what
+        is its own stays with it. Raises TensorSpecError."""
+        found: dict[str, dict[str, V]] = {}
+        for name, values in states.items():
             value, _, part = name.removeprefix("round:").rpartition(":")
             if name.startswith("round:") and value in self._entries:
-                states.setdefault(value, {})[part] = tensor.to("cpu", torch.float32, copy=True)
-        for value, state in states.items():
-            entry = self._entries[value]
-            if anew:
-                state |= entry.nothing
-            entry.load(state, self._strategy.slots)
+                found.setdefault(value, {})[part] = values
+        for value, parts in found.items():
+            self._entries[value].load(parts, anew=anew)
 
     # ------------------------------------------------------------ inside
 
     @property
-    def _joined(self) -> RoundAttempt:
+    def _joined(self) -> RoundAttempt[V]:
         assert self._attempt is not None, "no exchange was joined"
         return self._attempt
 

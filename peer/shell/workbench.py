@@ -233,13 +233,15 @@ class DeviceRuntime:
                 )
             case e.BeginRound(run, term, start):
                 self._compute.do(
-                    lambda: self._device.begin_round(start) if self.holds(run, term) else None,
+                    lambda: self._device.rounds.begin(start) if self.holds(run, term) else None,
                     lambda _: calls.post(e.RoundReady(run, term, start.round)),
                     calls.crash,
                 )
-            case e.JoinExchange(run, term, plan):
+            case e.JoinExchange(run, term, plan, wiring):
                 self._compute.do(
-                    lambda: self._device.join_exchange(plan) if self.holds(run, term) else None,
+                    lambda: (
+                        self._device.rounds.join(plan, wiring) if self.holds(run, term) else None
+                    ),
                     _nothing,
                     calls.crash,
                 )

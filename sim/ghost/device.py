@@ -27,15 +27,16 @@ from ...net.links.frame import Arrived, FrameKey, Payload
 from ...net.links.outbox import Pieces
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import RebuildError
-from ...peer.core.events import Built, Result, RoundResult
+from ...peer.core.events import Built, Result
 from ...peer.core.rounds.exchange import run_of
 from ...peer.core.snapshots import PART_BYTES
+from ...peer.rounds.work import RoundWork
 from ...peer.sync.optimizer import learning_rate
 from ...proto import broker_pb2
 from .exchange import carry_out
 from .hashes import MASK, Hash, figure, name_hash
 from .plan import GhostPlan, Hollow
-from .rounds import GhostRounds, GhostVector
+from .rounds import GhostVector
 from .work import ActionTransfers, GhostAssignment, Store
 
 __all__ = ["GhostDevice", "Ghosts", "hollow"]
@@ -135,7 +136,7 @@ class GhostDevice:
         """Raises TensorSpecError when it is not what the plan says for its key."""
         work, key = self._now, arrived.key
         if key.role is Role.ROUND:
-            self._rounds.accept(arrived)
+            self.rounds.accept(arrived)
             return
         at = key[4:]
         wanted = work.coming.get(at)
@@ -168,7 +169,7 @@ class GhostDevice:
         """The hash, announced as the tensor. Raises KeyError for a value that no action left."""
         work = self._now
         if key.role is Role.ROUND:
-            return self._rounds.payload(key)
+            return self.rounds.payload(key)
         at = key[4:]
         value = work.store[key.step].pop(at)
         codec, spec, size = work.going[at]
@@ -181,34 +182,12 @@ class GhostDevice:
 
     # ------------------------------------------------------------ rounds
 
-    def begin_round(self, start: broker_pb2.RoundStart) -> None:
-        self._rounds.begin(start)
-
-    def join_exchange(self, plan: broker_pb2.RoundPlan) -> None:
-        self._rounds.join(plan)
-
-    def versions(self) -> dict[str, int]:
-        """By name in the graph, the hash of what replicas have in common, as far as it is here."""
-        return self._rounds.versions()
-
     @property
-    def _rounds(self) -> GhostRounds:
+    def rounds(self) -> RoundWork[Hash]:
+        """Rounds of the assignment. Raises TensorSpecError for a run without rounds."""
         if self._now.rounds is None:
             raise TensorSpecError(f"{self._now.order.run} has no rounds between replicas")
         return self._now.rounds
-
-    def _of_round(self, kind: Kind) -> RoundResult:
-        match kind:
-            case Kind.CONTRIBUTE:
-                return self._rounds.contribute()
-            case Kind.EXCHANGE:
-                return self._rounds.exchange()
-            case Kind.SHOW:
-                return self._rounds.show()
-            case Kind.LAND:
-                return self._rounds.land()
-            case _:
-                return self._rounds.apply()
 
     # ------------------------------------------------------------ actions
 
@@ -217,7 +196,7 @@ class GhostDevice:
         afterwards."""
         work = self._now
         if action.kind in ROUNDS:
-            return Result(0.0, self.peak_bytes, round=self._of_round(action.kind))
+            return Result(0.0, self.peak_bytes, round=self.rounds.carry_out(action.kind))
         part = work.part(step, action)
         store = work.store.setdefault(step, {})
         match action.kind:
@@ -296,9 +275,11 @@ class GhostDevice:
         work, found = self._now, dict[str, int]()
         for held in work.held.values():
             found |= held.exported()
-        of_rounds, size = work.rounds.state() if work.rounds else ({}, 0)
+        of_rounds = work.rounds.state() if work.rounds else {}
+        vector, size = self._shared.vector(work.order), work.snapshot_bytes
+        size += vector.snapshot_bytes(of_rounds) if vector else 0
         data = json.dumps(found | of_rounds).encode()
-        return lambda: _parts(data, work.snapshot_bytes + size)
+        return lambda: _parts(data, size)
 
     def blocks(self) -> Callable[[], tuple[memoryview, ...]]:
         """Answer as TorchDevice does."""

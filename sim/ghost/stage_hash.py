@@ -207,7 +207,11 @@ class HeldHash:
         """Goes on from what `exported` gave, under whatever cut; other names are passed over."""
         for at, name in enumerate(self.linear.standing):
             if name in states:
-                self.state[at] = np.uint64(states[name])
+                self.put(at, states[name])
+
+    def put(self, at: int, state: int) -> None:
+        """Changes what stands in one place of `linear.standing`."""
+        self.state[at] = np.uint64(state)
         self._base = None
 
     def named_gradients(self) -> dict[str, int]:

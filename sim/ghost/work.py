@@ -15,9 +15,10 @@ from ...dag.schedule.flow import Flow, Role, Transfer
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import recipe
 from ...peer.rounds.local import LocalSteps
+from ...peer.rounds.work import RoundWork
 from .hashes import Hash
 from .plan import IN_SHARDS, GhostPlan, Weighed
-from .rounds import GhostRounds, GhostVector
+from .rounds import GhostVector
 from .stage_hash import HeldHash
 
 __all__ = ["NOTHING", "ActionTransfers", "GhostAssignment", "Local", "Store"]
@@ -91,7 +92,7 @@ class GhostAssignment:
         wait, bytes."""
         self.snapshot_bytes = sum(shared.snapshot_bytes(k) for k in self.held)
 
-        self.rounds: GhostRounds | None = None
+        self.rounds: RoundWork[Hash] | None = None
         """What it does between replicas, where the run has rounds."""
 
     def _parts(self, flow: Flow) -> dict[Action, ActionTransfers]:
@@ -126,7 +127,7 @@ class GhostAssignment:
             training, plan = self.order.training, self.shared.plan
             of_run = training.train.batch // plan.microbatch_size
             local = LocalSteps(len(plan.routes), of_run)
-            self.rounds = GhostRounds(vector, local, self.order.peer, self.held)
+            self.rounds = vector.rounds(local, self.order.peer, self.held)
             self.rounds.load(states)
             self.standing_bytes += self.rounds.size_bytes
 

@@ -96,13 +96,11 @@ class RoundCheck(Check):
 
     def _begins(self, who: str, replica: str, term: int, number: int) -> None:
         device = self.world.peers[who].device
-        if (versions := getattr(device, "versions", None)) is None:
-            return
         run, own = run_of(replica)
         # What one did by itself before it was lost, nobody need have.
         group = (own, term) if self._apart.get((run, number)) else (-1, 0)
         known = self._versions.setdefault((run, number, group), {})
-        for value, hash_ in versions().items():
+        for value, hash_ in device.rounds.versions().items():
             before, whose = known.setdefault(value, (hash_, who))
             if before != hash_:
                 raise Broken(

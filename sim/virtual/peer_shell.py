@@ -288,11 +288,11 @@ class PeerShell:
             case p.PrefetchFrozen():
                 pass  # blobs are here at once
             case p.BeginRound(run, term, start):
-                self.device.begin_round(start)
+                self.device.rounds.begin(start)
                 ready = p.RoundReady(run, term, start.round)
                 world.after(OVERHEAD_S, lambda: self.handle(ready))
-            case p.JoinExchange(plan=plan):
-                self.device.join_exchange(plan)
+            case p.JoinExchange(plan=plan, wiring=wiring):
+                self.device.rounds.join(plan, wiring)
             case p.Prefetch(run, term, step):
                 read: p.Event = p.DataReady(run, term, step)
                 try:

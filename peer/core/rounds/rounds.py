@@ -139,7 +139,7 @@ class Rounds:
         self._waits_since = now if self._waits_since is None else self._waits_since
 
     def exchanges(self) -> list[e.Instruction]:
-        """What is next in the exchange; who takes the whole version does so at the gate."""
+        """Go on with the exchange; who takes the whole version does so at the gate."""
         if self.computing or (self.start is not None and not self._taken_down):
             return []
         exchange = self._exchange
@@ -147,7 +147,7 @@ class Rounds:
             return []
         if exchange.plan is not None and not exchange.begun:
             exchange.joins()
-            join = e.JoinExchange(self._replica, self._term, exchange.plan)
+            join = e.JoinExchange(self._replica, self._term, exchange.plan, exchange.wiring)
             return [join, *self._compute(Kind.EXCHANGE, exchange.plan.round)]
         if exchange.plan is None or self._applied or not exchange.complete:
             return []
@@ -155,7 +155,7 @@ class Rounds:
         return self._compute(Kind.APPLY, exchange.plan.round)
 
     def planned(self, plan: broker_pb2.RoundPlan, now: float) -> list[e.Instruction]:
-        """What is exchanged, or is in place of an attempt."""
+        """Take a plan of what is exchanged, in place of an earlier attempt."""
         exchange, before = self._exchange, self._exchange.plan
         known = (before.round, before.attempt) if before is not None else (0, 0)
         behind = self.start is not None and plan.round < self.start.round

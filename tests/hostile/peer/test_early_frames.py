@@ -76,14 +76,14 @@ def test_no_flood_of_one_takes_more_than_sixteen_parts_of_memory(method: str) ->
     vector = RunVector([Entry("param:p", spec, 0, 0)])
     settings = RoundSettings(method=method, replicas=64)
     strategy = strategy_of(settings)
-    codings, rows = codings_of(strategy, settings, vector), 1 + len(strategy.slots)
+    codings = codings_of(strategy, settings, vector)
     for hop in (GIVE, RESULT, VERSION):
         key = FrameKey("r", 9, 99, Role.ROUND, 0, hop, port_of((0, PIECE)), "evil", "me")
-        most = most_of_any(key, vector, codings, rows, strategy.side_by_side)
+        most = most_of_any(key, vector, codings)
         assert 0 < EACH * most <= 17 * 4 * PIECE, hop
         for start, stop in ((0, 0), (0, PIECE + 1), (3 * PIECE - 1, 3 * PIECE + 1)):
             odd = FrameKey("r", 9, 99, Role.ROUND, 0, hop, port_of((start, stop)), "evil", "me")
-            assert most_of_any(odd, vector, codings, rows, strategy.side_by_side) == 0
+            assert most_of_any(odd, vector, codings) == 0
 
 
 async def test_a_member_that_ignores_its_credit_gains_no_place_by_coming_again() -> None:

@@ -14,11 +14,12 @@ from torch.nn import functional as F
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.plan.cut import cut
 from shoal.dag.rounds.vector import RunVector
-from shoal.dag.rounds.wiring import GIVE, RESULT, VERSION, port_of
+from shoal.dag.rounds.wiring import GIVE, RESULT, VERSION, port_of, wiring
 from shoal.dag.schedule.flow import Role
 from shoal.job import Training
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import FrameKey
+from shoal.peer.core.rounds.exchange import segments_of
 from shoal.proto import broker_pb2 as pb
 from shoal.tests.peer.compute.test_device import digits
 from shoal.tests.peer.conftest import arrived, plan_of
@@ -88,7 +89,7 @@ class Replica:
             start=start, length=length, gathers=gathers,
         )  # fmt: skip
         for device in self.devices.values():
-            device.begin_round(message)
+            device.rounds.begin(message)
 
     def train(self, first, stop):
         for step in range(first, stop):
@@ -202,7 +203,8 @@ class Exchange:
 
     def join(self):
         for peer, device in self.devices.items():
-            device.join_exchange(self.plan(peer))
+            plan, vector = self.plan(peer), device.rounds.vector
+            device.rounds.join(plan, wiring(vector, segments_of(plan), peer, plan.fragment))
 
     def begin(self):
         """Everybody joins, and adds its own: results of that by peer."""

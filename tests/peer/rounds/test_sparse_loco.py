@@ -37,6 +37,11 @@ def residuals(replica):
     return {value: e.version.own["residual"].clone() for value, e in entries(replica).items()}
 
 
+def drift_of(replica):
+    """What local steps moved, of each parameter."""
+    return {v: e.algebra.began(e) - e.copies[0].flatten() for v, e in entries(replica).items()}
+
+
 def begin(replicas, round_):
     for i, each in enumerate(replicas):
         each.begin(round_, round_, 1, hand_out(i, round_, 1, len(replicas)))
@@ -52,7 +57,8 @@ def test_what_was_given_and_what_is_left_is_all_there_was(make_case, replica):
         before = [residuals(r) for r in replicas]
         base = {v: e.version.values for v, e in entries(replicas[0]).items()}
         moved = [
-            {v: e.began - e.copies[0].flatten() for v, e in entries(r).items()} for r in replicas
+            {v: e.algebra.began(e) - e.copies[0].flatten() for v, e in entries(r).items()}
+            for r in replicas
         ]
         assert len({*Exchange(replicas, round=round_, weights=weights).run()}) == 1
         begin(replicas, round_ + 1)
@@ -91,7 +97,10 @@ def test_what_does_not_come_back_stays_with_who_gave_it(make_case, replica):
     replicas = trained(case_of_three(make_case), replica, method="sparse-loco", options=options)
     weights = (2, 3, 7)
     base = {v: e.version.values for v, e in entries(replicas[0]).items()}
-    moved = [{v: e.began - e.copies[0].flatten() for v, e in entries(r).items()} for r in replicas]
+    moved = [
+        {v: e.algebra.began(e) - e.copies[0].flatten() for v, e in entries(r).items()}
+        for r in replicas
+    ]
     assert len({*Exchange(replicas, weights=weights).run()}) == 1
     begin(replicas, 1)
     left = [residuals(r) for r in replicas]

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from shoal.broker import events as b
-from shoal.dag.rounds.wiring import GIVE
 from shoal.job import Job
 from shoal.peer.core.snapshots import SnapshotStore
-from shoal.proto.broker_pb2 import DONE, RoundDone, RunEvent
+from shoal.proto.broker_pb2 import DONE, RoundDone, RoundPlan, RunEvent
 from shoal.sim.ghost import device
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import Words
 from shoal.sim.ghost.round_hashes import ExpectedRounds, expected_gossip, expected_rounds
-from shoal.sim.ghost.rounds import GhostRounds
+from shoal.sim.ghost.rounds import HashAlgebra, HashSum
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual import peer_shell
@@ -190,41 +189,43 @@ def test_pairs_come_to_what_a_plain_loop_does(laboratory: Any, method: str) -> N
     assert [d.sent_bytes for d in done(events)] == [d.sent_bytes for d in real]
 
 
-def left_out(rounds: GhostRounds, came: dict[Any, Words]) -> None:
-    key = next(k for k in came if k[0] == GIVE)
-    came[key] = np.zeros_like(came[key])
+def left_out(words: Words) -> Words:
+    return np.zeros_like(words)
 
 
-def counted_twice(rounds: GhostRounds, came: dict[Any, Words]) -> None:
-    key = next(k for k in came if k[0] == GIVE)
-    came[key] = came[key] * np.uint64(2)
+def counted_twice(words: Words) -> Words:
+    return words * np.uint64(2)
 
 
-def of_another_piece(rounds: GhostRounds, came: dict[Any, Words]) -> None:
-    key = next(k for k, words in came.items() if k[0] == GIVE and len(words) > 1)
-    came[key] = came[key][::-1]
+def of_another_piece(words: Words) -> Words:
+    return words[::-1]
 
 
 @pytest.mark.parametrize("mistake", [left_out, counted_twice, of_another_piece])
 def test_a_mistake_in_a_sum_changes_the_version(
-    laboratory: Any, monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., None]
+    laboratory: Any, monkeypatch: pytest.MonkeyPatch, mistake: Callable[[Words], Words]
 ) -> None:
-    """Once, at whoever is the first to add up in the second round; all apply what it makes."""
-    adds_up, wrong = GhostRounds._mean, list[GhostRounds]()
+    """Once, in the first contribution of several pieces that anybody adds up in the second round;
+    all apply what is made of it."""
+    begin, add, sums, wrong = HashAlgebra.sum, HashSum.add, list[HashSum](), list[HashSum]()
 
-    def meddled(rounds: GhostRounds, part: Any) -> Words | None:
-        found = adds_up(rounds, part)
-        if found is not None and rounds._round == 1 and not wrong:
-            wrong.append(rounds)
-            mistake(rounds, rounds._came)
-            rounds._means.clear()
-            found = adds_up(rounds, part)
+    def second(algebra: HashAlgebra, part: Any, plan: RoundPlan) -> HashSum:
+        found = begin(algebra, part, plan)
+        sums.extend([found] * (plan.round == 1))
         return found
 
+    def meddled(total: HashSum, values: Any, weight: int) -> None:
+        if total in sums and len(values) > 1 and not wrong:
+            wrong.append(total)
+            values = mistake(values)
+        add(total, values, weight)
+
     played = Played(laboratory(job(3)), THREE)
-    monkeypatch.setattr(GhostRounds, "_mean", meddled)
+    monkeypatch.setattr(HashAlgebra, "sum", second)
+    monkeypatch.setattr(HashSum, "add", meddled)
     events = played.finish()
     found, wanted = played.found(events), played.expected(events)
+    assert wrong
     assert found.versions[0] == wanted.versions[0]
     assert not set(found.versions[1:]) & set(wanted.versions[1:])
 

@@ -1,0 +1,250 @@
+"""Rounds on tensors: what values are, and what becomes of buffers, whatever the method does with
+parameters.
+
+A value of an entry is (elements,), float32, on the host: what frames bring and take is there too,
+and the device keeps its memory for the steps. Of running statistics the mean counts, without
+momentum and whole, and of integers the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ...compression.codec import RAW, Encoded
+from ...dag.execute.execute import TensorSpecError
+from ...dag.rounds.digest import digest
+from ...dag.rounds.sums import LargeContributionError, WeightedSum, fits
+from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
+from ...job.rounds import RoundSettings
+from ...job.settings import Settings
+from ...proto import broker_pb2
+from ..sync.norm import square_of
+from .algebra import Buffers, EntryVersion, HeldEntry, Pieces, RoundAlgebra, WrittenPart
+from .coding import PartCoding
+from .side_by_side import joined
+from .strategies import codings_of, strategy_of
+from .strategy import RoundStrategy, State
+
+__all__ = ["TensorAlgebra"]
+
+
+class _Mean(RoundStrategy):
+    """Shared state, of which there is none, stays as it began."""
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        return base - mean, state
+
+
+class _Whole(_Mean):
+    """The exchange finds what all go on with: of integers the largest, and of statistics the mean
+    where replicas do not begin a round with the same ones."""
+
+    gives_values = True
+
+    def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
+        return now
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        return mean, state
+
+
+class TensorAlgebra(RoundAlgebra[Tensor]):
+    """Tensors of one holder. `replica`: the id of its replica. Raises CodecError for a codec that
+    rounds cannot have."""
+
+    def __init__(self, vector: RunVector, settings: RoundSettings, replica: str) -> None:
+        self.vector, self.strategy = vector, strategy_of(settings)
+        self.codings = codings_of(self.strategy, settings, vector)
+        self._replica, self._round = replica, -1
+        self._mean, self._whole = _Mean(Settings()), _Whole(Settings())
+        self._encoded: dict[tuple[str, int], Encoded] = {}
+        """By entry and beginning of a piece, the contribution to the round."""
+
+    def begin(self, start: broker_pb2.RoundStart) -> None:
+        super().begin(start)
+        if start.round != self._round:
+            self._round, self._encoded = start.round, {}
+
+    # ------------------------------------------------------------ entries
+
+    def _strategy(self, entry: Entry) -> RoundStrategy:
+        """The method's, or that of buffers."""
+        if not entry.is_buffer:
+            return self.strategy
+        return self._whole if entry.integer or self.strategy.apart else self._mean
+
+    def read(self, copy: Tensor, entry: Entry) -> Tensor:
+        dtype = torch.int64 if entry.integer else torch.float32
+        return copy.detach().to("cpu", dtype, copy=True).reshape(-1).view(torch.float32)
+
+    @torch.no_grad()
+    def write(self, copy: Tensor, values: Tensor, entry: Entry) -> None:
+        copy.copy_((values.view(torch.int64) if entry.integer else values).view(copy.shape))
+
+    def first(self, held: HeldEntry[Tensor], values: Tensor) -> EntryVersion[Tensor]:
+        own = self._strategy(held.entry).own_slots if held.owned else ()
+        state, mine = (
+            {slot: torch.zeros_like(values) for slot in slots}
+            for slots in (self.strategy.slots, own)
+        )
+        return EntryVersion(values, state, mine)
+
+    def loaded(self, values: Tensor, entry: Entry) -> Tensor:
+        if values.shape != (entry.spec.elements,):
+            raise TensorSpecError(
+                f"state of rounds of {entry.value}: expected {entry.spec.elements} elements"
+            )
+        return values.to("cpu", torch.float32, copy=True)
+
+    def began(self, held: HeldEntry[Tensor]) -> Tensor:
+        """Return what local steps began with: the version in the dtype of the stages."""
+        values = held.version.values
+        return values if held.entry.integer else values.to(held.copies[0].dtype).float()
+
+    def _left(self, held: HeldEntry[Tensor]) -> Tensor:
+        """What was in the stages when it was taken down."""
+        assert held.given is not None, f"nothing of {held.entry.name} was taken down"
+        whole = self._strategy(held.entry).gives_values
+        return held.given if whole else self.began(held) - held.given
+
+    def contribution(self, held: HeldEntry[Tensor]) -> Tensor | None:
+        entry, state = held.entry, {**held.version.state, **held.version.own}
+        strategy = self._strategy(entry)
+        given = strategy.contribution(entry.value, self.began(held), held.now, state)
+        return given if entry.integer or bool(given.isfinite().all()) else None
+
+    def drift(self, held: HeldEntry[Tensor]) -> float:
+        if held.entry.is_buffer or held.given is None:
+            return 0.0
+        apart = self.strategy.apart
+        return float(square_of(held.given - self.began(held) if apart else held.given))
+
+    def mixed(self, held: HeldEntry[Tensor], version: Tensor) -> Tensor:
+        mix = self._strategy(held.entry).mix
+        if not mix or held.given is None:
+            return version
+        was = self._left(held)
+        return was + (version - was) * (1.0 - mix)
+
+    def landing(self, held: HeldEntry[Tensor], version: Tensor) -> Tensor:
+        a, b = self.mixed(held, version), self._left(held)
+        if held.entry.integer:
+            return (a.view(torch.int64) - b.view(torch.int64)).view(torch.float32)
+        return a - b
+
+    def moved(self, values: Tensor, landing: Tensor, entry: Entry) -> Tensor:
+        if entry.integer:
+            return (values.view(torch.int64) + landing.view(torch.int64)).view(torch.float32)
+        return values + landing
+
+    def meet(
+        self, held: HeldEntry[Tensor], mean: Pieces[Tensor], coding: PartCoding
+    ) -> EntryVersion[Tensor]:
+        value, before, strategy = held.entry.value, held.version, self._strategy(held.entry)
+        [found] = torch.cat([values for _, values in mean], dim=1)
+        given = found if held.given is None else held.given  # of copies nothing is given
+        values, state = strategy.meet(value, before.values, given, found, before.state)
+        if not before.own or held.given is None:
+            return EntryVersion(values, state, before.own)
+        heard, _ = self._heard([(piece, given) for piece, _ in mean], self._round, coding)
+        return EntryVersion(values, state, strategy.left(value, given, torch.cat(heard), found))
+
+    def taken(self, held: HeldEntry[Tensor], version: Pieces[Tensor]) -> EntryVersion[Tensor]:
+        values, *state = torch.cat([rows for _, rows in version], dim=1)
+        own = held.version.own if self._round >= 0 else self.first(held, values).own
+        return EntryVersion(values, dict(zip(self.strategy.slots, state, strict=True)), own)
+
+    def digest(self, entry: Entry, *values: Tensor) -> int:
+        return digest(entry.value, values[0] if len(values) == 1 else torch.cat(values))
+
+    def digests(
+        self, plan: broker_pb2.RoundPlan, made: Mapping[str, EntryVersion[Tensor]]
+    ) -> tuple[int, ...]:
+        if self.strategy.apart:
+            return ()
+        return tuple(self._digest(self.vector.parts(s.start, s.stop), made) for s in plan.segments)
+
+    def _digest(self, parts: Iterable[Span], made: Mapping[str, EntryVersion[Tensor]]) -> int:
+        total = 0
+        for piece in (p for part in parts for p in self.vector.pieces(part)):
+            if (version := made.get(piece.entry.value)) is not None:
+                for slot, tensor in {"": version.values, **version.state}.items():
+                    name = f"{piece.entry.value}\0{slot}\0{piece.start}"
+                    total += digest(name, tensor[piece.start : piece.stop])
+        return total % 2**64
+
+    # ------------------------------------------------------------ parts
+
+    def pieces_of(self, part: Span) -> Sequence[VectorPiece]:
+        return tuple(self.vector.pieces(part))
+
+    def _heard(
+        self, given: Pieces[Tensor], number: int, coding: PartCoding
+    ) -> tuple[list[Tensor], list[tuple[VectorPiece, Encoded]]]:
+        """Contributions as others read them, and as they are written, once in a round."""
+        heard, pieces = [], []
+        for piece, values in given:
+            own, at = values[piece.start : piece.stop], (piece.entry.value, piece.start)
+            if at not in self._encoded:
+                self._encoded[at] = coding.encode(piece, own, number, self._replica)
+            pieces.append((piece, self._encoded[at]))
+            heard.append(coding.echo(piece, own, self._encoded[at]))
+        return heard, pieces
+
+    def give(
+        self, part: Span, given: Pieces[Tensor], plan: broker_pb2.RoundPlan, coding: PartCoding
+    ) -> WrittenPart[Tensor]:
+        heard, pieces = self._heard(given, plan.round, coding)
+        for (piece, _), values in zip(pieces, heard, strict=True):
+            if not piece.entry.integer and not fits(values, plan.exponent):
+                raise LargeContributionError(
+                    f"{piece.entry.name} has moved by {float(values.abs().amax()):g}: expected "
+                    f"less than 2^{plan.exponent}"
+                )
+        return WrittenPart(coding.written(pieces), torch.cat(heard))
+
+    def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum:
+        integers = self.vector.integers(part)
+        return WeightedSum(part[1] - part[0], plan.weight, plan.exponent, integers)
+
+    def result(
+        self,
+        part: Span,
+        mean: Tensor,
+        came: Sequence[tuple[int, Buffers]],
+        plan: broker_pb2.RoundPlan,
+        coding: PartCoding,
+    ) -> WrittenPart[Tensor]:
+        if came:
+            return WrittenPart(joined(came), mean)
+        pieces, heard = [], []
+        for piece, [own] in self.cut(part, mean):
+            encoded = coding.encode(piece, own, plan.round, "")
+            pieces.append((piece, encoded))
+            heard.append(coding.echo(piece, own, encoded))
+        return WrittenPart(coding.written(pieces), torch.cat(heard))
+
+    def whole(self, part: Span, made: Pieces[EntryVersion[Tensor]], coding: PartCoding) -> Buffers:
+        """The values, then slots one after the other."""
+        found: list[memoryview] = []
+        for slot in (None, *self.strategy.slots):
+            for piece, version in made:
+                values = version.values if slot is None else version.state[slot]
+                found += RAW.encode(values[piece.start : piece.stop]).buffers
+        return tuple(found)
+
+    def decode(self, part: Span, data: memoryview, coding: PartCoding) -> Tensor:
+        return coding.decode(part, data)
+
+    def fits(self, part: Span, values: Tensor, exponent: int) -> bool:
+        values = values.view(-1, part[1] - part[0])
+        return fits(values[0], exponent, self.vector.integers(part)) and fits(values[1:], exponent)
+
+    def cut(self, part: Span, values: Tensor) -> Iterator[tuple[VectorPiece, Tensor]]:
+        table = values.view(-1, part[1] - part[0])
+        for piece in self.vector.pieces(part):
+            at = piece.entry.start + piece.start - part[0]
+            yield piece, table[:, at : at + piece.elements]
