@@ -317,12 +317,9 @@ def _follow(run: Run, *, json: bool, export: bool, since: int = 0) -> None:
 def _half(run: Run, *, json: bool) -> dict[str, Any] | None:
     """What the model is without every second block, where microbatches left some out; where that
     cannot be had, people read why, and the run is done all the same."""
-    from ..client.errors import ClientError
-
-    try:
-        found = run.evaluate_half()
-    except (ClientError, ValueError) as error:
-        complain(f"the model without every second block was not evaluated: {error}")
+    found = run.half_or_reason()
+    if isinstance(found, str):
+        complain(f"the model without every second block was not evaluated: {found}")
         return None
     if found is not None and not json:
         echo(f"half the model: {found}")

@@ -20,7 +20,7 @@ from .processes import PATIENCE_S, ClusterError, LocalCluster
 from .report import Summary, unigram_entropy
 from .verify import verify
 
-__all__ = ["ClusterRun", "run_cluster"]
+__all__ = ["ClusterRun", "evaluate_half", "run_cluster"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,7 @@ def run_cluster(
         trained = train(cluster, front, job, folder, summary, shown, names)
         if summary.exit:
             return
-        if (half := trained.handle.evaluate_half()) is not None:
-            summary.half_loss, summary.half_without = half.loss, half.left_out
+        evaluate_half(trained, shown)
         if options.keep is not None:
             summary.weights = str(trained.handle.export(folder / "model.safetensors"))
         if not options.verify:
@@ -106,6 +105,21 @@ def train(
     return ClusterRun(followed=followed, facts=facts, handle=run)
 
 
+def evaluate_half(trained: ClusterRun, shown: LiveView) -> None:
+    """Fills the summary of a run whose microbatches left stages out with the held-out loss of its
+    model without every second block that they may leave out, by the peers that are left, or with
+    why they could not compute it."""
+    summary = trained.followed.summary
+    if not trained.followed.left_out or summary.eval_loss is None:
+        return
+    shown.say("evaluating the model without every second block")
+    half = trained.handle.half_or_reason()
+    if isinstance(half, str):
+        summary.half_missing = half
+    elif half is not None:
+        summary.half_loss, summary.half_without = half.loss, half.left_out
+
+
 def beside(
     cluster: LocalCluster, front: Front, job: Job, folder: Path, names: Mapping[str, str]
 ) -> Following:
@@ -136,9 +150,10 @@ def wait_for_peers(cluster: LocalCluster, front: Front, wanted: int) -> dict[str
 
 
 def shortened(job: Job, steps: int) -> Job:
-    """The first steps of a job, without evaluations."""
+    """The first steps of a job, without evaluations, and none of them full, as most are not."""
     length = replace(job.train, steps=steps, tokens=None, passes=None, eval_every=0)
-    return replace(job, train=length)
+    plan = replace(job.plan, skip_warmup=0, skip_fade_out=0)
+    return replace(job, train=length, plan=plan)
 
 
 @contextmanager

@@ -78,9 +78,9 @@ class RunHandle(Protocol):
     def export(self, path: Path) -> Path:
         """Writes the weights."""
 
-    def evaluate_half(self) -> Half | None:
-        """Without every second block that microbatches left out; None where they left none. Raises
-        ValueError or another error of a client where that cannot be had."""
+    def half_or_reason(self) -> Half | str | None:
+        """Without every second block that microbatches left out, or why that cannot be had; None
+        where they left none."""
 
 
 class Half(Protocol):

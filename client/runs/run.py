@@ -17,7 +17,7 @@ from ...net.interrupts import uninterrupted
 from ...net.web.places import Origin, origin_of
 from ...proto import broker_pb2
 from ...proto.broker_pb2 import RunState
-from ..errors import BrokerUnreachable, RecordError, Refused, RunFailed
+from ..errors import BrokerUnreachable, ClientError, RecordError, Refused, RunFailed
 from ..files.records import Recorder, local_folder, output_of, own_job, read_run, write_run
 from .weights import CheckpointWriter
 
@@ -281,6 +281,13 @@ class Run:
         if record := read_run(self.folder):
             write_run(self.folder, record | {"half_model": asdict(found)})
         return found
+
+    def half_or_reason(self) -> HalfModel | str | None:
+        """What `evaluate_half` returns, or in words why it cannot be had."""
+        try:
+            return self.evaluate_half()
+        except (ClientError, ValueError) as error:
+            return str(error)
 
     def evaluate_there(self, batches: int | None = None) -> dict[str, float]:
         """Held-out loss and metrics of the exported weights, computed by the broker's peers in a

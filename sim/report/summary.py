@@ -45,6 +45,8 @@ class Summary:
     end, beside `eval_loss`."""
     half_without: tuple[str, ...] = ()
     """Every second block that they may leave out."""
+    half_missing: str = ""
+    """Why peers could not compute that; empty: they did, or there was nothing to compute."""
     unigram_entropy: float | None = None
     max_loss_difference: float | None = None
     """Largest |loss - loss of the plain loop| over all steps; None when not verified."""

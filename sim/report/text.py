@@ -95,6 +95,8 @@ def _learned(s: Summary) -> Iterator[str]:
     if s.half_loss is not None:
         worse = f" ({s.half_loss / s.eval_loss - 1:+.1%})" if s.eval_loss else ""
         text += f", without {len(s.half_without)} blocks {s.half_loss:.3f}{worse}"
+    elif s.half_missing:
+        text += f", without every second block not evaluated: {s.half_missing}"
     if s.max_loss_difference is not None:
         text += (
             f" · vs {s.verified_against}: max difference {s.max_loss_difference:.1e} "

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...job import Codec, Job
+from ...job.plan_options import PlanOptions
+from ...job.tables import Recovery
 from ...planner.schedulers.alternatives import ALONE
 from ...planner.schedulers.coded import UNCOMPRESSED
 from ...proto import broker_pb2
-from ..cluster import ClusterRun, beside, shortened, train, wait_for_peers
+from ..cluster import ClusterRun, beside, evaluate_half, shortened, train, wait_for_peers
 from ..faults.churn import absent_at_first, churn_of
 from ..faults.faults import Faults
 from ..front import Front
@@ -32,7 +34,7 @@ from .shaping import Shaping
 from .staging import CoreWatch, check_real, join_flags, slowness, stretches_of
 from .surface import Surface
 
-__all__ = ["gather", "run_shaped"]
+__all__ = ["compared_jobs", "gather", "run_shaped"]
 
 # One trace from what several processes of this host wrote (`shoal join --trace FILE`).
 
@@ -173,10 +175,12 @@ def run_shaped(
             summary.faults_fired = sum(f.at_s is not None for f in fired) + faults.churned
             if (missed := faults.missed()) and not summary.exit:
                 summary.exit, summary.error = 1, "; ".join(missed)
+        if not summary.exit:
+            evaluate_half(trained, shown)
         if not summary.exit and options.keep is not None:
             summary.weights = str(trained.handle.export(folder / "model.safetensors"))
         if not summary.exit and options.compare:
-            for name, other in _others(job, summary):
+            for name, other in compared_jobs(job, summary):
                 if time.time() > begun_s + options.compare_s:
                     break  # it stays as predicted
                 shown.say(f"for comparison: {name}, {COMPARED_STEPS} steps")
@@ -211,14 +215,15 @@ def _verify(
     verify(setting.job, followed, trained.facts, front, one_stage, shown.say, expected)
 
 
-def _others(job: Job, summary: Summary) -> Iterator[tuple[str, Job]]:
+def compared_jobs(job: Job, summary: Summary) -> Iterator[tuple[str, Job]]:
     """What the main run is compared with, by the names that the plan has for it."""
     short = shortened(job, COMPARED_STEPS)
     dense = replace(short, codec=Codec())
-    alone = replace(job.plan, scheduler="auto", stages=1, pipelines=1)
-    uniform = replace(job.plan, scheduler="uniform", stages="auto", pipelines="auto")
+    # What the job says of schedules and ladders may not be with other planners.
+    plain = replace(dense, recovery=Recovery())
+    own = PlanOptions(recompute=job.plan.recompute, replicas=job.plan.replicas)
     if summary.against.get(ALONE):  # 0: no peer can
-        yield ALONE, replace(dense, plan=alone)
-    yield "uniform", replace(dense, plan=uniform)
+        yield ALONE, replace(plain, plan=replace(own, stages=1, pipelines=1))
+    yield "uniform", replace(plain, plan=replace(own, scheduler="uniform"))
     if summary.codecs:
         yield UNCOMPRESSED, dense

@@ -134,3 +134,28 @@ def test_a_peer_that_leaves_hands_its_part_over(
     over = re.search(r"hands over at step (\d+).*going on at step (\d+)", done.output + said)
     assert over is not None, done.output
     assert over[1] == over[2]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_peer_dies_where_microbatches_leave_stages_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gradients of weights apart and full steps at first; half the model is evaluated at the
+    end by those who are left."""
+    skips = 'skip = 0.34\nskip_warmup = 2\nschedule = "zero-bubble"\nreplan = false\n'
+    job = JOB.partition("[plan]")[0].replace("eval_every = 0", "eval_every = 6")
+    job = job.replace("layers = 2", "layers = 6") + "eval_batches = 1\n[plan]\n" + skips
+    (tmp_path / "job.toml").write_text(job)
+    dies = LEAVES.replace('"leave"', '"kill"')
+    (tmp_path / "dies.toml").write_text(dies)
+    (tmp_path / "text.txt").write_text("All work and no play makes a dull day. " * 200)
+    monkeypatch.chdir(tmp_path)
+    command = ["sim", "dies.toml", "--real", "--quiet", "--json", "found.json"]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["faults_fired"], found["steps"]) == (1, 12)
+    assert len(found["half_without"]) == 3
+    assert found["half_loss"] > 0
+    assert found["half_loss"] != found["eval_loss"]

@@ -124,6 +124,15 @@ def test_a_summary_without_measurements_has_no_line_that_needs_one() -> None:
     assert text.splitlines() == ["job · seed 1 · virtual · OK", "again    shoal sim"]
 
 
+def test_half_a_model_is_told_with_its_loss_or_why_there_is_none() -> None:
+    held_out = {"loss_first": 5.0, "loss_last": 4.0, "eval_loss": 4.0}
+    text = render(summary(**held_out, half_loss=4.4, half_without=("blocks.1", "blocks.3")))
+    assert ", without 2 blocks 4.400 (+10.0%)" in text
+    text = render(summary(**held_out, half_missing="no peers were free"))
+    assert ", without every second block not evaluated: no peers were free" in text
+    assert "without" not in render(summary(**held_out)).split("learned")[1].split("\n")[0]
+
+
 @pytest.mark.parametrize("lost", [0, 3])
 def test_a_run_that_leaves_stages_out_says_how_often_each_was_visited(lost: int) -> None:
     text = render(summary(rerouted=True, visits=(8, 4, 8), inexact_from=lost))
