@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 __all__ = [
@@ -43,8 +44,9 @@ Ints = NDArray[np.int64]
 
 LOOSER = (1.2, 2.0)
 """Bounds that are tried, in least bottlenecks, before none."""
-_SMALL = 300
-"""Positions up to which a table of all windows is faster than one of powers of two."""
+_SMALL = 12_000
+"""Positions times the longest window up to which a table of all windows is faster than one of
+powers of two."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +152,7 @@ def _windows(path: Path, most_s: float) -> list[Ints]:
     for seconds, low in zip(path.seconds, path.lows, strict=True):
         if np.isfinite(most_s):
             # Rounding must not forbid an interval that is exactly as long as the bound.
-            light = np.searchsorted(seconds, seconds - most_s * (1 + 1e-12), side="left")
+            light = seconds.searchsorted(seconds - most_s * (1 + 1e-12), side="left")
             low = np.maximum(low, light)
         found.append(low)
     return found
@@ -167,7 +169,7 @@ def _possible(path: Path, most_s: float, windows: Sequence[Ints]) -> bool:
         open_ = path.crossing * path.slower[first:k, k, None] <= most_s * (1 + 1e-12)
         starts: NDArray[np.bool_] = np.logical_or.reduce(ends[first:k] & open_, axis=0)
         starts[0] = k == 0 or not short
-        np.cumsum(starts, out=count[1:])
+        starts.cumsum(out=count[1:])
         ends[k] = count[at] > count[np.minimum(low, at)]
         if ends[k, -1] and (k == len(path) - 1 or not short):
             return True
@@ -228,14 +230,20 @@ def _window_least(values: Floats, low: Ints) -> tuple[Floats, Ints]:
     """For every j the least of values[low[j]:j] and where it is; inf for an empty window."""
     n = len(values)
     at = np.arange(n)
-    if n <= _SMALL:
-        inside = (at >= low[:, None]) & (at < at[:, None])
-        windows = np.where(inside, values, np.inf)
-        where = windows.argmin(axis=1)
-        return windows[at, where], where
     length = np.maximum(at - low, 0)
+    width = int(length.max(initial=0))
+    if not width:
+        return np.full(n, np.inf), np.zeros(n, dtype=np.int64)
+    if n * width <= _SMALL:
+        before = np.concatenate((np.full(width, np.inf), values))
+        # Row j: values[j - width:j].
+        windows = as_strided(before, (n, width), 2 * before.strides, writeable=False)
+        inside = np.arange(width) >= (width - length)[:, None]
+        found = np.where(inside, windows, np.inf)
+        places = found.argmin(axis=1)
+        return found[at, places], np.maximum(places + at - width, 0)
     table = [at.astype(np.int64)]  # table[s][i]: where the least of the 2^s values from i on is
-    while 2 ** len(table) <= int(length.max(initial=0)):
+    while 2 ** len(table) <= width:
         half = 2 ** (len(table) - 1)
         left = table[-1][: n - 2 * half + 1]
         right = table[-1][half:][: len(left)]

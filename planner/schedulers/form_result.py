@@ -57,7 +57,10 @@ def deepest(
     if space is not None:
         found = deep_starts(judge, space, candidates)
         candidates = list(dict.fromkeys((*candidates, *found)))
-    deep = min((deepened(judge, c, MOST_JUDGED) for c in candidates), key=lambda d: d.seconds)
+    deep = deepened(judge, candidates[0], MOST_JUDGED)
+    for candidate in candidates[1:]:
+        another = deepened(judge, candidate, MOST_JUDGED, deep.seconds)
+        deep = min(deep, another, key=lambda d: d.seconds)
     if deep.candidate.visits and options.in_flight is None:  # what memory buys of the best
         deep = min(deepened(judge, _textbook(deep.candidate)), deep, key=lambda d: d.seconds)
     if deep.seconds == float("inf"):

@@ -44,11 +44,17 @@ class Deepened:
     """Where gradients of weights are apart: seconds of the shortest step without."""
 
 
-def deepened(judge: CostModel, candidate: Candidate, most_judged: int | None = None) -> Deepened:
+def deepened(
+    judge: CostModel,
+    candidate: Candidate,
+    most_judged: int | None = None,
+    under_s: float = _NEVER,
+) -> Deepened:
     """The candidate, as deep as makes its step shortest; listed in any case where the request asks
     for that, with at most so many in flight where it says how many. Infinite seconds where memory
     has no room for so many. `most_judged`: of each schedule so many depths are judged, those with
-    the shortest steps where no link is shared; None: all."""
+    the shortest steps where no link is shared, and none that is not below `under_s` even then;
+    None: all."""
     options = judge.request.options
     if options.in_flight is not None:
         return listed_with(judge, candidate, options.in_flight)
@@ -61,7 +67,8 @@ def deepened(judge: CostModel, candidate: Candidate, most_judged: int | None = N
         return own
     found = own
     for name in _names(judge):
-        deep = _deepest(judge, candidate, name, most_judged)
+        under = _NEVER if asked in TIMED else min(under_s, found.seconds)
+        deep = _deepest(judge, candidate, name, most_judged, under)
         if deep.seconds == _NEVER:
             continue
         first = asked in TIMED and not found.candidate.visits
@@ -94,7 +101,11 @@ def _names(judge: CostModel) -> tuple[ScheduleName, ...]:
 
 
 def _deepest(
-    judge: CostModel, candidate: Candidate, name: ScheduleName, most_judged: int | None
+    judge: CostModel,
+    candidate: Candidate,
+    name: ScheduleName,
+    most_judged: int | None,
+    under_s: float,
 ) -> Deepened:
     """The shortest step under one schedule, with what was tried."""
     has, listed = rooms(judge, candidate, name), dict[Visits, tuple[float, int]]()
@@ -105,6 +116,9 @@ def _deepest(
             listed.setdefault(visits, (seconds, len(listed)))
     found, tried = Deepened(candidate, _NEVER), dict[int, float]()
     for visits in sorted(listed, key=listed.__getitem__):
+        # Links that are shared only make it longer.
+        if most_judged is not None and listed[visits][0] >= min(under_s, found.seconds):
+            break
         one = _judged(judge, replace(candidate, schedule=name, visits=visits))
         for most, seconds in one.tried:
             tried[most] = min(seconds, tried.get(most, seconds))
