@@ -61,7 +61,7 @@ ORDER = {
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers
         < replicas requests < answers < service""",
     "sim": """
-        front ghost plain processes scenario trace < live options report virtual
+        front plain processes scenario trace < ghost live options report virtual
         < faults following monitor < verify < cluster modelled < shaped < simulate""",
     "sim/report": "summary words < measures text < pictures tables < page < rounds < write",
 }

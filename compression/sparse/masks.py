@@ -1,17 +1,11 @@
-"""Masks that both ends of a pair know: values at k positions, and nothing else on the wire.
+"""Masks that both ends know: values at k positions, and nothing else on the wire.
 
     key      = hash(seed, round, name of the tensor)           the same for all pairs of a round
     k        = max(1, round(n · keep))                         of its n elements
     payload  = the tensor's numbers at the positions of the key, in their order, as they are
-    x_i      = (x_i + theirs_i) / 2                            at these positions alone
 
 The positions are those of `randomk`: the cost grows with k and √n, not with n, and no data decides
 them, or else the mean would drift. Where all elements are kept they are in order.
-
-Addition is commutative and rounds once, and halving is exact but below the smallest normal number:
-both ends get the same bits, and twice these are x_i + theirs_i rounded to the dtype. So the sum of
-a pair is kept exactly wherever the dtype can write it, and else to half a unit in its last place. A
-sum beyond the largest number becomes infinite.
 """
 
 from __future__ import annotations
@@ -23,12 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import as_dtype, check_length, count, dtype_of, flat, from_bytes, views
-from ..echo import all_finite
-from ..interface import CodecError, Spec
+from ..checks import as_dtype, check_length, count, dtype_of, encoded, flat, from_bytes
+from ..interface import CodecError, Encoded, Spec
 from .randomk import positions
 
-__all__ = ["SharedMask"]
+__all__ = ["MaskCodec", "SharedMask"]
 
 _WHAT = "shared mask"
 
@@ -47,37 +40,15 @@ class SharedMask:
         if not 0 < self.keep <= 1:
             raise CodecError(f"{_WHAT}: keep is {self.keep}: expected more than 0, at most 1")
 
-    def size_bytes(self, spec: Spec) -> int:
-        """The payload takes so many bytes, exactly."""
-        return self._kept(count(_WHAT, spec)) * dtype_of(_WHAT, spec).itemsize
-
     def positions(self, name: str, n: int, device: str | torch.device = "cpu") -> Tensor:
         """int64 (k,), different, below n; none of none."""
-        k = self._kept(n)
+        k = self.kept(n)
         if k == n:
             return torch.arange(n, device=device)
         return positions(n, k, self._key(name), device)
 
-    def payload(self, name: str, tensor: Tensor) -> tuple[memoryview, ...]:
-        """What is sent of a tensor; a copy. Raises CodecError for what is no floating point tensor,
-        and for NaN and infinities."""
-        x = flat(_WHAT, tensor)
-        numbers = x[self.positions(name, x.numel(), x.device)]
-        _check_finite(name, numbers)
-        return views(numbers)
-
-    def average(self, name: str, tensor: Tensor, data: memoryview) -> None:
-        """Moves a tensor (contiguous, and as it was when its own payload was made) to the middle
-        between it and the one whose payload came, in place. Raises CodecError, and changes nothing,
-        for a payload of another length and for NaN and infinities in it."""
-        x = tensor.detach().view(-1)
-        at = self.positions(name, x.numel(), x.device)
-        check_length(_WHAT, name, at.numel() * x.element_size(), data.nbytes)
-        theirs = as_dtype(from_bytes(data, x.device), x.dtype)
-        _check_finite(name, theirs)
-        x[at] = (x[at] + theirs) / 2
-
-    def _kept(self, n: int) -> int:
+    def kept(self, n: int) -> int:
+        """Return how many of n elements have positions."""
         return min(n, max(1, round(n * self.keep)))
 
     def _key(self, name: str) -> int:
@@ -86,7 +57,32 @@ class SharedMask:
         return int.from_bytes(digest, "little")
 
 
-def _check_finite(name: str, numbers: Tensor) -> None:
-    if not all_finite(numbers):
-        bad = numbers.numel() - int(numbers.isfinite().sum())
-        raise CodecError(f"{_WHAT} {name}: {bad} of {numbers.numel()} numbers are NaN or infinite")
+@dataclass(frozen=True, slots=True)
+class MaskCodec:
+    """Writes the numbers of one tensor, by its name, that a mask has; zeros are read elsewhere."""
+
+    mask: SharedMask
+    tensor: str
+    name = "mask"
+
+    def error_bound(self, spec: Spec) -> float:
+        n = count(_WHAT, spec)
+        return 0.0 if self.mask.kept(n) == n else 1.0
+
+    def size_bytes(self, spec: Spec) -> int:
+        return self.mask.kept(count(_WHAT, spec)) * dtype_of(_WHAT, spec).itemsize
+
+    def encode(self, tensor: Tensor, key: int = 0) -> Encoded:
+        x = flat(_WHAT, tensor)
+        return encoded(b"", x[self.mask.positions(self.tensor, x.numel(), x.device)])
+
+    def decode(
+        self, spec: Spec, header: bytes, data: memoryview, device: str | torch.device = "cpu"
+    ) -> Tensor:
+        check_length(_WHAT, "header", 0, len(header))
+        check_length(_WHAT, self.tensor, self.size_bytes(spec), data.nbytes)
+        n, dtype = count(_WHAT, spec), dtype_of(_WHAT, spec)
+        found = torch.zeros(n, dtype=dtype, device=device)
+        numbers = as_dtype(from_bytes(data, device), dtype)
+        at = self.mask.positions(self.tensor, n, device)
+        return found.index_copy_(0, at, numbers).view(spec.sizes)

@@ -89,15 +89,18 @@ class RoundAlgebra(Protocol[V]):
 
     def loaded(self, values: V, entry: Entry) -> V:
         """Copy a value of a snapshot. Raises TensorSpecError for one of another shape."""
+        return values
 
     def contribution(self, held: HeldEntry[V]) -> V | None:
         """Return what the replica gives of an entry; None for what is no finite number."""
 
     def drift(self, held: HeldEntry[V]) -> float:
         """Return the squared norm of what local steps moved, by the contribution."""
+        return 0.0
 
     def mixed(self, held: HeldEntry[V], version: V) -> V:
         """Return what stages come to by a version, had no step been made since the contribution."""
+        return version
 
     def landing(self, held: HeldEntry[V], version: V) -> V:
         """Return what stages move by where a version lands that was made beside local steps."""
@@ -119,11 +122,13 @@ class RoundAlgebra(Protocol[V]):
     ) -> tuple[int, ...]:
         """Return the hash of each segment, as far as its entries were made here; none of versions
         that are a replica's own."""
+        return ()
 
     # ------------------------------------------------------------ parts
 
     def pieces_of(self, part: Span) -> Sequence[VectorPiece]:
         """Return the pieces of a part, in order."""
+        return tuple(self.vector.pieces(part))
 
     def give(
         self, part: Span, given: Pieces[V], plan: broker_pb2.RoundPlan, coding: PartCoding
@@ -152,6 +157,7 @@ class RoundAlgebra(Protocol[V]):
 
     def fits(self, part: Span, values: V, exponent: int) -> bool:
         """Return whether all that came of a part are numbers below 2^exponent."""
+        return True
 
     def cut(self, part: Span, values: V) -> Iterable[tuple[VectorPiece, V]]:
         """Return the pieces of a result, or of a version."""

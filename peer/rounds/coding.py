@@ -43,6 +43,9 @@ class PartCoding:
     numbers of each element; with more than one of them they go raw. Raises CodecError for a codec
     that cannot be had here."""
 
+    framed = True
+    """Whether lengths and header stand in front of a coded piece."""
+
     def __init__(
         self, vector: RunVector, text: str, least: int | None = None, *, rows: int = 1
     ) -> None:
@@ -85,7 +88,7 @@ class PartCoding:
         """The bytes of a part, of all its pieces in order."""
         found: list[memoryview] = []
         for piece, encoded in pieces:
-            if self.of(piece) is not RAW:
+            if self._has_front(piece):
                 sizes = _SIZES.pack(len(encoded.header), encoded.size_bytes)
                 found.append(memoryview(sizes + encoded.header))
             found += encoded.buffers
@@ -110,8 +113,11 @@ class PartCoding:
         for piece in self.vector.pieces(part):
             codec = self.of(piece)
             total += of_piece(codec, flat_spec(self._rows * piece.elements))
-            total += 0 if codec is RAW else _SIZES.size + header
+            total += _SIZES.size + header if self._has_front(piece) else 0
         return total
+
+    def _has_front(self, piece: VectorPiece) -> bool:
+        return self.framed and self.of(piece) is not RAW
 
     def decode(self, part: Span, data: memoryview) -> Tensor:
         """(elements of the part,), float32; `data` is flat and writable, and is given away. Raises
@@ -122,8 +128,8 @@ class PartCoding:
         found, at, done = torch.empty(part[1] - part[0]), 0, 0
         for piece in pieces:
             codec, spec, header = self.of(piece), flat_spec(piece.elements), b""
-            size = spec.size_bytes
-            if codec is not RAW:
+            size = codec.size_bytes(spec)
+            if self._has_front(piece):
                 if len(data) < at + _SIZES.size:
                     raise CodecError(f"{len(data)} bytes of a part: they end before its pieces do")
                 length, size = _SIZES.unpack_from(data, at)

@@ -9,77 +9,35 @@ float32 rounds off.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
 from torch import Tensor
 
-from ...compression.codec import RAW, CodecError, Encoded
-from ...compression.sparse.masks import SharedMask
-from ...dag.rounds.vector import PIECE, RunVector, Span, VectorPiece
+from ...compression.codec import RAW, Codec
+from ...compression.sparse.masks import MaskCodec, SharedMask
+from ...dag.rounds.vector import PIECE, RunVector, VectorPiece
 from ...job.gossip import SapsOptions
 from ...job.settings import Settings
-from .coding import PartCoding, flat_spec
+from .coding import PartCoding
 from .gossip import GossipRounds
 from .strategy import State
 
-__all__ = ["MaskedCoding", "SapsRounds", "masked"]
-
-
-def masked(mask: SharedMask, value: str, start: int, elements: int) -> Tensor:
-    """int64: positions in the piece of an entry that begins at `start`."""
-    return mask.positions(f"{value}:{start}", elements)
+__all__ = ["MaskedCoding", "SapsRounds"]
 
 
 class MaskedCoding(PartCoding):
-    """Writes buffers, and of parameters the values at the positions of a mask; reads zeros
-    elsewhere."""
+    """Writes buffers, and of parameters the values at the positions of a mask, whose number both
+    ends know; reads zeros elsewhere."""
+
+    framed = False
+    name = MaskCodec.name
 
     def __init__(self, vector: RunVector, mask: SharedMask) -> None:
         super().__init__(vector, "none")
         self._mask = mask
 
-    @property
-    def name(self) -> str:
-        return "mask"
-
-    def encode(self, piece: VectorPiece, values: Tensor, round_: int, whose: str) -> Encoded:
-        return RAW.encode(values[self._at(piece)])
-
-    def echo(self, piece: VectorPiece, values: Tensor, encoded: Encoded) -> Tensor:
-        return torch.zeros_like(values).index_copy_(0, at := self._at(piece), values[at])
-
-    def written(self, pieces: Iterable[tuple[VectorPiece, Encoded]]) -> tuple[memoryview, ...]:
-        return tuple(buffer for _, encoded in pieces for buffer in encoded.buffers)
-
-    def most_bytes(self, part: Span) -> int:
-        return sum(self._size(piece) for piece in self.vector.pieces(part))
-
-    typical_bytes = most_bytes
-
-    def decode(self, part: Span, data: memoryview) -> Tensor:
-        if len(data) != self.most_bytes(part):
-            raise CodecError(
-                f"{len(data)} bytes of a part: expected {self.most_bytes(part)}, of the values "
-                "that the mask has"
-            )
-        found, at = torch.zeros(part[1] - part[0]), 0
-        for piece in self.vector.pieces(part):
-            size = self._size(piece)
-            values = RAW.decode(flat_spec(size // 4), b"", data[at : at + size])
-            found[piece.entry.start + piece.start - part[0] + self._at(piece)] = values
-            at += size
-        return found
-
-    def _at(self, piece: VectorPiece) -> Tensor:
+    def of(self, piece: VectorPiece) -> Codec:
         if piece.entry.is_buffer:
-            return torch.arange(piece.elements)
-        return masked(self._mask, piece.entry.value, piece.start, piece.elements)
-
-    def _size(self, piece: VectorPiece) -> int:
-        if piece.entry.is_buffer:
-            return 4 * piece.elements
-        return self._mask.size_bytes(flat_spec(piece.elements))
+            return RAW
+        return MaskCodec(self._mask, f"{piece.entry.value}:{piece.start}")
 
 
 class SapsRounds(GossipRounds):
@@ -105,6 +63,7 @@ class SapsRounds(GossipRounds):
             return mean, {}
         found = given.clone()
         for start in range(0, len(found), PIECE):
-            at = start + masked(self.mask, value, start, len(found[start : start + PIECE]))
+            elements = min(PIECE, len(found) - start)
+            at = start + self.mask.positions(f"{value}:{start}", elements)
             found[at] = mean[at]
         return found, {}

@@ -178,9 +178,6 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
 
     # ------------------------------------------------------------ parts
 
-    def pieces_of(self, part: Span) -> Sequence[VectorPiece]:
-        return tuple(self.vector.pieces(part))
-
     def _heard(
         self, given: Pieces[Tensor], number: int, coding: PartCoding
     ) -> tuple[list[Tensor], list[tuple[VectorPiece, Encoded]]]:

@@ -19,16 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from ...dag.ir.graph import Graph
 from ...dag.rounds.vector import Entry, RunVector
+from ..plain.round_oracle import Round
 from .hashes import MASK, Hashes, PlainLoop, Words, mix, mixed, name_hash, odd
 
 __all__ = [
-    "Contributor",
     "ExpectedRounds",
     "digest",
     "expected_gossip",
@@ -67,38 +66,6 @@ def digest(versions: Mapping[str, int]) -> int:
     return sum(mix(name_hash("digest", v) ^ h) for v, h in versions.items()) & MASK
 
 
-class Contributor(Protocol):
-    """A member of a committed round; `sim/plain/round_log.py` makes them."""
-
-    @property
-    def replica(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def weight(self) -> int: ...
-    @property
-    def late(self) -> int: ...
-    def part(self, j: int) -> Sequence[int]:
-        """Numbers of the microbatches of local step j."""
-
-
-class Committed(Protocol):
-    """A committed round, as in `sim/plain/round_oracle.py`."""
-
-    @property
-    def members(self) -> Sequence[Contributor]: ...
-    @property
-    def fragment(self) -> int: ...
-    @property
-    def gathers(self) -> bool: ...
-    @property
-    def groups(self) -> Sequence[Sequence[int]]: ...
-    @property
-    def joined(self) -> Sequence[tuple[int, int]]: ...
-    @property
-    def gone(self) -> Sequence[int]: ...
-
-
 @dataclass
 class ExpectedRounds:
     """versions: the hash of each round's, as it is committed. weights: those of the last one."""
@@ -110,7 +77,7 @@ class ExpectedRounds:
 def expected_rounds(
     graph: Graph,
     seed: int,
-    rounds: Iterable[Committed],
+    rounds: Iterable[Round],
     microbatches: int,
     *,
     fragments: int = 1,
@@ -151,7 +118,7 @@ def expected_rounds(
 def expected_gossip(
     graph: Graph,
     seed: int,
-    rounds: Iterable[Committed],
+    rounds: Iterable[Round],
     microbatches: int,
     *,
     clips: bool = True,

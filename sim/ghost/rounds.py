@@ -20,9 +20,9 @@ from ...peer.rounds.local import LocalSteps
 from ...peer.rounds.strategies import codings_of, strategy_of
 from ...peer.rounds.work import RoundWork
 from ...proto import broker_pb2
-from .hashes import MASK, Hash, Words, mix, name_hash
+from .hashes import MASK, Hash, Words
 from .plan import Hollow
-from .round_hashes import factor, given, mean, version
+from .round_hashes import digest, factor, given, mean, version
 from .stage_hash import HeldHash
 
 __all__ = ["GhostVector", "HashAlgebra", "HashSum"]
@@ -104,21 +104,12 @@ class HashAlgebra(RoundAlgebra[Hash]):
     def first(self, held: HeldEntry[Hash], values: Hash) -> EntryVersion[Hash]:
         return EntryVersion(values, {}, {})
 
-    def loaded(self, values: Hash, entry: Entry) -> Hash:
-        return values
-
     def _before(self, held: HeldEntry[Hash]) -> int:
         """h(v) of the rule; in gossip 0."""
         return 0 if self.strategy.apart else cast(int, held.version.values)
 
     def contribution(self, held: HeldEntry[Hash]) -> Hash:
         return (cast(int, held.now) - self._before(held)) & MASK
-
-    def drift(self, held: HeldEntry[Hash]) -> float:
-        return 0.0
-
-    def mixed(self, held: HeldEntry[Hash], version: Hash) -> Hash:
-        return version
 
     def landing(self, held: HeldEntry[Hash], version: Hash) -> Hash:
         return (cast(int, version) - self._before(held) - cast(int, held.given)) & MASK
@@ -137,12 +128,7 @@ class HashAlgebra(RoundAlgebra[Hash]):
         return self.first(held, made)
 
     def digest(self, entry: Entry, *values: Hash) -> int:
-        return mix(name_hash("digest", entry.value) ^ cast(int, values[0]))
-
-    def digests(
-        self, plan: broker_pb2.RoundPlan, made: Mapping[str, EntryVersion[Hash]]
-    ) -> tuple[int, ...]:
-        return ()
+        return digest({entry.value: cast(int, values[0])})
 
     # ------------------------------------------------------------ parts
 
@@ -181,9 +167,6 @@ class HashAlgebra(RoundAlgebra[Hash]):
 
     def decode(self, part: Span, data: memoryview, coding: PartCoding) -> Hash:
         return np.frombuffer(cast(Hollow, data).tag, np.uint64)
-
-    def fits(self, part: Span, values: Hash, exponent: int) -> bool:
-        return True
 
     def cut(self, part: Span, values: Hash) -> Iterable[tuple[VectorPiece, Hash]]:
         return zip(self.pieces_of(part), cast(Words, values).tolist(), strict=True)
