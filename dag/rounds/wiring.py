@@ -23,6 +23,7 @@ __all__ = [
     "UNDIVIDED",
     "VERSION",
     "Giver",
+    "RoundFrame",
     "RoundWiring",
     "Share",
     "VectorSegment",
@@ -59,6 +60,10 @@ class Share(NamedTuple):
     peer: PeerId
 
 
+RoundFrame = tuple[int, Span, PeerId]
+"""Hop, part, and the other peer of a frame."""
+
+
 @dataclass
 class RoundWiring:
     """All of one peer. Shares with itself are in `gives` and `takes`, and make no frame.
@@ -73,6 +78,17 @@ class RoundWiring:
     takes: list[Share] = field(default_factory=list)
     sends: list[Share] = field(default_factory=list)
     gets: list[Share] = field(default_factory=list)
+
+    def comes(self, peer: PeerId) -> set[RoundFrame]:
+        """Return the frames that come to `peer`, whose wiring this is, each by its source."""
+        found = {(GIVE, part, g.peer) for part, givers in self.adds.items() for g in givers}
+        found |= {(RESULT, *s) for s in self.takes} | {(VERSION, *s) for s in self.gets}
+        return {frame for frame in found if frame[2] != peer}
+
+    def goes(self) -> set[RoundFrame]:
+        """Return the frames that leave, each by its destination."""
+        hops = (GIVE, self.gives), (RESULT, self.results), (VERSION, self.sends)
+        return {(hop, *share) for hop, shares in hops for share in shares}
 
     @property
     def counterparts(self) -> tuple[PeerId, ...]:

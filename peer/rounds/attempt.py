@@ -15,7 +15,7 @@ from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import LargeContributionError
 from ...dag.rounds.vector import PIECE, RunVector, Span
-from ...dag.rounds.wiring import GIVE, RESULT, VERSION, RoundWiring, port_of, span_of
+from ...dag.rounds.wiring import GIVE, RESULT, VERSION, RoundFrame, RoundWiring, port_of, span_of
 from ...net.links.frame import Arrived, FrameKey
 from ...proto import broker_pb2
 from .algebra import Buffers, PartSum, RoundAlgebra, WrittenPart
@@ -99,13 +99,7 @@ class RoundAttempt(Generic[V]):
         self._passes_on = algebra.strategy.side_by_side
         if self._passes_on:
             self.codings[RESULT] = SideBySide(self.codings[GIVE], plan)
-        self._comes = {(GIVE, p, g.peer) for p, gs in wiring.adds.items() for g in gs}
-        self._comes |= {(RESULT, *share) for share in wiring.takes}
-        self._comes |= {(VERSION, *share) for share in wiring.gets}
-        self._comes = {(hop, part, other) for hop, part, other in self._comes if other != peer}
-        self._goes = {(GIVE, *share) for share in wiring.gives}
-        self._goes |= {(RESULT, *share) for share in wiring.results}
-        self._goes |= {(VERSION, *share) for share in wiring.sends}
+        self._comes, self._goes = wiring.comes(peer), wiring.goes()
         self._sums: dict[Span, tuple[PartSum[V], dict[PeerId, Buffers]]] = {}
         """Parts that are added up here; by giver, its contribution, where it is passed on."""
         self._results: dict[Span, WrittenPart[V]] = {}
@@ -128,9 +122,7 @@ class RoundAttempt(Generic[V]):
         """The part of a frame that the plan has this peer send; None for any other frame."""
         return self._part(key, self._goes, key.destination, key.source)
 
-    def _part(
-        self, key: FrameKey, known: set[tuple[int, Span, PeerId]], other: str, here: str
-    ) -> Span | None:
+    def _part(self, key: FrameKey, known: set[RoundFrame], other: str, here: str) -> Span | None:
         part = span_of(key.port)
         named = (key.step, key.term, key.microbatch) == (*self.number, 0) and here == self.peer
         named = named and port_of(part) == key.port and (key.hop, part, other) in known

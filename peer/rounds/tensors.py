@@ -149,8 +149,9 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         values, state = strategy.meet(value, before.values, given, found, before.state)
         if not before.own or held.given is None:
             return EntryVersion(values, state, before.own)
-        heard, _ = self._heard([(piece, given) for piece, _ in mean], self._round, coding)
-        return EntryVersion(values, state, strategy.left(value, given, torch.cat(heard), found))
+        mine = [(piece, given[piece.start : piece.stop]) for piece, _ in mean]
+        heard = self._write(mine, coding, self._round, self._replica).values
+        return EntryVersion(values, state, strategy.left(value, given, heard, found))
 
     def taken(self, held: HeldEntry[Tensor], version: Pieces[Tensor]) -> EntryVersion[Tensor]:
         values, *state = torch.cat([rows for _, rows in version], dim=1)
@@ -178,30 +179,31 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
 
     # ------------------------------------------------------------ parts
 
-    def _heard(
-        self, given: Pieces[Tensor], number: int, coding: PartCoding
-    ) -> tuple[list[Tensor], list[tuple[VectorPiece, Encoded]]]:
-        """Contributions as others read them, and as they are written, once in a round."""
-        heard, pieces = [], []
-        for piece, values in given:
-            own, at = values[piece.start : piece.stop], (piece.entry.value, piece.start)
-            if at not in self._encoded:
-                self._encoded[at] = coding.encode(piece, own, number, self._replica)
-            pieces.append((piece, self._encoded[at]))
-            heard.append(coding.echo(piece, own, self._encoded[at]))
-        return heard, pieces
+    def _write(
+        self, values: Pieces[Tensor], coding: PartCoding, number: int, whose: str
+    ) -> WrittenPart[Tensor]:
+        """Write a part; contributions, which are somebody's, are encoded once in a round."""
+        kept, pieces, heard = self._encoded if whose else {}, [], []
+        for piece, own in values:
+            at = piece.entry.value, piece.start
+            if at not in kept:
+                kept[at] = coding.encode(piece, own, number, whose)
+            pieces.append((piece, kept[at]))
+            heard.append(coding.echo(piece, own, kept[at]))
+        return WrittenPart(coding.written(pieces), torch.cat(heard))
 
     def give(
         self, part: Span, given: Pieces[Tensor], plan: broker_pb2.RoundPlan, coding: PartCoding
     ) -> WrittenPart[Tensor]:
-        heard, pieces = self._heard(given, plan.round, coding)
-        for (piece, _), values in zip(pieces, heard, strict=True):
+        mine = [(piece, values[piece.start : piece.stop]) for piece, values in given]
+        written = self._write(mine, coding, plan.round, self._replica)
+        for piece, [values] in self.cut(part, written.values):
             if not piece.entry.integer and not fits(values, plan.exponent):
                 raise LargeContributionError(
                     f"{piece.entry.name} has moved by {float(values.abs().amax()):g}: expected "
                     f"less than 2^{plan.exponent}"
                 )
-        return WrittenPart(coding.written(pieces), torch.cat(heard))
+        return written
 
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum:
         integers = self.vector.integers(part)
@@ -217,12 +219,8 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     ) -> WrittenPart[Tensor]:
         if came:
             return WrittenPart(joined(came), mean)
-        pieces, heard = [], []
-        for piece, [own] in self.cut(part, mean):
-            encoded = coding.encode(piece, own, plan.round, "")
-            pieces.append((piece, encoded))
-            heard.append(coding.echo(piece, own, encoded))
-        return WrittenPart(coding.written(pieces), torch.cat(heard))
+        each = [(piece, values) for piece, [values] in self.cut(part, mean)]
+        return self._write(each, coding, plan.round, "")
 
     def whole(self, part: Span, made: Pieces[EntryVersion[Tensor]], coding: PartCoding) -> Buffers:
         """The values, then slots one after the other."""

@@ -177,7 +177,9 @@ class GhostDevice:
         return Payload(codec, b"", spec, (cast(memoryview, Hollow(size, tag)),))
 
     def release(self, key: FrameKey) -> None:
-        if self._work is not None and (there := self._work.store.get(key.step)):
+        if (work := self._work) is not None and key.role is Role.ROUND and work.rounds:
+            work.rounds.early.pop(key)
+        elif work is not None and (there := work.store.get(key.step)):
             there.pop(key[4:], None)
 
     # ------------------------------------------------------------ rounds

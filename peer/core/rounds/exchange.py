@@ -19,6 +19,7 @@ from ....dag.rounds.wiring import (
     RESULT,
     VERSION,
     Giver,
+    RoundFrame,
     RoundWiring,
     Share,
     VectorSegment,
@@ -62,10 +63,8 @@ class RoundExchange:
         """Whether frames of the attempt are exchanged."""
         self.late = self.sent_bytes = 0
         self._peer, self._run, self._vector = peer, run_of(replica), vector
-        self._lacks: dict[Span, set[PeerId]] = {}
-        """By part that is added up here, whose contribution is missing."""
-        self._awaited: set[Share] = set()
-        """Results and versions that are to come."""
+        self._awaited: set[RoundFrame] = set()
+        """Frames that are to come."""
         self._early: dict[FrameKey, None] = {}
         """Frames that came of an attempt that has not begun here; each keeps its slot."""
 
@@ -74,7 +73,7 @@ class RoundExchange:
     def begin_round(self) -> None:
         """Nothing is planned yet."""
         self.plan, self.begun, self.sent_bytes = None, False, 0
-        self._lacks, self._awaited, self.wiring = {}, set(), RoundWiring()
+        self._awaited, self.wiring = set(), RoundWiring()
 
     def planned(self, plan: broker_pb2.RoundPlan) -> None:
         """In place of what there is."""
@@ -83,22 +82,18 @@ class RoundExchange:
 
     def joins(self) -> None:
         """The device hears of it."""
-        me = self._peer
-        self._lacks = {
-            part: {g.peer for g in givers if g.peer != me}
-            for part, givers in self.wiring.adds.items()
-        }
-        self._awaited = {s for s in (*self.wiring.takes, *self.wiring.gets) if s.peer != me}
+        self._awaited = self.wiring.comes(self._peer)
 
     def begins(self) -> list[e.Instruction]:
-        """What is given goes out, and frames are taken, those too that came early."""
+        """Send what is given, and take frames, those too that came early."""
         self.begun = True
         me = self._peer
         out = self._send(self._key(GIVE, s) for s in self.wiring.gives if s.peer != me)
+        alone = [part for part in self.wiring.adds if self._is_summed(part)]
         early, self._early = self._early, {}
         for key in early:
             out += self.arrived(key, None)
-        for part in [p for p, lacks in self._lacks.items() if not lacks]:
+        for part in alone:
             out += self._summed(part)
         return out
 
@@ -108,24 +103,26 @@ class RoundExchange:
 
     @property
     def attempt(self) -> int:
-        """Its number; 0: none is planned."""
+        """Number of the attempt; 0: none is planned."""
         return self.plan.attempt if self.plan is not None else 0
 
     @property
     def complete(self) -> bool:
         """Whether all is here that the version is made of."""
-        return self.begun and not self._lacks and not self._awaited
+        return self.begun and not self._awaited
 
     def lacking(self) -> tuple[list[PeerId], bool]:
-        """Who is waited for, and whether for contributions: else for sums, of which who makes them
-        is not to blame, since it waits for somebody as well."""
-        lacks = dict.fromkeys(p for missing in self._lacks.values() for p in sorted(missing))
-        if lacks:
-            return [*lacks], True
-        return [*dict.fromkeys(share.peer for share in sorted(self._awaited))], False
+        """Return the peers that are waited for, and whether for contributions: else for sums, of
+        which who makes them is not to blame, since it waits for somebody as well."""
+        given = [(part, peer) for hop, part, peer in self._awaited if hop == GIVE]
+        lacks = given or [(part, peer) for _, part, peer in self._awaited]
+        return [*dict.fromkeys(peer for _, peer in sorted(lacks))], bool(given)
+
+    def _is_summed(self, part: Span) -> bool:
+        givers = self.wiring.adds.get(part, ())
+        return not any((GIVE, part, g.peer) in self._awaited for g in givers)
 
     def _summed(self, part: Span) -> list[e.Instruction]:
-        del self._lacks[part]
         return self._send(self._key(RESULT, s) for s in self.wiring.results if s.part == part)
 
     def _send(self, keys: Iterable[FrameKey]) -> list[e.Instruction]:
@@ -147,12 +144,7 @@ class RoundExchange:
             return False
         if (key.step, key.term) != (plan.round, plan.attempt) or key.destination != self._peer:
             return False
-        part, source = span_of(key.port), PeerId(key.source)
-        if key.hop == GIVE:
-            return source in self._lacks.get(part, ())
-        known = self.wiring.takes if key.hop == RESULT else self.wiring.gets
-        share = Share(part, source)
-        return share in self._awaited and share in known
+        return (key.hop, span_of(key.port), PeerId(key.source)) in self._awaited
 
     def _is_early(self, key: FrameKey, round_: int | None) -> bool:
         at = (key.step, key.term)
@@ -171,14 +163,9 @@ class RoundExchange:
             self.late += 1
             return [e.Release(key)]
         part, source = span_of(key.port), PeerId(key.source)
-        out: list[e.Instruction] = [e.Release(key)]
-        if key.hop == GIVE:
-            self._lacks[part].remove(source)
-            if not self._lacks[part]:
-                out += self._summed(part)
-        else:
-            self._awaited.remove(Share(part, source))
-        return out
+        self._awaited.remove((key.hop, part, source))
+        done = key.hop == GIVE and self._is_summed(part)
+        return [e.Release(key), *(self._summed(part) if done else ())]
 
     def forget(self, peer: PeerId) -> list[e.Instruction]:
         """There is no link with a peer any more: what came too early from it has no effect."""
