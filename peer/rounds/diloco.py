@@ -11,7 +11,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from ...job.rounds import DilocoOptions
-from ...job.settings import Settings
 from .strategy import RoundStrategy, State
 
 __all__ = ["DilocoRounds"]
@@ -22,16 +21,12 @@ _MOMENTUM = "momentum"
 class DilocoRounds(RoundStrategy):
     """Outer Nesterov momentum, which all replicas share."""
 
+    options: DilocoOptions
     slots: ClassVar[tuple[str, ...]] = (_MOMENTUM,)
 
-    def __init__(self, options: Settings, seed: int = 0) -> None:
-        super().__init__(options, seed)
-        assert isinstance(options, DilocoOptions), f"options of diloco, not {options!r}"
-        self.lr, self.momentum = options.lr, options.momentum
-
     def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
-        kept = state[_MOMENTUM] * self.momentum
+        kept = state[_MOMENTUM] * self.options.momentum
         kept = kept + mean
-        ahead = kept * self.momentum
-        step = (mean + ahead) * self.lr
+        ahead = kept * self.options.momentum
+        step = (mean + ahead) * self.options.lr
         return base - step, {_MOMENTUM: kept}

@@ -14,7 +14,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from ...job.gossip import NoLocoOptions
-from ...job.settings import Settings
 from .gossip import GossipRounds
 from .strategy import State
 
@@ -26,15 +25,11 @@ _MOMENTUM = "momentum"
 class NoLocoRounds(GossipRounds):
     """Outer momentum of each replica; a version goes with that of whom it is taken from."""
 
+    options: NoLocoOptions
     slots: ClassVar[tuple[str, ...]] = (_MOMENTUM,)
 
-    def __init__(self, options: Settings, seed: int = 0) -> None:
-        super().__init__(options, seed)
-        assert isinstance(options, NoLocoOptions), f"options of noloco, not {options!r}"
-        self.lr, self.momentum = options.lr, options.momentum
-
     def _step(self, base: Tensor, to: Tensor, state: State) -> Tensor:
-        return state[_MOMENTUM] * self.momentum + (to - base) * self.lr
+        return state[_MOMENTUM] * self.options.momentum + (to - base) * self.options.lr
 
     def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
         return base + self._step(base, now, own) if self.gathers else now

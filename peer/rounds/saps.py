@@ -15,7 +15,6 @@ from ...compression.codec import RAW, Codec
 from ...compression.sparse.masks import MaskCodec, SharedMask
 from ...dag.rounds.vector import PIECE, RunVector, VectorPiece
 from ...job.gossip import SapsOptions
-from ...job.settings import Settings
 from .coding import PartCoding
 from .gossip import GossipRounds
 from .strategy import State
@@ -43,15 +42,12 @@ class MaskedCoding(PartCoding):
 class SapsRounds(GossipRounds):
     """The mean of the coordinates that a mask has."""
 
-    def __init__(self, options: Settings, seed: int = 0) -> None:
-        super().__init__(options, seed)
-        assert isinstance(options, SapsOptions), f"options of saps, not {options!r}"
-        self.keep = options.keep
+    options: SapsOptions
 
     @property
     def mask(self) -> SharedMask:
         """The coordinates of the round."""
-        return SharedMask(self.seed, self.round, self.keep)
+        return SharedMask(self.seed, self.round, self.options.keep)
 
     def coding(self, vector: RunVector) -> PartCoding | None:
         return None if self.gathers else MaskedCoding(vector, self.mask)

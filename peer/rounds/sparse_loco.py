@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ...job.rounds import SparseLocoOptions
-from ...job.settings import Settings
 from .strategy import RoundStrategy, State
 
 __all__ = ["SparseLocoRounds"]
@@ -33,15 +32,15 @@ class SparseLocoRounds(RoundStrategy):
 
     own_slots: ClassVar[tuple[str, ...]] = (_RESIDUAL,)
 
-    def __init__(self, options: Settings, seed: int = 0) -> None:
+    options: SparseLocoOptions
+
+    def __init__(self, options: SparseLocoOptions, seed: int = 0) -> None:
         super().__init__(options, seed)
-        assert isinstance(options, SparseLocoOptions), f"options of sparse-loco, not {options!r}"
-        self.lr, self.decay = options.lr, options.decay
         self.side_by_side = not options.result_density
         self.codecs = (options.codec, options.codec if self.side_by_side else options.result_codec)
 
     def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
-        return own[_RESIDUAL] * self.decay + (base - now)
+        return own[_RESIDUAL] * self.options.decay + (base - now)
 
     def left(self, value: str, given: Tensor, heard: Tensor, mean: Tensor) -> State:
         if not self.side_by_side:
@@ -49,4 +48,4 @@ class SparseLocoRounds(RoundStrategy):
         return {_RESIDUAL: given - heard}
 
     def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
-        return base - mean * self.lr, {}
+        return base - mean * self.options.lr, {}

@@ -65,8 +65,8 @@ class RoundStrategy:
         return None
 
     def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
-        """What is given of the entry `value`, which stood at `base` and is `now`; `own`: all its
-        state."""
+        """Return what is given of the entry `value`, which stood at `base` and is `now`; `own`: all
+        its state."""
         return base - now
 
     def left(self, value: str, given: Tensor, heard: Tensor, mean: Tensor) -> State:

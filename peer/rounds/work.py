@@ -2,13 +2,13 @@
 holders of other replicas, and the next version.
 
     begin(start)        what was applied last is the version; the next local steps are of this round
-    show(), land()      the version is in the stages, for an evaluation; it lands there, if it was
-                        made beside local steps
     contribute()        takes down what was moved, of the entries that belong to its stages
-    join(plan)          the exchange, in place of an earlier attempt
+    join(plan, wiring)  the exchange, in place of an earlier attempt
     accept, payload     its frames; in any thread
     exchange()          what this peer gives to itself is added
     apply()             the next version is made, and in the stages unless local steps go on
+    carry_out(kind)     one of the last three; or the version is in the stages for an evaluation
+                        (SHOW), or lands there that was made beside local steps (LAND)
 
 Until the next round begins, the version before and the contribution stay, so that another attempt
 comes to what it would have come to as the first one. What values are is `algebra.py`'s to say.
@@ -107,7 +107,7 @@ class RoundWork(Generic[V]):
     # ------------------------------------------------------------ rounds
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
-        """The round may be the one that it is in: then only its local steps are others."""
+        """Begins a round; in the one that it is in only the local steps are others from here on."""
         self.local.begin(start)
         self.algebra.begin(start)
         if self._attempt and self._attempt.plan.round < start.round:
