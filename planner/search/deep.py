@@ -81,6 +81,8 @@ class DeepSearch:
         yield from map(list, [*seen][:MOST_POOLS])
 
     def pipelines(self) -> Iterator[Pipeline]:
+        """Pipelines through each pool, by the closed formula: in both directions, and where a
+        weight is at both ends of the model those whose first peer has the end as well."""
         ends = tied_ends(self.judge)
         for pool in self.pools():
             order = self.seeds.ordered(pool)
@@ -144,12 +146,14 @@ class DeepSearch:
         return self._known[key]
 
     def least(self, candidate: Candidate) -> tuple[float, ScheduleName]:
-        """The better of the schedules that are tried."""
+        """Seconds under the better of the schedules that are tried, and its name."""
         return min((self.seconds(candidate, name), name) for name in self.names)
 
     # ------------------------------------------------------------ descent
 
     def near(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Neighbours of a candidate of one pipeline: other cuts, two peers exchanged, or one in
+        the place of another."""
         if len(candidate.pipelines) > 1:
             return
         yield from chain_moves(self.judge, candidate, self.space)
@@ -162,7 +166,8 @@ class DeepSearch:
                 yield _renamed(candidate, {p: q})
 
     def ranked(self, candidates: Iterable[Candidate]) -> list[tuple[float, int, Candidate]]:
-        """Those that the space allows by `bound`, least first."""
+        """Candidates that the space allows as (bound, number, candidate), the least bound
+        first."""
         found = []
         for n, c in enumerate(dict.fromkeys(candidates)):
             if self.search.in_space(c):
@@ -215,7 +220,8 @@ class DeepSearch:
         return self._shares[share]
 
     def descend(self, start: Candidate, name: ScheduleName) -> Candidate:
-        """To a candidate that none of its neighbours is better than, of those that are listed."""
+        """Return a candidate, reached by better and better neighbours, that none of its own is
+        better than, of those that are listed."""
         best, least, better = start, self.seconds(start, name), True
         while better and self.left > 0:
             better, tried = False, 0
@@ -252,6 +258,7 @@ class DeepSearch:
 
 
 def _renamed(candidate: Candidate, other: dict[int, int]) -> Candidate:
+    """The candidate with other peers in the places of some."""
     return replace(
         candidate,
         pipelines=tuple(
