@@ -2,7 +2,9 @@
 
 Repetition is found from structure alone; only the names come from the modules of the user's model.
 
-1. Every operator gets a token: target, attributes, specs of its results and of what it reads.
+1. Every operator gets a token: target, attributes, specs of its results and of what it reads. What
+   may differ from layer to layer does not count: numbers that it calculates with, and which part of
+   a value it takes.
 2. Among consecutive equal token sequences the one that covers most operators is taken, the shorter
    period first, and the rest to its left and right is searched in the same way.
 3. A repeated sequence can begin at any operator of its period. The beginning is taken at which each
@@ -260,16 +262,33 @@ class _Finder:
         return [f"{names[0] or 'block'}[{i}]" for i in range(run.times)]
 
 
+_CALCULATES = frozenset(
+    f"aten.{name}.{overload}"
+    for name in ("add", "sub", "rsub", "mul", "div", "pow", "eq", "ne", "lt", "le", "gt", "ge")
+    for overload in ("Tensor", "Scalar", "Tensor_Scalar")
+)
+"""Operators whose second argument may be a number, and one layer's another one than the next's."""
+_TAKES_PART = frozenset({"aten.select.int", "aten.slice.Tensor"})
+"""Operators that take a part of a value: which one is said from the third argument on, and how
+large it is by their results."""
+
+
 def _token(graph: Graph, op: Operator) -> Any:
     """What two operators must share to stand in one place of two blocks."""
     # The number of a random operator, its last argument, differs from each to the next.
     args = op.args[:-1] if takes_key(op.target) else op.args
+    fixed = 1 if op.target in _CALCULATES else 2 if op.target in _TAKES_PART else len(args)
     return (
         op.target,
-        tuple(_abstract(graph, a) for a in args),
+        tuple(_abstract(graph, a) for a in args[:fixed]),
+        tuple(_of_any_number(_abstract(graph, a)) for a in args[fixed:]),
         tuple((k, _abstract(graph, a)) for k, a in op.kwargs),
         op.outputs,
     )
+
+
+def _of_any_number(abstract: Any) -> Any:
+    return abstract[0] if abstract[0] in (int, float) else abstract
 
 
 def _abstract(graph: Graph, arg: Arg) -> Any:
@@ -278,7 +297,7 @@ def _abstract(graph: Graph, arg: Arg) -> Any:
     if isinstance(arg, Ref):
         kind = arg.value.partition(":")[0]
         return (kind if kind in ("param", "buffer") else "value", graph.spec[arg.value])
-    return (type(arg), arg)
+    return (float, 0.0) if isinstance(arg, float) else (type(arg), arg)
 
 
 def _by_module(

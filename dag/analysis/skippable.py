@@ -7,7 +7,8 @@ A block may be left out if the model without it is a model of the same kind (sto
   never do;
 - one value leaves it, and stands for one value that came in, of the same shape and dtype;
 - it is residual: what leaves is a sum in which what came in stands as it is. A ReLU behind the sum
-  changes nothing of what came in where that came out of one.
+  changes nothing of what came in where that came out of one. What all blocks of a kind add alike
+  (an embedding that each gets once more) came in for none of them.
 
 Left out, what came in goes on in place of what leaves, so it has a gradient, as that has, and
 nothing behind the block reads it, too. Whatever else a block reads (masks, rotary tables, what an
@@ -17,7 +18,7 @@ encoder made) is made by no block of its kind.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -144,6 +145,9 @@ class _Judge:
     def _taken(self, block: Block, made: str) -> tuple[str, str]:
         """The value that a block passes on in a sum, and why there is none."""
         found, clamped = self._passed(block, made)
+        if len(found) > 1:  # what every block adds alike is not what goes through them
+            alike = self._alike(block, found.keys())
+            found = {value: n for value, n in found.items() if value not in alike}
         if not found:
             return "", "is not residual: what comes in does not stand in what leaves as it is"
         if len(found) > 1:
@@ -172,6 +176,14 @@ class _Judge:
         if others := sorted((reads - {taken}) & of_kind):
             return "", f"also reads {others[0]} of another block of its kind"
         return taken, ""
+
+    def _alike(self, block: Block, values: Collection[str]) -> set[str]:
+        """The values of these that every other block of its kind reads, too, and none of them
+        makes."""
+        others = [b for b in self._blocks if b.kind == block.kind and b != block]
+        reads = [{v for op in self._operators(b) for v in op.reads} for b in others]
+        made = {v for b in others for op in self._operators(b) for v in op.values}
+        return {v for v in values if v not in made and all(v in r for r in reads)}
 
     def _operators(self, block: Block) -> Sequence[Operator]:
         return self._graph.operators[block.start : block.stop]

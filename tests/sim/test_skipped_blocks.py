@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from shoal.client.models import models
 from shoal.dag.plan.full_steps import FullSteps
 from shoal.dag.plan.plan import PeerId, Plan, Route, StageSlot, Visit
+from shoal.job import Job
 from shoal.planner.skipping.layouts import row_of_blocks
 from shoal.sim.plain import oracle
 from shoal.tests.sim.conftest import Trained
@@ -29,6 +30,15 @@ DEEPER: dict[str, dict[str, Any]] = {
     "hf_llama": {"num_hidden_layers": 4},
     "resnet_digits": {"blocks": 4},
 }
+LAYERED = Job.from_table(
+    {
+        "version": 1,
+        "model": {"factory": "shoal.tests.sim.layered_model:layered"},
+        "data": {"kind": "text", "length": 8},
+        "train": {"steps": 4, "batch": 4, "microbatch": 1, "lr": 1e-2, "eval_every": 2},
+        "plan": {"scheduler": "uniform", "skip": 0.5},
+    }
+)
 SCHEDULES = ("gpipe", "1f1b", "zero-bubble")
 
 
@@ -39,6 +49,8 @@ def deeper(
     folder, known = tmp_path_factory.mktemp("arrays"), dict[str, Any]()
 
     def get(name: str) -> Any:
+        if name == "layered":
+            known[name] = known.get(name) or laboratory(LAYERED)
         if name not in known:
             job = small_job(name, folder)
             args = {**job.model.args, **DEEPER[name]}
@@ -100,10 +112,24 @@ def plain(lab: Any, gone: list[set[str]], full: FullSteps | None = None) -> Trai
 
     def bypass(name: str, block: nn.Module) -> None:
         forward = block.forward
-        block.forward = lambda *a, **k: a[0] if name in now else forward(*a, **k)
         visits = sum(name not in left for left in gone)
+
+        def counted(value: Any) -> Any:
+            """A parameter that several blocks read counts by each one's visits."""
+            if not isinstance(value, nn.Parameter):
+                return value
+            value = value.view_as(value)
+            value.register_hook(scale)
+            return value
+
+        def scale(g: Tensor) -> Tensor:
+            return g if whole[0] else g * len(gone) / visits
+
+        block.forward = lambda *a, **k: (
+            a[0] if name in now else forward(*(counted(v) for v in a), **k)
+        )
         for parameter in block.parameters():
-            parameter.register_hook(lambda g: g if whole[0] else g * len(gone) / visits)
+            parameter.register_hook(scale)
 
     def batch(step: int, m: int) -> Mapping[str, Tensor]:
         now.clear()
@@ -125,6 +151,7 @@ def plain(lab: Any, gone: list[set[str]], full: FullSteps | None = None) -> Trai
         pytest.param(name, seed, marks=() if seed == 0 and fast else pytest.mark.slow)
         for name, fast in (
             ("gpt_bytes", False),
+            ("layered", True),
             ("resnet_digits", True),
             ("hf_gpt2", False),
             ("hf_llama", False),
