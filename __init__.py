@@ -10,15 +10,18 @@ if TYPE_CHECKING:
     from .client import Run, connect
     from .client.models.initialise import deferred_init, initialise
     from .job import Job
+    from .peer.data.partition import Partition, partition
 
-__all__ = ["Job", "Run", "connect", "deferred_init", "initialise"]
+__all__ = ["Job", "Partition", "Run", "connect", "deferred_init", "initialise", "partition"]
 
 _HOME = {
     "Job": "shoal.job",
+    "Partition": "shoal.peer.data.partition",
     "Run": "shoal.client",
     "connect": "shoal.client",
     "deferred_init": "shoal.client.models.initialise",
     "initialise": "shoal.client.models.initialise",
+    "partition": "shoal.peer.data.partition",
 }
 
 

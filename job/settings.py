@@ -237,8 +237,8 @@ def _convert_union(hint: Any, value: Any, key: str, wrong: SettingsError) -> Any
         try:
             return _convert(part, value, key)
         except SettingsError as error:
-            # A table or a quantity that is nearly right knows better what is wrong with it.
-            if isinstance(value, Mapping) or part in units:
+            # What is nearly right, a table, a quantity, a number, knows better what is wrong.
+            if isinstance(value, Mapping) or part in units or part is type(value):
                 wrong = error
     raise wrong
 
