@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.rounds import vector as of_rounds
 from shoal.dag.rounds.vector import Entry, RunVector
-from shoal.dag.rounds.wiring import Giver, VectorSegment, port_of, span_of, wiring
+from shoal.dag.rounds.wiring import RESULT, Giver, VectorSegment, port_of, span_of, wiring
 
 sizes = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 most = st.integers(1, 16)
@@ -110,6 +110,9 @@ def test_what_one_gives_another_adds(sizes, most, data):
         assert passed == {(part, a, b) for part, a, b in taken if a != b and (part, a) in adds}
         sent = sorted((s.part, p, s.peer) for p, w in each.items() for s in w.sends)
         assert sent == sorted((s.part, s.peer, p) for p, w in each.items() for s in w.gets)
+        comes = {(hop, part, q, p) for p, w in each.items() for hop, part, q in w.comes(p)}
+        goes = {(hop, part, p, q) for p, w in each.items() for hop, part, q in w.goes() if p != q}
+        assert goes == {f for f in comes if f[0] != RESULT or f[1:3] in adds}
 
 
 blocks = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 40)), min_size=1, max_size=12)

@@ -1,0 +1,118 @@
+"""What rounds count on, of both algebras: neither how the vector is divided, nor who adds up which
+part, nor the order in which frames come changes a version."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.dag.plan.action import Kind
+from shoal.dag.plan.cut import Stage, cut
+from shoal.dag.plan.plan import PeerId
+from shoal.dag.rounds import digest, vector
+from shoal.dag.rounds.vector import RunVector
+from shoal.dag.rounds.wiring import GIVE, RESULT, Giver, VectorSegment, port_of, wiring
+from shoal.dag.schedule.flow import Role
+from shoal.job.rounds import RoundSettings
+from shoal.net.links.frame import Arrived, FrameKey
+from shoal.peer.rounds.local import LocalSteps
+from shoal.peer.rounds.tensors import TensorAlgebra
+from shoal.peer.rounds.work import RoundWork
+from shoal.proto.broker_pb2 import RoundPlan, RoundStart
+from shoal.sim.ghost.hashes import Hashes
+from shoal.sim.ghost.rounds import GhostVector
+from shoal.sim.ghost.stage_hash import HeldHash, Linear
+from shoal.tests.sim.ghost.test_ghost_rounds import job
+
+Work = RoundWork[Any]
+Make = Callable[[Any, Stage, RoundSettings, str], Work]
+
+
+def of_tensors(graph: Any, stage: Stage, settings: RoundSettings, peer: str) -> Work:
+    run, draws = RunVector.of(graph), torch.Generator().manual_seed(1)
+    begun = {e.value: torch.randn(e.spec.elements, generator=draws) for e in run.entries}
+    copies = {value: [tensor.clone()] for value, tensor in begun.items()}
+    algebra, local = TensorAlgebra(run, settings, peer), LocalSteps(1, 1)
+    work = RoundWork(algebra, settings, local, peer=PeerId(peer), stages=[stage], copies=copies)
+    own = torch.Generator().manual_seed(ord(peer))
+    for tensor in (t for there in copies.values() for t in there):
+        tensor += torch.randn(tensor.shape, generator=own)
+    return work
+
+
+def of_hashes(graph: Any, stage: Stage, settings: RoundSettings, peer: str) -> Work:
+    held = HeldHash(Linear(Hashes(graph, 0), stage))
+    work = GhostVector(graph, settings).rounds(LocalSteps(1, 1), PeerId(peer), {0: held})
+    for at in range(len(held.linear.standing)):
+        held.put(at, int(held.state[at]) * ord(peer) % 2**64)
+    return work
+
+
+def met(works: dict[str, Work], rng: random.Random) -> set[tuple[int, ...]]:
+    """Hashes that all come to in an exchange that is divided at random."""
+    run, peers = next(iter(works.values())).vector, [*works]
+    cuts = {0, run.elements, *(rng.randrange(run.elements) for _ in range(rng.randrange(6)))}
+    weights = {peer: 1 + i for i, peer in enumerate(peers)}
+    givers = tuple(Giver(PeerId(p), w) for p, w in weights.items())
+    takers = tuple(map(PeerId, peers))
+    divided = [
+        VectorSegment(span, PeerId(rng.choice(peers)), givers, takers)
+        for span in pairwise(sorted(cuts))
+    ]
+    plan = RoundPlan(attempt=1, weight=sum(weights.values()), exponent=10, members=len(peers))
+    wired = {p: wiring(run, divided, PeerId(p)) for p in peers}
+    for peer, work in works.items():
+        work.begin(RoundStart(steps=1))
+        assert not work.carry_out(Kind.CONTRIBUTE).code
+        work.join(plan, wired[peer])
+        assert not work.carry_out(Kind.EXCHANGE).code
+    for hop in (GIVE, RESULT):
+        frames = [(p, *f) for p in peers for f in sorted(wired[p].goes()) if f[0] == hop]
+        rng.shuffle(frames)
+        for source, _, part, to in frames:
+            assert (hop, part, source) in wired[to].comes(to) or source == to
+            key = FrameKey("r", 1, 0, Role.ROUND, 0, hop, port_of(part), source, to)
+            if source != to:
+                works[to].accept(copied(key, works[source].payload(key)))
+    return {work.carry_out(Kind.APPLY).hashes for work in works.values()}
+
+
+def copied(key: FrameKey, payload: Any) -> Arrived:
+    [*buffers] = payload.buffers
+    whole = isinstance(buffers[0], memoryview)
+    data = memoryview(bytearray(b"".join(buffers))) if whole else buffers[0]
+    return Arrived(key, payload.codec, payload.codec_header, payload.spec, data)
+
+
+@pytest.mark.parametrize("make", [of_tensors, of_hashes])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        RoundSettings(method="average", replicas=3),
+        RoundSettings(method="diloco", replicas=3, codec="int8"),
+        RoundSettings(method="sparse-loco", replicas=3),
+    ],
+    ids=lambda settings: settings.method,
+)
+def test_a_version_hangs_on_what_was_given_alone(
+    laboratory: Any, monkeypatch: pytest.MonkeyPatch, make: Make, settings: RoundSettings
+) -> None:
+    for room in (vector, digest):
+        monkeypatch.setattr(room, "PIECE", 1000)
+    monkeypatch.setattr("shoal.peer.rounds.coding.LEAST_ELEMENTS", 64)
+    graph = laboratory(job(3)).graph.bind(2)
+    [stage] = cut(graph, [(0, len(graph.operators))])
+    found = set()
+    for seed in range(5):
+        order = random.Random(seed)
+        peers = order.sample("abc", 3)
+        works = {p: make(graph, stage, settings, p) for p in sorted(peers)}
+        found |= met(works, order)
+    assert len(found) == 1
+    two = {p: make(graph, stage, settings, p) for p in "ab"}
+    assert not found & met(two, random.Random(0)), "who is in it counts"
