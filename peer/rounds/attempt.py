@@ -185,16 +185,11 @@ class RoundAttempt(Generic[V]):
                 del self._sums[part]
             return self._results.get(part)
 
-    def results(self) -> Iterator[tuple[Span, V | None]]:
-        """What there is of each part that this peer takes."""
-        for part, source in self.wiring.takes:
-            if source == self.peer:
+    def came(self, hop: int) -> Iterator[tuple[Span, V | None]]:
+        """What there is of each result, or version, that this peer takes."""
+        for part, source in self.wiring.takes if hop == RESULT else self.wiring.gets:
+            if hop == RESULT and source == self.peer:
                 found = self.result(part)
                 yield part, found.values if found else None
             else:
-                yield part, self._came.get((RESULT, part))
-
-    def versions(self) -> Iterator[tuple[Span, V | None]]:
-        """What there is of each part that this peer gets whole."""
-        for part, _ in self.wiring.gets:
-            yield part, self._came.get((VERSION, part))
+                yield part, self._came.get((hop, part))

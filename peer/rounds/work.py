@@ -40,7 +40,7 @@ from ...dag.plan.cut import Stage
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import LargeContributionError
 from ...dag.rounds.vector import Span, VectorPiece
-from ...dag.rounds.wiring import GIVE, RESULT, RoundWiring
+from ...dag.rounds.wiring import GIVE, RESULT, VERSION, RoundWiring
 from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
@@ -181,9 +181,9 @@ class RoundWork(Generic[V]):
         """Makes the next version of what came; nothing changes unless all of it is here."""
         attempt, plan = self._joined, self._joined.plan
         made = dict[str, EntryVersion[V]]()
-        for entry, whole in self._gathered(attempt.versions()):
+        for entry, whole in self._gathered(attempt.came(VERSION)):
             made[entry.entry.value] = self.algebra.taken(entry, whole)
-        for entry, mean in self._gathered(attempt.results()):
+        for entry, mean in self._gathered(attempt.came(RESULT)):
             made[entry.entry.value] = self.algebra.meet(entry, mean, attempt.codings[GIVE])
         gets = bool(attempt.wiring.gets)
         for value, entry in self._entries.items():
