@@ -87,7 +87,7 @@ class ClientRequests:
             return [refused]
         run = self._registry.runs[event.run]
         if wanted == "recall":
-            found = Recalled(spec=run.submitted.spec, checkpoint=run.checkpoint)
+            found = Recalled(spec=run.submitted.spec, checkpoint=run.record.checkpoint)
             return [Answer(request, found)]
         out: list[Instruction] = []
         self._registry.all_changing(run.replicas)

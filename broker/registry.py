@@ -9,10 +9,11 @@ from ..proto.broker_pb2 import Formation, RunEvent, RunSpec
 from .events import Publish, ReplicaId, RunId
 from .journal.decided import DurableState
 from .membership.membership import Membership
+from .policies.round_view import NetworkOf
+from .records.run import RunRecord
 from .records.space import outnumbered
 from .records.submitted import run_of
 from .rounds.coordinator import RoundCoordinator
-from .rounds.gossip import NetworkOf
 from .runs.replica import Replica
 from .runs.run import Run
 
@@ -21,8 +22,7 @@ __all__ = ["RunRegistry"]
 
 class RunRegistry:
     """runs: by id, in order of submission, the newest ended ones included. rounds: of those whose
-    replicas train apart. changed: replicas that
-    the present event may have changed."""
+    replicas train apart. changed: replicas that the present event may have changed."""
 
     def __init__(
         self, decided: DurableState, members: Membership, network: NetworkOf, seed: str
@@ -30,13 +30,17 @@ class RunRegistry:
         """`seed`: differs between brokers, and between starts of one without a journal."""
         self.decided, self.members, self._network = decided, members, network
         self._seed = seed
-        self.runs = {name: Run(kept, members) for name, kept in decided.runs.items()}
-        self.rounds = {
-            run.id: RoundCoordinator(run, members, network)
-            for run in self.runs.values()
-            if run.has_rounds
-        }
+        self.runs: dict[RunId, Run] = {}
+        self.rounds: dict[RunId, RoundCoordinator] = {}
+        for record in decided.runs.values():
+            self._made(record)
         self.changed: dict[ReplicaId, Replica] = {}
+
+    def _made(self, record: RunRecord) -> Run:
+        run = self.runs[record.id] = Run(record, self.members)
+        if run.has_rounds:
+            self.rounds[run.id] = RoundCoordinator(run, self.members, self._network)
+        return run
 
     def replica(self, name: str | None) -> Replica | None:
         """The one that peers know by this id; None: there is none."""
@@ -72,10 +76,7 @@ class RunRegistry:
 
     def add(self, spec: RunSpec, owner: str) -> Run:
         """A run was submitted; raises RunSpecError. Ended runs that are too many now go."""
-        name = self._new_id()
-        run = self.runs[name] = Run(self.decided.add(name, spec, owner), self.members)
-        if run.has_rounds:
-            self.rounds[name] = RoundCoordinator(run, self.members, self._network)
+        run = self._made(self.decided.add(self._new_id(), spec, owner))
         self.all_changing(run.replicas)
         ended = [run for run in self.decided.runs.values() if run.ended]
         self.forget(outnumbered(ended, self.decided.options.kept_runs))
@@ -86,9 +87,7 @@ class RunRegistry:
         record = self.decided.runs[run]
         published = record.publish(RunEvent(formed=formation), 0, now)
         if record.replicas[0] is not self.runs[run].replicas[0].record:  # what was to be decided
-            self.runs[run] = Run(record, self.members)
-            if self.runs[run].has_rounds:
-                self.rounds[run] = RoundCoordinator(self.runs[run], self.members, self._network)
+            self._made(record)
         self.all_changing(self.runs[run].replicas)
         return self.runs[run], published
 

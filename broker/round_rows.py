@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..dag.schedule.convert_plan import microbatches_of
 from ..proto.broker_pb2 import RoundDone, RoundWork, RunEvent
-from .records.rounds import pairs_of
+from .records.version_ledger import pairs_of
 
 __all__ = ["Local", "RoundRow", "RoundRows", "begun", "evaluated", "planned", "sentence"]
 

@@ -153,7 +153,7 @@ class RoundMethod:
     own_codec: bool = False
     """Whether it writes what it exchanges in a way of its own, and takes no `codec.sync`."""
     pairs: str = ""
-    """Of gossip: the rule of `broker/rounds/pairs/selection.py` by which pairs are found."""
+    """Of gossip: the rule of `broker/policies/pairs/selection.py` by which pairs are found."""
     alike: bool = False
     """Of gossip: whether both of a pair come to the same version."""
 

@@ -346,10 +346,10 @@ class Sync(Settings):
         return 1 if self.kind == "allreduce" else max(1, EVERY // self.fragments)
 
     @property
-    def remembered(self) -> int | None:
-        """Rounds whose pairs decide who meets whom; None: nobody meets in pairs."""
+    def remembered(self) -> int:
+        """Rounds whose pairs decide who meets whom."""
         if self.kind != "gossip":
-            return None
+            return 0
         return int(getattr(options_of(self.chosen, self.options), "recent", 1))
 
     @property

@@ -31,11 +31,11 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access options < events < membership < links snapshots < records < recovery round_rows
-        < runs < journal rounds < placement < registry < clients < machine < service validate""",
-    "broker/rounds": """
-        disputes evaluations pairs saving segments work < contributions version < exchange policy
-        < gossip handing attempts telling < coordinator""",
+        access options < events < membership < links snapshots < records < policies recovery
+        round_rows < runs < journal rounds < placement < registry < clients < machine
+        < service validate""",
+    "broker/policies": """
+        disputes handing pairs segments < round_view < policy < gossip < policies""",
     "broker/service": """
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",

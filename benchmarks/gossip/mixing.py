@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.broker.rounds.pairs.selection import Pairs, PairSettings, pairs_of_round
+from shoal.broker.policies.pairs.selection import Pairs, PairSettings, pairs_of_round
 
 __all__ = ["matrix", "of_random_pairs", "pairs_of_rounds", "second_eigenvalue"]
 

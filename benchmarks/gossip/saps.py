@@ -12,7 +12,7 @@ saps_rho_…          second eigenvalue of E[WᵀW] (…_worst)
 saps_learned_…      the same of "auto", where the broker knows only links that were measured: of
                     each replica to four landmarks, and those of rounds that were (landmarks);
                     before the first round also to 16 others (measured), or to all (all). 100 rounds
-                    each of six networks (`broker/rounds/pairs/measuring.py`)
+                    each of six networks (`broker/policies/pairs/measuring.py`)
 saps_match_1000_seconds      CPU: one round among 1,000 after a history of ten, threshold given
 saps_threshold_1000_seconds  CPU: the threshold where none is given, once in a round
 saps_cardinality             least share of networkx's maximum, 200 random graphs of up to 100
@@ -34,10 +34,10 @@ from shoal.benchmarks.gossip.mixing import of_random_pairs, pairs_of_rounds, sec
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.broker.links.links import Links
 from shoal.broker.links.probed import LINKS
-from shoal.broker.rounds.pairs.matching import ALONE, maximal, maximum, weights
-from shoal.broker.rounds.pairs.measuring import OTHERS, tournament
-from shoal.broker.rounds.pairs.selection import Pairs, PairSettings, pairs_of_round
-from shoal.broker.rounds.pairs.threshold import fastest_threshold
+from shoal.broker.policies.pairs.matching import ALONE, maximal, maximum, weights
+from shoal.broker.policies.pairs.measuring import OTHERS, tournament
+from shoal.broker.policies.pairs.selection import Pairs, PairSettings, pairs_of_round
+from shoal.broker.policies.pairs.threshold import fastest_threshold
 from shoal.dag.plan.plan import PeerId
 
 ROUNDS = 300

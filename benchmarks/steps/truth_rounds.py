@@ -26,7 +26,7 @@ from shoal.benchmarks.steps.truth_memory import (
     peaks_of,
     received,
 )
-from shoal.broker.rounds.segments import Replicated, segments, sliced
+from shoal.broker.policies.segments import Replicated, segments, sliced
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.vector import RunVector

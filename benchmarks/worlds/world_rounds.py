@@ -95,7 +95,7 @@ def many_replicas(replicas: int) -> dict[str, float]:
         ended = world.broker.ended
         world.until(lambda: all(r.record.term for r in run.replicas) or name in ended)
         planned = time.process_time()
-        world.until(lambda: rounds.round > 0 or name in ended)
+        world.until(lambda: rounds.versions.round > 0 or name in ended)
         first, events = time.process_time(), world.calls
         happened = world.finish(name)
         cpu_s, wall_s = time.process_time() - began, time.perf_counter() - wall

@@ -13,7 +13,7 @@ Rules.
 - A plan waits until the links of the peers that it could use are measured, but at most `probe_s`
   after the last of them joined or the run could first be planned. A plan that would use pairs
   nobody measured has them measured, once, and is made again; so are links between replicas of
-  which a run of saps will choose, as many as it takes (`broker/rounds/pairs/measuring.py`).
+  which a run of saps will choose, as many as it takes (`broker/policies/pairs/measuring.py`).
 - When planning a run had to be ended (it crashed its process, or passed a limit), its owner's
   runs come behind those of all others for LAST_S, whatever their priority.
 - After a restart nothing is planned for one lease: peers that attach again shall be planned with.
@@ -45,9 +45,9 @@ from ..events import (
 from ..links.probing import Probing
 from ..membership.member import Member, dial
 from ..membership.membership import Membership
+from ..policies.pairs.measuring import tournament
+from ..policies.segments import Replicated, meeting
 from ..records.submitted import SubmittedRun
-from ..rounds.pairs.measuring import tournament
-from ..rounds.segments import Replicated, meeting
 from ..runs.replica import Replica
 from ..runs.run import Run
 from .bad_formation import bad_formation, not_outlined

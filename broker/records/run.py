@@ -15,6 +15,7 @@ from ...proto.broker_pb2 import (
     FAILED,
     RUNNING,
     WAITING,
+    Checkpoint,
     ReplicaState,
     RunEvent,
     RunState,
@@ -25,6 +26,8 @@ from .history import History
 from .replica import ReplicaRecord
 from .rounds import RoundRecord
 from .submitted import SubmittedRun
+from .version_ledger import VersionLedger
+from .work_ledger import WorkLedger
 
 __all__ = ["RunRecord"]
 
@@ -49,13 +52,8 @@ class RunRecord:
         self.replicas = tuple(ReplicaRecord(run, number) for number in range(needs.replicas))
         self.rounds = None
         if needs.has_rounds:
-            self.rounds = RoundRecord(
-                run.spec.steps,
-                run.spec.microbatches,
-                needs.eval_every,
-                needs.replicas,
-                remembers=needs.sync.remembered,
-            )
+            work = WorkLedger(run.spec.steps, run.spec.microbatches, needs.replicas)
+            self.rounds = RoundRecord(VersionLedger(needs.sync.remembered), work)
             if run.spec.HasField("resumed"):
                 self.rounds.begin_from(run.spec.resumed)
         self._spec_bytes = run.spec.ByteSize()
@@ -84,6 +82,17 @@ class RunRecord:
         return self._spec_bytes + plans + self.history.size_bytes
 
     @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest complete one."""
+        found = (r.checkpoints.newest() for r in self.replicas)
+        return max((c for c in found if c), key=lambda c: c.step, default=None)
+
+    @property
+    def saved_step(self) -> int:
+        """Steps that are in the newest checkpoint, be it the one that the run began from."""
+        return (self.checkpoint or self.run.spec.resumed).step
+
+    @property
     def state(self) -> RunState:
         return self._state([replica.state for replica in self.replicas])
 
@@ -94,7 +103,7 @@ class RunRecord:
         first = max(open_ or replicas, key=lambda r: _FAR.index(r.phase))
         rounds, step = self.rounds, first.step
         if rounds is not None:
-            step = rounds.committed // self.run.spec.microbatches
+            step = rounds.work.step
         return RunState(
             run=self.id,
             phase=first.phase,
@@ -105,7 +114,7 @@ class RunRecord:
             term=first.term,
             inexact_from=first.inexact_from,
             pausing=any(r.pausing for r in replicas),
-            round=rounds.round if rounds is not None else 0,
+            round=rounds.versions.round if rounds is not None else 0,
             replicas=replicas,
         )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ...proto.broker_pb2 import RoundWork, SampleRange
+from ...proto.broker_pb2 import RoundWork
+from ..records.work_ledger import first_of
 
 __all__ = ["shortened"]
 
@@ -24,11 +25,7 @@ def shortened(work: RoundWork, least: int, late_s: float, step_s: float, waiting
         return found
     count = sum(s.count for s in work.samples) // work.steps * steps
     del found.samples[:]
-    for s in work.samples:
-        taken = min(count, s.count)
-        count -= taken
-        if taken:
-            found.samples.append(SampleRange(first=s.first, count=taken))
+    found.samples.extend(first_of(work.samples, count))
     found.planned = work.planned or work.steps
     found.steps = steps
     return found

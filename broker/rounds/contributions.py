@@ -4,21 +4,19 @@ count, and until when others wait for it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.step_seconds import MOST_TIMES
-from ...proto.broker_pb2 import WAITING, RoundReport, RoundWork
+from ...proto.broker_pb2 import WAITING, RoundReport
 from ..membership.member import Member
+from ..policies.policy import RoundPolicy
 from ..records.rounds import RoundRecord
 from ..runs.replica import Replica
 from ..runs.run import Run
-from .work import at_most
 
 __all__ = ["Contributions", "goes_on", "is_at_gate", "is_short", "standing"]
 
-_SPARE_S = 30.0
-"""Added to twice the expected time of local work."""
 _SHORT = frozenset({"peers", "memory", "queue"})
 """Why a replica waits that nobody else waits for."""
 
@@ -32,27 +30,35 @@ def is_short(replica: Replica) -> bool:
 def is_at_gate(rounds: RoundRecord, replica: Replica) -> bool:
     """Whether it waits in front of its next step, with or without a contribution."""
     record = replica.record
-    return record.committed >= rounds.gate(record.number, record.term)
+    return record.committed >= rounds.work.gate(record.number, record.term)
 
 
 def goes_on(
-    replica: Replica, rounds: RoundRecord, member: Member, said: RoundReport, now: float
+    replica: Replica,
+    rounds: RoundRecord,
+    member: Member,
+    said: RoundReport,
+    now: float,
+    *,
+    evaluates: bool,
 ) -> None:
     """Moves a replica's deadline where a holder is further than before in what is to be done: in an
-    evaluation that the replica was asked for, or in the exchange, once all of its steps are
+    evaluation, if it `evaluates` in this round, or in the exchange, once all of its steps are
     done."""
+    versions = rounds.versions
     if said.HasField("evaluation"):
-        due = said.round == rounds.round and replica.record.number in rounds.evaluators
+        due = said.round == versions.round and evaluates
     else:
         due = is_at_gate(rounds, replica)
     if due:
-        at = min(said.round, rounds.round), min(said.attempt, max(1, rounds.attempt))
+        at = min(said.round, versions.round), min(said.attempt, max(1, versions.attempt))
         what = "evaluation" if said.HasField("evaluation") else "round"
         replica.lifecycle.deadline.further(member.id, what, at, now)
 
 
 def standing(rounds: RoundRecord, replica: Replica) -> Hashable:
-    """All that rounds ask about it; what it has contributed or made is told to them."""
+    """Return all that rounds ask about a replica; what it has contributed or made is told to
+    them."""
     record, context = replica.record, replica.context
     about = record.phase, record.term, record.pausing, record.paused
     knows_pace = bool(record.step_s)  # `Contributions.closes_at`
@@ -61,27 +67,23 @@ def standing(rounds: RoundRecord, replica: Replica) -> Hashable:
 
 
 class Contributions:
-    """Who contributes to the round under way; not durable. bad: replicas whose contribution cannot
-    count, and why. since: when local work began, or the attempt; None: before this start of
-    the broker."""
+    """Contributions to one round; not durable. bad: replicas whose contribution cannot count, and
+    why. since: when local work began, or the attempt; None: before this start of the broker."""
 
-    def __init__(self, run: Run, record: RoundRecord) -> None:
-        self._run, self._record = run, record
+    def __init__(self, run: Run, policy: RoundPolicy, since: float | None) -> None:
+        """A round begins at a time, or an earlier start of the broker has begun it."""
+        self._run, self._policy, self._rounds = run, policy, run.rounds
         self._ready: dict[int, tuple[int, set[PeerId]]] = {}
         """By replica, the holders whose contribution is there, in its present term."""
         self.bad: dict[int, str] = {}
         self.late = set[int]()
         """Those of `bad` that only came late."""
-        self.since: float | None = None
-        self._handed: dict[int, int] = {}
+        self.since = since
+        given = self._rounds.work.given.items() if since is not None else ()
+        self._handed = {n: w.term for n, w in given}
         """By replica, the term in which it got its work."""
         self._alone_since: float | None = None
         """When only replicas that lost somebody were missing first; None: others are, so far."""
-
-    def begin(self, work: Iterable[RoundWork], now: float) -> None:
-        self._ready, self.bad, self.late = {}, {}, set()
-        self._handed, self._alone_since = {w.replica: w.term for w in work}, None
-        self.since = now
 
     def waits_for_late(self) -> None:
         """Nobody else has one that counts: theirs do after all."""
@@ -109,15 +111,9 @@ class Contributions:
 
     @property
     def closes_at(self) -> float:
-        """Who is not ready then is left out."""
+        """When local work ends for who is not ready then."""
         assert self.since is not None
-        asked = self._run.submitted.requirements.sync.deadline
-        if asked != "auto":
-            return self.since + float(asked)
-        times = [w.steps * self._step_s(n) for n, w in self._record.work.items()]
-        if not all(times):  # nothing is known of some
-            return self.since + self._run.submitted.options.first_step_s
-        return self.since + 2 * at_most(times) + _SPARE_S
+        return self.since + self._policy.lasts_s(self._run.record, self._rounds)
 
     def waits_until(
         self, ready: Sequence[int], still: Sequence[int], now: float, *, again: bool = False
@@ -130,9 +126,8 @@ class Contributions:
             return -math.inf if again else self.closes_at
         if self._alone_since is None:
             self._alone_since = now
-        work = self._record.work
-        took = max(work[n].steps * self._step_s(n) for n in still)
-        took = min(took, MOST_TIMES * max(work[n].steps * self._step_s(n) for n in ready) or took)
+        took = self._longest_s(still)
+        took = min(took, MOST_TIMES * self._longest_s(ready) or took)
         until = self._alone_since + took / len(ready)
         if self._run.submitted.requirements.sync.deadline != "auto":
             until = min(until, self.closes_at)
@@ -144,5 +139,7 @@ class Contributions:
         away = not replica.record.running or bool(replica.context.away)
         return away or self._handed.get(number, replica.record.term) != replica.record.term
 
-    def _step_s(self, number: int) -> float:
-        return self._run.replicas[number].record.round_step_s
+    def _longest_s(self, numbers: Sequence[int]) -> float:
+        """Seconds of the local work that takes longest."""
+        given, replicas = self._rounds.work.given, self._run.replicas
+        return max(given[n].steps * replicas[n].record.round_step_s for n in numbers)

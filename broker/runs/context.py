@@ -151,9 +151,9 @@ class ReplicaContext:
 
     @property
     def work(self) -> RoundWork | None:
-        """Its work in a round; None: it is in none."""
+        """The replica's work in the round under way; None: it is in none."""
         rounds, record = self.rounds, self.record
-        return rounds.member(record.number, record.term) if rounds is not None else None
+        return rounds.work.member(record.number, record.term) if rounds is not None else None
 
     @property
     def gate(self) -> int | None:
@@ -162,14 +162,14 @@ class ReplicaContext:
         return None if work is None else work.first_step + work.steps
 
     def work_from(self, step: int, now: float) -> RoundWork | None:
-        """Its work in the round that it is in, when it goes on with it at a step of its own."""
+        """The rest of the replica's work in the round that it is in, from a step of its own on."""
         rounds, record, work = self.rounds, self.record, self.work
         if rounds is None or work is None:
             return None
         others = [
             r
             for r in self._events.replicas
-            if r is not record and r.running and rounds.member(r.number, r.term)
+            if r is not record and r.running and rounds.work.member(r.number, r.term)
         ]
         end = max((_ends_at(r, rounds, now) for r in others), default=math.inf)
         step_s = record.round_step_s
@@ -208,7 +208,7 @@ class ReplicaContext:
     def release(
         self, peers: Iterable[PeerId], reason: Reason, now: float, goes_on: bool = True
     ) -> list[Instruction]:
-        """These leave the replica, whether or not it goes on."""
+        """Have peers leave the replica, whether or not it goes on."""
         out: list[Instruction] = []
         for member in (m for p in peers if (m := self.mine(p))):
             leave = Leave(run=self.record.id, term=self.record.term, goes_on=goes_on, reason=reason)
@@ -218,8 +218,8 @@ class ReplicaContext:
 
     @property
     def welcome(self) -> tuple[PeerId, ...]:
-        """Who may come back with its part: holders that are waited for, and those that only keep
-        copies, for which nobody waits."""
+        """Peers that may come back with their part: holders that are waited for, and those that
+        only keep copies, for which nobody waits."""
         plan = self.plan if self.record.active else None
         return (*self.away.peers, *(plan.warm if plan else ()))
 
@@ -228,7 +228,7 @@ class ReplicaContext:
         self.unwelcome(self.welcome)
 
     def unwelcome(self, peers: Iterable[PeerId]) -> None:
-        """These have no part any more to come back with."""
+        """Forget the parts that these could have come back with."""
         for peer in peers:
             holding = self.members.expected.get(peer)
             if holding is not None and holding.run == self.record.id:
@@ -251,7 +251,7 @@ class ReplicaContext:
 
 def _ends_at(replica: ReplicaRecord, rounds: RoundRecord, now: float) -> float:
     """When a replica has made its steps of the round, as far as that can be told."""
-    work, ledger = rounds.work[replica.number], replica.ledger
-    since = max(rounds.done_at_s, ledger.committed_at if ledger else 0.0)
+    work, ledger = rounds.work.given[replica.number], replica.ledger
+    since = max(rounds.versions.done_at_s, ledger.committed_at if ledger else 0.0)
     left = work.first_step + work.steps - replica.committed
     return max(now, since + left * replica.round_step_s) if left > 0 else now

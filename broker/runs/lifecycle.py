@@ -251,7 +251,7 @@ class Lifecycle:
         out: list[Instruction] = [self.context.publish(RunEvent(weights=weights), now)]
         rounds, steps = self.context.rounds, record.committed
         if rounds is not None:  # what a replica made by itself is not the run's
-            steps = rounds.committed // spec.microbatches
+            steps = rounds.work.step
         text = f"{steps} steps are done"
         if record.inexact_from:
             text += (

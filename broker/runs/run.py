@@ -6,9 +6,10 @@ from collections.abc import Callable
 from itertools import chain
 
 from ...dag.plan.plan import PeerId
-from ...proto.broker_pb2 import Checkpoint, RunState
+from ...proto.broker_pb2 import RunState
 from ..events import Instruction, RunId, Watched
 from ..membership.membership import Membership
+from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .lifecycle import Lifecycle
 from .replica import Replica
@@ -43,6 +44,12 @@ class Run:
         return self.record.ended
 
     @property
+    def rounds(self) -> RoundRecord:
+        """Those of a run that has any."""
+        assert self.record.rounds is not None, f"run {self.id} has no rounds"
+        return self.record.rounds
+
+    @property
     def has_rounds(self) -> bool:
         """Whether its replicas train apart, and meet in rounds."""
         return self.record.rounds is not None
@@ -54,12 +61,6 @@ class Run:
     @property
     def state(self) -> RunState:
         return self.record.state
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """The newest complete one."""
-        found = (r.record.checkpoints.newest() for r in self.replicas)
-        return max((c for c in found if c), key=lambda c: c.step, default=None)
 
     def watched(self, start: int) -> Watched:
         return self.record.watched(start)

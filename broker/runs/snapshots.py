@@ -99,7 +99,9 @@ class ReplicaSnapshots:
     def _first_version(self) -> SnapshotSet | None:
         """That of the checkpoint which the run goes on from, while all begin with it."""
         spec, rounds = self._record.run.spec, self._context.rounds
-        if rounds is None or rounds.round > rounds.first or not spec.HasField("resumed"):
+        if rounds is None or not spec.HasField("resumed"):
+            return None
+        if rounds.versions.round > rounds.versions.first:
             return None
         return replace(as_set(spec.resumed), step=0)  # each replica counts its own steps
 
@@ -112,7 +114,7 @@ class ReplicaSnapshots:
             member = context.members.members.get(peer)
             return (member is not None and member.state == "pool") or bool(context.mine(peer))
 
-        round_ = context.rounds.round if context.rounds is not None else 0
+        round_ = context.rounds.versions.round if context.rounds is not None else 0
         found = self.sets.newest(self._operators, record.committed, gives, round_)
         leaving = context.term.leaving
         return (found.without(leaving) or found) if found and leaving else found
@@ -131,7 +133,7 @@ class ReplicaSnapshots:
         self._keepers, self._dials, self.on_hold = None, {}, 0
 
     def begin_round(self, now: float) -> list[Instruction]:
-        """It begins a round with a new version, which is in no set so far: one is ordered, unless
+        """Order a set, as a round begins with a new version that is in none so far, unless
         somebody waits for another one, or the version lands later."""
         work, record = self._context.work, self._record
         if work is None or work.late or self.on_hold or record.checkpoints.untaken:
@@ -140,18 +142,19 @@ class ReplicaSnapshots:
         return self.order(now)
 
     def _round_at(self, step: int, *, held: bool = False) -> int:
-        """Whose version is in the stages when a step is in front of them; `held`: and nobody begins
-        it, so that the round ends there."""
+        """The round whose version is in the stages when a step is in front of them; `held`: and
+        nobody begins it, so that the round ends there."""
         rounds, work = self._context.rounds, self._context.work
-        if rounds is None or work is None:
-            return rounds.round if rounds is not None else 0
+        number = rounds.versions.round if rounds is not None else 0
+        if work is None:
+            return number
         if step < work.first_step + work.late:
-            return rounds.round - 1
+            return number - 1
         end = work.first_step + work.steps + work.ahead
-        return rounds.round + (step >= end if held else step > end)
+        return number + (step >= end if held else step > end)
 
     def lost(self, peer: PeerId) -> None:
-        """It may come back, and take copies then."""
+        """Forget a lost peer's refusal: it may come back, and take copies then."""
         self._refuse.pop(peer, None)
 
     def reported(self, member: Member, report: SnapshotReport, now: float) -> list[Instruction]:
@@ -345,7 +348,8 @@ class ReplicaSnapshots:
         return out
 
     def forget(self) -> list[Instruction]:
-        """It has ended. Its parts hear that as they leave; who else keeps something, now."""
+        """Forget a replica that has ended. Its parts hear that as they leave; who else keeps
+        something, now."""
         others = [p for p in self.sets.peers if self._context.mine(p) is None]
         self.sets = SnapshotCatalog()
         order = SnapshotOrder(run=self._record.id, term=self._record.term, needed=NEVER)

@@ -32,6 +32,7 @@ from ...proto.common_pb2 import Reason
 from ...proto.graph_pb2 import CORE
 from ..events import Instruction, Tell
 from ..membership.member import Member, dial
+from ..policies.policies import policy_of
 from ..recovery.recover import Recover
 from ..recovery.resume import resume, transfers
 from ..recovery.view import Pair
@@ -63,7 +64,7 @@ def begin_term(
         found = SnapshotSet(term, step, {}, live=True, rebuilt=wanted.rebuilt)
     work, rounds = context.work, context.rounds
     # The version of the first round is the starting weights or a checkpoint: always there.
-    first = rounds is not None and rounds.round == rounds.first
+    first = rounds is not None and rounds.versions.round == rounds.versions.first
     within = work is not None and (found is not None or first)
     fresh = 0 if rounds is None or within else record.committed
     step = found.step if found else fresh
@@ -95,11 +96,9 @@ def begin_term(
     base = assignment(context, step, found)
     if mine is not None and rounds is not None:  # it goes on with it
         mine.term = record.term
-        begun = RoundBegun(round=rounds.round, work=[mine])
+        begun = RoundBegun(round=rounds.versions.round, work=[mine])
         out.append(context.publish(RunEvent(round_begun=begun), now))
-        base.round.CopyFrom(
-            rounds.start_of(record.id, mine, apart=context.run.requirements.sync.apart)
-        )
+        base.round.CopyFrom(policy_of(context.run).start_of(rounds, record.id, mine))
         base.round.late = 0  # `found` is from behind where the version landed
         base.round.evaluate &= step == mine.first_step
     term_.transfers = tuple(base.resume.transfers)

@@ -5,7 +5,7 @@ round is `every` · R local steps together. Replica i makes h_i of them, at leas
 end together: the h_i whose largest h_i · t_i is least.
 
 **Contributions.** Each replica holds all N bytes of what is exchanged, and the first holder of each
-stage gives them. Each replica adds up the R-th part of every segment (broker/rounds/segments.py):
+stage gives them. Each replica adds up the R-th part of every segment (broker/policies/segments.py):
 it gets the others' parts of that, and gives each the sum, and so to other holders of the stage.
 Between two givers
 

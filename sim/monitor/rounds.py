@@ -111,8 +111,7 @@ class RoundCheck(Check):
         known = self.world.broker.machine.runs[b.RunId(run)]
         if not known.has_rounds or self.world.broker.ended[run].phase != DONE:
             return
-        total = known.record.rounds.total if known.record.rounds is not None else 0
-        if self._committed.get(run, set()) != set(range(total)):
+        if self._committed.get(run, set()) != set(range(known.rounds.work.total)):
             raise Broken("I2", f"{run} is done, and not every sample of it was committed")
 
 

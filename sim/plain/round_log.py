@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...broker.records.rounds import handed_out, pairs_of
+from ...broker.records.version_ledger import pairs_of
+from ...broker.records.work_ledger import handed_out
 from ...proto.broker_pb2 import WAITING, RoundDone, RoundWork, RunEvent
 from .round_oracle import PlainMember, Round
 

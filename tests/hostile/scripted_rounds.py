@@ -75,7 +75,9 @@ class Member:
 class ScriptedRounds:
     """`lies`: by name of a member; `replicas` of them, p0 and so on."""
 
-    def __init__(self, replicas: int, lies: dict[str, Lie], *, steps: int = 4000) -> None:
+    def __init__(
+        self, replicas: int, lies: dict[str, Lie], *, steps: int = 4000, kind: str = "local"
+    ) -> None:
         self.world = World(BrokerMachine("broker-1", BrokerOptions(probe_s=0.0)))
         names = [f"p{i}" for i in range(replicas)]
         self.members = {n: Member(n, lies.get(n, Lie())) for n in names}
@@ -84,9 +86,7 @@ class ScriptedRounds:
         for name in names:
             self.world.join(name)
         each = 4 * replicas
-        spec = make_spec(
-            steps, each, sync={"kind": "local", "every": 2}, plan={"replicas": replicas}
-        )
+        spec = make_spec(steps, each, sync={"kind": kind, "every": 2}, plan={"replicas": replicas})
         self.run, out = self.world.submit(spec)
         self._each = each // replicas
         self.settle(out)
@@ -285,7 +285,7 @@ class ScriptedRounds:
         """Microbatches of the round under way, by member."""
         rounds = self.world.machine.runs[self.run].record.rounds
         assert rounds is not None
-        return {f"p{n}": sum(s.count for s in w.samples) for n, w in rounds.work.items()}
+        return {f"p{n}": sum(s.count for s in w.samples) for n, w in rounds.work.given.items()}
 
 
 def any_lie(rng: random.Random, others: list[str]) -> Lie:

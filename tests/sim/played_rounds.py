@@ -14,7 +14,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from shoal.broker.events import Persist, RunId
-from shoal.broker.records.rounds import pairs_of
+from shoal.broker.records.version_ledger import pairs_of
 from shoal.broker.round_rows import RoundRows
 from shoal.job import Job
 from shoal.job.rounds import GOSSIP

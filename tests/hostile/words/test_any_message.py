@@ -84,9 +84,10 @@ def test_whatever_a_member_says_the_machine_does_not_raise(seed: int) -> None:
             game.settle(game.world.join(peer))
         if peer not in members:
             continue
-        member, rounds = game.members[peer], game.world.machine.runs[game.run].record.rounds
+        member, record = game.members[peer], game.world.machine.runs[game.run].record
+        at = record.rounds.versions
         known = {"run": member.run, "term": member.term, "step": member.step, "peer": peer}
-        known |= {"round": rounds.round, "attempt": rng.choice((0, rounds.attempt))}
+        known |= {"round": at.round, "attempt": rng.choice((0, at.attempt))}
         field = rng.choice(kinds)
         body = any_message(rng, field.message_type._concrete_class, known)
         said = PeerMessage(**{field.name: body})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.rounds.segments import Replicated, segments
+from shoal.broker.policies.segments import Replicated, segments
 from shoal.dag.cost.network import Network, uniform
 from shoal.dag.plan.outline import Outline, StageOutline
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.broker.events import Publish
-from shoal.broker.records.rounds import pairs_of
+from shoal.broker.records.version_ledger import pairs_of
 from shoal.job.rounds import GOSSIP
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World

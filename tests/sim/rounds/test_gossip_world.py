@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shoal.broker import events as b
-from shoal.broker.records.rounds import pairs_of
+from shoal.broker.records.version_ledger import pairs_of
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.plan import PeerId
 from shoal.job.rounds import GOSSIP

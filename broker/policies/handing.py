@@ -15,11 +15,13 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ...dag.rounds.step_seconds import MOST_TIMES
+from ...dag.rounds.step_seconds import MOST_TIMES, at_least
+from ...proto.broker_pb2 import RoundWork
+from ..records.run import RunRecord
 
-__all__ = ["at_most", "divide", "steps_ahead", "steps_of"]
+__all__ = ["at_most", "divide", "local_work", "steps_of"]
 
 _SPARE = 1.25
 """Times what the exchange took last, with `overlap = "auto"`."""
@@ -49,10 +51,8 @@ def divide(units: int, seconds: Sequence[float]) -> list[int]:
     shares = [max(float(least), units * s / total) for s in speeds]
     found = [int(share) for share in shares]
     order = sorted(range(len(speeds)), key=lambda i: (found[i] - shares[i], i))
-    at = 0
-    while sum(found) < units:
-        found[order[at % len(order)]] += 1
-        at += 1
+    for i in order[: max(0, units - sum(found))]:
+        found[i] += 1
     while sum(found) > units:  # those of one step each took it from the others
         most = max(range(len(found)), key=lambda i: (found[i], -i))
         found[most] -= 1
@@ -68,9 +68,7 @@ def steps_of(units: int, seconds: Sequence[float], carried: Sequence[int]) -> li
     found, known = [*carried], [s for s in seconds if s > 0]
     typical = statistics.median(known) if known else 1.0
     each = [s if s > 0 else typical for s in seconds]
-    ends = [
-        ((n + 1) * s if n else 0.0, i) for i, (n, s) in enumerate(zip(found, each, strict=True))
-    ]
+    ends = [((found[i] + 1) * s if found[i] else 0.0, i) for i, s in enumerate(each)]
     heapq.heapify(ends)
     for _ in range(units - sum(carried)):
         _, i = ends[0]
@@ -99,3 +97,59 @@ def steps_ahead(
         overlap = min(most, math.ceil(every * share) + 1) if share else 0
     found = {n: h * int(overlap) // every for n, h in steps.items()}
     return found if sum(found.values()) <= left else dict.fromkeys(steps, 0)
+
+
+def local_work(
+    run: RunRecord,
+    numbers: Sequence[int],
+    exchange_s: float,
+    *,
+    saves: Callable[[RunRecord, int], bool],
+) -> list[RoundWork]:
+    """The work of the next round, for these replicas; those that would get no step are not in it.
+    `exchange_s`: how long the last exchange took, 0: not known. `saves`: whether the version with
+    so many steps is kept as a checkpoint. Nothing changes before the event that says so."""
+    spec, sync = run.run.spec, run.run.requirements.sync
+    assert run.rounds is not None, f"run {run.id} has no rounds"
+    ledger, number = run.rounds.work, run.rounds.versions.round
+    mine = {n: run.replicas[n] for n in numbers}
+    own = spec.microbatches // len(run.replicas)
+    left = min(sync.steps * spec.microbatches, ledger.total - ledger.committed)
+    times = at_least([r.round_step_s for r in mine.values()])
+    past = {n: ledger.carried(n, r.term) for n, r in mine.items()}
+    carried = {n: w.ahead if w else 0 for n, w in past.items()}
+    steps = steps_of(left // own, times, [*carried.values()])
+    chosen = {n: h for n, h in zip(numbers, steps, strict=True) if h}
+    kept = saves(run, (ledger.committed + left) // spec.microbatches)
+    ahead = steps_ahead(
+        0 if kept else sync.overlap,  # a checkpoint has the version alone
+        sync.steps,
+        chosen,
+        left=(ledger.total - ledger.committed - left) // own - len(run.replicas),
+        exchange_s=exchange_s,
+        round_s=max(h * s for h, s in zip(steps, times, strict=True)),
+    )
+    final = ledger.committed + left >= ledger.total
+    fragment = 0 if final or sync.fragments == 1 else number % sync.fragments + 1
+    counts = [h - carried[n] for n, h in chosen.items()] + [ahead[n] for n in chosen]
+    begun = [r for w in past.values() if w for r in w.ahead_samples]
+    ranges = ledger.hand_out((count * own for count in counts), begun)
+    firsts = {n: max(r.committed, ledger.gate(n, r.term)) for n, r in mine.items()}
+    found = []
+    for i, (n, h) in enumerate(chosen.items()):
+        before = past[n]
+        found.append(
+            RoundWork(
+                replica=n,
+                term=mine[n].term,
+                first_step=before.first_step + before.steps if before else firsts[n],
+                steps=h,
+                samples=[*(before.ahead_samples if before else ()), *ranges[i]],
+                ahead=ahead[n],
+                ahead_samples=ranges[len(chosen) + i],
+                late=carried[n],
+                fragment=fragment,
+                final=final,
+            )
+        )
+    return found

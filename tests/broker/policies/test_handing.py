@@ -5,7 +5,7 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shoal.broker.rounds.work import divide, steps_of
+from shoal.broker.policies.handing import divide, steps_of
 
 SECONDS = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=40)
 

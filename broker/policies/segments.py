@@ -8,6 +8,7 @@ elements that it adds up. Pure functions.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,11 +42,12 @@ class Replicated:
             yield from (group.start, group.start + group.elements)
 
     def stage_at(self, element: int) -> int:
-        """Whose own it is: the last of the stages that begin there, the others being empty."""
+        """The stage that an element belongs to: the last of those that begin there, the others
+        being empty."""
         return bisect_right(self.bounds, element) - 1
 
     def takers(self, start: int, stop: int) -> Iterable[PeerId]:
-        """Who has these elements: holders of the stage whose own they are, and of its ties."""
+        """Holders of the stage that these elements belong to, and of its ties."""
         plan = self.plan
         yield from plan.stages[self.stage_at(start)].holders
         for group in plan.outline.tied:
@@ -86,6 +88,10 @@ def segments(
         raise ValueError(
             f"vectors of {sorted(lengths)} elements: expected one length, and a member"
         )
+    free = [
+        [m for m in members if frozenset((m.number, joiner.number)) not in disputes] or members
+        for joiner in joiners
+    ]
     cuts = sorted({at for replica in everybody for at in (*replica.bounds, *replica.ties)})
     found: list[VectorSegment] = []
     for start, stop in pairwise(cuts):
@@ -93,19 +99,10 @@ def segments(
         edges = [start + (stop - start) * i // slices for i in range(slices + 1)]
         for first, last in pairwise(edges):
             adder = adders[len(found) % len(adders)]
-            sources = [_sources(members, joiner, disputes) for joiner in joiners]
-            turn = len(found) if alike else 0
-            givers = [s[(turn + i * alike) % len(s)] for i, s in enumerate(sources)]
-            found.append(_segment(members, joiners, (first, last), adder, givers))
+            turns = [(len(found) + i) * alike for i, _ in enumerate(joiners)]
+            sources = [s[turn % len(s)] for turn, s in zip(turns, free, strict=True)]
+            found.append(_segment(members, joiners, (first, last), adder, sources))
     return found
-
-
-def _sources(
-    members: Sequence[Replicated], joiner: Replicated, disputes: Collection[frozenset[int]]
-) -> Sequence[Replicated]:
-    """Members that a joiner may take the version from."""
-    free = [m for m in members if frozenset((m.number, joiner.number)) not in disputes]
-    return free or members
 
 
 def _segment(
@@ -132,32 +129,21 @@ def _segment(
 
 
 def sliced(found: Iterable[VectorSegment]) -> dict[PeerId, list[RoundSegment]]:
-    """By peer, what it has to know of them."""
-    mine: dict[PeerId, list[RoundSegment]] = {}
+    """By peer, what it has to know of them: who adds up knows everybody, all others themselves."""
+    mine = defaultdict[PeerId, list[RoundSegment]](list)
     for s in found:
-        for peer, part in _shares(s).items():
-            mine.setdefault(peer, []).append(part)
+        (start, stop), by = s.span, s.aggregator
+        shares = defaultdict[PeerId, RoundSegment](RoundSegment)
+        for giver in s.givers:
+            for peer in {giver.peer, by}:
+                shares[peer].givers.add(peer=giver.peer, weight=giver.weight)
+        for taker in s.takers:
+            for peer in {taker, by}:
+                shares[peer].takers.append(taker)
+        for source, destination in s.versions:
+            for peer in {source, destination, by}:
+                shares[peer].versions.add(source=source, destination=destination)
+        for peer, share in shares.items():
+            share.start, share.stop, share.aggregator = start, stop, by
+            mine[peer].append(share)
     return mine
-
-
-def _shares(s: VectorSegment) -> dict[PeerId, RoundSegment]:
-    """Who adds up knows everybody, all others know themselves."""
-    (start, stop), by = s.span, s.aggregator
-    found: dict[PeerId, RoundSegment] = {}
-
-    def of(*peers: PeerId) -> Iterator[RoundSegment]:
-        for peer in {*peers, by}:
-            if peer not in found:
-                found[peer] = RoundSegment(start=start, stop=stop, aggregator=by)
-            yield found[peer]
-
-    for giver in s.givers:
-        for share in of(giver.peer):
-            share.givers.add(peer=giver.peer, weight=giver.weight)
-    for taker in s.takers:
-        for share in of(taker):
-            share.takers.append(taker)
-    for source, destination in s.versions:
-        for share in of(source, destination):
-            share.versions.add(source=source, destination=destination)
-    return found

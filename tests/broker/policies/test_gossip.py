@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.rounds.gossip import regrouped
+from shoal.broker.policies.gossip import regrouped
 from shoal.proto.broker_pb2 import RoundMember
 
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.rounds.pairs.measuring import OTHERS, tournament
+from shoal.broker.policies.pairs.measuring import OTHERS, tournament
 
 
 @given(st.integers(1, 60), st.integers(-(2**63), 2**63 - 1), st.integers(1, 70))

@@ -11,7 +11,7 @@ from shoal.benchmarks.gossip.mixing import (
     pairs_of_rounds,
     second_eigenvalue,
 )
-from shoal.broker.rounds.pairs.selection import METHODS
+from shoal.broker.policies.pairs.selection import METHODS
 
 
 def names(n):

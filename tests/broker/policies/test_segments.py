@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.rounds.segments import Replicated, segments, sliced
+from shoal.broker.policies.segments import Replicated, segments, sliced
 from shoal.dag.plan.outline import Outline, StageOutline, TiedGroup
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 

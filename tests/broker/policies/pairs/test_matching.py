@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.rounds.pairs.matching import ALONE, maximal, maximum, weights
+from shoal.broker.policies.pairs.matching import ALONE, maximal, maximum, weights
 
 
 def edges_of(n, pairs):

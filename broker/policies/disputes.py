@@ -100,8 +100,11 @@ class Disputes:
         pair = min(pairs, key=sorted)  # without one of them the other adds up
         by = self._pairs[pair].by
         goes = min(pair, key=lambda n: (self._left_out[n], n != by))
-        self._left_out[goes] += 1
         return [*found, goes, *self.leaves_out([n for n in members if n not in (*found, goes)])]
+
+    def left_out(self, numbers: Iterable[int]) -> None:
+        """An attempt goes without these."""
+        self._left_out.update(numbers)
 
     def strike(self, number: int) -> str:
         """Convict a member, which settles its disputes; return what that means for it, for people,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.benchmarks.gossip.mixing import pairs_of_rounds, second_eigenvalue
-from shoal.broker.rounds.pairs.selection import METHODS, PairSettings, pairs_of_round
-from shoal.broker.rounds.pairs.threshold import fastest_threshold
+from shoal.broker.policies.pairs.selection import METHODS, PairSettings, pairs_of_round
+from shoal.broker.policies.pairs.threshold import fastest_threshold
 
 METHOD = st.sampled_from(list(METHODS))
 

@@ -1,0 +1,18 @@
+"""The policy of a run's rounds, by `kind` of its [sync]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..records.submitted import SubmittedRun
+from .gossip import GossipPolicy
+from .policy import RoundPolicy
+
+__all__ = ["POLICIES", "policy_of"]
+
+POLICIES: Mapping[str, type[RoundPolicy]] = {"local": RoundPolicy, "gossip": GossipPolicy}
+
+
+def policy_of(run: SubmittedRun) -> RoundPolicy:
+    """Return the policy of a run that has rounds."""
+    return POLICIES[run.requirements.sync.kind](run)

@@ -1,0 +1,189 @@
+"""What a round is: who works on what, when it closes, who exchanges with whom, who is to blame if
+nothing comes of that, and which weights are a version.
+
+Here all replicas exchange with all and come to one version; what members say of each other makes
+disputes and convictions (`disputes.py`). Another policy is a subclass that differs in some of
+these, as `gossip.py` does. A policy has settings and no state: all that it answers is a function of
+its arguments, and it changes none of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+from ...proto.broker_pb2 import RoundMember, RoundStart, RoundWork
+from ..records.rounds import RoundRecord
+from ..records.run import RunRecord
+from ..records.submitted import SubmittedRun
+from ..snapshots.checkpoints import AUTO_S
+from .disputes import doubted
+from .handing import at_most, local_work
+from .round_view import Blame, ExchangeGroup, PlannedAttempt, RoundView
+
+__all__ = ["RoundPolicy"]
+
+_AS_GIVEN = ("term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment")
+"""What of its work a replica is told as it was given."""
+_SPARE_S = 30.0
+"""Added to twice the expected time of local work."""
+
+
+class RoundPolicy:
+    """All with all."""
+
+    def __init__(self, run: SubmittedRun) -> None:
+        self._submitted, self._wish = run, run.requirements
+        self._sync = run.requirements.sync
+
+    # ------------------------------------------------------------ who works on what
+
+    def work(self, run: RunRecord, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
+        """Return the work of the next round, for these replicas; those that would get none are not
+        in it. `exchange_s`: how long the last exchange took, 0: not known."""
+        return local_work(run, numbers, exchange_s, saves=self.saves)
+
+    def start_of(self, rounds: RoundRecord, replica: str, work: RoundWork) -> RoundStart:
+        """Return what holders of a replica, by its id, are told of its work."""
+        start, length = rounds.work.schedule
+        return RoundStart(
+            run=replica,
+            round=rounds.versions.round,
+            start=start,
+            length=length * work.steps / work.planned if work.planned else length,
+            evaluate=work.replica in self.evaluators(rounds),
+            gathers=self.gathers(rounds),
+            apart=self._sync.apart and rounds.versions.round > 0,
+            **{name: getattr(work, name) for name in _AS_GIVEN},
+        )
+
+    # ------------------------------------------------------------ when it closes
+
+    def lasts_s(self, run: RunRecord, rounds: RoundRecord) -> float:
+        """Return how long local work may take: who is not ready then is left out."""
+        if self._sync.deadline != "auto":
+            return float(self._sync.deadline)
+        given = rounds.work.given.items()
+        times = [w.steps * run.replicas[n].round_step_s for n, w in given]
+        if not all(times):  # nothing is known of some
+            return self._submitted.options.first_step_s
+        return 2 * at_most(times) + _SPARE_S
+
+    def is_enough(self, rounds: RoundRecord, ready: int) -> bool:
+        """Whether the contributions of so many replicas make a round, before others are there."""
+        return ready >= self._sync.needed(len(rounds.work.given))
+
+    def too_late(self, missing: Sequence[int]) -> Sequence[int]:
+        """Return replicas that may lose their place since the round closes without them."""
+        return missing
+
+    # ------------------------------------------------------------ who exchanges with whom
+
+    def attempt(
+        self, view: RoundView, ready: Sequence[int], at_gate: Sequence[int], now: float
+    ) -> PlannedAttempt:
+        """Return the next attempt of replicas whose contribution is there; of those `at_gate`, who
+        does not contribute may take the version."""
+        out = view.disputes.leaves_out(ready)  # else nobody can add up what all of these give
+        members = self.members(view, [n for n in ready if n not in out])
+        joiners = self.joining(view, members, at_gate)
+        weights = {m.replica: m.weight for m in members}
+        apart = view.disputes.between([*weights, *joiners])
+        return PlannedAttempt(members, joiners, [ExchangeGroup(weights, joiners, apart=apart)])
+
+    def members(self, view: RoundView, numbers: Sequence[int]) -> list[RoundMember]:
+        """Return replicas as members, by number; the weight of each is its samples."""
+        found = []
+        for n in sorted(numbers):
+            replica = view.run.replicas[n]
+            assert replica.plan is not None, f"replica {n} has no plan"
+            weight = view.rounds.work.units(n) * replica.plan.microbatch_size
+            found.append(RoundMember(replica=n, weight=weight, term=replica.term))
+        return found
+
+    def joining(
+        self, view: RoundView, members: Sequence[RoundMember], at_gate: Sequence[int]
+    ) -> list[int]:
+        """Return who is no member, and not in dispute with all whose version it may take."""
+        inside, between = [m.replica for m in members], view.disputes.between
+        others = [n for n in at_gate if n not in inside]
+        return [n for n in others if not all(between((n, m)) for m in inside)]
+
+    # ------------------------------------------------------------ who is to blame
+
+    def late(self, view: RoundView, waiting: Sequence[int]) -> Blame:
+        """Return who is left out of the next attempt, as the time of this one is over and some wait
+        for their version: who has said nothing of others, and who speaks against one of whom
+        nothing was to come any more. What others say makes disputes."""
+        lacks, sums = dict(view.lacks), dict(view.sums_lack)
+        nobody = set[int]()
+        # Who lacks a sum lacks it because of whoever's contribution lacks, if somebody's does.
+        said = lacks if any(lacks.get(n, nobody) - {n} for n in waiting) else sums
+        both = {n: lacks.get(n, nobody) | sums.get(n, nobody) for n in waiting}
+        out, pairs = [n for n in waiting if not both[n] - {n}], list[tuple[int, int]]()
+        known = view.disputes.between(view.rounds.versions.inside)
+        for by in [n for n in waiting if n not in out]:
+            for about in sorted(said.get(by, nobody) - {by, *out}):
+                if {by, about} in known:
+                    out.append(by)
+                    break
+                pairs.append((by, about))
+        return Blame(out, pairs)
+
+    def differ(self, view: RoundView, others: Sequence[int], like: int) -> Blame:
+        """Return who is to blame that these have made another version than `like` did: who did so
+        out of what others gave it is in dispute with these."""
+        inside, replicas = view.rounds.versions.inside, view.run.replicas
+        out, pairs = list[int](), list[tuple[int, int]]()
+        for number in others:
+            peers = doubted(number, like, view.made, view.plans)
+            about = [n for n in inside if n != number and peers & set(replicas[n].peers)]
+            pairs += [(number, n) for n in about]
+            out += [] if about else [number]
+        return Blame(out, pairs)
+
+    # ------------------------------------------------------------ what a round came to
+
+    def agreed(
+        self, view: RoundView, hashes: Mapping[int, int | None]
+    ) -> tuple[int, Sequence[int]] | None:
+        """Return a hash of what a round came to, and who has made what it was to make, by the
+        hashes of members and joiners; None: of each the own holders differ."""
+        known = Counter(h for h in hashes.values() if h is not None)
+        if not known:
+            return None
+        version = known.most_common(1)[0][0]
+        return version, [n for n, h in hashes.items() if h == version]
+
+    def one_version(self, rounds: RoundRecord) -> bool:
+        """Whether all replicas go on with the same weights."""
+        return True
+
+    def gathers(self, rounds: RoundRecord) -> bool:
+        """Whether replicas with weights of their own come to one version in the round under way."""
+        return False
+
+    def evaluators(self, rounds: RoundRecord) -> Collection[int]:
+        """Return replicas that evaluate what they begin the round with, if that is due: one, the
+        first in which the version does not land where the next one does, for frames of two
+        evaluations at one step are one another's doubles."""
+        if not rounds.work.passed(self._wish.eval_every):
+            return ()
+        given = rounds.work.given.items()
+        return sorted(n for n, w in given if w.late < w.steps + w.ahead)[:1]
+
+    # ------------------------------------------------------------ which versions are kept
+
+    @property
+    def saves_every(self) -> int | Literal["auto"]:
+        """Steps of the run between versions that are kept as checkpoints; 0: none."""
+        return 0 if self._sync.apart else self._wish.output.every
+
+    def saves(self, run: RunRecord, step: int) -> bool:
+        """Whether the version with so many steps of the run is one of those that are kept."""
+        every, saved = self.saves_every, run.saved_step
+        if every == "auto":
+            step_s = max(r.round_step_s for r in run.replicas)
+            return (step - saved) * step_s >= AUTO_S
+        return bool(every) and step // every > saved // every

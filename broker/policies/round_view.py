@@ -1,0 +1,94 @@
+"""What a policy of rounds decides by, and what it answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...dag.cost.network import Network
+from ...dag.plan.plan import PeerId
+from ...proto.broker_pb2 import RoundMember, RoundPlan, RoundReport
+from ..membership.membership import Membership
+from ..records.rounds import RoundRecord
+from ..records.run import RunRecord
+from .disputes import Disputes
+
+__all__ = ["Blame", "ExchangeGroup", "NetworkOf", "PlannedAttempt", "RoundView"]
+
+NetworkOf = Callable[[Sequence[PeerId], float], Network | None]
+"""The links among peers, as they are known at a time."""
+
+
+@dataclass(frozen=True)
+class ExchangeGroup:
+    """Replicas that exchange with each other. weights: of what each gives, by number. joiners: who
+    takes the version from them. alike: whether they come to one version. apart: pairs of which
+    neither gives the other a sum or a version, as long as there is another who can."""
+
+    weights: Mapping[int, int]
+    joiners: Sequence[int] = ()
+    alike: bool = True
+    apart: Collection[frozenset[int]] = ()
+
+
+@dataclass(frozen=True)
+class PlannedAttempt:
+    """groups: those that begin with it. sources: by joiner, the member whose version it takes,
+    where members have several. kept: who goes on with what an earlier attempt planned."""
+
+    members: Sequence[RoundMember]
+    joiners: Sequence[int]
+    groups: Sequence[ExchangeGroup]
+    sources: Mapping[int, int] = field(default_factory=dict)
+    kept: Collection[int] = ()
+
+
+@dataclass(frozen=True)
+class Blame:
+    """out: replicas that are left out of the round. disputes: pairs of which one is to blame, first
+    who says so. convicts: whether who is left out may lose its place in later rounds."""
+
+    out: Sequence[int]
+    disputes: Sequence[tuple[int, int]] = ()
+    convicts: bool = True
+
+
+@dataclass
+class RoundView:
+    """The round under way, as far as that is not durable (`run` is); a policy only reads it.
+
+    attempt, plans: the present attempt, and by peer what it does in it; None: there is none, or an
+    earlier start of the broker made it. made: by replica, what its holders say of its version.
+    troubled: replicas that cannot make the version of this attempt, or are waited for. lacks,
+    sums_lack: by replica, others whose contributions, or sums, it says that it lacks.
+    """
+
+    run: RunRecord
+    members: Membership
+    network: NetworkOf
+    disputes: Disputes
+    attempt: PlannedAttempt | None = None
+    plans: dict[PeerId, RoundPlan] = field(default_factory=dict)
+    made: dict[int, dict[PeerId, RoundReport]] = field(default_factory=dict)
+    troubled: set[int] = field(default_factory=set)
+    lacks: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    sums_lack: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    @property
+    def rounds(self) -> RoundRecord:
+        assert self.run.rounds is not None, f"run {self.run.id} has no rounds"
+        return self.run.rounds
+
+    @property
+    def sources(self) -> Mapping[int, int]:
+        return self.attempt.sources if self.attempt is not None else {}
+
+    def has_made(self, number: int) -> bool:
+        """Whether all holders of a replica have made the version."""
+        return set(self.made.get(number, ())) >= set(self.run.replicas[number].peers)
+
+    def forgive(self) -> None:
+        """Forget what replicas lack: it tells nothing of the next attempt."""
+        self.lacks.clear()
+        self.sums_lack.clear()
