@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..broker.round_rows import RoundRows
 from ..compression.codec import parse
@@ -30,7 +30,9 @@ class Following:
         """The loss of every step."""
         self.seconds: list[float] = []
         """The time of every step, since the one before."""
-        self._paces: dict[int, list[float]] = {}
+        self._steps: list[tuple[float, bool]] = []
+        """The same, each with whether the step evaluated, too."""
+        self._paces: dict[int, list[tuple[float, bool]]] = {}
         """The same, of each replica."""
         self.microbatch_size = 0
         """As the plan divides a batch; 0 without a plan."""
@@ -140,7 +142,9 @@ class Following:
     def _stepped(self, step: broker_pb2.StepDone, replica: int) -> None:
         self.losses.append(step.outcome.loss)
         self.seconds.append(step.seconds)
-        self._paces.setdefault(replica, []).append(step.seconds)
+        took = step.seconds, step.HasField("evaluation")
+        self._steps.append(took)
+        self._paces.setdefault(replica, []).append(took)
         self._compute_s += step.compute_s
         self.summary.bytes_on_wire += step.sent_bytes
         again = self.summary.retransmitted_bytes or 0
@@ -170,7 +174,7 @@ class Following:
         if self.played.rows:
             self._apart(tokens_per_step)
         if len(self.seconds) > 1:
-            summary.step_s = statistics.median(self.seconds[1:])
+            summary.step_s = statistics.median(_training_s(self._steps))
             if len(self._paces) > 1:
                 self._own_paces()
             summary.tokens_per_s = tokens_per_step / summary.step_s if summary.step_s else 0.0
@@ -184,7 +188,7 @@ class Following:
     def _own_paces(self) -> None:
         """Seconds of a local step, predicted and measured: of each replica by itself, then the mean
         over the steps that they made, so that unequal replicas are compared each with its plan."""
-        paces = {n: seconds[1:] or seconds for n, seconds in self._paces.items()}
+        paces = {n: _training_s(steps) for n, steps in self._paces.items()}
         total = sum(map(len, paces.values()))
         plans = {n: self._plans[n][1].predicted.step_s for n in paces if n in self._plans}
         weighed = [(len(s) / total, statistics.median(s), plans.get(n)) for n, s in paces.items()]
@@ -221,6 +225,14 @@ def lack_of(event: broker_pb2.RunEvent) -> str:
     state = event.state
     waits = state.phase == broker_pb2.WAITING and state.reason.code == "memory"
     return state.reason.text if waits else ""
+
+
+def _training_s(steps: Sequence[tuple[float, bool]]) -> list[float]:
+    """Seconds of the steps that only train, of (seconds, whether it evaluated, too): without the
+    first, in which everything is slower, where there are others. Of all where each evaluated."""
+    trained = [(i, seconds) for i, (seconds, evaluated) in enumerate(steps) if not evaluated]
+    later = [seconds for i, seconds in trained if i]
+    return later or [s for _, s in trained] or [s for s, _ in steps[1:] or steps]
 
 
 def _encodes(strategy: str) -> bool:

@@ -6,6 +6,7 @@ The oracle is the plain loop over the module's own blocks, those of each microba
 from __future__ import annotations
 
 import copy
+import json
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ from shoal.job import Job
 from shoal.net.transports.memory import steady
 from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.planner.schedulers.schedulers import plan as make_plan
-from shoal.proto.broker_pb2 import RunEvent, RunSpec
+from shoal.proto.broker_pb2 import Checkpoint, RunEvent, RunSpec
 from shoal.sim.following import Following
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
@@ -124,6 +125,51 @@ def test_the_first_steps_and_the_last_leave_nothing_out_where_the_job_says_so(
     report = next(e.report for e in events if e.HasField("plan"))
     assert report.predicted.full_step_s > report.predicted.step_s
     assert any("steps below 2 and from 4 on visit all stages" in why for why in report.reasons)
+
+
+def job_with(made: Any, plan: dict[str, Any], resumed: Checkpoint | None = None) -> RunSpec:
+    """The job with another [plan], which leaves a checkpoint every two steps."""
+    spec = RunSpec()
+    spec.CopyFrom(made.spec)
+    table = json.loads(spec.job) | {"plan": plan, "output": {"every": 2}}
+    spec.job = Job.from_table(table).to_json()
+    if resumed is not None:
+        spec.resumed.CopyFrom(resumed)
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "full"),
+    [
+        ({"skip": 0.34}, {}, 0),
+        pytest.param({}, {"skip": 0.34, "schedule": "zero-bubble"}, 0, marks=pytest.mark.slow),
+        pytest.param({"skip": 0.34}, {"skip": 0.5, "reorder": True}, 0, marks=pytest.mark.slow),
+        pytest.param({"skip": 0.34, "skip_warmup": 3}, {}, 3, marks=pytest.mark.slow),
+        pytest.param({}, {"skip": 0.34, "skip_warmup": 3}, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_goes_on_with_another_share_to_skip(
+    made: Any, first: dict[str, Any], then: dict[str, Any], full: int
+) -> None:
+    """From there on losses are those of the other routes, and the run says from which step on it is
+    not what it was; where all steps so far were full it is exact."""
+    peers = [PeerSpec(name=f"p{i}", flops_per_s=1e8) for i in range(3)]
+    world = made.world(peers, carry=steady(0.01, 1e6))
+    events = list(world.finish(world.submit(job_with(made, first))))
+    found = next(e.checkpoint for e in events if e.HasField("checkpoint"))
+    assert found.step == 2
+    again = made.world(peers, carry=steady(0.01, 1e6))
+    again.saved |= world.saved
+    after = list(again.finish(again.submit(job_with(made, then, found))))
+    assert after[-1].state.step == STEPS, after[-1].state.reason.text
+    one, two = (
+        blocks_by_microbatch(made, next(plan_from_proto(e.plan) for e in run if e.HasField("plan")))
+        for run in (events, after)
+    )
+    wanted = plain(made, one, STEPS, then=(2, two), full=FullSteps(full, 99) if full else None)
+    losses = [e.step.outcome.loss for e in after if e.HasField("step")]
+    torch.testing.assert_close(losses, wanted[2:], rtol=1e-5, atol=0)
+    assert after[-1].state.inexact_from == (0 if full else 2)
 
 
 def test_ghosts_of_it_are_compared_step_by_step(made: Any) -> None:

@@ -124,6 +124,30 @@ def test_a_summary_without_measurements_has_no_line_that_needs_one() -> None:
     assert text.splitlines() == ["job · seed 1 · virtual · OK", "again    shoal sim"]
 
 
+@pytest.mark.parametrize(
+    ("took", "step_s"),
+    [
+        ([(9, 0), (1, 0), (7, 1)], 1),
+        ([(9, 0), (1, 0), (3, 0), (7, 1), (7, 1), (7, 1)], 2),
+        ([(9, 0), (7, 1)], 9),
+        ([(9, 1), (7, 1), (5, 1)], 6),
+        ([(9, 1), (7, 1), (1, 0)], 1),
+    ],
+)
+def test_a_step_s_time_is_that_of_steps_that_only_train(
+    took: list[tuple[int, int]], step_s: float
+) -> None:
+    found = Summary(name="job", world="virtual", seed=1)
+    followed = Following(found, {})
+    for n, (seconds, evaluated) in enumerate(took):
+        step = StepDone(step=n, seconds=seconds)
+        if evaluated:
+            step.evaluation.loss = 1.0
+        followed.see(RunEvent(step=step))
+    followed.finish(100)
+    assert found.step_s == step_s
+
+
 def test_half_a_model_is_told_with_its_loss_or_why_there_is_none() -> None:
     held_out = {"loss_first": 5.0, "loss_last": 4.0, "eval_loss": 4.0}
     text = render(summary(**held_out, half_loss=4.4, half_without=("blocks.1", "blocks.3")))
