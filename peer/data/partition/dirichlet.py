@@ -9,6 +9,8 @@ either axis, and any part of it can be made by itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..sampler import key
@@ -19,6 +21,7 @@ __all__ = ["even", "fill", "level", "log_weights", "lots", "split_classes"]
 _DOMAIN = 5  # of the sampler's keys; the sampler has 1 to 4
 _WEIGHTS, _PLACES, _LOTS = 0, 1, 2
 _TICKETS = 2**32
+_BLOCK = 2**20
 
 
 def lots(seed: int, purpose: int, count: int) -> Words:
@@ -30,10 +33,20 @@ def lots(seed: int, purpose: int, count: int) -> Words:
 def log_weights(seed: int, alpha: Floats, clients: Ints, classes: Ints) -> Floats:
     """Logarithms of g, (clients, classes), for these numbers of clients and classes; `alpha` by
     class."""
-    rows, columns = clients.astype(np.uint64)[:, None], classes.astype(np.uint64)[None, :]
-    keys = key(seed, _DOMAIN, _WEIGHTS, rows, columns)
-    each = np.broadcast_to(alpha, keys.shape)
-    return log_gamma(each.ravel(), keys.ravel()).reshape(keys.shape)
+    found = np.empty((clients.size, classes.size))
+    for at in _blocks(*found.shape):
+        rows = clients[at].astype(np.uint64)[:, None]
+        keys = key(seed, _DOMAIN, _WEIGHTS, rows, classes.astype(np.uint64)[None, :])
+        each = np.broadcast_to(alpha, keys.shape)
+        found[at] = log_gamma(each.ravel(), keys.ravel()).reshape(keys.shape)
+    return found
+
+
+def _blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Rows of a table in parts of about a million entries: what is made on the way stays small."""
+    step = max(1, _BLOCK // columns)
+    for begin in range(0, rows, step):
+        yield slice(begin, min(begin + step, rows))
 
 
 def even(count: int, clients: int) -> Ints:
@@ -79,9 +92,11 @@ def fill(seed: int, purpose: int, who: Ints, logs: Floats, supply: Ints) -> Ints
     classes, attempt = supply.size, 0
     while todo.size:
         rows, row = np.unique(who[todo], return_inverse=True)
-        table = np.where(left > 0, logs[rows], -np.inf)
         # Whole numbers, so that a class without weight is never drawn, at whatever rounding.
-        ends = np.floor(shares(table) * _TICKETS).astype(np.int64)
+        ends = np.empty((rows.size, classes), np.int64)
+        for at in _blocks(*ends.shape):
+            table = np.where(left > 0, logs[rows[at]], -np.inf)
+            ends[at] = np.floor(shares(table) * _TICKETS)
         ends += np.arange(rows.size)[:, None] * _TICKETS
         ticket = np.floor(uniform(key(words[todo], attempt, 0)) * _TICKETS).astype(np.int64)
         drawn = np.searchsorted(ends.ravel(), ticket + row * _TICKETS, side="right")

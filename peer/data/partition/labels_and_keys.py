@@ -83,6 +83,8 @@ def read_columns(
 
 
 def _array(what: str, values: Any) -> npt.NDArray[Any]:
+    if np.ma.isMaskedArray(values):
+        raise DataError(f"{what} are masked: expected one for each sample; leave out those without")
     try:
         found = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a card, rows of any length

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.job import SettingsError
 from shoal.peer.data import DataError
+from shoal.peer.data.partition import dirichlet
 from shoal.peer.data.partition.dirichlet import fill, level, lots
 from shoal.peer.data.partition.variates import exp, log, log_gamma
 from shoal.peer.data.sampler import key
@@ -361,6 +362,11 @@ WRONG: list[tuple[dict[str, Any], type[ValueError], str]] = [
     ({"kind": "iid", "clients": 2, "labels": None, "samples": 0}, DataError, "there are 0 samples"),
     ({"kind": "shards", "clients": 2, "labels": None}, DataError, "labels are missing"),
     ({"kind": "iid", "clients": 2, "labels": []}, DataError, "labels are empty"),
+    (
+        {"kind": "iid", "clients": 2, "labels": np.ma.masked_equal([1, 2], 2)},
+        DataError,
+        "labels are masked",
+    ),
     ({"kind": "iid", "clients": 2, "labels": [0.0, 1.0]}, DataError, "float64, such as"),
     ({"kind": "iid", "clients": 2, "labels": [*"ab"]}, DataError, "return_inverse=True"),
     ({"kind": "iid", "clients": 2, "labels": [None, 1]}, DataError, "expected integers"),
@@ -386,6 +392,18 @@ def test_what_cannot_be_divided_is_refused_with_the_reason(
     with pytest.raises(error) as refused:
         shoal.partition(**{"labels": Y} | how)
     assert text in str(refused.value)
+
+
+def test_a_large_table_is_made_in_blocks_of_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = classes_of(600, 7)
+    how: dict[str, Any] = {"kind": "dirichlet", "alpha": 0.1, "clients": 50, "min_samples": 5}
+    for convention in ("per-class", "per-client"):
+        monkeypatch.setattr(dirichlet, "_BLOCK", 2**20)
+        whole = shoal.partition(labels, convention=convention, **how)
+        monkeypatch.setattr(dirichlet, "_BLOCK", 20)
+        parts = shoal.partition(labels, convention=convention, **how)
+        assert np.array_equal(whole.indices, parts.indices)
+        assert np.array_equal(whole.offsets, parts.offsets)
 
 
 def test_scalars_of_numpy_are_numbers() -> None:
