@@ -121,7 +121,7 @@ class _Judge:
             if why:
                 yield Bypass(*at, why_not=why)
             else:
-                yield Bypass(*at, taken, made[0], clamped=self._passed(block, made[0])[1])
+                yield Bypass(*at, taken, made[0], clamped=taken in self._passed(block, made[0])[1])
 
     def _leaving(self, block: Block) -> list[str]:
         """Values of a block that others read, or that are results."""
@@ -162,7 +162,7 @@ class _Judge:
             return "", f"takes {taken}, which has no gradient: nothing is trained before it"
         if any(i >= block.stop for i in self._readers[taken]):
             return "", f"takes {taken}, which operators behind the block read, too"
-        if clamped and not self._not_negative(taken):
+        if taken in clamped and not self._not_negative(taken):
             return "", f"has a ReLU behind its sum, and {taken} did not come out of one"
         of_kind = {
             v
@@ -188,21 +188,22 @@ class _Judge:
     def _operators(self, block: Block) -> Sequence[Operator]:
         return self._graph.operators[block.start : block.stop]
 
-    def _passed(self, block: Block, made: str) -> tuple[dict[str, int], bool]:
+    def _passed(self, block: Block, made: str) -> tuple[dict[str, int], set[str]]:
         """Values from outside that reach `made` by sums alone, with how often each stands in them,
-        and whether a ReLU is behind any."""
-        times, clamped = Counter({made: 1}), False
+        and those of them with a ReLU on their way."""
+        times, clamped = Counter({made: 1}), set[str]()
         for op in reversed(self._operators(block)):
             count = sum(times.pop(v, 0) for v in op.values)
             if not count:
                 continue
-            clamped |= op.target in _RELU
+            behind = op.target in _RELU or not clamped.isdisjoint(op.values)
             for arg in op.args[: _terms(op)]:
                 # What a sum spreads over a larger one stands for no whole.
                 if isinstance(arg, Ref) and self._graph.spec[arg.value] == self._graph.spec[made]:
                     times[arg.value] += count
+                    clamped |= {arg.value} if behind else set()
         inputs = {v: n for v, n in times.items() if not v.startswith(("param:", "buffer:"))}
-        return inputs, clamped
+        return inputs, clamped & inputs.keys()
 
     def _not_negative(self, value: str) -> bool:
         """Whether a value came out of a ReLU, through nothing that changes signs."""

@@ -17,11 +17,12 @@ from dataclasses import replace
 
 from ...dag.analysis.blocks import describe_interval
 from ...dag.analysis.skippable import describe_skippable
-from ...dag.plan.plan import Route
+from ...dag.plan.cut import cut, tied_groups
+from ...dag.plan.plan import Plan, Route
 from ...dag.plan.report import Alternative, PlanWithReport, Spare
 from ...dag.plan.routes import swaps
 from ...dag.schedule.orders.schedules import DEFAULT, first_of, interleaves
-from ...job.words import count_of, some_of
+from ...job.words import count_of, size_text, some_of
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.cost_model import CostModel
 from ..cost.plan_cost import plan_report, plan_seconds
@@ -259,7 +260,7 @@ def _told(found: RoutedPlan, judge: CostModel, plain: PlanWithReport | None) -> 
         reasons.append(f"route of {times} microbatch{'es' if times > 1 else ''}: {text}")
     if len(ways) > 6:
         reasons.append(f"and {len(ways) - 6} more routes")
-    reasons += describe_skippable(judge.request.graph)
+    reasons += [*_copies(judge, plan), *describe_skippable(judge.request.graph)]
     full_s = 0.0
     if plan.full is not None:
         full_s = plan_seconds(judge, plan.in_full)
@@ -278,6 +279,19 @@ def _told(found: RoutedPlan, judge: CostModel, plain: PlanWithReport | None) -> 
     told = plan_report(judge, plan, reasons=reasons, spares=spares, alternatives=others)
     predicted = replace(told.report.predicted, full_step_s=full_s)
     return PlanWithReport(plan, replace(told.report, predicted=predicted))
+
+
+def _copies(judge: CostModel, plan: Plan) -> Iterator[str]:
+    """What stages pay for weights that they share, such as those of one block that is used many
+    times: each has a copy, on one peer, too."""
+    graph = judge.request.graph
+    groups = tied_groups(graph, cut(graph, [(s.start, s.stop) for s in plan.stages]))
+    size = sum(graph.parameter_bytes[g.parameter] * (len(g.stages) - 1) for g in groups)
+    if size:
+        yield (
+            f"{count_of(len(groups), 'weight')} of several stages: each of these keeps and updates "
+            f"a copy of its own, {size_text(size)} more than the model has"
+        )
 
 
 def _swapped(routes: Sequence[Route]) -> int:

@@ -107,6 +107,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch], set[str]]] 
         lambda: {"x": torch.rand(3, 4)},
         {f"layers.{i}" for i in range(3)},
     ),
+    "added behind a ReLU": (
+        lambda: Stack(lambda: Layer(lambda x, y: x + F.relu(y))),
+        lambda: {"x": torch.rand(3, 4)},
+        {f"layers.{i}" for i in range(3)},
+    ),
     "clamped": (
         lambda: Stack(lambda: Layer(lambda x, y: F.relu(x - 0.1 * y)), first=nn.ReLU()),
         lambda: {"x": torch.rand(3, 4)},

@@ -108,6 +108,29 @@ def test_any_plan_has_equal_visits_whole_blocks_and_no_more_left_out_than_allowe
     assert plan_seconds(CostModel(request), found) == pytest.approx(report.predicted.step_s)
 
 
+def test_a_block_that_is_used_many_times_says_what_its_copies_take() -> None:
+    """On one peer, too: every stage updates a copy of its own."""
+
+    class Repeated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.block = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            for _ in range(4):
+                h = h + torch.relu(self.block(h))
+            return h.square().mean()
+
+    graph = captured(Repeated(), labels=False)
+    found, report = plan(request_of([1e8], graph=graph, skip=0.5))
+    (said,) = [r for r in report.reasons if "a copy of its own" in r]
+    stages = cut(graph.bind(2), [(s.start, s.stop) for s in found.stages])
+    copies = sum("block.weight" in s.trainable for s in stages)
+    assert "2 weights of several stages" in said
+    assert f"{(copies - 1) * 4 * (64 + 8)} B more" in said
+
+
 def test_a_plan_is_found_again() -> None:
     request = request_of([1e8] * 4, skip=0.5, reorder=True)
     assert plan(request).plan == plan(request).plan
