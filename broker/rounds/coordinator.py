@@ -12,8 +12,8 @@ who exchanges with whom, and what it came to. Here is what holds for all of them
   some have waited for the others long enough. Each gets steps by its speed.
 - It closes when so many contributions are ready as the policy asks for, or when its deadline has
   passed and at least one is ready. For who lost somebody nobody waits longer than its contribution
-  is worth. Who is not ready then is left out: its samples are handed out
-  again, and it takes the version from others when it is at the gate.
+  is worth. Who is not ready then is left out: its work is handed out again, and it takes the
+  version from others when it is at the gate.
 - A replica that begins another term in the round goes on with it, from a snapshot of this round
   (`ReplicaSnapshots.found`): with its local work or, behind the last step, with its contribution,
   for which there is another attempt.
