@@ -35,7 +35,7 @@ ORDER = {
         round_rows < runs < journal rounds < placement < registry < clients < machine
         < service validate""",
     "broker/policies": """
-        disputes handing pairs segments < round_view < policy < gossip < policies""",
+        disputes handing pairs segments < round_view < policy < federated gossip < policies""",
     "broker/service": """
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",
@@ -53,7 +53,7 @@ ORDER = {
     "net": """
         cap file_names finite grpc_quirks interrupts knocks links local printable surroundings
         < address repeats temporary < blobs web < identity < discovery transports""",
-    "peer": "blobs data hours logs sync < core host < rounds < compute < shell < entry",
+    "peer": "blobs data hours logs sync < core host < rounds < federated < compute < shell < entry",
     "peer/core": """
         peer_program reports snapshots < events < options rates run_links snapshot_manager step
         < rounds < assignment attachment < drain < machine""",

@@ -15,9 +15,9 @@ from torch import Tensor
 from ...dag.analysis.lookups import Lookups, MissingRow
 from ...dag.execute.execute import RowError
 from ...dag.ir.graph import Graph
+from ...dag.rounds.permutation import Indices
 from ..data.manifest import DataError
 from ..data.reader import Reader
-from ..data.sampler import Indices
 from ..data.survey import refused
 
 __all__ = ["CheckedReader"]

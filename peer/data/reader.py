@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...dag.rounds.permutation import Indices
 from .manifest import Column, DataError, Manifest, Shard
-from .sampler import Indices, Sampler
+from .sampler import Sampler
 
 __all__ = ["Reader"]
 
@@ -33,13 +34,15 @@ class _Stored:
         """The shards that items [start, stop) lie in."""
         return range(bisect_right(self.ends, start), bisect_right(self.ends, stop - 1) + 1)
 
-    def read(self, start: int, stop: int) -> _Array:
-        """Items [start, stop), copied: (stop - start, *shape)."""
-        parts = []
-        for n in self.shard_numbers(start, stop):
+    def take(self, at: Indices) -> _Array:
+        """The items with these numbers, any shape: (*at, *shape)."""
+        number = np.searchsorted(self.ends, at.reshape(-1), side="right")
+        found = np.empty((at.size, *self.column.shape), self.column.dtype)
+        for n in np.unique(number).tolist():
+            mine = number == n
             first = self.ends[n] - self.shards[n].count
-            parts.append(self._map(n)[max(start - first, 0) : stop - first])
-        return np.concatenate(parts)
+            found[mine] = self._map(n)[at.reshape(-1)[mine] - first]
+        return found.reshape(*at.shape, *self.column.shape)
 
     def pieces(self) -> Iterator[_Array]:
         return (self._map(n) for n in range(len(self.shards)))
@@ -130,20 +133,15 @@ class Reader:
 
     def _gather(self, at: Indices, names: Collection[str]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        span, starts = self._span(), at.tolist()
         wanted = self._wanted(names)
         if self.manifest.kind != "arrays":
             stored = self._stored[self.manifest.columns[0].name]
-            windows = np.stack([stored.read(s, s + span) for s in starts]).astype(np.int64)
+            windows = stored.take(at[:, None] + np.arange(self._span())).astype(np.int64)
             for name in wanted:  # (size, length)
                 part = windows[:, :-1] if name == self.manifest.inputs else windows[:, 1:]
                 found[name] = torch.from_numpy(np.ascontiguousarray(part))
             return found
         for name in wanted:
-            stored = self._stored[name]
-            if starts == [*range(starts[0], starts[0] + len(starts))]:
-                rows = stored.read(starts[0], starts[0] + len(starts))
-            else:
-                rows = np.concatenate([stored.read(s, s + 1) for s in starts])
+            rows = self._stored[name].take(at)
             found[name] = torch.from_numpy(rows.astype(rows.dtype.newbyteorder("="), copy=False))
         return found

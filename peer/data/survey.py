@@ -15,9 +15,9 @@ import torch
 
 from ...dag.analysis.lookups import Lookup, Lookups
 from ...dag.ir.graph import Graph
+from ...dag.rounds.permutation import Indices
 from .manifest import DataError
 from .reader import Reader
-from .sampler import Indices
 
 __all__ = ["Ignored", "not_finite", "refused", "survey"]
 

@@ -3,5 +3,6 @@ key."""
 
 from .client_sets import Partition
 from .divide import divide, partition
+from .of_run import partition_of
 
-__all__ = ["Partition", "divide", "partition"]
+__all__ = ["Partition", "divide", "partition", "partition_of"]

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
+from shoal.dag.rounds.permutation import key
 from shoal.job import SettingsError
 from shoal.peer.data import DataError
 from shoal.peer.data.partition import dirichlet
 from shoal.peer.data.partition.dirichlet import fill, level, lots
 from shoal.peer.data.partition.variates import exp, log, log_gamma
-from shoal.peer.data.sampler import key
 
 
 def classes_of(count: int, classes: int, seed: int = 0) -> np.ndarray:

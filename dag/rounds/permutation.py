@@ -1,0 +1,58 @@
+"""Random words and permutations without a table, the same on any machine: pure functions of
+unsigned 64-bit integers, which wrap around.
+
+`mix` is the splitmix64 finaliser:
+
+    mix(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9
+            z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31
+    key(seed, a, b, …) = fold h = mix((h ^ word) + 0x9E3779B97F4A7C15) over the words, from h = 0
+
+`permute` over [0, n): four Feistel rounds on 2·w bits, the smallest w with 4^w ≥ n, round r maps
+(left, right) to (right, left ^ (key(round key, r, right) mod 2^w)); repeated until it is < n.
+It needs no table, so that a peer can jump to any step of any pass.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Indices", "Words", "key", "permute"]
+
+_U64 = np.uint64
+Indices = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+
+def _mix(z: Words) -> Words:
+    z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return z ^ (z >> _U64(31))
+
+
+def key(*words: int | Words) -> Words:
+    """One hash per element of the broadcast words (module docstring); at least one dimension."""
+    h = np.zeros(1, _U64)
+    for word in words:
+        w = np.asarray([word % 2**64], _U64) if isinstance(word, int) else word
+        h = _mix((h ^ w) + _U64(0x9E3779B97F4A7C15))
+    return h
+
+
+def permute(index: Indices, count: int | Indices, round_key: Words) -> Indices:
+    """The place of each index under a pseudo-random permutation of [0, count); counts and keys may
+    be those of each index."""
+    counts = np.broadcast_to(np.asarray(count, _U64), index.shape)
+    bits = np.frexp((counts - _U64(1)).astype(np.float64))[1]
+    half = np.maximum(1, (bits + 1) // 2).astype(_U64)
+    mask = (_U64(1) << half) - _U64(1)
+    found, todo = index.astype(_U64), np.ones(index.shape, bool)
+    keys = np.broadcast_to(round_key, index.shape)
+    while todo.any():  # about 4 rounds at worst in expectation: 4^half < 4·count
+        shift, low = half[todo], mask[todo]
+        left, right = found[todo] >> shift, found[todo] & low
+        for r in range(4):
+            left, right = right, left ^ (key(keys[todo], r, right) & low)
+        found[todo] = (left << shift) | right
+        todo = found >= counts
+    return found.astype(np.int64)

@@ -1,0 +1,30 @@
+"""The partition of a run's training data among its clients, as submitter and peers make it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....job.partitioning import Partitioning
+from ....job.settings import SettingsError
+from ..reader import Reader
+from .client_sets import Partition
+from .divide import divide
+from .labels_and_keys import read_columns
+
+__all__ = ["partition_of"]
+
+_OF_LABELS = ("dirichlet", "shards")
+
+
+def partition_of(settings: Partitioning, column: str, reader: Reader) -> Partition:
+    """Return who has which of the samples that are trained on. column: of labels. Raises
+    SettingsError, DataError."""
+    manifest, labels = reader.manifest, None
+    if manifest.kind != "arrays":
+        raise SettingsError(
+            "data.partition", f'divides arrays, and data.kind is "{manifest.kind}": expected arrays'
+        )
+    if settings.kind in _OF_LABELS:
+        found = np.concatenate([*reader.pieces(column)])[: manifest.train]
+        labels = found.reshape(len(found), -1)[:, 0] if found[0].size == 1 else found
+    return divide(settings, read_columns(settings, labels, None, manifest.train))

@@ -1,0 +1,214 @@
+"""Local work of a cohort: participants that share a peer, trained side by side.
+
+Copies of the model are stacked, one for each participant, and make their steps together: one
+forward and backward of all (`dag/execute/model_copies.py`) and one update of all, with an optimizer
+that begins fresh. A participant that has ended is left behind where the stack ends: those with more
+steps stand first. So each comes to what it would have come to by itself, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ...dag.execute.model_copies import CopiesForward, ModelCopies
+from ...dag.ir.graph import Graph
+from ...job import Train
+from ..sync.optimizer import StageOptimizer, clip_factor
+from .batches import Participant
+
+__all__ = ["Cohort", "Trained"]
+
+Indices = npt.NDArray[np.int64]
+Read = Callable[[Indices], Mapping[str, Tensor]]
+"""Samples by their places in the data set, any shape (*places,): inputs by argument, each
+(*places, ...)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What some participants came to, in the order of `participants`. values: by parameter and
+    floating buffer, (participants, *shape). steps, losses: (participants,) each; losses are the
+    mean over a participant's steps."""
+
+    participants: tuple[int, ...]
+    values: dict[str, Tensor]
+    steps: tuple[int, ...]
+    losses: Tensor
+
+
+class Cohort:
+    """Trains participants on one device. `most`: participants that are trained at once."""
+
+    def __init__(
+        self, graph: Graph, train: Train, *, most: int = 64, device: torch.device | str = "cpu"
+    ) -> None:
+        self._graph, self._train, self._most = graph, train, most
+        self._copies, self._device = ModelCopies(graph, device), torch.device(device)
+
+    def work(
+        self,
+        version: Mapping[str, Tensor],
+        cohort: Sequence[tuple[Participant, Sequence[Indices]]],
+        read: Read,
+        rate: float | None = None,
+    ) -> Iterator[Trained]:
+        """`version`: parameters and buffers by name, that all begin from. `cohort`: participants
+        with the samples of each of their steps. `rate`: the learning rate of all steps; None: as
+        [train] has it of each. Yields up to `most` of them at once."""
+        longest = sorted(cohort, key=lambda one: -len(one[1]))
+        for first in range(0, len(longest), self._most):
+            yield self._together(version, longest[first : first + self._most], read, rate)
+
+    def _together(
+        self,
+        version: Mapping[str, Tensor],
+        cohort: Sequence[tuple[Participant, Sequence[Indices]]],
+        read: Read,
+        rate: float | None,
+    ) -> Trained:
+        train = self._train
+        if rate is not None:
+            train = replace(train, lr=rate, schedule="constant", warmup=0)
+        stack = _Stack(self._graph, train, version, len(cohort), self._device)
+        losses = torch.zeros(len(cohort), dtype=torch.float64)
+        counts = torch.zeros(len(cohort), dtype=torch.float64)
+        for step in range(max(len(plan) for _, plan in cohort)):
+            active = sum(len(plan) > step for _, plan in cohort)
+            stack.keep(active)
+            places = [plan[step] for _, plan in cohort[:active]]
+            found = self._step(stack, places, read)
+            known = found.weights != 0
+            losses[:active] += torch.where(known, found.losses, 0.0).double().cpu()
+            counts[:active] += known.double().cpu()
+        return Trained(
+            tuple(one.number for one, _ in cohort),
+            stack.values(),
+            tuple(len(plan) for _, plan in cohort),
+            losses / counts,
+        )
+
+    def _step(self, stack: _Stack, places: Sequence[Indices], read: Read) -> CopiesForward:
+        """One step of all active copies: gradients by batches of one size, one update."""
+        by_size = sorted(range(len(places)), key=lambda i: -len(places[i]))
+        groups = [[*g] for _, g in groupby(by_size, key=lambda i: len(places[i]))]
+        made = []
+        for group in groups:
+            which = None if len(groups) == 1 else torch.tensor(group, device=self._device)
+            inputs = read(np.stack([places[i] for i in group]))
+            made.append(self._copies.run(*stack.of(which), inputs))
+        found = made[0] if len(made) == 1 else _joined(made, [i for g in groups for i in g])
+        stack.update(found)
+        return found
+
+
+def _joined(made: Sequence[CopiesForward], order: Sequence[int]) -> CopiesForward:
+    """Groups of copies as one, `order` says of each row which copy it is."""
+    back = torch.tensor(order).argsort()
+
+    def whole(parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([*parts])[back]
+
+    grads: dict[str, Tensor | None] = {}
+    for name in made[0].grads:
+        parts = [m.grads[name] for m in made]
+        known = [p for p in parts if p is not None]
+        grads[name] = whole(known) if len(known) == len(parts) else None
+    return CopiesForward(
+        grads,
+        whole([m.losses for m in made]),
+        whole([m.weights for m in made]),
+        {},
+        {name: whole([m.statistics[name] for m in made]) for name in made[0].statistics},
+    )
+
+
+class _Stack:
+    """Copies of a model, their optimizer, and which of them still make steps."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        train: Train,
+        version: Mapping[str, Tensor],
+        copies: int,
+        device: torch.device,
+    ) -> None:
+        self._graph, self._train, self._active, self._steps = graph, train, copies, 0
+
+        def stacked(tensor: Tensor) -> Tensor:
+            own = tensor.detach().to(device)
+            return own.expand(copies, *own.shape).clone()
+
+        trainable = {p.name: p.trainable for p in graph.parameters}
+        self._parameters = {n: stacked(version[n]) for n in trainable}
+        self._buffers = {b.name: stacked(version[b.name]) for b in graph.buffers}
+        self._trainable = trainable
+        self._rules = {b.name: b.update for b in graph.buffers if b.update}
+        self._begin({})
+
+    def _begin(self, state: Mapping[str, Tensor]) -> None:
+        """The optimizer of those that are active: copies share its steps, and nothing else."""
+        self._leaves = {
+            n: nn.Parameter(p[: self._active], self._trainable[n])
+            for n, p in self._parameters.items()
+        }
+        self._optimizer = StageOptimizer(self._train, self._leaves)
+        self._optimizer.load_state_tensors(state)
+
+    def keep(self, active: int) -> None:
+        """From here on only the first so many make steps."""
+        if active == self._active:
+            return
+        state = self._optimizer.state_tensors()
+        self._active = active
+        self._begin({n: t[:active] if t.dim() else t for n, t in state.items()})
+
+    def of(self, which: Tensor | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers of these copies; None: of all that are active."""
+        buffers = {n: b[: self._active] for n, b in self._buffers.items()}
+        if which is None:
+            return dict(self._leaves), buffers
+        chosen = {
+            n: p.detach()[which].requires_grad_(p.requires_grad) for n, p in self._leaves.items()
+        }
+        return chosen, {n: b[which] for n, b in buffers.items()}
+
+    @torch.no_grad()
+    def update(self, found: CopiesForward) -> None:
+        """One step of the optimizer by each copy's own mean gradient, clipped by its own norm."""
+        grads = {n: g for n, g in found.grads.items() if g is not None}
+        weights = torch.where(found.weights == 0, 1.0, found.weights)
+        for name, grad in grads.items():
+            grads[name] = grad / weights.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
+        if self._train.clip > 0 and grads:
+            squares = sum(
+                (g.double().flatten(1).square().sum(1) for g in grads.values()),
+                torch.zeros(self._active, dtype=torch.float64, device=found.losses.device),
+            )
+            factors = [clip_factor(n, self._train.clip) for n in squares.sqrt().tolist()]
+            if any(f != 1 for f in factors):
+                by = torch.tensor(factors, device=found.losses.device)
+                for name, grad in grads.items():
+                    grads[name] = grad * by.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
+        for name, leaf in self._leaves.items():
+            leaf.grad = grads.get(name)
+        self._optimizer.step(self._steps, weight=1.0, norm=0.0)
+        self._steps += 1
+        for name, rule in self._rules.items():
+            buffer = self._buffers[name][: self._active]
+            if rule.rule == "add":
+                buffer.add_(rule.factor if buffer.is_floating_point() else int(rule.factor))
+            else:
+                value = found.statistics[name].double()
+                buffer.copy_((1 - rule.factor) * buffer.double() + rule.factor * value)
+
+    def values(self) -> dict[str, Tensor]:
+        """Parameters and buffers of all copies."""
+        return {**self._parameters, **self._buffers}

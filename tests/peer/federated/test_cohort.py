@@ -1,0 +1,107 @@
+"""Participants trained side by side come to what each would come to in a plain loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shoal.dag.capture.capture import capture
+from shoal.job import Train
+from shoal.peer.federated.batches import Participant, batches
+from shoal.peer.federated.cohort import Cohort
+from shoal.sim.plain.oracle import learning_rate, optimizer_of
+
+SAMPLES = 200
+
+
+class Classifier(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.layers(x), y, ignore_index=-100)
+
+
+def plain() -> Classifier:
+    return Classifier(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def normed() -> Classifier:
+    # A bias in front of a norm has no gradient but rounding, of which AdamW makes whole steps.
+    return Classifier(nn.Linear(12, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def partly_frozen() -> Classifier:
+    model = Classifier(nn.Linear(12, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4))
+    model.layers[0].requires_grad_(False)
+    return model
+
+
+MODELS = {"plain": plain, "normed": normed, "partly frozen": partly_frozen}
+TRAIN = {
+    "sgd": Train(steps=9, batch=8, optimizer="sgd", lr=0.3, clip=0.4, warmup=0, momentum=0.9),
+    "adamw": Train(steps=9, batch=8, lr=0.01, clip=0.0, warmup=2),
+}
+
+
+def data() -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, 12, generator=rng)
+    return {"x": x, "y": torch.randint(0, 4, (SAMPLES,), generator=rng)}
+
+
+def cohort_of(sizes: list[int]) -> list[Participant]:
+    rng = np.random.default_rng(2)
+    return [Participant(3 * i, rng.permutation(SAMPLES)[:n]) for i, n in enumerate(sizes)]
+
+
+def alone(model: nn.Module, train: Train, steps: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """What a participant comes to by itself."""
+    model = copy.deepcopy(model).train()
+    optimizer = optimizer_of(model, train)
+    for k, inputs in enumerate(steps):
+        optimizer.zero_grad()
+        loss = model(**inputs)
+        if not loss.isnan():  # the mean over nothing
+            loss.backward()
+            if train.clip:
+                nn.utils.clip_grad_norm_(model.parameters(), train.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(train, k, train.steps or 0)
+        if not loss.isnan():
+            optimizer.step()
+    return {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+
+
+@pytest.mark.parametrize("optimizer", TRAIN)
+@pytest.mark.parametrize("name", MODELS)
+def test_each_comes_to_what_it_would_alone(name: str, optimizer: str) -> None:
+    torch.manual_seed(0)
+    model, tensors, train = MODELS[name](), data(), TRAIN[optimizer]
+    graph = capture(model, {n: t[:8] for n, t in tensors.items()}).graph
+    version = {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+    some = cohort_of([16, 21, 40, 8, 12])
+    plans = batches(some, seed=1, round_=2, batch=8, passes=2)
+
+    def read(places: np.ndarray) -> dict[str, Tensor]:
+        return {n: t[torch.from_numpy(places)] for n, t in tensors.items()}
+
+    found = dict[int, dict[str, Tensor]]()
+    for trained in Cohort(graph, train, most=3).work(
+        version, [*zip(some, plans, strict=True)], read
+    ):
+        for k, number in enumerate(trained.participants):
+            found[number] = {n: t[k] for n, t in trained.values.items()}
+    assert found.keys() == {p.number for p in some}
+    for participant, steps in zip(some, plans, strict=True):
+        expected = alone(model, train, [read(places) for places in steps])
+        for value, tensor in expected.items():
+            got = found[participant.number][value]
+            torch.testing.assert_close(got, tensor, rtol=1e-4, atol=2e-6, msg=value)
