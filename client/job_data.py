@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..job import Job, SettingsError
 from ..job.tables import Data
 from ..peer.data.manifest import Manifest
+from ..peer.data.partition import partition_of
 from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
 from ..peer.data.sources import resolve
@@ -21,6 +22,7 @@ __all__ = [
     "AskPeers",
     "JobData",
     "check_tokenizer",
+    "client_sizes",
     "example",
     "read_data",
     "reader_of",
@@ -77,6 +79,16 @@ def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData
         targets=data.targets,
     )
     return JobData(manifest=manifest, shards=shards)
+
+
+def client_sizes(job: Job, data: JobData) -> tuple[int, ...]:
+    """Return how many samples each client of federated training trains on; none for other
+    training. Raises SettingsError, DataError."""
+    if job.sync.kind != "federated":
+        return ()
+    assert job.data.partition is not None, "checked by the job"
+    found = partition_of(job.data.partition, job.data.targets, reader_of(job, data))
+    return tuple((found.sizes - found.held_out_sizes).tolist())
 
 
 def check_tokenizer(job: Job, module: nn.Module | None = None) -> None:

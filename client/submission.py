@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +43,16 @@ from .files.shards import Pretrained
 from .files.uplink import Uplink, starting_bytes, takes
 from .files.weight_files import Stored
 from .files.weight_writer import write_values
-from .job_data import AskPeers, JobData, check_tokenizer, example, read_data, reader_of, resolved
+from .job_data import (
+    AskPeers,
+    JobData,
+    check_tokenizer,
+    client_sizes,
+    example,
+    read_data,
+    reader_of,
+    resolved,
+)
 from .models import models
 from .models.adapters import AdapterError, is_adapted, plain_name, save_config
 from .models.division import why_it_depends
@@ -88,7 +97,7 @@ class Prepared:
     weights: the values that the model begins with, of all that neither the recipe makes nor files
     of their own have (`pretrained`), which are read when they are uploaded.
     microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
-    right for all of them.
+    right for all of them. client_sizes: as in RunSpec.
     """
 
     job: Job
@@ -102,6 +111,7 @@ class Prepared:
     local: tuple[str, ...] = ()
     recipe: Recipe | None = None
     pretrained: Pretrained | None = None
+    client_sizes: tuple[int, ...] = ()
 
     @property
     def tokens_per_step(self) -> int:
@@ -160,6 +170,7 @@ def prepare(
             microbatch_sizes=sizes,
             local=data.local,
             pretrained=pretrained,
+            client_sizes=client_sizes(job, data),
         )
 
 
@@ -186,7 +197,7 @@ def draft(
     read = pretrained.entries if pretrained and job.model.where == "url" else {}
     if words := takes(starting_bytes(graph, lambda n: n in read or outline.is_made(n))):
         say(f"submitting it uploads the weights that it begins with: {words}")
-    spec = spec_of(job, sizes)
+    spec = spec_of(job, sizes, client_sizes(job, data))
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
     spec.local.extend(data.local)
@@ -331,8 +342,8 @@ def _divisions(
     return () if why else sizes
 
 
-def spec_of(job: Job, sizes: tuple[int, ...]) -> RunSpec:
-    """The spec of a run without its blobs."""
+def spec_of(job: Job, sizes: tuple[int, ...], clients: Sequence[int] = ()) -> RunSpec:
+    """The spec of a run without its blobs. `clients`: as in RunSpec.client_sizes."""
     return RunSpec(
         version=1,
         name=job.name,
@@ -341,6 +352,7 @@ def spec_of(job: Job, sizes: tuple[int, ...]) -> RunSpec:
         microbatch_size=job.train.microbatch_size,
         microbatch_sizes=sizes,
         steps=job.train.steps or 0,
+        client_sizes=clients,
     )
 
 
@@ -417,7 +429,7 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
 
     Raises BlobTransferError; WeightFilesError for weights that are not what they were.
     """
-    spec = spec_of(prepared.job, prepared.microbatch_sizes)
+    spec = spec_of(prepared.job, prepared.microbatch_sizes, prepared.client_sizes)
     pretrained, urls = prepared.pretrained, prepared.job.model.where == "url"
     spec.local.extend(prepared.local)
 

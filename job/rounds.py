@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .client_options import AdaptiveOptions, Cohorts, FedAvgMOptions, FedAvgOptions
 from .gossip import NoLocoOptions, PairOptions, SapsOptions, SapsOuterOptions
 from .settings import Settings, SettingsError, at_least, at_most
 
 __all__ = [
+    "FEDERATED",
     "GOSSIP",
     "LOCAL",
     "AverageOptions",
@@ -183,11 +185,19 @@ GOSSIP: Mapping[str, RoundMethod] = {
     "saps-outer": _in_pairs(SapsOuterOptions, "saps", kept=2),
 }
 """Methods of kind "gossip"."""
+FEDERATED: Mapping[str, RoundMethod] = {
+    "fedavg": RoundMethod(options=FedAvgOptions, kept=1),
+    "fedavgm": RoundMethod(options=FedAvgMOptions, kept=2),
+    "fedadam": RoundMethod(options=AdaptiveOptions, kept=3),
+    "fedyogi": RoundMethod(options=AdaptiveOptions, kept=3),
+    "fedadagrad": RoundMethod(options=AdaptiveOptions, kept=3),
+}
+"""Methods of kind "federated"."""
 
 
 def method_of(name: str) -> RoundMethod:
     """The record of a method. Raises SettingsError."""
-    known = {**LOCAL, **GOSSIP}
+    known = {**LOCAL, **GOSSIP, **FEDERATED}
     if name not in known:
         raise SettingsError("method", f'is "{name}": expected one of {", ".join(known)}')
     return known[name]
@@ -212,6 +222,8 @@ class RoundSettings(Settings):
     """Among so many a batch is divided."""
     seed: int = 0
     """The run's: of what is random in the method."""
+    cohorts: Cohorts | None = None
+    """Of federated training: whose data is trained on; None: a step's samples are the run's."""
 
     @property
     def fragments(self) -> int:

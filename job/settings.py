@@ -238,7 +238,8 @@ def _convert_union(hint: Any, value: Any, key: str, wrong: SettingsError) -> Any
             return _convert(part, value, key)
         except SettingsError as error:
             # What is nearly right, a table, a quantity, a number, knows better what is wrong.
-            if isinstance(value, Mapping) or part in units or part is type(value):
+            near = isinstance(value, Mapping) and part is not types.NoneType
+            if near or part in units or part is type(value):
                 wrong = error
     raise wrong
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from .client_options import Cohorts
 from .methods import METHODS
 from .plan_options import PlanOptions
 from .rounds import RoundSettings
@@ -126,6 +127,16 @@ class Job(Settings):
                 f'is {self.plan.replicas!r} with sync.kind = "gossip", in which replicas meet in '
                 "pairs: expected 2 or more",
             )
+        if self.sync.kind == "federated" and self.data.partition is None:
+            raise SettingsError(
+                "data.partition",
+                'is missing: sync.kind = "federated" needs it, to say which client has which '
+                "samples",
+            )
+        try:
+            _ = self._cohorts
+        except SettingsError as error:
+            raise error.inside("sync") from None
         method = self.sync.of_rounds
         if method is not None and method.own_codec and self.codec.sync != "none":
             raise SettingsError(
@@ -228,6 +239,12 @@ class Job(Settings):
         return 1 if self.plan.replicas == "auto" else self.plan.replicas
 
     @property
+    def divided(self) -> int:
+        """Among so many replicas a batch is divided; 1 in federated training, where it is a
+        client's."""
+        return 1 if self.sync.kind == "federated" else self.replicas
+
+    @property
     def undecided(self) -> bool:
         """Whether the planner says how many replicas it has."""
         return self.sync.kind != "allreduce" and self.plan.replicas == "auto"
@@ -235,14 +252,17 @@ class Job(Settings):
     def decided(self, kind: Literal["allreduce", "local"], replicas: int) -> Job:
         """Return the job with what the planner says of it; "local": replicas train apart, as the
         job says."""
-        sync = self.sync
+        sync, data = self.sync, replace(self.data, partition=None)
         if kind == "allreduce":
             sync = replace(sync, kind=kind, every="auto")
-        elif sync.kind != "gossip":
+        elif sync.kind not in ("gossip", "federated"):
             sync = replace(sync, kind=kind)
         elif replicas == 1:  # what one of many is planned as
-            sync = replace(sync, kind=kind, method="average", options={})
-        return replace(self, plan=replace(self.plan, replicas=replicas), sync=sync)
+            sync = Sync(kind=kind, method="average")
+        else:
+            data = self.data
+        plan = replace(self.plan, replicas=replicas)
+        return replace(self, plan=plan, sync=sync, data=data)
 
     @property
     def rounds(self) -> RoundSettings | None:
@@ -253,9 +273,19 @@ class Job(Settings):
             method=self.sync.chosen,
             options=self.sync.options,
             codec=self.codec.sync,
-            replicas=self.replicas,
+            replicas=self.divided,
             seed=self.seed,
+            cohorts=self._cohorts,
         )
+
+    @property
+    def _cohorts(self) -> Cohorts | None:
+        """Clients and cohorts; None: replicas make steps."""
+        sync, partition = self.sync, self.data.partition
+        if sync.kind != "federated" or partition is None:
+            return None
+        work = {"local": sync.local, "weight": sync.weight}
+        return Cohorts.of(partition, self.data.targets, sync.per_round, **work)
 
 
 _CHAINED = '"auto", "gpipe" and "1f1b" are'
@@ -308,6 +338,22 @@ def _not_rerouted(job: Job) -> Iterator[tuple[str, str]]:
         yield "plan.schedule", f'{allowed}; to keep "interleaved", leave {key} out'
 
 
+def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
+    """What cannot be beside clients that train by themselves."""
+    partition, federated = job.data.partition, 'with sync.kind = "federated"'
+    if job.sync.kind != "federated":
+        if partition is not None:
+            yield "data.partition", f"it is {federated}; leave it out, or set the kind"
+        return
+    if job.data.kind != "arrays":
+        yield "data.kind", f'"arrays" is, {federated}'
+    if partition is not None and partition.kind == "by-key":
+        yield "data.partition.kind", f'"iid", "dirichlet" and "shards" are, {federated}'
+    for key, most in (("stages", job.plan.stages), ("pipelines", job.plan.pipelines)):
+        if most not in (1, "auto"):
+            yield f"plan.{key}", f"1 is, {federated}: a client is trained on one peer"
+
+
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
     if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):
@@ -324,11 +370,12 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
             yield "output.every", f'{with_it}{also}, only 0 is, as "auto" stands for there'
         if job.data.where == "peer":
             yield "data.where", f'{with_it}, "submitter" is'
-        if job.train.microbatches % job.replicas:
+        if job.train.microbatches % job.divided:
             yield (
                 "plan.replicas",
                 f"a divisor of the {job.train.microbatches} microbatches of a step is",
             )
+    yield from _not_federated(job)
     yield from _not_listed(job)
     yield from _not_rerouted(job)
     if job.plan.scheduler == "swarm":

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .client_options import LocalWork, share_of
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
-from .rounds import GOSSIP, LOCAL, RoundMethod, method_of, options_of
+from .partitioning import Partitioning
+from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
 from .settings import Settings, SettingsError, at_least, meant
 from .units import Duration
 
@@ -35,6 +37,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "allreduce": tuple(ALLREDUCE),
     "local": tuple(LOCAL),
     "gossip": tuple(GOSSIP),
+    "federated": tuple(FEDERATED),
     "auto": ("",),
 }
 """Of sync.method, by sync.kind; the first one is the default."""
@@ -140,6 +143,8 @@ class Data(Settings):
     """Positions in one sample of text or tokens."""
     inputs: str = "x"
     """Argument of the model's forward that takes the inputs; of arrays several, with commas."""
+    partition: Partitioning | None = None
+    """How samples are divided among clients, of sync.kind = "federated" ([data.partition])."""
     targets: str = "y"
     """Argument of the model's forward that takes the targets; empty: none."""
 
@@ -253,13 +258,15 @@ class Codec(Settings):
 class Sync(Settings):
     """[sync]: what holders of a stage exchange in each update, and replicas between their own."""
 
-    kind: Literal["allreduce", "local", "gossip", "auto"] = "allreduce"
+    kind: Literal["allreduce", "local", "gossip", "federated", "auto"] = "allreduce"
     """"allreduce": equal weights after every step. "local": replicas train apart and meet in
-    rounds. "gossip": the same, and each meets one other in a round. "auto": that of the first two
-    which `shoal plan` recommends, with its first method."""
+    rounds. "gossip": the same, and each meets one other in a round. "federated": clients with data
+    of their own ([data.partition]) train from the same weights, and the mean of what some of them
+    came to is a round. "auto": that of the first two which `shoal plan` recommends, with its first
+    method."""
     method: str = ""
     """Of the kind; "": its first one. allreduce: `job/methods.py`. local: `job/rounds.py`. gossip:
-    `job/gossip.py`."""
+    `job/gossip.py`. federated: `job/client_options.py`."""
     every: int | Literal["auto"] = "auto"
     """Steps of `batch` samples in a round; "auto": 50, of an allreduce 1."""
     deadline: Duration | Literal["auto"] = "auto"
@@ -270,6 +277,12 @@ class Sync(Settings):
     """
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the method."""
+    per_round: int | str = "10%"
+    """federated: how many clients are in a round, or which share of them."""
+    local: LocalWork = field(default_factory=lambda: LocalWork(passes=1))
+    """federated: how long a client trains in a round."""
+    weight: Literal["samples", "equal"] = "samples"
+    """federated: what a client counts for in the mean."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""
@@ -291,6 +304,7 @@ class Sync(Settings):
                 + (f', of kind "{other[0]}"' if other else meant(self.method, known))
                 + f': expected, with kind = "{self.kind}", one of {", ".join(known)}',
             )
+        self._check_federated()
         if self.every != "auto":
             at_least(self, 1, "every")
         if self.kind == "auto":
@@ -322,6 +336,25 @@ class Sync(Settings):
             raise SettingsError("deadline", f"is {self.deadline}: expected more than no time")
         self.needed(100)
 
+    def _check_federated(self) -> None:
+        share_of(self.per_round, 100)
+        if self.kind == "federated":
+            if self.every != "auto":
+                raise SettingsError(
+                    "every",
+                    f"is {self.every}, and a client's work in a round is local: leave it out",
+                )
+            return
+        for key, usual in (("per_round", "10%"), ("local", LocalWork(passes=1))):
+            if getattr(self, key) != usual:
+                raise SettingsError(
+                    key, f'is for kind = "federated", and this is "{self.kind}": leave it out'
+                )
+        if self.weight != "samples":
+            raise SettingsError(
+                "weight", f'is for kind = "federated", and this is "{self.kind}": leave it out'
+            )
+
     @property
     def chosen(self) -> str:
         """Return the method that the table names."""
@@ -331,7 +364,7 @@ class Sync(Settings):
     def of_rounds(self) -> RoundMethod | None:
         """The record of the method between replicas; None: there are no rounds, or none is chosen
         yet."""
-        return method_of(self.chosen) if self.kind in ("local", "gossip") else None
+        return method_of(self.chosen) if self.kind not in ("allreduce", "auto") else None
 
     @property
     def within(self) -> str:
@@ -343,7 +376,8 @@ class Sync(Settings):
         """Steps of a round: of several fragments each is exchanged once in `every` steps."""
         if self.every != "auto":
             return max(1, self.every // self.fragments)
-        return 1 if self.kind == "allreduce" else max(1, EVERY // self.fragments)
+        one = self.kind in ("allreduce", "federated")  # steps of a federated run are its rounds
+        return 1 if one else max(1, EVERY // self.fragments)
 
     @property
     def remembered(self) -> int:

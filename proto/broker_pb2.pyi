@@ -631,7 +631,7 @@ class Assign(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., round: _Optional[_Union[RoundStart, _Mapping]] = ...) -> None: ...
 
 class RoundStart(_message.Message):
-    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate", "ahead", "ahead_samples", "late", "fragment", "apart", "gathers")
+    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate", "ahead", "ahead_samples", "late", "fragment", "apart", "gathers", "cohort")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -647,6 +647,7 @@ class RoundStart(_message.Message):
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     APART_FIELD_NUMBER: _ClassVar[int]
     GATHERS_FIELD_NUMBER: _ClassVar[int]
+    COHORT_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
@@ -662,7 +663,8 @@ class RoundStart(_message.Message):
     fragment: int
     apart: bool
     gathers: bool
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., apart: _Optional[bool] = ..., gathers: _Optional[bool] = ...) -> None: ...
+    cohort: _containers.RepeatedCompositeFieldContainer[SampleRange]
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., apart: _Optional[bool] = ..., gathers: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ...) -> None: ...
 
 class SampleRange(_message.Message):
     __slots__ = ("first", "count")
@@ -1205,7 +1207,7 @@ class Spare(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan", "microbatch_sizes", "local", "resumed", "recipe")
+    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan", "microbatch_sizes", "local", "resumed", "recipe", "client_sizes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -1221,6 +1223,7 @@ class RunSpec(_message.Message):
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_SIZES_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     job: str
@@ -1236,7 +1239,8 @@ class RunSpec(_message.Message):
     local: _containers.RepeatedScalarFieldContainer[str]
     resumed: Checkpoint
     recipe: _common_pb2.BlobRef
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., microbatch_sizes: _Optional[_Iterable[int]] = ..., local: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Union[Checkpoint, _Mapping]] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
+    client_sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., microbatch_sizes: _Optional[_Iterable[int]] = ..., local: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Union[Checkpoint, _Mapping]] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., client_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DataRequest(_message.Message):
     __slots__ = ("name", "options")
@@ -1441,7 +1445,7 @@ class RoundBegun(_message.Message):
     def __init__(self, round: _Optional[int] = ..., work: _Optional[_Iterable[_Union[RoundWork, _Mapping]]] = ...) -> None: ...
 
 class RoundWork(_message.Message):
-    __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment", "final", "planned")
+    __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment", "final", "cohort", "planned")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -1452,6 +1456,7 @@ class RoundWork(_message.Message):
     LATE_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    COHORT_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
     replica: int
     term: int
@@ -1463,8 +1468,9 @@ class RoundWork(_message.Message):
     late: int
     fragment: int
     final: bool
+    cohort: _containers.RepeatedCompositeFieldContainer[SampleRange]
     planned: int
-    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., planned: _Optional[int] = ...) -> None: ...
+    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., planned: _Optional[int] = ...) -> None: ...
 
 class RoundPlanned(_message.Message):
     __slots__ = ("round", "attempt", "members", "joiners", "exponent")

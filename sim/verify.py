@@ -14,6 +14,7 @@ from ..peer.data.reader import Reader
 from .following import Following
 from .front import Facts, Front
 from .plain import oracle
+from .plain.plain_cohorts import expected_versions
 from .plain.plain_rounds import beside, train_rounds
 from .plain.round_oracle import PlainResult
 from .report import Summary
@@ -42,6 +43,9 @@ def verify(
     A graph that draws masks draws others than the native module does, so it is trained as one
     stage then: `one_stage` does that, and gives the losses of all steps.
     """
+    if job.sync.kind == "federated":
+        _verify_cohorts(job, followed, facts, front, say, expected)
+        return
     if followed.played.rows:
         _verify_rounds(job, followed, facts, front, say, expected)
         return
@@ -161,6 +165,47 @@ def _verify_rounds(
                     f"in the plain loop {b:.6g}: expected a difference of at most {most:g} of it"
                 )
                 return
+
+
+def _verify_cohorts(
+    job: Job,
+    followed: Following,
+    facts: Facts,
+    front: Front,
+    say: Callable[[str], None],
+    expected: float | None,
+) -> None:
+    """As `verify`, of the held-out loss of each version that was evaluated: clients train by
+    themselves, and nobody says what their steps came to."""
+    summary = followed.summary
+    if facts.random:
+        say("not verified: the graph draws masks, and a plain loop draws others")
+        return
+    say("training the plain loop, of every client")
+    reader = Reader(facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=1)
+    with front.module(job) as module:
+        size = followed.microbatch_size
+        wanted = expected_versions(module, job, followed.events, reader, size=size)
+    got = {
+        e.evaluated.step: e.evaluated.evaluation.loss
+        for e in followed.events
+        if e.HasField("evaluated")
+    }
+    if job.codec.sync != "none" and job.codec.sync not in summary.lossy:
+        summary.lossy += (job.codec.sync,)
+    rounds = sorted(got)
+    compare(summary, [got[n] for n in rounds], [wanted[n] for n in rounds], "plain loop of clients")
+    if expected is not None or summary.lossy or summary.inexact_from:
+        return
+    most = TOLERANCE[job.model.dtype]
+    for n in rounds:
+        if _apart(got[n], wanted[n]) > _allowed(most, wanted[n]):
+            summary.exit = 1
+            summary.error = (
+                f"--verify: after {n} rounds the held-out loss is {got[n]:.6g}, in the plain loop "
+                f"{wanted[n]:.6g}: expected a difference of at most {most:g} of it"
+            )
+            return
 
 
 def _rounds(job: Job, followed: Following, facts: Facts, front: Front) -> PlainResult:

@@ -25,8 +25,9 @@ def bad_formation(first: Replica, event: ReplicasFormed) -> str:
     if not needs.undecided and len(plans) != needs.replicas:
         return f"it has {len(plans)} replicas, the run {needs.replicas}"
     spec = first.run.spec
+    shares = 1 if needs.cohorts is not None else len(plans)  # a client's batch is its own
     if any(
-        len(made.plan.routes) * len(plans) != spec.microbatches
+        len(made.plan.routes) * shares != spec.microbatches
         or made.plan.microbatch_size != spec.microbatch_size
         for made in plans
     ):

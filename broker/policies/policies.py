@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..records.submitted import SubmittedRun
+from .federated import FederatedPolicy
 from .gossip import GossipPolicy
 from .policy import RoundPolicy
 
 __all__ = ["POLICIES", "policy_of"]
 
-POLICIES: Mapping[str, type[RoundPolicy]] = {"local": RoundPolicy, "gossip": GossipPolicy}
+POLICIES: Mapping[str, type[RoundPolicy]] = {
+    "local": RoundPolicy,
+    "gossip": GossipPolicy,
+    "federated": FederatedPolicy,
+}
 
 
 def policy_of(run: SubmittedRun) -> RoundPolicy:

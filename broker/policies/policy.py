@@ -24,7 +24,17 @@ from .round_view import Blame, ExchangeGroup, PlannedAttempt, RoundView
 
 __all__ = ["RoundPolicy"]
 
-_AS_GIVEN = ("term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment")
+_AS_GIVEN = (
+    "term",
+    "first_step",
+    "steps",
+    "samples",
+    "cohort",
+    "ahead",
+    "ahead_samples",
+    "late",
+    "fragment",
+)
 """What of its work a replica is told as it was given."""
 _SPARE_S = 30.0
 """Added to twice the expected time of local work."""

@@ -22,6 +22,7 @@ from ...proto.broker_pb2 import (
 )
 from ...proto.journal_pb2 import Decision, RunAdded, RunHappened, RunKept
 from ..events import Publish, Watched
+from .cohort_ledger import CohortLedger
 from .history import History
 from .replica import ReplicaRecord
 from .rounds import RoundRecord
@@ -53,6 +54,8 @@ class RunRecord:
         self.rounds = None
         if needs.has_rounds:
             work = WorkLedger(run.spec.steps, run.spec.microbatches, needs.replicas)
+            if needs.cohorts is not None:
+                work = CohortLedger(run.spec.steps)
             self.rounds = RoundRecord(VersionLedger(needs.sync.remembered), work)
             if run.spec.HasField("resumed"):
                 self.rounds.begin_from(run.spec.resumed)

@@ -83,6 +83,11 @@ class WorkLedger:
         """Steps of the run that are committed, rounded down."""
         return self.committed // self._whole
 
+    @property
+    def length(self) -> float:
+        """Steps of the whole run."""
+        return self.total / self._whole
+
     def passed(self, every: int) -> bool:
         """Whether a multiple of so many steps of the run was reached with the round before."""
         return every > 0 and self.step // every > self._before // self._whole // every

@@ -77,7 +77,7 @@ def last_start(run: Run, replica: Replica) -> RoundStart:
         term=replica.record.term,
         round=run.rounds.versions.round,
         first_step=replica.record.committed,
-        start=run.rounds.work.total / run.submitted.spec.microbatches,
+        start=run.rounds.work.length,
         evaluate=run.submitted.requirements.eval_every > 0,
     )
 

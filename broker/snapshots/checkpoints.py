@@ -106,10 +106,11 @@ class Checkpoints:
         """Begin one that was ordered from all holders of a plan. `rounds`: of the version that is
         in it."""
         self._overdue, self._step = False, step
+        whole = 1 if spec.client_sizes else spec.microbatches  # of federated training, a round
         self._coming = Checkpoint(
             run=run,
             term=term,
-            step=step if rounds is None else rounds.committed // spec.microbatches,
+            step=step if rounds is None else rounds.committed // whole,
             job=spec.job,
             graph=spec.graph,
             data=spec.data,

@@ -30,6 +30,7 @@ from ...net.links.buffers import trim_heap
 from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
 from ..data.reader import Reader
+from ..federated.local_cohort import LocalCohort
 from ..host.profile import available_host_bytes
 from ..rounds.local import LocalSteps
 from ..rounds.tensors import TensorAlgebra
@@ -248,7 +249,9 @@ def build_work(
         unread = {name: weights[name] for name in lost}
     exchange = Exchanges(order.peer, wire, held, device)
     files = order.weights if files is None else files
-    rounds = _rounds(order, vector, local, held) if order.training.rounds else None
+    if settings and settings.cohorts:
+        local = LocalCohort.of(order.training, plan, order.graph, held[0].executor, reader)
+    rounds = _rounds(order, vector, local, held) if settings else None
     data = CheckedReader(order.run, graph, reader, private=order.private)
     return BuiltStages(
         order, graph, flow, wire, held, exchange, streams, data, unread, files, rounds

@@ -2,6 +2,10 @@
 an outer SGD with Nesterov momentum.
 
     m ← μ·m + D        θ ← θ - η·(D + μ·m)
+
+Streaming DiLoCo (Douillard et al. 2025, 2501.18512) is that of one fragment a round, in four bits,
+beside local steps, with a part of the local weights kept: local ← α·local + (1 - α)·θ. Which
+fragment it is, and when the version lands, is the broker's to say.
 """
 
 from __future__ import annotations
@@ -10,10 +14,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...job.rounds import DilocoOptions
+from ...job.rounds import DilocoOptions, StreamingOptions
 from .strategy import RoundStrategy, State
 
-__all__ = ["DilocoRounds"]
+__all__ = ["DilocoRounds", "StreamingRounds"]
 
 _MOMENTUM = "momentum"
 
@@ -30,3 +34,14 @@ class DilocoRounds(RoundStrategy):
         ahead = kept * self.options.momentum
         step = (mean + ahead) * self.options.lr
         return base - step, {_MOMENTUM: kept}
+
+
+class StreamingRounds(DilocoRounds):
+    """`mix` is α."""
+
+    options: StreamingOptions
+
+    def __init__(self, options: StreamingOptions, seed: int = 0) -> None:
+        super().__init__(options, seed)
+        self.mix = options.mix
+        self.codecs = (options.codec, "int8:block=128" if options.bits == 4 else "none")

@@ -10,8 +10,8 @@ __all__ = ["LocalSteps"]
 
 
 class LocalSteps:
-    """Those of one replica. A step of it has `microbatches`, one of the run `of_run`, all of one
-    size. Another thread may ask while the next round begins."""
+    """Local steps of one replica. A step of it has `microbatches`, one of the run `of_run`, all of
+    one size. Another thread may ask while the next round begins."""
 
     def __init__(self, microbatches: int, of_run: int) -> None:
         self._microbatches, self._of_run = microbatches, of_run
@@ -20,6 +20,10 @@ class LocalSteps:
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """From here on, steps are of this round; those that were ahead of it stay as they were."""
         self._before, self._start = self._start, start
+
+    def work(self) -> None:
+        """Do what is still to be done of the round before it is taken down: nothing, once the steps
+        of the plan are done."""
 
     def _of(self, step: int) -> broker_pb2.RoundStart:
         """What a step follows: holders of one replica may hear of a round in different steps."""

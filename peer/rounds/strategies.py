@@ -8,14 +8,14 @@ from ...dag.rounds.vector import RunVector
 from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings, options_of
 from .coding import PartCoding
-from .diloco import DilocoRounds
+from .diloco import DilocoRounds, StreamingRounds
+from .fed_opt import FedAdagradRounds, FedAdamRounds, FedAvgMRounds, FedYogiRounds
 from .gossip import GossipRounds
 from .noloco import NoLocoRounds
 from .saps import SapsRounds
 from .side_by_side import SideBySide
 from .sparse_loco import SparseLocoRounds
 from .strategy import RoundStrategy
-from .streaming import StreamingRounds
 
 __all__ = ["STRATEGIES", "codings_of", "strategy_of"]
 
@@ -29,6 +29,11 @@ STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "ring": GossipRounds,
     "noloco": NoLocoRounds,
     "saps-outer": NoLocoRounds,
+    "fedavg": RoundStrategy,
+    "fedavgm": FedAvgMRounds,
+    "fedadam": FedAdamRounds,
+    "fedyogi": FedYogiRounds,
+    "fedadagrad": FedAdagradRounds,
 }
 
 

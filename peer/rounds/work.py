@@ -134,6 +134,8 @@ class RoundWork(Generic[V]):
         """Takes down what was moved; once in a round."""
         drift, strategy = 0.0, self.algebra.strategy
         whole = self._ahead or strategy.apart or strategy.mix > 0.0
+        if all(entry.given is None for entry in self._entries.values()):
+            self.local.work()
         for entry in self._entries.values():
             if not self.vector.is_in(entry.entry, self._fragment) or not (whole or entry.owned):
                 continue

@@ -42,6 +42,7 @@ from .planning import as_before, or_refused, ready_of
 __all__ = ["answer", "contribution_bytes", "formed", "one_plan"]
 
 _EQUAL = "one replica with equal weights after every step"
+_CLIENTS = "each peer trains clients of a round by itself, as many as its speed is worth"
 _MANY = 8
 """Replicas of which the sum of what they give is thought, where their number is not known."""
 
@@ -84,9 +85,14 @@ def formed(
     asked = read_spec(ask.spec)
     spec = decided(ask.spec, "local", 1)
     wish = read_spec(spec)
+    if asked.cohorts is not None:
+        wish = replace(wish, options=asked.options)
     rounds = Training.from_json(asked.training).rounds or _rounds(wish)
     count = None if asked.undecided else asked.replicas
     request = plan_request(spec, wish, graph, ask.peers, ask.network)
+    if asked.cohorts is not None:  # each peer trains clients by itself, and a batch is a client's
+        count = count or min(len(ask.peers), asked.cohorts.per_round)
+        request = replace(request, microbatches=count * request.microbatches, others=())
     if spec.HasField("resumed"):
         had = spec.resumed.microbatch_size, spec.resumed.head_parts
         request = as_before(request, had)
@@ -111,6 +117,8 @@ def formed(
         return ReplicasFormed(
             ask.replica, ask.version, broker_pb2.Formation(kind="allreduce", reasons=reasons)
         )
+    if asked.cohorts is not None:  # what is compared is other training
+        found = replace(found, alternatives=(), reasons=(_CLIENTS,))
     plans = tuple(_ready(ask, graph, r.made) for r in found.replicas)
     memory = rounds.stepping_bytes + rounds.exchange_bytes
     told = _told(_Beside(asked.sync.kind == "auto", one), found, plans, memory)

@@ -11,6 +11,7 @@ from ...dag.plan.plan import PeerId, Plan
 from ...dag.schedule.convert_plan import microbatches_of
 from ...dag.schedule.orders.schedules import interleaves
 from ...job import MOST_MICROBATCHES, Job
+from ...job.client_options import Cohorts
 from ...job.methods import method_text
 from ...job.settings import plain
 from ...job.tables import Codec, Model, Output, Recovery, Sync
@@ -51,7 +52,8 @@ class RunRequirements:
     local: inputs of the model that only peers with that data may read.
     replicas: among so many a batch is divided. undecided: whether planning says what kind of
     training it is, or among how many; until then it has one. sync: what they exchange, and when.
-    eval_every: steps between evaluations; 0: none.
+    eval_every: steps between evaluations; 0: none. cohorts: of federated training, who is in its
+    rounds; None: replicas make steps.
     replan: whether its plan may change while it runs. recovery: what may be done after a loss.
     output: when checkpoints are made, and how many are kept.
     lossless_snapshots: whether they are coded, or written as they are.
@@ -75,6 +77,7 @@ class RunRequirements:
     eval_every: int = 0
     seed: int = 0
     sync: Sync = field(default_factory=Sync)
+    cohorts: Cohorts | None = None
     origins: tuple[str, ...] = ()
     """Of weights that peers read from the web themselves: scheme, host and port of each."""
 
@@ -133,11 +136,11 @@ def read_spec(spec: RunSpec) -> RunRequirements:
     ):
         if given != wanted:
             raise RunSpecError(f"{name} of the run is {given}, its job says {wanted}")
-    asked = job.plan
+    asked, alone = job.plan, job.sync.kind == "federated"  # a client is trained on one peer
     full = asked.full_steps(spec.steps)
     pipelines = 1 if asked.pipelines == "auto" else asked.pipelines
     batchings = tuple(
-        b for b in _batchings(spec, train, job.replicas) if b.microbatches >= pipelines
+        b for b in _batchings(spec, train, job.divided) if b.microbatches >= pipelines
     )
     if job.rounds is not None:
         batchings = batchings[:1]  # the same for all replicas
@@ -157,8 +160,8 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         priority=job.priority,
         options=PlannerOptions(
             scheduler=asked.scheduler,
-            stages=None if asked.stages == "auto" else asked.stages,
-            pipelines=None if asked.pipelines == "auto" else pipelines,
+            stages=1 if alone else None if asked.stages == "auto" else asked.stages,
+            pipelines=1 if alone else None if asked.pipelines == "auto" else pipelines,
             schedule=asked.schedule,
             in_flight=None if asked.in_flight == "auto" else asked.in_flight,
             recompute=None if asked.recompute == "auto" else asked.recompute,
@@ -195,6 +198,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         eval_every=train.eval_every if train.evaluated_batches else 0,
         seed=job.seed,
         sync=job.sync,
+        cohorts=job.rounds.cohorts if job.rounds else None,
         origins=_origins(job.model) if job.model.where == "url" else (),
     )
 

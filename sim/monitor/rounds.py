@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...broker import events as b
 from ...broker.records.submitted import run_of
+from ...dag.rounds.cohorts import places_of
 from ...peer.core import events as p
 from ...proto.broker_pb2 import DONE, RoundWork, RunEvent
 from ..virtual.clock import Observed
@@ -63,6 +64,10 @@ class RoundCheck(Check):
                 done = self._done(run)
                 for number in members:
                     done |= _numbers(work[number], ahead=False)
+                if places := [p for n in members for p in places_of(work[n].cohort)]:
+                    if len(set(places)) < len(places):
+                        raise Broken("I2", f"{run} has a client twice in one round: {places}")
+                    done.add(event.round_done.round)  # a round is committed as a whole
                 if len(done) != event.round_done.microbatches:
                     raise Broken(
                         "I2",

@@ -63,6 +63,7 @@ class Laboratory:
             microbatch_size=self.job.train.microbatch_size,
             microbatch_sizes=prepared.microbatch_sizes,
             steps=self.job.train.steps or 0,
+            client_sizes=prepared.client_sizes,
         )
         for path in prepared.shards.values():
             self._blob(path.read_bytes())

@@ -26,7 +26,7 @@ class RoundGate:
         if out and rounds.landed:
             anew = steps.step == start.first_step
             self._open(start, evaluates=start.evaluate and anew)
-            if not start.steps and not steps.evaluating:
+            if _is_last(start) and not steps.evaluating:
                 steps.end()
         return out
 
@@ -61,7 +61,7 @@ class RoundGate:
         if start is None:
             return []
         out = self._rounds.evaluated(steps.take_evaluation())
-        if not start.steps:
+        if _is_last(start):
             steps.end()
         return out
 
@@ -73,3 +73,8 @@ class RoundGate:
         if not steps.begun and not steps.evaluating and (out := rounds.between(steps.step)):
             return out
         return rounds.exchanges()
+
+
+def _is_last(start: broker_pb2.RoundStart) -> bool:
+    """Whether nothing is left to be done: no steps, and no clients."""
+    return not start.steps and not start.cohort

@@ -1,0 +1,68 @@
+"""Federated training: the clients of a round's cohort are divided among replicas, which train them
+and exchange their means, all with all. Who is late is left out, and its clients with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ...dag.rounds.cohorts import cohort_of, places_of
+from ...proto.broker_pb2 import RoundMember, RoundWork, SampleRange
+from ..records.rounds import RoundRecord
+from ..records.run import RunRecord
+from ..records.submitted import SubmittedRun
+from .handing import divide
+from .policy import RoundPolicy
+from .round_view import RoundView
+
+__all__ = ["FederatedPolicy"]
+
+
+class FederatedPolicy(RoundPolicy):
+    """Clients in place of steps."""
+
+    def __init__(self, run: SubmittedRun) -> None:
+        super().__init__(run)
+        cohorts = run.requirements.cohorts
+        assert cohorts is not None, f"run {run.id} has no clients"
+        self._cohorts, self._sizes = cohorts, run.spec.client_sizes
+        self._seed = run.requirements.seed
+
+    def work(self, run: RunRecord, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
+        """Return places of the cohort, as many for each replica as its speed is worth."""
+        assert run.rounds is not None, f"run {run.id} has no rounds"
+        ledger, found, first = run.rounds.work, list[RoundWork](), 0
+        mine = [run.replicas[n] for n in numbers]
+        counts = divide(self._cohorts.per_round, [r.round_step_s for r in mine])
+        for n, replica, count in zip(numbers, mine, counts, strict=True):
+            if count:
+                found.append(
+                    RoundWork(
+                        replica=n,
+                        term=replica.term,
+                        first_step=replica.committed,
+                        cohort=[SampleRange(first=first, count=count)],
+                        final=ledger.committed + 1 >= ledger.total,
+                    )
+                )
+            first += count
+        return found
+
+    def members(self, view: RoundView, numbers: Sequence[int]) -> list[RoundMember]:
+        """Return replicas as members, by number; the weight of each is its clients' samples, or
+        their number."""
+        found, rounds = [], view.rounds
+        for n in sorted(numbers):
+            places = places_of(rounds.work.given[n].cohort)
+            weight = len(places)
+            if self._cohorts.weight == "samples":
+                clients = cohort_of(
+                    self._cohorts.clients, self._seed, rounds.versions.round, places
+                )
+                weight = sum(self._sizes[c] for c in clients)
+            found.append(RoundMember(replica=n, weight=weight, term=view.run.replicas[n].term))
+        return found
+
+    def evaluators(self, rounds: RoundRecord) -> Collection[int]:
+        """Return the first replica, where an evaluation is due."""
+        return sorted(rounds.work.given)[:1] if rounds.work.passed(self._wish.eval_every) else ()

@@ -1,0 +1,129 @@
+"""[sync] of kind "federated": whose data is trained on in a round, for how long, and the methods by
+which the server's weights move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .partitioning import Partitioning
+from .settings import Settings, SettingsError, at_least
+
+__all__ = [
+    "AdaptiveOptions",
+    "Cohorts",
+    "FedAvgMOptions",
+    "FedAvgOptions",
+    "LocalWork",
+    "share_of",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgOptions(Settings):
+    """fedavg (McMahan et al. 2017): all go on from the weighted mean of what clients came to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgMOptions(Settings):
+    """fedavgm (Hsu et al. 2019): what clients moved on the mean is a gradient for a server's SGD
+    with momentum."""
+
+    lr: float = 1.0
+    """The server's learning rate."""
+    momentum: float = 0.9
+    """In [0, 1)."""
+
+    def check(self) -> None:
+        if not self.lr > 0:
+            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
+        if not 0 <= self.momentum < 1:
+            raise SettingsError("momentum", f"is {self.momentum}: expected a number in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveOptions(Settings):
+    """fedadam, fedyogi, fedadagrad (Reddi et al. 2021): what clients moved on the mean is a
+    gradient for an adaptive optimizer of the server, without bias correction."""
+
+    lr: float = 0.03
+    """The server's learning rate."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Decay of the first and second moment; fedadagrad has no use for the second."""
+    eps: float = 1e-3
+    """Addend to the root of the second moment."""
+
+    def check(self) -> None:
+        if not self.lr > 0:
+            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
+        if not self.eps > 0:
+            raise SettingsError("eps", f"is {self.eps}: expected more than 0")
+        for i, beta in enumerate(self.betas):
+            if not 0 <= beta < 1:
+                raise SettingsError(f"betas[{i}]", f"is {beta}: expected a number in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalWork(Settings):
+    """How long a client trains in a round: exactly one of passes and steps."""
+
+    passes: int = 0
+    """Over the client's own samples."""
+    steps: int = 0
+    """Updates, however many samples it has."""
+
+    def check(self) -> None:
+        at_least(self, 0, "passes", "steps")
+        if bool(self.passes) == bool(self.steps):
+            raise SettingsError("", "wants exactly one of passes and steps, 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohorts(Settings):
+    """Clients, cohorts, and what a client does in a round. Which client has which samples follows
+    from `partition` and the column of labels, on every machine alike."""
+
+    partition: Partitioning
+    labels: str
+    """The column that the partition goes by; empty: none."""
+    clients: int
+    """How many there are."""
+    per_round: int
+    """So many of them are in a round."""
+    local: LocalWork = field(default_factory=lambda: LocalWork(passes=1))
+    weight: Literal["samples", "equal"] = "samples"
+    """What a client counts for in the mean: by its samples, or all alike."""
+
+    @classmethod
+    def of(
+        cls, partition: Partitioning, labels: str, per_round: int | str, **work: Any
+    ) -> Cohorts | None:
+        """Cohorts of a partition; None: how many clients there are is only known with the data."""
+        if (clients := partition.clients) is None:
+            return None
+        count = share_of(per_round, clients)
+        return cls(partition=partition, labels=labels, clients=clients, per_round=count, **work)
+
+    def check(self) -> None:
+        at_least(self, 1, "clients", "per_round")
+        if self.per_round > self.clients:
+            raise SettingsError(
+                "per_round",
+                f"is {self.per_round}, and there are {self.clients} clients: expected at most as "
+                "many",
+            )
+
+
+def share_of(per_round: int | str, clients: int) -> int:
+    """Return how many of so many clients are in a round, of a number or a share such as "10%", at
+    least 1. Raises SettingsError."""
+    if isinstance(per_round, int):
+        if per_round < 1:
+            raise SettingsError("per_round", f"is {per_round}: expected at least 1")
+        return per_round
+    share = per_round.removesuffix("%")
+    if share == per_round or not share.isdecimal() or not 0 < int(share) <= 100:
+        raise SettingsError(
+            "per_round", f'is "{per_round}": expected a number of clients, or a share such as "10%"'
+        )
+    return max(1, -(-clients * int(share) // 100))

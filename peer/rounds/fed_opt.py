@@ -1,0 +1,83 @@
+"""The server's optimizers of federated averaging (FedAvgM: Hsu et al. 2019, 1909.06335; FedAdam,
+FedYogi, FedAdagrad: Reddi et al. 2021, 2003.00295, algorithm 2). D is the mean of what clients
+moved, towards where they came from:
+
+    FedAvgM      m <- μ·m + D                     θ <- θ - η·m
+    the others   m <- β₁·m + (1 - β₁)·D           θ <- θ - η·m / (√v + ε)
+    FedAdam      v <- β₂·v + (1 - β₂)·D²
+    FedYogi      v <- v - (1 - β₂)·D²·sign(v - D²)
+    FedAdagrad   v <- v + D²
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from ...job.client_options import AdaptiveOptions, FedAvgMOptions
+from .strategy import RoundStrategy, State
+
+__all__ = ["FedAdagradRounds", "FedAdamRounds", "FedAvgMRounds", "FedYogiRounds"]
+
+_MOMENTUM, _SQUARE = "momentum", "square"
+
+
+class FedAvgMRounds(RoundStrategy):
+    """The server's momentum, which all share."""
+
+    options: FedAvgMOptions
+    slots: ClassVar[tuple[str, ...]] = (_MOMENTUM,)
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        kept = state[_MOMENTUM] * self.options.momentum
+        kept = kept + mean
+        step = kept * self.options.lr
+        return base - step, {_MOMENTUM: kept}
+
+
+class _Adaptive(RoundStrategy):
+    """The server's two moments, which all share."""
+
+    options: AdaptiveOptions
+    slots: ClassVar[tuple[str, ...]] = (_MOMENTUM, _SQUARE)
+
+    def second(self, before: Tensor, squared: Tensor) -> Tensor:
+        """Return the next second moment, by D²."""
+        raise NotImplementedError
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        beta = self.options.betas[0]
+        kept, new = state[_MOMENTUM] * beta, mean * (1 - beta)
+        kept = kept + new
+        squared = mean * mean
+        square = self.second(state[_SQUARE], squared)
+        scaled = kept * self.options.lr
+        root = square.sqrt()
+        step = scaled / (root + self.options.eps)
+        return base - step, {_MOMENTUM: kept, _SQUARE: square}
+
+
+class FedAdamRounds(_Adaptive):
+    """Decaying mean of squares."""
+
+    def second(self, before: Tensor, squared: Tensor) -> Tensor:
+        beta = self.options.betas[1]
+        kept, new = before * beta, squared * (1 - beta)
+        return kept + new
+
+
+class FedYogiRounds(_Adaptive):
+    """Squares by which the moment moves towards D², never faster than these are."""
+
+    def second(self, before: Tensor, squared: Tensor) -> Tensor:
+        new = squared * (1 - self.options.betas[1])
+        signed = new * (before - squared).sign()
+        return before - signed
+
+
+class FedAdagradRounds(_Adaptive):
+    """Sum of squares."""
+
+    def second(self, before: Tensor, squared: Tensor) -> Tensor:
+        return before + squared

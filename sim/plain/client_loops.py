@@ -1,0 +1,107 @@
+"""Federated rounds, the boring way: one copy of the module trains for one client after the other,
+and a method says what becomes of what they come to (`client_methods.py`). What federated runs do
+is compared with it, so it shares no code with `dag`, `compression` or `peer`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .client_methods import FedAvg, Named, Rate, Update, copies, rate_of
+from .round_oracle import plain
+
+__all__ = ["ClientWork", "FederatedResult", "passes", "train_cohorts"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientWork:
+    """What one client does in a round: a local step on each of `batches`, sample numbers. `weight`:
+    such as how many samples it has."""
+
+    client: int
+    batches: Sequence[Sequence[int]]
+    weight: float = 1.0
+
+
+@dataclass
+class FederatedResult:
+    """`shared`: the version after the last round. `losses`: by round, of each client's steps."""
+
+    shared: Named = field(default_factory=dict)
+    losses: list[dict[int, list[float]]] = field(default_factory=list)
+
+
+def passes(samples: Sequence[int], batch: int, count: int = 1, seed: int = 0) -> list[list[int]]:
+    """Batches of so many passes over a client's samples, each in an order of its own by
+    `torch.randperm`; the last batch of a pass has what is over."""
+    g = torch.Generator().manual_seed(seed)
+    order = [torch.randperm(len(samples), generator=g) for _ in range(count)]
+    return [[int(samples[i]) for i in part] for each in order for part in torch.split(each, batch)]
+
+
+def train_cohorts(
+    module: nn.Module,
+    cohorts: Iterable[Sequence[ClientWork]],
+    batches: Callable[[Sequence[int]], Mapping[str, Tensor]],
+    method: FedAvg,
+    *,
+    lr: Rate,
+    momentum: float = 0.0,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    clip: float = 0.0,
+    committed: Callable[[int, FederatedResult], None] = lambda count, result: None,
+) -> FederatedResult:
+    """Train from the module's weights, which stay as they are: a cohort in each round. The module
+    takes the inputs of `batches` by name and returns a mean loss, or a mapping with "loss".
+
+    `optimizer` makes the local one, fresh for each client, in place of SGD with `momentum`; its
+    rate is `lr`. `clip`: the largest norm of a gradient, 0: any. A round without a cohort changes
+    nothing. `committed` sees each round's number and the result so
+    far. Raises ValueError where training changes a buffer: nothing says what its mean would be."""
+    local = copy.deepcopy(module)
+    weights = {n: p for n, p in local.named_parameters() if p.requires_grad}
+    buffers = copies(dict(local.named_buffers()))
+    method.begin(copies(weights))
+    result = FederatedResult(method.shared)
+    for count, cohort in enumerate(cohorts):
+        rate, total = rate_of(lr, count), sum(work.weight for work in cohort)
+        losses: dict[int, list[float]] = {}
+        came = []
+        for work in cohort:
+            with torch.no_grad():
+                for name, p in weights.items():
+                    p.copy_(method.shared[name])
+            own: torch.optim.Optimizer = torch.optim.SGD(
+                weights.values(), lr=rate, momentum=momentum
+            )
+            if optimizer is not None:
+                own = optimizer(local)
+                for group in own.param_groups:
+                    group["lr"] = rate
+            losses[work.client] = []
+            for batch in work.batches:
+                losses[work.client] += plain([local], [batches(batch)])
+                for name, p in weights.items():
+                    if p.grad is not None:
+                        p.grad += method.bend(work.client, name, p.detach())
+                if clip:
+                    nn.utils.clip_grad_norm_(weights.values(), clip)
+                own.step()
+                own.zero_grad()
+            for name, buffer in local.named_buffers():
+                if not torch.equal(buffer, buffers[name]):
+                    raise ValueError(f"training changes the buffer {name}")
+            moved = {n: p.detach().double() - method.shared[n] for n, p in weights.items()}
+            steps, share = len(work.batches), work.weight / total
+            came.append(Update(work.client, share, steps, moved, rate, momentum))
+        if came:
+            with torch.no_grad():
+                method.commit(count, came)
+        result.losses.append(losses)
+        committed(count, result)
+    return result

@@ -1,0 +1,115 @@
+"""The plain loop of a federated run: fed with the clients that its rounds committed, it says what
+each version that was evaluated should have come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...dag.rounds.cohorts import cohort_of, places_of
+from ...job import Job
+from ...peer.data.partition import partition_of
+from ...peer.data.reader import Reader
+from ...peer.federated.batches import Participant, batches
+from ...proto.broker_pb2 import RoundWork, RunEvent
+from .client_loops import ClientWork, FederatedResult, train_cohorts
+from .client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
+from .oracle import learning_rate, optimizer_of
+
+__all__ = ["committed_cohorts", "expected_versions"]
+
+_METHODS: Mapping[str, type[FedAvg]] = {
+    "fedavg": FedAvg,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+}
+
+
+def committed_cohorts(
+    events: Iterable[RunEvent], job: Job, reader: Reader
+) -> Iterator[list[ClientWork]]:
+    """The clients of each round that was committed, in the order of the cohort, with what each was
+    to train on. Raises ValueError for a round with a member that had no work."""
+    assert job.rounds is not None
+    cohorts = job.rounds.cohorts
+    assert cohorts is not None, f"{job.name} has no clients"
+    partition = partition_of(cohorts.partition, cohorts.labels, reader)
+    work: dict[int, RoundWork] = {}
+    for event in events:
+        match event.WhichOneof("kind"):
+            case "round_begun":
+                work |= {w.replica: w for w in event.round_begun.work}
+            case "round_done":
+                done = event.round_done
+                inside = {m.replica for m in done.members}
+                if missing := inside - work.keys():
+                    raise ValueError(f"round {done.round} has members {missing} without work")
+                places = sorted(p for n in inside for p in places_of(work[n].cohort))
+                clients = cohort_of(cohorts.clients, job.seed, done.round, places)
+                some = [Participant(n, partition.train(n)) for n in clients]
+                plans = batches(
+                    some,
+                    seed=job.seed,
+                    round_=done.round,
+                    batch=job.train.batch,
+                    passes=cohorts.local.passes,
+                    steps=cohorts.local.steps,
+                )
+                alike = cohorts.weight == "equal"
+                work = {}
+                yield [
+                    ClientWork(
+                        p.number, [b.tolist() for b in plan], 1.0 if alike else len(p.samples)
+                    )
+                    for p, plan in zip(some, plans, strict=True)
+                ]
+
+
+def expected_versions(
+    module: nn.Module, job: Job, events: Sequence[RunEvent], reader: Reader, *, size: int
+) -> dict[int, float]:
+    """The held-out loss of the version after each round, by number of rounds, as far as the run
+    evaluated them. `size`: samples of a held-out microbatch."""
+    wanted = {e.evaluated.step for e in events if e.HasField("evaluated")}
+    names = [n for n, p in module.named_parameters() if p.requires_grad]
+    found: dict[int, float] = {}
+
+    def look(count: int, result: FederatedResult) -> None:
+        if count + 1 in wanted:
+            state = {n: result.shared[n] for n in names}
+            found[count + 1] = _held_out(module, state, job, reader, size)
+
+    train_cohorts(
+        module,
+        committed_cohorts(events, job, reader),
+        lambda at: reader.samples(np.array(at)),
+        _METHODS[job.sync.chosen](**job.sync.options),
+        lr=lambda count: learning_rate(job.train, count, job.train.steps or 0),
+        momentum=job.train.momentum,
+        optimizer=lambda local: optimizer_of(local, job.train),
+        clip=job.train.clip,
+        committed=look,
+    )
+    return found
+
+
+@torch.no_grad()
+def _held_out(
+    module: nn.Module, state: Mapping[str, Tensor], job: Job, reader: Reader, size: int
+) -> float:
+    """The mean held-out loss with these parameters."""
+    total = weights = 0.0
+    training = module.training
+    module.eval()
+    for m in range(job.train.evaluated_batches * (job.train.batch // size)):
+        out = torch.func.functional_call(module, dict(state), (), reader.held_out(m, size))
+        loss = out if isinstance(out, Tensor) else out["loss"]
+        weight = 1.0 if isinstance(out, Tensor) else float(out.get("weight", 1.0))
+        total, weights = total + float(loss) * weight, weights + weight
+    module.train(training)
+    return total / weights

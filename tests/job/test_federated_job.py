@@ -1,0 +1,73 @@
+"""[sync] kind = "federated" and [data.partition] of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.job import Job, SettingsError
+
+
+def job(**tables: Any) -> Job:
+    found: dict[str, Any] = {
+        "data": {"kind": "arrays", "source": "x.npz", "partition": {"kind": "iid", "clients": 40}},
+        "sync": {"kind": "federated"},
+        "plan": {"replicas": 3},
+    }
+    for key, table in tables.items():
+        found[key] = {**found.get(key, {}), **table}
+    return Job(model="m.py:f", train={"steps": 5, "batch": 8}, **found)
+
+
+def test_cohorts_follow_from_the_tables() -> None:
+    found = job(sync={"per_round": "30%", "local": {"steps": 3}, "weight": "equal"})
+    assert found.rounds is not None
+    cohorts = found.rounds.cohorts
+    assert cohorts is not None
+    assert (cohorts.clients, cohorts.per_round, cohorts.labels) == (40, 12, "y")
+    assert (cohorts.local.steps, cohorts.local.passes, cohorts.weight) == (3, 0, "equal")
+    assert Job.from_json(found.to_json()) == found.without_places()
+    assert found.training.batch == 8, "a client's"
+    assert job(sync={"per_round": 7}).rounds.cohorts.per_round == 7  # type: ignore[union-attr]
+
+
+def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
+    one = job(sync={"method": "fedadam", "options": {"lr": 0.1}}).decided("local", 1)
+    assert one.rounds is not None
+    assert one.rounds.cohorts is None
+    assert one.data.partition is None
+
+
+@pytest.mark.parametrize(
+    ("tables", "key", "words"),
+    [
+        ({"sync": {"every": 3}}, "sync.every", "leave it out"),
+        ({"sync": {"per_round": 0}}, "sync.per_round", "at least 1"),
+        ({"sync": {"per_round": "some"}}, "sync.per_round", "a share such as"),
+        ({"sync": {"local": {"passes": 1, "steps": 2}}}, "sync.local", "exactly one"),
+        ({"sync": {"method": "diloco"}}, "sync.method", 'of kind "local"'),
+        ({"sync": {"method": "fedavg", "options": {"lr": 1.0}}}, "sync.options.lr", "not a known"),
+        ({"sync": {"method": "fedadam", "options": {"eps": 0.0}}}, "sync.options.eps", "more than"),
+        ({"data": {"partition": {"kind": "by-key"}}}, "data.partition.kind", "not supported yet"),
+        ({"data": {"partition": {"kind": "dirichlet", "clients": 4}}}, "data.partition.alpha", ""),
+        ({"data": {"kind": "text"}}, "data.kind", "not supported yet"),
+        ({"plan": {"stages": 2}}, "plan.stages", "one peer"),
+        ({"sync": {"kind": "local"}, "plan": {"replicas": 2}}, "data.partition", "not supported"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(tables: Any, key: str, words: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        job(**tables)
+    assert key in str(error.value)
+    assert words in str(error.value)
+
+
+def test_more_clients_in_a_round_than_there_are() -> None:
+    with pytest.raises(SettingsError, match="there are 40 clients"):
+        job(sync={"per_round": 41})
+
+
+def test_without_a_partition_it_is_said_what_is_missing() -> None:
+    with pytest.raises(SettingsError, match=r"data\.partition"):
+        Job(model="m.py:f", train={"steps": 5}, data={"kind": "arrays"}, sync={"kind": "federated"})

@@ -1,0 +1,182 @@
+"""Clients that peers train in rounds, in the simulated world: through broker and peers, against a
+plain loop over the same cohorts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from shoal.broker.events import Persist
+from shoal.dag.rounds.cohorts import cohort_of
+from shoal.job import Job
+from shoal.peer.core.events import BeginRound
+from shoal.peer.data.partition import partition_of
+from shoal.proto.broker_pb2 import DONE
+from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.plain.client_loops import train_cohorts
+from shoal.sim.plain.client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
+from shoal.sim.plain.plain_cohorts import committed_cohorts
+from shoal.sim.virtual.world import PeerSpec
+
+MODEL = """
+from torch import nn
+
+def small():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+        def forward(self, x, y):
+            return nn.functional.cross_entropy(self.layers(x), y)
+
+    return Classifier()
+"""
+METHODS: dict[str, tuple[dict[str, Any], FedAvg]] = {
+    "fedavg": ({}, FedAvg()),
+    "fedavgm": ({"lr": 0.5, "momentum": 0.8}, FedAvgM(0.5, 0.8)),
+    "fedadam": ({"lr": 0.02}, FedAdam(0.02)),
+    "fedyogi": ({"lr": 0.02}, FedYogi(0.02)),
+    "fedadagrad": ({"lr": 0.02}, FedAdagrad(0.02)),
+}
+
+
+def job_of(folder: Path, method: str) -> Job:
+    rng = np.random.default_rng(0)
+    (folder / "model.py").write_text(MODEL)
+    x = rng.normal(size=(120, 6)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=(x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0))
+    options, _ = METHODS[method]
+    return Job.from_table(
+        {
+            "version": 1,
+            "name": f"federated {method}",
+            "model": {"factory": str(folder / "model.py") + ":small"},
+            "data": {
+                **{"kind": "arrays", "source": str(folder / "data.npz"), "holdout": 0.1},
+                "partition": {"kind": "dirichlet", "alpha": 0.5, "clients": 12, "seed": 3},
+            },
+            "sync": {
+                **{"kind": "federated", "method": method, "per_round": 5},
+                **{"local": {"passes": 2}, "options": options},
+            },
+            "plan": {"replicas": 3},
+            "train": {
+                **{"steps": 4, "batch": 4, "lr": 0.2, "optimizer": "sgd", "momentum": 0.5},
+                **{"schedule": "constant", "warmup": 0, "clip": 0.0, "weight_decay": 0.0},
+                **{"eval_every": 2, "eval_batches": 1},
+            },
+        }
+    )
+
+
+def world_of(lab: Any, peers: int = 3) -> Any:
+    world = lab.world([PeerSpec(name=f"p{i}", place=f"s{i}") for i in range(peers)])
+    Monitor(world)
+    return world
+
+
+def assert_expected(lab: Any, world: Any, run: str) -> list[Any]:
+    """It is done, and its weights are those of a plain loop over what it committed. Returns the
+    rounds."""
+    events = world.events(run)
+    assert events[-1].state.phase == DONE, events[-1].state.reason.text
+    got: dict[str, Tensor] = {}
+    for file in [e.weights for e in events if e.HasField("weights")][-1].files:
+        got |= load(world.blobs[file.blob.hash])
+    job, reader = lab.job, lab.reader()
+    _, rule = METHODS[job.sync.chosen]
+    made = train_cohorts(
+        lab.module,
+        committed_cohorts(events, job, reader),
+        lambda at: reader.samples(np.array(at)),
+        rule,
+        lr=job.train.lr,
+        momentum=job.train.momentum,
+    )
+    assert got.keys() == made.shared.keys()
+    for name, tensor in made.shared.items():
+        torch.testing.assert_close(got[name], tensor.float(), rtol=1e-4, atol=1e-6)
+    return [e.round_done for e in events if e.HasField("round_done")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_version_is_that_of_a_plain_loop(
+    laboratory: Callable[[Job], Any], tmp_path: Path, method: str
+) -> None:
+    lab = laboratory(job_of(tmp_path, method))
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    world.finish(run)
+    done = assert_expected(lab, world, run)
+    assert [len(d.members) for d in done] == [3] * 4
+    partition = partition_of(lab.job.data.partition, "y", lab.reader())
+    sizes = partition.sizes - partition.held_out_sizes
+    clients = cohort_of(12, lab.job.seed, 0, range(5))
+    assert sum(m.weight for m in done[0].members) == sum(sizes[c] for c in clients)
+
+
+def test_whoever_is_lost_at_any_moment_its_clients_are_left_out(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    lab = laboratory(job_of(tmp_path, "fedavgm"))
+
+    def play(deadly: int) -> tuple[Any, str, int]:
+        world, count = world_of(lab), 0
+        world.until(lambda: len(world.broker.machine.members.pool) == 3)
+        run, checks = world.submit(lab.spec), world.observe
+
+        def observe(seen: Any) -> None:
+            nonlocal count
+            checks(seen)
+            count += bool(count) or isinstance(seen.record, BeginRound)
+            if count == deadly > 0 and world.peers["p1"].alive:
+                world.kill("p1")
+
+        world.observe = observe
+        world.finish(run)
+        return world, run, count
+
+    _, _, records = play(0)
+    smaller = 0
+    for part in range(1, 12):
+        world, run, _ = play(records * part // 12)
+        done = assert_expected(lab, world, run)
+        smaller += any(len(d.members) < 3 for d in done)
+    assert smaller, "nobody was ever left out"
+
+
+def test_whenever_the_broker_is_started_again_nothing_changes(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    lab = laboratory(job_of(tmp_path, "fedadam"))
+
+    def play(deadly: int) -> tuple[Any, str, int]:
+        world, written = world_of(lab), 0
+        run, checks = world.submit(lab.spec), world.observe
+
+        def observe(seen: Any) -> None:
+            nonlocal written
+            checks(seen)
+            written += isinstance(seen.record, Persist)
+            if isinstance(seen.record, Persist) and written == deadly:
+                world.restart_broker(1.0)
+
+        world.observe = observe
+        world.finish(run)
+        return world, run, written
+
+    world, run, records = play(0)
+    hashes = [d.hash for d in assert_expected(lab, world, run)]
+    for deadly in range(2, records, 3):
+        world, run, _ = play(deadly)
+        done = assert_expected(lab, world, run)
+        if all(len(d.members) == 3 for d in done):
+            assert [d.hash for d in done] == hashes
