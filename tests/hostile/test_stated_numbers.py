@@ -15,7 +15,8 @@ from shoal.broker.access.admission import AdmissionLimits
 from shoal.broker.journal import barrier, journal
 from shoal.broker.membership import bounds, member
 from shoal.broker.options import BrokerOptions
-from shoal.broker.rounds import attempts, disputes
+from shoal.broker.policies import disputes
+from shoal.broker.rounds import grid
 from shoal.broker.service import blobs_service, calls, services
 from shoal.broker.service.door import front, reach, swarm
 from shoal.broker.service.door.front import MultiplexerLimits
@@ -150,7 +151,7 @@ STATED: dict[str, float] = {
     "32 rounds, and twice as long": disputes._LASTS,
     "four rounds: who was so less often": disputes._LASTS_OF_TWO,
     "63), with a note": disputes._MOST_OUT,
-    "sixteen rounds. - How long": attempts._CALM,
+    "sixteen rounds. - How long": grid._CALM,
     "four times as fast as the next one": step_seconds.MOST_TIMES,
     "eight frames of each other peer": attempt.MOST_EARLY,
     "4 MB, a version 8 MB": 4 * PIECE,
