@@ -61,8 +61,9 @@ def train_cohorts(
 
     `optimizer` makes the local one, fresh for each client, in place of SGD with `momentum`; its
     rate is `lr`. `clip`: the largest norm of a gradient, 0: any. A round without a cohort changes
-    nothing. `committed` sees each round's number and the result so
-    far. Raises ValueError where training changes a buffer: nothing says what its mean would be."""
+    nothing. `committed` sees each round's number and the result so far. Raises ValueError where
+    training changes a buffer: nothing says what its mean would be."""
+    make = optimizer or (lambda m: torch.optim.SGD(m.parameters(), lr=1.0, momentum=momentum))
     local = copy.deepcopy(module)
     weights = {n: p for n, p in local.named_parameters() if p.requires_grad}
     buffers = copies(dict(local.named_buffers()))
@@ -76,13 +77,9 @@ def train_cohorts(
             with torch.no_grad():
                 for name, p in weights.items():
                     p.copy_(method.shared[name])
-            own: torch.optim.Optimizer = torch.optim.SGD(
-                weights.values(), lr=rate, momentum=momentum
-            )
-            if optimizer is not None:
-                own = optimizer(local)
-                for group in own.param_groups:
-                    group["lr"] = rate
+            own = make(local)
+            for group in own.param_groups:
+                group["lr"] = rate
             losses[work.client] = []
             for batch in work.batches:
                 losses[work.client] += plain([local], [batches(batch)])
