@@ -14,6 +14,7 @@ __all__ = [
     "Cohorts",
     "FedAvgMOptions",
     "FedAvgOptions",
+    "FedProxOptions",
     "LocalWork",
     "share_of",
 ]
@@ -22,6 +23,18 @@ __all__ = [
 @dataclass(frozen=True, kw_only=True)
 class FedAvgOptions(Settings):
     """fedavg (McMahan et al. 2017): all go on from the weighted mean of what clients came to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProxOptions(Settings):
+    """fedprox (Li et al. 2020): fedavg of clients that are drawn back to the version that they
+    began with, by the gradient of mu/2 times the squared distance."""
+
+    mu: float = 0.01
+    """How strongly, at least 0."""
+
+    def check(self) -> None:
+        at_least(self, 0, "mu")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .client_options import AdaptiveOptions, Cohorts, FedAvgMOptions, FedAvgOptions
+from .client_options import (
+    AdaptiveOptions,
+    Cohorts,
+    FedAvgMOptions,
+    FedAvgOptions,
+    FedProxOptions,
+)
 from .gossip import NoLocoOptions, PairOptions, SapsOptions, SapsOuterOptions
 from .settings import Settings, SettingsError, at_least, at_most
 
@@ -187,6 +193,7 @@ GOSSIP: Mapping[str, RoundMethod] = {
 """Methods of kind "gossip"."""
 FEDERATED: Mapping[str, RoundMethod] = {
     "fedavg": RoundMethod(options=FedAvgOptions, kept=1),
+    "fedprox": RoundMethod(options=FedProxOptions, kept=1),
     "fedavgm": RoundMethod(options=FedAvgMOptions, kept=2),
     "fedadam": RoundMethod(options=AdaptiveOptions, kept=3),
     "fedyogi": RoundMethod(options=AdaptiveOptions, kept=3),

@@ -26,6 +26,8 @@ from .batches import Participant
 __all__ = ["Cohort", "Trained"]
 
 Indices = npt.NDArray[np.int64]
+Key = Callable[[int, int], int]
+"""By number of a participant and of its step, the key of random numbers (`dag/ir/random.py`)."""
 Read = Callable[[Indices], Mapping[str, Tensor]]
 """Samples by their places in the data set, any shape (*places,): inputs by argument, each
 (*places, ...)."""
@@ -43,13 +45,25 @@ class Trained:
     losses: Tensor
 
 
+class _IdleError(Exception):
+    """Of some copy's batch no sample counts: that one makes no step, and its optimizer must not
+    count one, so copies train one after the other."""
+
+
 class Cohort:
     """Trains participants on one device. `most`: participants that are trained at once."""
 
     def __init__(
-        self, graph: Graph, train: Train, *, most: int = 64, device: torch.device | str = "cpu"
+        self,
+        graph: Graph,
+        train: Train,
+        *,
+        most: int = 64,
+        mu: float = 0.0,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self._graph, self._train, self._most = graph, train, most
+        """`mu`: how strongly participants are drawn back to the version (FedProx)."""
+        self._graph, self._train, self._most, self._mu = graph, train, most, mu
         self._copies, self._device = ModelCopies(graph, device), torch.device(device)
 
     def work(
@@ -58,13 +72,20 @@ class Cohort:
         cohort: Sequence[tuple[Participant, Sequence[Indices]]],
         read: Read,
         rate: float | None = None,
+        key: Key = lambda number, step: number << 32 | step,
     ) -> Iterator[Trained]:
         """`version`: parameters and buffers by name, that all begin from. `cohort`: participants
         with the samples of each of their steps. `rate`: the learning rate of all steps; None: as
-        [train] has it of each. Yields up to `most` of them at once."""
+        [train] has it of each. `key`: of what is random in a participant's step. Yields up to
+        `most` of them at once."""
         longest = sorted(cohort, key=lambda one: -len(one[1]))
         for first in range(0, len(longest), self._most):
-            yield self._together(version, longest[first : first + self._most], read, rate)
+            some = longest[first : first + self._most]
+            try:
+                yield self._together(version, some, read, rate, key)
+            except _IdleError:
+                for one in some:
+                    yield self._together(version, [one], read, rate, key)
 
     def _together(
         self,
@@ -72,18 +93,22 @@ class Cohort:
         cohort: Sequence[tuple[Participant, Sequence[Indices]]],
         read: Read,
         rate: float | None,
+        key: Key,
     ) -> Trained:
         train = self._train
         if rate is not None:
             train = replace(train, lr=rate, schedule="constant", warmup=0)
-        stack = _Stack(self._graph, train, version, len(cohort), self._device)
+        stack = _Stack(self._graph, train, version, len(cohort), self._device, self._mu)
         losses = torch.zeros(len(cohort), dtype=torch.float64)
         counts = torch.zeros(len(cohort), dtype=torch.float64)
         for step in range(max(len(plan) for _, plan in cohort)):
             active = sum(len(plan) > step for _, plan in cohort)
             stack.keep(active)
             places = [plan[step] for _, plan in cohort[:active]]
-            found = self._step(stack, places, read)
+            found = self._step(stack, places, read, [key(p.number, step) for p, _ in cohort])
+            if len(cohort) > 1 and not bool(found.weights.all()):
+                raise _IdleError
+            stack.update(found)
             known = found.weights != 0
             losses[:active] += torch.where(known, found.losses, 0.0).double().cpu()
             counts[:active] += known.double().cpu()
@@ -94,18 +119,18 @@ class Cohort:
             losses / counts,
         )
 
-    def _step(self, stack: _Stack, places: Sequence[Indices], read: Read) -> CopiesForward:
-        """One step of all active copies: gradients by batches of one size, one update."""
+    def _step(
+        self, stack: _Stack, places: Sequence[Indices], read: Read, keys: Sequence[int]
+    ) -> CopiesForward:
+        """One forward and backward of all active copies, by batches of one size."""
         by_size = sorted(range(len(places)), key=lambda i: -len(places[i]))
         groups = [[*g] for _, g in groupby(by_size, key=lambda i: len(places[i]))]
         made = []
         for group in groups:
             which = None if len(groups) == 1 else torch.tensor(group, device=self._device)
             inputs = read(np.stack([places[i] for i in group]))
-            made.append(self._copies.run(*stack.of(which), inputs))
-        found = made[0] if len(made) == 1 else _joined(made, [i for g in groups for i in g])
-        stack.update(found)
-        return found
+            made.append(self._copies.run(*stack.of(which), inputs, [keys[i] for i in group]))
+        return made[0] if len(made) == 1 else _joined(made, [i for g in groups for i in g])
 
 
 def _joined(made: Sequence[CopiesForward], order: Sequence[int]) -> CopiesForward:
@@ -139,8 +164,10 @@ class _Stack:
         version: Mapping[str, Tensor],
         copies: int,
         device: torch.device,
+        mu: float,
     ) -> None:
         self._graph, self._train, self._active, self._steps = graph, train, copies, 0
+        self._mu, self._began = mu, {n: t.detach().to(device) for n, t in version.items()}
 
         def stacked(tensor: Tensor) -> Tensor:
             own = tensor.detach().to(device)
@@ -187,6 +214,8 @@ class _Stack:
         weights = torch.where(found.weights == 0, 1.0, found.weights)
         for name, grad in grads.items():
             grads[name] = grad / weights.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
+            if self._mu:
+                grads[name] += self._mu * (self._leaves[name] - self._began[name])
         if self._train.clip > 0 and grads:
             squares = sum(
                 (g.double().flatten(1).square().sum(1) for g in grads.values()),
@@ -199,7 +228,8 @@ class _Stack:
                     grads[name] = grad * by.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
         for name, leaf in self._leaves.items():
             leaf.grad = grads.get(name)
-        self._optimizer.step(self._steps, weight=1.0, norm=0.0)
+        counts = float(bool(found.weights.any()))  # of one copy, whether a sample of its batch does
+        self._optimizer.step(self._steps, weight=counts, norm=0.0)
         self._steps += 1
         for name, rule in self._rules.items():
             buffer = self._buffers[name][: self._active]

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from ...dag.execute.execute import StageExecutor
 from ...dag.ir.graph import Graph
+from ...dag.ir.random import step_key
 from ...dag.plan.plan import Plan, PlanError
 from ...dag.rounds.cohorts import cohort_of, places_of
 from ...job import Training
+from ...job.rounds import options_of
 from ..data.manifest import DataError
 from ..data.partition import Partition, partition_of
 from ..data.reader import Reader
@@ -55,7 +57,8 @@ class LocalCohort(LocalSteps):
         size = sum(p.numel() * p.element_size() for p in executor.parameters.values())
         size *= 2 + training.train.optimizer_slots
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
-        self._cohort = Cohort(graph, training.train, most=most, device=executor.device)
+        mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
+        self._cohort = Cohort(graph, training.train, most=most, mu=mu, device=executor.device)
 
     @classmethod
     def of(
@@ -107,7 +110,12 @@ class LocalCohort(LocalSteps):
             weights = {p.number: len(p.samples) for p in some}
         held = {**self._executor.parameters, **self._executor.buffers}
         rate = learning_rate(self._training.train, start.round)
-        trained = self._cohort.work(held, [*zip(some, plans, strict=True)], self._read, rate)
+
+        def random_key(number: int, step: int) -> int:
+            return step_key(seed, start.round * cohorts.clients + number, step)
+
+        mine = [*zip(some, plans, strict=True)]
+        trained = self._cohort.work(held, mine, self._read, rate, random_key)
         mean = mean_of(trained, weights)
         with torch.no_grad():
             for name, tensor in held.items():

@@ -30,6 +30,7 @@ STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "noloco": NoLocoRounds,
     "saps-outer": NoLocoRounds,
     "fedavg": RoundStrategy,
+    "fedprox": RoundStrategy,
     "fedavgm": FedAvgMRounds,
     "fedadam": FedAdamRounds,
     "fedyogi": FedYogiRounds,

@@ -16,13 +16,14 @@ from ...peer.data.reader import Reader
 from ...peer.federated.batches import Participant, batches
 from ...proto.broker_pb2 import RoundWork, RunEvent
 from .client_loops import ClientWork, FederatedResult, train_cohorts
-from .client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
+from .client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 from .oracle import learning_rate, optimizer_of
 
 __all__ = ["committed_cohorts", "expected_versions"]
 
 _METHODS: Mapping[str, type[FedAvg]] = {
     "fedavg": FedAvg,
+    "fedprox": FedProx,
     "fedavgm": FedAvgM,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,

@@ -21,7 +21,7 @@ from shoal.peer.data.partition import partition_of
 from shoal.proto.broker_pb2 import DONE
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain.client_loops import train_cohorts
-from shoal.sim.plain.client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
+from shoal.sim.plain.client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 from shoal.sim.plain.plain_cohorts import committed_cohorts
 from shoal.sim.virtual.world import PeerSpec
 
@@ -41,6 +41,7 @@ def small():
 """
 METHODS: dict[str, tuple[dict[str, Any], FedAvg]] = {
     "fedavg": ({}, FedAvg()),
+    "fedprox": ({"mu": 0.3}, FedProx(0.3)),
     "fedavgm": ({"lr": 0.5, "momentum": 0.8}, FedAvgM(0.5, 0.8)),
     "fedadam": ({"lr": 0.02}, FedAdam(0.02)),
     "fedyogi": ({"lr": 0.02}, FedYogi(0.02)),
