@@ -35,6 +35,7 @@ __all__ = [
     "factor",
     "given",
     "mean",
+    "trained",
     "version",
 ]
 
@@ -59,6 +60,11 @@ def mean(total: Words, weight: int) -> Words:
 def version(before: int, moved: int) -> int:
     """h(v) of the next version; moved: Σ a(v, i) · q(v, i)."""
     return mix((_KEEP * before + moved) & MASK)
+
+
+def trained(value: str, round_: int, client: int) -> int:
+    """What a client adds to h_r(v) in a round of federated training."""
+    return name_hash("client", value, round_, client)
 
 
 def digest(versions: Mapping[str, int]) -> int:
@@ -93,7 +99,7 @@ def expected_rounds(
     found, ended = ExpectedRounds(), dict[int, dict[str, int]]()
     last = list(now)
     """What the round before exchanged; `ended` has it of its members, as they came to its end."""
-    for done in rounds:
+    for number, done in enumerate(rounds):
         moved: list[tuple[int, dict[str, int]]] = []
         for member in done.members:
             loop = loops.setdefault(member.replica, PlainLoop(hashes, clips=clips))
@@ -105,6 +111,8 @@ def expected_rounds(
                 loop.step([divmod(g, microbatches) for g in member.part(j)])
                 if j + 1 == member.late and (was := ended.get(member.replica)):
                     loop.state |= {v: (loop.state[v] + now[v] - was[v]) & MASK for v in last}
+            for client in member.clients:
+                loop.state |= {v: (loop.state[v] + trained(v, number, client)) & MASK for v in now}
             moved.append((member.weight, {v: loop.state[v] - now[v] for v in now}))
         inside = [e for e in vector.entries if vector.is_in(e, done.fragment)]
         now |= {e.value: _next(e, now[e.value], moved, vector) for e in inside}

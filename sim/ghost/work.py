@@ -16,6 +16,7 @@ from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import recipe
 from ...peer.rounds.local import LocalSteps
 from ...peer.rounds.work import RoundWork
+from .ghost_clients import GhostClients
 from .hashes import Hash
 from .plan import IN_SHARDS, GhostPlan, Weighed
 from .rounds import GhostVector
@@ -127,6 +128,9 @@ class GhostAssignment:
             training, plan = self.order.training, self.shared.plan
             of_run = training.train.batch // plan.microbatch_size
             local = LocalSteps(len(plan.routes), of_run)
+            if vector.settings.cohorts:
+                values = frozenset(e.value for e in vector.vector.entries)
+                local = GhostClients(training, self.held, values)
             self.rounds = vector.rounds(local, self.order.peer, self.held)
             self.rounds.load(states)
             self.standing_bytes += self.rounds.size_bytes

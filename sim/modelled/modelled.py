@@ -218,12 +218,13 @@ def _fill(summary: Summary, found: VirtualRun, scenario: Scenario) -> None:
 def _as_hashes(job: Job, followed: Following, packed: Packed, options: SimOptions) -> None:
     """Losses of ghosts are hashes: they say nothing, but must be those of the plain loop; of
     replicas that train apart, the versions must."""
-    summary, steps = followed.summary, len(followed.losses)
+    summary, rows = followed.summary, followed.played.rows
+    steps = len(followed.losses) or len(rows)  # clients of rounds tell no losses
     work = summary.operators * followed.microbatches * steps
     if steps and (options.verify or work <= CHEAP):
         graph = graph_from_bytes(packed.blobs[packed.spec.graph.hash])
         graph = graph.bind(followed.microbatch_size)
-        (_versions if followed.played.rows else _losses)(job, graph, followed)
+        (_versions if rows else _losses)(job, graph, followed)
         if summary.max_loss_difference:
             summary.exit = 1
             summary.error = summary.error or "samples were lost, doubled or came too late (I1, I2)"
@@ -257,13 +258,21 @@ def _losses(job: Job, graph: Graph, followed: Following) -> None:
 
 def _versions(job: Job, graph: Graph, followed: Following) -> None:
     """Also where a replica was lost or left out: the loop does what was committed."""
+    settings = job.training.rounds
+    cohorts = settings.cohorts if settings else None
     count = followed.microbatches * followed.summary.replicas  # of a step of the run
     gossip, clips = job.sync.kind == "gossip", job.train.clip > 0
-    rounds = committed_rounds(followed.events, microbatches=count, microbatch_size=1, gossip=gossip)
+    rounds = committed_rounds(
+        followed.events,
+        microbatches=1 if cohorts else count,
+        microbatch_size=1,
+        gossip=gossip,
+        clients=cohorts.clients if cohorts else 0,
+        seed=job.seed,
+    )
     if gossip:
         loop = expected_gossip(graph, job.seed, rounds, count, clips=clips)
     else:
-        settings = job.training.rounds
         fragments = settings.fragments if settings else 1
         loop = expected_rounds(graph, job.seed, rounds, count, fragments=fragments, clips=clips)
     wanted = loop.versions

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...broker.records.version_ledger import pairs_of
 from ...broker.records.work_ledger import handed_out
+from ...dag.rounds.cohorts import cohort_of, places_of
 from ...proto.broker_pb2 import WAITING, RoundDone, RoundWork, RunEvent
 from .round_oracle import PlainMember, Round
 
@@ -22,9 +23,12 @@ def committed_rounds(
     microbatch_size: int,
     committed: int = 0,
     gossip: bool = False,
+    clients: int = 0,
+    seed: int = 0,
 ) -> list[Round]:
     """`microbatches`: of one step of the run, each of `microbatch_size` samples; `committed`: in
-    the checkpoint that the run went on from. Who was left out
+    the checkpoint that the run went on from; `clients`: of federated training, whose cohorts follow
+    from the run's `seed`. Who was left out
     of a round and went on in the same term is in it with no weight: its optimizer has made these
     steps. Raises ValueError for a round that was committed and never handed out."""
     found: list[Round] = []
@@ -68,6 +72,9 @@ def committed_rounds(
                     places += [_at(now, j) for j in range(w.late, w.steps + w.ahead)]
                     out, weight = n not in weights, weights.get(n, 0)
                     members[n] = _member(w, weight, microbatch_size, n in fresh, places, out)
+                    if w.cohort:
+                        mine = cohort_of(clients, seed, done.round, places_of(w.cohort))
+                        members[n] = replace(members[n], clients=tuple(mine))
                     if out:
                         left_out[n] = len(found), members[n]
                     past[n] = now

@@ -52,6 +52,8 @@ class PlainMember:
     """Behind so many steps comes the version of the round before, which it was in."""
     at: tuple[float, ...] = ()
     """Where each step stands, in steps of the run; none: as `Round` says."""
+    clients: tuple[int, ...] = ()
+    """Of federated training, whom it trained."""
 
     def part(self, j: int) -> Sequence[int]:
         size = len(self.samples) // self.steps

@@ -14,15 +14,19 @@ from safetensors.torch import load
 from torch import Tensor
 
 from shoal.broker.events import Persist
-from shoal.dag.rounds.cohorts import cohort_of
+from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.partition import partition_of
 from shoal.proto.broker_pb2 import DONE
+from shoal.sim.ghost import ghost_clients
+from shoal.sim.ghost.device import Ghosts
+from shoal.sim.ghost.round_hashes import expected_rounds
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain.client_loops import train_cohorts
 from shoal.sim.plain.client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 from shoal.sim.plain.plain_cohorts import committed_cohorts
+from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual.world import PeerSpec
 
 MODEL = """
@@ -78,8 +82,8 @@ def job_of(folder: Path, method: str) -> Job:
     )
 
 
-def world_of(lab: Any, peers: int = 3) -> Any:
-    world = lab.world([PeerSpec(name=f"p{i}", place=f"s{i}") for i in range(peers)])
+def world_of(lab: Any, peers: int = 3, **options: Any) -> Any:
+    world = lab.world([PeerSpec(name=f"p{i}", place=f"s{i}") for i in range(peers)], **options)
     Monitor(world)
     return world
 
@@ -89,9 +93,7 @@ def assert_expected(lab: Any, world: Any, run: str) -> list[Any]:
     rounds."""
     events = world.events(run)
     assert events[-1].state.phase == DONE, events[-1].state.reason.text
-    got: dict[str, Tensor] = {}
-    for file in [e.weights for e in events if e.HasField("weights")][-1].files:
-        got |= load(world.blobs[file.blob.hash])
+    got = exported(world, run)
     job, reader = lab.job, lab.reader()
     _, rule = METHODS[job.sync.chosen]
     made = train_cohorts(
@@ -181,3 +183,34 @@ def test_whenever_the_broker_is_started_again_nothing_changes(
         done = assert_expected(lab, world, run)
         if all(len(d.members) == 3 for d in done):
             assert [d.hash for d in done] == hashes
+
+
+def test_ghosts_come_to_what_a_loop_of_hashes_makes_of_committed_clients(
+    laboratory: Callable[[Job], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = laboratory(job_of(tmp_path, "fedavg"))
+    graph = lab.graph.bind(lab.job.train.microbatch_size)
+
+    def play() -> tuple[list[int], list[int]]:
+        world = world_of(lab, device=Ghosts())
+        run = world.submit(lab.spec)
+        events = world.finish(run)
+        rounds = committed_rounds(
+            events, microbatches=1, microbatch_size=1, clients=12, seed=lab.job.seed
+        )
+        loop = expected_rounds(graph, lab.job.seed, rounds, 1, clips=False)
+        return [e.round_done.hash for e in events if e.HasField("round_done")], loop.versions
+
+    found, wanted = play()
+    assert found == wanted
+    assert len(set(found)) == 4
+    monkeypatch.setattr(ghost_clients, "places_of", lambda ranges: places_of(ranges)[:-1])
+    found, wanted = play()  # a client of each was left out
+    assert found != wanted
+
+
+def exported(world: Any, run: str) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in [e.weights for e in world.events(run) if e.HasField("weights")][-1].files:
+        found |= load(world.blobs[file.blob.hash])
+    return found
