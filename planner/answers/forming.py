@@ -42,7 +42,7 @@ from .planning import as_before, or_refused, ready_of
 __all__ = ["answer", "contribution_bytes", "formed", "one_plan"]
 
 _EQUAL = "one replica with equal weights after every step"
-_CLIENTS = "each peer trains clients of a round by itself, as many as its speed is worth"
+_CLIENTS = "each peer trains clients of a round by itself, as many as its predicted speed is worth"
 _MANY = 8
 """Replicas of which the sum of what they give is thought, where their number is not known."""
 
