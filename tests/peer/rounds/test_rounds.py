@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 
-from shoal.job.rounds import GOSSIP, LOCAL, RoundSettings
+from shoal.job.rounds import FEDERATED, GOSSIP, LOCAL, RoundSettings
 from shoal.peer.rounds.strategies import STRATEGIES
 from shoal.tests.peer.compute.test_device import Gpt, digits
 from shoal.tests.peer.rounds.conftest import (
@@ -161,7 +161,7 @@ def test_the_learning_rate_is_that_of_the_place_in_the_run(make_case, replica):
 def test_the_record_of_a_method_says_what_its_strategy_keeps() -> None:
     """The version that a replica began with, and state."""
     kept = {n: 1 + len(s.slots) + len(s.own_slots) for n, s in STRATEGIES.items()}
-    assert kept == {n: method.kept for n, method in {**LOCAL, **GOSSIP}.items()}
+    assert kept == {n: method.kept for n, method in {**LOCAL, **GOSSIP, **FEDERATED}.items()}
 
 
 @pytest.mark.parametrize("overlap", [0, 2])
