@@ -86,9 +86,20 @@ class ScriptedRounds:
         for name in names:
             self.world.join(name)
         each = 4 * replicas
-        spec = make_spec(steps, each, sync={"kind": kind, "every": 2}, plan={"replicas": replicas})
-        self.run, out = self.world.submit(spec)
+        tables: dict[str, Any] = {
+            "sync": {"kind": kind, "every": 2},
+            "plan": {"replicas": replicas},
+        }
         self._each = each // replicas
+        if kind == "federated":  # a batch is a client's
+            tables["sync"] = {"kind": kind, "per_round": 2 * replicas}
+            clients = {"kind": "iid", "clients": 4 * replicas}
+            tables["data"] = {"kind": "arrays", "source": "x.npz", "partition": clients}
+            self._each = each
+        spec = make_spec(steps, each, **tables)
+        if kind == "federated":
+            spec.client_sizes.extend([3] * 4 * replicas)
+        self.run, out = self.world.submit(spec)
         self.settle(out)
 
     # ------------------------------------------------------------ what happens
