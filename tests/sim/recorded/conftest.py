@@ -1,4 +1,5 @@
-"""`--record` writes what the tests of this folder compare with, instead of comparing."""
+"""`--record` writes what the tests of this folder compare with, instead of comparing;
+`--record-here` adds the bits of this kind of machine to the others."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ from shoal.tests.sim.recorded.playing import Laboratories
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="write records instead of comparing")
+    parser.addoption("--record-here", action="store_true", help="add bits of this kind of machine")
 
 
 @pytest.fixture(scope="session")
-def records(request: pytest.FixtureRequest) -> bool:
-    """Whether records are to be written."""
-    return bool(request.config.getoption("--record"))
+def records(request: pytest.FixtureRequest) -> str:
+    """What is to be written: "anew" all of a record, "here" bits of this machine, "" nothing."""
+    if request.config.getoption("--record"):
+        return "anew"
+    return "here" if request.config.getoption("--record-here") else ""
 
 
 @pytest.fixture(scope="session")

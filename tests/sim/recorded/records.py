@@ -1,13 +1,13 @@
 """Records of named worlds: small JSON files, one a world.
 
-answers       plans that the broker was given, and the formation of replicas (`fed.py`)
-steps         replica, step, loss and norm of each committed step, hexadecimal floats
-evaluations   losses of evaluations, hexadecimal floats
-versions      of rounds, the hash of each version
-weights       SHA-256 of the weights that came out
-log           lines of the event log, and their SHA-256 (`bits.py`)
-plain         losses of a plain loop in one process, which tell whether a machine computes alike
-machine       where it was recorded
+answers  plans that the broker was given, and the formation of replicas (`fed.py`)
+log      lines of the event log, and their SHA-256 (`bits.py`)
+bits     by kind of machine, what depends on arithmetic:
+    plain        losses of a plain loop in one process
+    steps        replica, step, loss and norm of each committed step, hexadecimal floats
+    evaluations  losses of evaluations, hexadecimal floats
+    versions     of rounds, the hash of each version
+    weights      SHA-256 of the weights that came out
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .playing import PlayedWorld
 FOLDER = Path(__file__).parent / "worlds"
 
 
-def machine() -> dict[str, str]:
-    """What bits may depend on beside the code: processor, version of torch, its kernels."""
+def machine() -> str:
+    """What bits may depend on beside the code: processor, its kernels, version of torch."""
     model = next(
         (
             line.split(":", 1)[1].strip()
@@ -39,13 +39,14 @@ def machine() -> dict[str, str]:
         platform.processor(),
     )
     kernels = torch.backends.cpu.get_cpu_capability()
-    return {"processor": model, "torch": torch.__version__, "kernels": kernels}
+    return f"{model}, {kernels}, torch {torch.__version__}"
 
 
-def bits_of(found: PlayedWorld) -> dict[str, Any]:
-    """What depends on arithmetic."""
+def bits_of(found: PlayedWorld, loop: Any) -> dict[str, Any]:
+    """What depends on arithmetic. `loop`: the plain loop of the job."""
     done = [e.round_done.hash for e in found.events if e.HasField("round_done")]
     return {
+        "plain": [loss.hex() for loss in loop.losses],
         "steps": [list(step) for step in steps_of(found.events)],
         "evaluations": evaluations_of(found.events),
         "versions": [f"{h:016x}" for h in done],
