@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..job import Job, SettingsError
+from ..job.partitioning import Partitioning
 from ..job.tables import Data
 from ..peer.data.manifest import Manifest
 from ..peer.data.partition import partition_of
@@ -27,6 +28,7 @@ __all__ = [
     "read_data",
     "reader_of",
     "resolved",
+    "with_hosts",
 ]
 
 Say = Callable[[str], None]
@@ -46,6 +48,13 @@ class JobData:
     manifest: Manifest
     shards: dict[str, Path] = field(default_factory=dict)
     local: tuple[str, ...] = ()
+    of_clients: tuple[Manifest, ...] = ()
+    """Of federated training on data of peers, the manifest of each host, `manifest` first."""
+
+    @property
+    def least(self) -> Manifest:
+        """The manifest that holds out fewest."""
+        return min((self.manifest, *self.of_clients), key=lambda m: m.different_held_out)
 
 
 AskPeers = Callable[[Data], JobData]
@@ -86,9 +95,40 @@ def client_sizes(job: Job, data: JobData) -> tuple[int, ...]:
     training. Raises SettingsError, DataError."""
     if job.sync.kind != "federated":
         return ()
+    if data.of_clients:
+        return tuple(m.train for m in data.of_clients)
     assert job.data.partition is not None, "checked by the job"
     found = partition_of(job.data.partition, job.data.targets, reader_of(job, data))
     return tuple((found.sizes - found.held_out_sizes).tolist())
+
+
+def with_hosts(job: Job, found: JobData) -> tuple[Job, JobData]:
+    """Return the job with a client for each host that has its data, and that data; as they are
+    where training is not federated, or data is the submitter's. Raises SettingsError for hosts
+    whose data is not alike, and for fewer hosts than a round has clients."""
+    if job.sync.kind != "federated" or job.data.where != "peer":
+        return job, replace(found, of_clients=())
+    first = found.manifest
+    for other in found.of_clients:
+        if (other.kind, other.fields) != (first.kind, first.fields):
+            raise SettingsError(
+                "data.source",
+                f'is "{job.data.source}", which its hosts have in different forms: '
+                f"{_form(first)} and {_form(other)}; expected the same inputs everywhere",
+            )
+        if not other.train:
+            raise SettingsError(
+                "data.source",
+                f'is "{job.data.source}", of which a host has no sample to train on: expected at '
+                "least one on each",
+            )
+    partition = Partitioning(kind="by-peer", clients=len(found.of_clients))
+    return replace(job, data=replace(job.data, partition=partition)), found
+
+
+def _form(manifest: Manifest) -> str:
+    """What samples are made of, for people."""
+    return ", ".join(f"{n} {s.dtype}{list(s.sizes)}" for n, s in manifest.fields.items())
 
 
 def check_tokenizer(job: Job, module: nn.Module | None = None) -> None:

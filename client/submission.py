@@ -52,6 +52,7 @@ from .job_data import (
     read_data,
     reader_of,
     resolved,
+    with_hosts,
 )
 from .models import models
 from .models.adapters import AdapterError, is_adapted, plain_name, save_config
@@ -97,7 +98,7 @@ class Prepared:
     weights: the values that the model begins with, of all that neither the recipe makes nor files
     of their own have (`pretrained`), which are read when they are uploaded.
     microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
-    right for all of them. client_sizes: as in RunSpec.
+    right for all of them. client_sizes, client_data: as in RunSpec.
     """
 
     job: Job
@@ -112,6 +113,7 @@ class Prepared:
     recipe: Recipe | None = None
     pretrained: Pretrained | None = None
     client_sizes: tuple[int, ...] = ()
+    client_data: tuple[Manifest, ...] = ()
 
     @property
     def tokens_per_step(self) -> int:
@@ -140,8 +142,8 @@ def prepare(
     stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
         folder = Path(name)
-        data = read_data(job, folder / "data", say, ask)
-        sizes, job = job.train.microbatch_choices, resolved(job, data.manifest, say)
+        job, data = with_hosts(job, read_data(job, folder / "data", say, ask))
+        sizes, job = job.train.microbatch_choices, resolved(job, data.least, say)
         say("capturing the model")
         outline = models.outline(job, say)
         module = models.capturable(outline, job)
@@ -171,6 +173,7 @@ def prepare(
             local=data.local,
             pretrained=pretrained,
             client_sizes=client_sizes(job, data),
+            client_data=data.of_clients,
         )
 
 
@@ -183,8 +186,8 @@ def draft(
     check_tokenizer(job)
     stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
-        data = read_data(job, Path(name), say, ask)
-        sizes, job = job.train.microbatch_choices, resolved(job, data.manifest, say)
+        job, data = with_hosts(job, read_data(job, Path(name), say, ask))
+        sizes, job = job.train.microbatch_choices, resolved(job, data.least, say)
         say("capturing the model")
         outline = models.outline(job, say)
         module = models.capturable(outline, job)
@@ -200,6 +203,7 @@ def draft(
     spec = spec_of(job, sizes, client_sizes(job, data))
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
+    spec.client_data.extend(_ref(m.to_json().encode()) for m in data.of_clients)
     spec.local.extend(data.local)
     return spec, graph
 
@@ -440,6 +444,8 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         if prepared.core is not None:
             spec.core_graph.CopyFrom(await blobs.store(lowered_to_bytes(prepared.core)))
         spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
+        for manifest in prepared.client_data:
+            spec.client_data.append(await blobs.store(manifest.to_json().encode()))
         if prepared.recipe is not None:
             spec.recipe.CopyFrom(await blobs.store(prepared.recipe.to_bytes()))
         if words := takes(size + stored_bytes, uplink.rate):

@@ -27,11 +27,13 @@ class Partitioning(Settings):
     """The division of one data set among clients; which sample goes where follows from this, the
     labels (or keys) and nothing else."""
 
-    kind: Literal["iid", "dirichlet", "shards", "by-key"]
+    kind: Literal["iid", "dirichlet", "shards", "by-key", "by-peer"]
     """iid: by lot. dirichlet: mixes of classes by lot. shards: sorted by label and cut, a client
-    has `shards` pieces. by-key: a client for each key that samples have, such as a speaker."""
+    has `shards` pieces. by-key: a client for each key that samples have, such as a speaker.
+    by-peer: a client for each host that has the data, which stays there."""
     clients: int | None = None
-    """How many. None: of by-key, as many as there are keys; the other kinds need a number."""
+    """How many. None: of by-key, as many as there are keys, of by-peer as hosts; the other kinds
+    need a number."""
     alpha: float | None = None
     """Of dirichlet, above 0: the smaller, the less alike clients are."""
     convention: Convention | None = None
@@ -57,7 +59,7 @@ class Partitioning(Settings):
                 raise SettingsError(
                     key, f'is of kind "{kind}", and this is "{self.kind}": leave it out'
                 )
-        if self.clients is None and self.kind != "by-key":
+        if self.clients is None and self.kind not in ("by-key", "by-peer"):
             raise SettingsError("clients", f'is missing: kind "{self.kind}" needs their number')
         if self.clients is not None:
             at_least(self, 1, "clients")

@@ -127,7 +127,8 @@ class Job(Settings):
                 f'is {self.plan.replicas!r} with sync.kind = "gossip", in which replicas meet in '
                 "pairs: expected 2 or more",
             )
-        if self.sync.kind == "federated" and self.data.partition is None:
+        stays = self.data.where == "peer"
+        if self.sync.kind == "federated" and self.data.partition is None and not stays:
             raise SettingsError(
                 "data.partition",
                 'is missing: sync.kind = "federated" needs it, to say which client has which '
@@ -252,17 +253,22 @@ class Job(Settings):
     def decided(self, kind: Literal["allreduce", "local"], replicas: int) -> Job:
         """Return the job with what the planner says of it; "local": replicas train apart, as the
         job says."""
-        sync, data = self.sync, replace(self.data, partition=None)
+        sync, data = self.sync, self.data
         if kind == "allreduce":
-            sync = replace(sync, kind=kind, every="auto")
+            sync, data = replace(sync, kind=kind, every="auto"), replace(data, partition=None)
         elif sync.kind not in ("gossip", "federated"):
             sync = replace(sync, kind=kind)
-        elif replicas == 1:  # what one of many is planned as
-            sync = Sync(kind=kind, method="average")
-        else:
-            data = self.data
         plan = replace(self.plan, replicas=replicas)
         return replace(self, plan=plan, sync=sync, data=data)
+
+    @property
+    def one_of_many(self) -> Job:
+        """The job that each of several replicas is planned as, whoever has the data."""
+        if self.sync.kind not in ("gossip", "federated"):
+            return self.decided("local", 1)
+        sync = Sync(kind="local", method="average")
+        data = replace(self.data, partition=None, where="submitter", keep_local="none")
+        return replace(self, plan=replace(self.plan, replicas=1), sync=sync, data=data)
 
     @property
     def rounds(self) -> RoundSettings | None:
@@ -347,11 +353,23 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
         return
     if job.data.kind != "arrays":
         yield "data.kind", f'"arrays" is, {federated}'
-    if partition is not None and partition.kind == "by-key":
-        yield "data.partition.kind", f'"iid", "dirichlet" and "shards" are, {federated}'
+    yield from _not_clients(job, partition.kind if partition is not None else "by-peer")
     for key, most in (("stages", job.plan.stages), ("pipelines", job.plan.pipelines)):
         if most not in (1, "auto"):
             yield f"plan.{key}", f"1 is, {federated}: a client is trained on one peer"
+
+
+def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:
+    """What cannot be of clients whose data is where the job says. kind: of their partition."""
+    where = f'with sync.kind = "federated" and data.where = "{job.data.where}"'
+    if job.data.where != "peer" and kind in ("by-key", "by-peer"):
+        yield "data.partition.kind", f'"iid", "dirichlet" and "shards" are, {where}'
+    if job.data.where == "peer":
+        each = "each host that has the data is a client, with a replica of its own"
+        if kind != "by-peer":
+            yield "data.partition", f"none is, {where}: {each}"
+        if job.data.partition is None and job.plan.replicas != "auto":
+            yield "plan.replicas", f'"auto" is, {where}: {each}'
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:
@@ -368,7 +386,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         if job.output.every not in (0, "auto") and (job.sync.kind != "local" or job.sync.apart):
             also = f' and method = "{job.sync.chosen}"' if job.sync.apart else ""
             yield "output.every", f'{with_it}{also}, only 0 is, as "auto" stands for there'
-        if job.data.where == "peer":
+        if job.data.where == "peer" and job.sync.kind != "federated":
             yield "data.where", f'{with_it}, "submitter" is'
         if job.train.microbatches % job.divided:
             yield (

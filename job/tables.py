@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .client_options import LocalWork, share_of
@@ -14,7 +15,7 @@ from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .partitioning import Partitioning
 from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
-from .settings import Settings, SettingsError, at_least, meant
+from .settings import Settings, SettingsError, at_least, meant, plain
 from .units import Duration
 
 __all__ = [
@@ -167,6 +168,11 @@ class Data(Settings):
                 'there (where = "peer")',
             )
         self._check_names()
+
+    @property
+    def way(self) -> str:
+        """How a peer shall read its data, as JSON: the table without who is which client."""
+        return json.dumps(plain(replace(self, partition=None)))
 
     def _check_names(self) -> None:
         """Names are normalised here, once: whoever reads them later compares them as they are."""

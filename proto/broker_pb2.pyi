@@ -1207,7 +1207,7 @@ class Spare(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan", "microbatch_sizes", "local", "resumed", "recipe", "client_sizes")
+    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan", "microbatch_sizes", "local", "resumed", "recipe", "client_sizes", "client_data")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -1224,6 +1224,7 @@ class RunSpec(_message.Message):
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_SIZES_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_DATA_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     job: str
@@ -1240,7 +1241,8 @@ class RunSpec(_message.Message):
     resumed: Checkpoint
     recipe: _common_pb2.BlobRef
     client_sizes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., microbatch_sizes: _Optional[_Iterable[int]] = ..., local: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Union[Checkpoint, _Mapping]] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., client_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+    client_data: _containers.RepeatedCompositeFieldContainer[_common_pb2.BlobRef]
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., microbatch_sizes: _Optional[_Iterable[int]] = ..., local: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Union[Checkpoint, _Mapping]] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., client_sizes: _Optional[_Iterable[int]] = ..., client_data: _Optional[_Iterable[_Union[_common_pb2.BlobRef, _Mapping]]] = ...) -> None: ...
 
 class DataRequest(_message.Message):
     __slots__ = ("name", "options")
@@ -1251,14 +1253,16 @@ class DataRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
 
 class DataAnswer(_message.Message):
-    __slots__ = ("manifest", "local", "peers")
+    __slots__ = ("manifest", "local", "peers", "all")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
     manifest: _common_pb2.BlobRef
     local: _containers.RepeatedScalarFieldContainer[str]
     peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    all: _containers.RepeatedCompositeFieldContainer[_common_pb2.BlobRef]
+    def __init__(self, manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., all: _Optional[_Iterable[_Union[_common_pb2.BlobRef, _Mapping]]] = ...) -> None: ...
 
 class PreviewAnswer(_message.Message):
     __slots__ = ("plan", "reason", "peers", "operators", "notes", "report", "formation", "step")
@@ -1325,20 +1329,22 @@ class Formation(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[FormedReplica, _Mapping]]] = ..., every: _Optional[int] = ..., batch: _Optional[int] = ..., local_s: _Optional[float] = ..., exchange_s: _Optional[float] = ..., exposed_s: _Optional[float] = ..., contribution_bytes: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[FormedPeer, _Mapping]]] = ..., slowest_link: _Optional[float] = ..., hangs_on: _Optional[str] = ..., left_out: _Optional[_Iterable[_Union[Spare, _Mapping]]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FormedReplica(_message.Message):
-    __slots__ = ("peers", "stages", "step_s", "steps", "samples", "slowest_link")
+    __slots__ = ("peers", "stages", "step_s", "steps", "samples", "slowest_link", "client")
     PEERS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SLOWEST_LINK_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedScalarFieldContainer[str]
     stages: int
     step_s: float
     steps: int
     samples: int
     slowest_link: float
-    def __init__(self, peers: _Optional[_Iterable[str]] = ..., stages: _Optional[int] = ..., step_s: _Optional[float] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., slowest_link: _Optional[float] = ...) -> None: ...
+    client: int
+    def __init__(self, peers: _Optional[_Iterable[str]] = ..., stages: _Optional[int] = ..., step_s: _Optional[float] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., slowest_link: _Optional[float] = ..., client: _Optional[int] = ...) -> None: ...
 
 class FormedPeer(_message.Message):
     __slots__ = ("peer", "bytes", "kept_bytes")

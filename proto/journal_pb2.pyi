@@ -118,7 +118,7 @@ class MetPairs(_message.Message):
     def __init__(self, replicas: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicaKept(_message.Message):
-    __slots__ = ("state", "plan", "report", "peaks", "checkpoints", "renamed", "local", "interrupted", "holders")
+    __slots__ = ("state", "plan", "report", "peaks", "checkpoints", "renamed", "local", "interrupted", "holders", "client")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class ReplicaKept(_message.Message):
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     state: _broker_pb2.ReplicaState
     plan: _broker_pb2.Plan
     report: _broker_pb2.PlanReport
@@ -137,7 +138,8 @@ class ReplicaKept(_message.Message):
     local: _containers.RepeatedScalarFieldContainer[str]
     interrupted: int
     holders: _containers.RepeatedCompositeFieldContainer[HoldersOfTerm]
-    def __init__(self, state: _Optional[_Union[_broker_pb2.ReplicaState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., local: _Optional[_Iterable[str]] = ..., interrupted: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[HoldersOfTerm, _Mapping]]] = ...) -> None: ...
+    client: int
+    def __init__(self, state: _Optional[_Union[_broker_pb2.ReplicaState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., local: _Optional[_Iterable[str]] = ..., interrupted: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[HoldersOfTerm, _Mapping]]] = ..., client: _Optional[int] = ...) -> None: ...
 
 class HoldersOfTerm(_message.Message):
     __slots__ = ("term", "holders")

@@ -19,12 +19,17 @@ def bad_formation(first: Replica, event: ReplicasFormed) -> str:
     needs, plans = first.run.requirements, event.plans
     if not plans:
         return "" if needs.undecided and event.formation.kind == "allreduce" else "it has no plan"
-    if event.formation.kind != "local" or len(event.formation.replicas) != len(plans):
+    apart = bool(first.run.spec.client_data)  # clients whose host is away are planned later
+    told = len(event.formation.replicas)
+    if event.formation.kind != "local" or (len(plans) > told if apart else len(plans) != told):
         count, kind = len(event.formation.replicas), event.formation.kind
         return f'it has {len(plans)} plans for {count} replicas of kind "{kind}"'
-    if not needs.undecided and len(plans) != needs.replicas:
+    if not apart and not needs.undecided and len(plans) != needs.replicas:
         return f"it has {len(plans)} replicas, the run {needs.replicas}"
     spec = first.run.spec
+    clients = [r.client for r in event.formation.replicas]
+    if apart and sorted(clients) != [*range(len(spec.client_data))]:
+        return f"its replicas are of the clients {clients}, and there are {len(spec.client_data)}"
     shares = 1 if needs.cohorts is not None else len(plans)  # a client's batch is its own
     if any(
         len(made.plan.routes) * shares != spec.microbatches

@@ -40,7 +40,7 @@ MOST_ANSWERS = 64
 """Answers that are remembered of a peer."""
 MOST_MANIFESTS = 256
 """Manifests among them and among older ones: what runs go by."""
-MOST_ASKED = 32
+MOST_ASKED = 1024
 """Peers that one submitter's request asks."""
 
 Way = tuple[str, str, str]
@@ -58,8 +58,10 @@ def lacks_data(replica: Replica, members: Membership, now: float) -> WaitReason 
     wish = replica.run.requirements
     if not wish.local or wish.wanted:
         return None
-    able = suited(replica, members, now)
-    has = [m for m in able if (replica.run.owner, replica.run.spec.data.hash) in m.manifests]
+    able, mine = suited(replica, members, now), [replica.record.data]
+    if replica.context.forms:  # any client's will do
+        mine += replica.run.spec.client_data
+    has = [m for m in able if any((replica.run.owner, d.hash) in m.manifests for d in mine)]
     if any(m.state == "pool" for m in has):
         return None
     name, way = wish.data, _way(replica)
@@ -238,7 +240,10 @@ def _answer(request: RequestId, answers: list[tuple[Member, Resolved]]) -> Answe
     count = Counter(a.manifest.hash for _, a in good)
     chosen = max(good, key=lambda x: count[x[1].manifest.hash])[1]  # the first of equals
     peers = [m.id for m, a in good if a.manifest.hash == chosen.manifest.hash]
-    return Answer(request, DataAnswer(manifest=chosen.manifest, local=chosen.local, peers=peers))
+    each = {a.manifest.hash: a.manifest for _, a in reversed(good)}
+    found = DataAnswer(manifest=chosen.manifest, local=chosen.local, peers=peers)
+    found.all.extend(each[hash_] for hash_ in reversed(each))
+    return Answer(request, found)
 
 
 def _way(replica: Replica) -> Way:

@@ -229,7 +229,10 @@ class PoolScheduler:
             by_hand(replica, self.members), Offered
         )
         before = replica.record.plan if replica.record.term and not named else None
-        return [*out, MakePlan(replica.id, self._versions, run.spec, offers, network, before)]
+        return [
+            *out,
+            MakePlan(replica.id, self._versions, replica.record.spec, offers, network, before),
+        ]
 
     def _answered(
         self, replica: Replica | None, event: PlanReady | ReplicasFormed | PlanFailed
@@ -384,9 +387,9 @@ def _begin(replica: Replica, event: PlanReady, now: float) -> list[Instruction]:
 
 
 def _over(replica: Replica, replicas: Sequence[Replica], verdict: Offered) -> Sequence[Member]:
-    """Peers that it is planned over: all, where its run's replicas are formed together, or else its
-    share of them."""
-    if replica.context.forms:
+    """Peers that it is planned over: all, where its run's replicas are formed together, or those
+    that have its data; else its share of them."""
+    if replica.context.forms or replica.run.spec.client_data:
         return verdict.members
     return shared(replica, replicas, verdict.members)
 

@@ -157,7 +157,7 @@ class Replanner:
         return ConsiderPlan(
             replica.id,
             0,
-            replica.run.spec,
+            replica.record.spec,
             record.plan,
             tuple(m.offer_to(replica.run.owner) for m in offered.values()),
             self.probing.network(peers, now),

@@ -109,7 +109,7 @@ class GossipPolicy(RoundPolicy):
         total = sum(h for m in members if (h := hashes[m.replica]) is not None)
         return total % 2**64, [n for n, h in hashes.items() if h is not None and h == wanted[n]]
 
-    def one_version(self, rounds: RoundRecord) -> bool:
+    def one_evaluation(self, rounds: RoundRecord) -> bool:
         """Only what stays at the end is one."""
         return rounds.work.over
 

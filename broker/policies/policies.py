@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ..records.submitted import SubmittedRun
 from .federated import FederatedPolicy
 from .gossip import GossipPolicy
+from .hosts import HostsPolicy
 from .policy import RoundPolicy
 
 __all__ = ["POLICIES", "policy_of"]
@@ -20,4 +21,6 @@ POLICIES: Mapping[str, type[RoundPolicy]] = {
 
 def policy_of(run: SubmittedRun) -> RoundPolicy:
     """Return the policy of a run that has rounds."""
+    if run.spec.client_data:
+        return HostsPolicy(run)
     return POLICIES[run.requirements.sync.kind](run)

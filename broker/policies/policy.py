@@ -166,8 +166,9 @@ class RoundPolicy:
         version = known.most_common(1)[0][0]
         return version, [n for n, h in hashes.items() if h == version]
 
-    def one_version(self, rounds: RoundRecord) -> bool:
-        """Whether all replicas go on with the same weights."""
+    def one_evaluation(self, rounds: RoundRecord) -> bool:
+        """Whether what one replica's evaluation comes to holds for all: they have the same weights,
+        and evaluate the same samples."""
         return True
 
     def gathers(self, rounds: RoundRecord) -> bool:

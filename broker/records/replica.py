@@ -8,6 +8,7 @@ from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import NO_REPORT, PlanWithReport
 from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from ...dag.schedule.convert_report import report_from_proto, report_to_proto
+from ...planner.requests.client_data import spec_of_client
 from ...proto.broker_pb2 import (
     CANCELLED,
     DONE,
@@ -19,11 +20,12 @@ from ...proto.broker_pb2 import (
     Renamed,
     ReplicaState,
     RunEvent,
+    RunSpec,
     StepDone,
 )
 from ...proto.broker_pb2 import Plan as PlanMessage
 from ...proto.broker_pb2 import PlanReport as ReportMessage
-from ...proto.common_pb2 import Reason
+from ...proto.common_pb2 import BlobRef, Reason
 from ...proto.journal_pb2 import RenamedSince, ReplicaKept
 from ..membership.member import Member
 from ..snapshots.checkpoints import Checkpoints
@@ -65,6 +67,8 @@ class ReplicaRecord:
         self.interrupted = 0
         self.formed_s = 0.0
         """Seconds of a local step, as its formation says; 0: it says none."""
+        self.client = 0
+        """Of federated training on data of peers, whose data it trains on."""
         self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
         output = run.requirements.output
         apart = run.requirements.has_rounds
@@ -121,6 +125,17 @@ class ReplicaRecord:
         """Return the peers that upload weights at the end: the first holder of each stage."""
         stages = self.plan.stages if self.plan else ()
         return tuple(dict.fromkeys(s.holders[0] for s in stages))
+
+    @property
+    def spec(self) -> RunSpec:
+        """The spec of its run, with the data that it trains on itself."""
+        return spec_of_client(self.run.spec, self.client)
+
+    @property
+    def data(self) -> BlobRef:
+        """Manifest of the data that it trains on."""
+        found = self.run.spec.client_data
+        return found[self.client] if found else self.run.spec.data
 
     @property
     def where(self) -> str:
@@ -243,12 +258,13 @@ class ReplicaRecord:
             renamed=names,
             local=self.local,
             holders=self.places.kept(),
+            client=self.client,
         )
 
     def restore(self, kept: ReplicaKept, steps: Iterable[tuple[StepDone, float]]) -> None:
         """`steps`: the newest, each with when it was committed, in seconds."""
         self.checkpoints.add(kept.checkpoints)
-        self.interrupted = kept.interrupted
+        self.interrupted, self.client = kept.interrupted, kept.client
         for since in kept.renamed:
             self.names[since.term] = {PeerId(r.old): PeerId(r.to) for r in since.holders}
         self.term = kept.state.term

@@ -162,7 +162,7 @@ class RunRecord:
                 apart = event.formed.kind == "local"
                 self._wants(self.run.decided(len(event.formed.replicas) if apart else 0))
             for replica, made in zip(self.replicas, event.formed.replicas, strict=False):
-                replica.formed_s = made.step_s
+                replica.formed_s, replica.client = made.step_s, made.client
         elif event.WhichOneof("kind") in _OF_ROUNDS:
             if self.rounds is None:
                 raise ValueError(f"an event of a round of {self.id}: it has none")

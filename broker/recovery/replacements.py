@@ -40,7 +40,7 @@ def replacements(view: View, gone: Sequence[PeerId]) -> dict[PeerId, PeerId] | N
             if m.id not in found.values()
             and not view.suspects.out(m.id, view.now)
             and fits(plan, view.replica.report, old, m)
-            and (not view.replica.local or (run.owner, run.spec.data.hash) in m.manifests)
+            and (not view.replica.local or (run.owner, view.replica.data.hash) in m.manifests)
             and not _slow(view, m, old)
             and _reached(view, m, old, found)
         ]

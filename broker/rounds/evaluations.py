@@ -1,9 +1,9 @@
 """What evaluations between two rounds came to.
 
 Where all have one version, one replica evaluates it, and only the one that was asked is believed.
-Where each has weights of its own, every replica evaluates what it goes on with, none changes
-anything for that, and what is told is the mean of what they came to. Nothing is decided by what
-they say: it is shown, with the number of the replica that said it.
+Where each has weights or samples of its own, every replica evaluates what it goes on with, none
+changes anything for that, and what is told is the mean of what they came to. Nothing is decided by
+what they say: it is shown, with the number of the replica that said it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Evaluations:
 
     def told(self, *, closes: bool = False) -> VersionEvaluated | None:
         """Returns the evaluation of the round under way, once: as soon as every replica that
-        evaluates weights of its own has said so; `closes`: of those that have, since the round
+        evaluates what is its own has said so; `closes`: of those that have, since the round
         ends."""
-        found, one = self._come, self._policy.one_version(self._rounds)
+        found, one = self._come, self._policy.one_evaluation(self._rounds)
         whole = one or found.keys() >= {*self._policy.evaluators(self._rounds)}
         if self._told or not found or not (closes or whole):
             return None
@@ -55,7 +55,7 @@ class Evaluations:
 
 
 def mean_of(found: Collection[Evaluation]) -> Evaluation:
-    """Return the plain mean of evaluations on the same samples; of a metric over those with it."""
+    """Return the plain mean of evaluations of as many samples; of a metric over those with it."""
     numbers: dict[str, list[float]] = {}
     for each in found:
         for metric in each.metrics:

@@ -192,7 +192,7 @@ class Losses:
         fault with that, and no other is there to take its part."""
         alone = self._record.peers == (member.id,) and not self._context.has_others
         view = self._snapshots.view(now)
-        reads = (view.run.owner, view.run.spec.data.hash) in member.manifests
+        reads = (view.run.owner, self._record.data.hash) in member.manifests
         # What is wrong with data that only it has, nobody else could say.
         alone |= bool(self._record.local) and reads and code == "data"
         return alone and replacements(view, (member.id,)) is None

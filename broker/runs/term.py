@@ -154,7 +154,7 @@ def assignment(context: ReplicaContext, step: int, found: SnapshotSet | None) ->
         term=record.term,
         full_graph=run.spec.graph,
         weights=run.spec.weights,
-        data=run.spec.data,
+        data=record.data,
         training=run.requirements.training,
         submitter=run.owner,
         local=record.local,

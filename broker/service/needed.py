@@ -39,7 +39,7 @@ def needed(runs: Iterable[RunRecord]) -> tuple[set[str], set[str]]:
     for run in runs:
         spec = run.run.spec
         kept = [c for replica in run.replicas for c in replica.checkpoints.kept]
-        manifests.add(spec.data.hash)
+        manifests.update(ref.hash for ref in (spec.data, *spec.client_data))
         if not run.ended or kept:
             blobs |= {spec.graph.hash, spec.core_graph.hash}
             blobs |= {spec.recipe.hash} if spec.HasField("recipe") else set()

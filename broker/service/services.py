@@ -402,6 +402,7 @@ def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
         yield spec.core_graph
     if spec.HasField("data"):
         yield spec.data
+    yield from spec.client_data
     if spec.HasField("recipe"):
         yield spec.recipe
     for file in spec.weights:

@@ -11,7 +11,6 @@ answer, and Refused when it says no.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from ...job import Job
-from ...job.settings import plain
 from ...net.grpc_quirks import in_words
 from ...net.identity.enroll import BrokerAwayError
 from ...net.interrupts import elsewhere
@@ -167,15 +165,21 @@ class Client:
     def _kept_by_peers(self, data: Data) -> JobData:
         """The manifest of data that peers keep, made by those that have it. Raises Refused for a
         name that nobody here has, and where its owner does not allow it."""
+        from ...net.blobs.client import BlobClient
         from ...peer.data.manifest import Manifest
         from ..job_data import JobData
         from ..submission import transfer
 
-        wanted = broker_pb2.DataRequest(name=data.source, options=json.dumps(plain(data)))
+        wanted = broker_pb2.DataRequest(name=data.source, options=data.way)
         with self.translated():
             found = self._runs.Resolve(wanted, timeout=DATA_S)
-            text = transfer(self.access, lambda blobs: blobs.fetch(found.manifest.hash))
-        return JobData(manifest=Manifest.from_json(text), local=tuple(found.local))
+            hashes = dict.fromkeys((found.manifest.hash, *(ref.hash for ref in found.all)))
+
+            async def fetched(blobs: BlobClient) -> list[bytes]:
+                return [await blobs.fetch(hash_) for hash_ in hashes]
+
+            made = tuple(map(Manifest.from_json, transfer(self.access, fetched)))
+        return JobData(manifest=made[0], local=tuple(found.local), of_clients=made)
 
     def submit_prepared(
         self, prepared: Prepared, to: Path | str, say: Callable[[str], None] = lambda line: None

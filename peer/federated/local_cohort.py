@@ -37,6 +37,17 @@ MOST_COPIES, MOST_BYTES = 64, 256 << 20
 optimizers; one always is."""
 
 
+class OwnSamples:
+    """The only client of a peer whose data stays here: all `count` samples are its own."""
+
+    def __init__(self, count: int) -> None:
+        self._samples = np.arange(count)
+
+    def train(self, client: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of all samples, whatever the client's number in the run is."""
+        return self._samples
+
+
 class LocalCohort(LocalSteps):
     """Clients of one replica that is one peer with the whole model. `graph`: not bound. `executor`:
     what it has of the model, which comes to the mean."""
@@ -46,7 +57,7 @@ class LocalCohort(LocalSteps):
         training: Training,
         graph: Graph,
         executor: StageExecutor,
-        partition: Partition,
+        partition: Partition | OwnSamples,
         reader: Reader,
     ) -> None:
         super().__init__(1, 1)
@@ -77,7 +88,11 @@ class LocalCohort(LocalSteps):
         assert training.rounds is not None
         cohorts = training.rounds.cohorts
         assert cohorts is not None
-        partition = partition_of(cohorts.partition, cohorts.labels, reader)
+        partition: Partition | OwnSamples
+        if cohorts.partition.kind == "by-peer":
+            partition = OwnSamples(reader.manifest.train)
+        else:
+            partition = partition_of(cohorts.partition, cohorts.labels, reader)
         return cls(training, graph, executor, partition, reader)
 
     def position(self, step: int) -> float:
@@ -90,11 +105,14 @@ class LocalCohort(LocalSteps):
         places = places_of(start.cohort)
         if not places:
             return
-        if places[-1] >= cohorts.per_round:
+        own = isinstance(self._partition, OwnSamples)  # of those that are there, whoever they are
+        if places[-1] >= (cohorts.clients if own else cohorts.per_round):
             raise DataError(
                 f"round {start.round} has a client at place {places[-1]} of a cohort of "
                 f"{cohorts.per_round}"
             )
+        if own and len(places) > 1:
+            raise DataError(f"round {start.round} has {len(places)} clients here: there is one")
         numbers = cohort_of(cohorts.clients, seed, start.round, places)
         some = [Participant(n, self._partition.train(n)) for n in numbers]
         plans = batches(

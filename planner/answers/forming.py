@@ -8,6 +8,7 @@ meet, and by how much is not predicted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,8 +33,9 @@ from ..replicas.division import NEAR
 from ..replicas.form import form
 from ..replicas.formation import Formation
 from ..requests.asked import FormReplicas, PlanFailed, PlanReady, ReplicasFormed
+from ..requests.client_data import offer_of_each, spec_of_client
 from ..requests.request import plan_request
-from ..requests.requirements import RunRequirements, decided, read_spec
+from ..requests.requirements import RunRequirements, decided, one_of_many, read_spec
 from ..schedulers.schedulers import plan as by_name
 from .bad_plan import bad_plan
 from .leaving_out import without_culprits
@@ -71,6 +73,29 @@ def answer(
     return or_refused(ask, made)
 
 
+def _one_of_each(ask: FormReplicas) -> FormReplicas:
+    """The same with one peer for each client whose data stays with peers. Raises NoPlan."""
+    if not ask.spec.client_data:
+        return ask
+    mine = {o.peer for o in offer_of_each(ask.spec, ask.peers).values()}
+    at = [i for i, offer in enumerate(ask.peers) if offer.peer in mine]
+    if not at:
+        raise NoPlan("no peer on offer has data of a client, which stays where it is", "peers")
+    network = ask.network and ask.network.part(at)
+    return replace(ask, peers=tuple(ask.peers[i] for i in at), network=network)
+
+
+def _clients(ask: FormReplicas, found: Formation) -> list[int]:
+    """Whose data each replica trains on, where that stays with peers; else 0. Raises NoPlan where
+    a replica is not one peer that has some."""
+    if not ask.spec.client_data:
+        return [0] * len(found.replicas)
+    client = {o.peer: c for c, o in offer_of_each(ask.spec, ask.peers).items()}
+    if any(len(r.peers) > 1 for r in found.replicas):
+        raise NoPlan("a client is trained on the one peer that has its data", "memory")
+    return [client[r.peers[0]] for r in found.replicas]
+
+
 def one_plan(ask: FormReplicas, graph: Graph, planner: Planner = by_name) -> PlanWithReport:
     """That of all peers with equal weights after every step. Raises NoPlan, GraphError."""
     spec = decided(ask.spec, "allreduce", 1)
@@ -83,8 +108,8 @@ def formed(
     """Return what is recommended; `one`: the plan of all peers with equal weights, where that is
     known. Raises NoPlan, GraphError."""
     asked = read_spec(ask.spec)
-    spec = decided(ask.spec, "local", 1)
-    wish = read_spec(spec)
+    spec = one_of_many(ask.spec)
+    wish, ask = read_spec(spec), _one_of_each(ask)
     if asked.cohorts is not None:
         wish = replace(wish, options=asked.options)
     rounds = Training.from_json(asked.training).rounds or _rounds(wish)
@@ -92,6 +117,7 @@ def formed(
     request = plan_request(spec, wish, graph, ask.peers, ask.network)
     if asked.cohorts is not None:  # each peer trains clients by itself, and a batch is a client's
         count = count or min(len(ask.peers), asked.cohorts.per_round)
+        count = len(ask.peers) if ask.spec.client_data else count
         request = replace(request, microbatches=count * request.microbatches, others=())
     if spec.HasField("resumed"):
         had = spec.resumed.microbatch_size, spec.resumed.head_parts
@@ -119,9 +145,13 @@ def formed(
         )
     if asked.cohorts is not None:  # what is compared is other training
         found = replace(found, alternatives=(), reasons=(_CLIENTS,))
-    plans = tuple(_ready(ask, graph, r.made) for r in found.replicas)
+    clients = _clients(ask, found)
+    of_each = [replace(ask, spec=spec_of_client(ask.spec, c)) for c in clients]
+    plans = tuple(_ready(a, graph, r.made) for a, r in zip(of_each, found.replicas, strict=True))
     memory = rounds.stepping_bytes + rounds.exchange_bytes
-    told = _told(_Beside(asked.sync.kind == "auto", one), found, plans, memory)
+    told = _told(_Beside(asked.sync.kind == "auto", one), found, plans, memory, clients)
+    away = (c for c in range(len(ask.spec.client_data)) if c not in clients)
+    told.replicas.extend(broker_pb2.FormedReplica(client=c) for c in away)
     if told.kind == "allreduce":
         plans = ()
     return ReplicasFormed(ask.replica, ask.version, told, plans)
@@ -171,9 +201,13 @@ class _Beside:
 
 
 def _told(
-    beside: _Beside, found: Formation, plans: tuple[PlanReady, ...], kept_bytes: int
+    beside: _Beside,
+    found: Formation,
+    plans: tuple[PlanReady, ...],
+    kept_bytes: int,
+    clients: Sequence[int],
 ) -> broker_pb2.Formation:
-    """For people and for the journal."""
+    """For people and for the journal. `clients`: by replica, whose data it trains on."""
     round_, now, reasons = found.round, found.samples_per_s, list(found.reasons)
     others, kind = list(found.alternatives), "local"
     if beside.one is not None:
@@ -204,8 +238,8 @@ def _told(
         round_,
         kind=kind,
         replicas=[
-            filled(broker_pb2.FormedReplica, r, stages=len(r.made.plan.stages))
-            for r in found.replicas
+            filled(broker_pb2.FormedReplica, r, stages=len(r.made.plan.stages), client=c)
+            for r, c in zip(found.replicas, clients, strict=True)
         ],
         peers=peers,
         left_out=[filled(broker_pb2.Spare, s) for s in found.left_out],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -13,7 +12,6 @@ from ...dag.schedule.orders.schedules import interleaves
 from ...job import MOST_MICROBATCHES, Job
 from ...job.client_options import Cohorts
 from ...job.methods import method_text
-from ...job.settings import plain
 from ...job.tables import Codec, Model, Output, Recovery, Sync
 from ...job.training import Train
 from ...net.web.places import origin_of
@@ -22,7 +20,7 @@ from ..base.interface import CodecOptions, PlannerOptions
 from ..schedulers.swapped import LEAST as LEAST_SWAPPED
 from .run_spec import RunSpecError, problems
 
-__all__ = ["Batching", "RunRequirements", "decided", "read_spec"]
+__all__ = ["Batching", "RunRequirements", "decided", "one_of_many", "read_spec"]
 
 
 MOST_ORIGINS = 16
@@ -191,7 +189,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         output=job.output,
         lossless_snapshots=job.codec.snapshots == "lossless",
         data=job.data.source if job.data.where == "peer" else "",
-        data_options=json.dumps(plain(job.data)) if job.data.where == "peer" else "",
+        data_options=job.data.way if job.data.where == "peer" else "",
         local=tuple(spec.local),
         replicas=job.replicas,
         undecided=job.undecided,
@@ -208,6 +206,19 @@ def decided(spec: RunSpec, kind: Literal["allreduce", "local"], replicas: int) -
     found = RunSpec()
     found.CopyFrom(spec)
     found.job = Job.from_json(spec.job).decided(kind, replicas).to_json()
+    return found
+
+
+def one_of_many(spec: RunSpec) -> RunSpec:
+    """The spec that each of a run's replicas is planned as. Of federated training on data of peers
+    nothing is said of data: each client has one peer."""
+    found = RunSpec()
+    found.CopyFrom(spec)
+    found.job = Job.from_json(spec.job).one_of_many.to_json()
+    if spec.client_data:
+        found.ClearField("local")
+        found.ClearField("client_data")
+        found.data.hash = "0" * 64
     return found
 
 

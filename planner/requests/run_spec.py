@@ -12,7 +12,7 @@ from ...job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES
 from ...proto.broker_pb2 import RunSpec
 from ...proto.common_pb2 import BlobRef
 
-__all__ = ["HASH", "MOST_LOCAL", "RunSpecError", "check_size", "problems"]
+__all__ = ["HASH", "MOST_HOSTS", "MOST_LOCAL", "RunSpecError", "check_size", "problems"]
 
 HASH = re.compile(r"[0-9a-f]{64}")
 """SHA-256 as it is written in every BlobRef."""
@@ -26,6 +26,8 @@ MOST_SIZE = 2**31
 MOST_STEPS = 10**12
 MOST_LOCAL = 64
 """Inputs of a model whose data stays with its peers."""
+MOST_HOSTS = 1024
+"""Clients of a run whose data stays with peers."""
 
 
 class RunSpecError(ValueError):
@@ -47,6 +49,7 @@ def check_size(spec: RunSpec) -> None:
         ("data", spec.data, MOST_MANIFEST_BYTES),
         *(("weights", f.blob, MOST_MANIFEST_BYTES) for f in spec.weights if f.sharded),
         ("recipe", spec.recipe, MAX_RECIPE_BYTES),
+        *(("client_data", ref, MOST_MANIFEST_BYTES) for ref in spec.client_data),
     ):
         if ref.size_bytes > most:
             raise RunSpecError(
@@ -82,6 +85,7 @@ def problems(spec: RunSpec) -> Iterator[str]:
             f"local of the run has {len(spec.local)} names: expected at most {MOST_LOCAL}, each of "
             "at most 200 printable characters"
         )
+    yield from _odd_clients(spec)
     sizes = [spec.microbatch_size, *spec.microbatch_sizes]
     for size in sizes[1:]:
         if not 1 <= size <= MOST_SIZE:
@@ -125,10 +129,29 @@ def _refs(spec: RunSpec) -> Iterator[tuple[str, BlobRef]]:
         yield "core_graph", spec.core_graph
     if spec.HasField("recipe"):
         yield "recipe", spec.recipe
+    for i, ref in enumerate(spec.client_data):
+        yield f"client_data[{i}]", ref
     for i, file in enumerate(spec.weights):
         yield f"weights[{i}]", file.blob
     for i, saved in enumerate(spec.resumed.files):
         yield f"resumed.files[{i}]", saved.blob
+
+
+def _odd_clients(spec: RunSpec) -> Iterator[str]:
+    """What is wrong with clients whose data stays with peers."""
+    hashes = [ref.hash for ref in spec.client_data]
+    if not hashes:
+        return
+    if len(hashes) > MOST_HOSTS or len({*hashes}) < len(hashes) or hashes[0] != spec.data.hash:
+        yield (
+            f"client_data of the run has {len(hashes)} manifests: expected at most {MOST_HOSTS}, "
+            "each once, and `data` first"
+        )
+    if len(spec.client_sizes) != len(hashes):
+        yield (
+            f"client_sizes of the run has {len(spec.client_sizes)} numbers, and client_data "
+            f"{len(hashes)} manifests: expected as many"
+        )
 
 
 def _odd_checkpoint(spec: RunSpec) -> Iterator[str]:

@@ -33,7 +33,7 @@ from ...peer.core.machine import PeerMachine
 from ...peer.core.options import PeerOptions
 from ...peer.core.rates.probe import probe_payload
 from ...peer.core.snapshots import BLOCKS, PART_BYTES, SnapshotId, SnapshotStore
-from ...peer.data.manifest import DataError
+from ...peer.data.manifest import DataError, Manifest
 from ...peer.shell.workbench import code_of, code_of_action, said_of
 from ...proto import broker_pb2, common_pb2
 from .. import trace
@@ -145,8 +145,13 @@ class PeerShell:
             self.handle(p.Attached())
 
     def told(self, control: Control, data: bytes) -> None:
-        if control is self.control:
-            self.handle(p.BrokerSaid(broker_pb2.BrokerMessage.FromString(data)))
+        if control is not self.control:
+            return
+        message = broker_pb2.BrokerMessage.FromString(data)
+        if message.HasField("resolve"):
+            self.world.after(OVERHEAD_S, lambda: self._resolve(message.resolve))
+        else:
+            self.handle(p.BrokerSaid(message))
 
     def detached(self, control: Control, why: str) -> None:
         if control is self.control:
@@ -162,6 +167,14 @@ class PeerShell:
         self.world.note(self.name, "says", message.WhichOneof("kind"))
         if self.control is not None:
             self.control.say(message.SerializeToString(deterministic=True))
+
+    def _resolve(self, ask: broker_pb2.Resolve) -> None:
+        """Says which data it has, of which nothing leaves, however it is to be read."""
+        name = self.spec.data[ask.data]
+        made = Manifest.from_json(self.world.blobs[name])
+        blob = common_pb2.BlobRef(hash=name, size_bytes=len(self.world.blobs[name]))
+        found = broker_pb2.Resolved(number=ask.number, manifest=blob, local=[*made.fields])
+        self._tell(broker_pb2.PeerMessage(resolved=found))
 
     # ------------------------------------------------------------ links
 

@@ -3,8 +3,8 @@ device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...dag.cost.speed import Speeds
@@ -57,6 +57,8 @@ class PeerSpec:
     """Bytes/s that the owner allows of the uplink; 0: says nothing."""
     down: float = 0.0
     """Bytes/s that the owner allows of the downlink; 0: says nothing."""
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Data that stays here: by its name, the hash of its manifest among the world's blobs."""
     joins_s: float = 0.0
     stays_s: float | None = None
     """How long after its coming the owner ends it, in good order, as it says; None: never."""
@@ -80,4 +82,5 @@ class PeerSpec:
             up_bytes_per_s=self.up,
             down_bytes_per_s=self.down,
             stay_s=self.stays_s or 0.0,
+            data=[broker_pb2.DataSet(name=name) for name in self.data],
         )

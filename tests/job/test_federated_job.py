@@ -33,7 +33,10 @@ def test_cohorts_follow_from_the_tables() -> None:
 
 
 def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
-    one = job(sync={"method": "fedadam", "options": {"lr": 0.1}}).decided("local", 1)
+    whole = job(sync={"method": "fedadam", "options": {"lr": 0.1}})
+    assert whole.decided("local", 1).rounds is not None
+    assert whole.decided("local", 1).rounds.cohorts == whole.rounds.cohorts, "a run of one replica"
+    one = whole.one_of_many
     assert one.rounds is not None
     assert one.rounds.cohorts is None
     assert one.data.partition is None
@@ -51,6 +54,13 @@ def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
         ({"sync": {"method": "fedadam", "options": {"eps": 0.0}}}, "sync.options.eps", "more than"),
         ({"data": {"partition": {"kind": "by-key"}}}, "data.partition.kind", "not supported yet"),
         ({"data": {"partition": {"kind": "dirichlet", "clients": 4}}}, "data.partition.alpha", ""),
+        ({"data": {"partition": {"kind": "by-peer"}}}, "data.partition.kind", "not supported yet"),
+        ({"data": {"where": "peer"}}, "data.partition", "each host that has the data is a client"),
+        (
+            {"data": {"where": "peer", "partition": None}, "plan": {"replicas": 2}},
+            "plan.replicas",
+            "each host",
+        ),
         ({"data": {"kind": "text"}}, "data.kind", "not supported yet"),
         ({"plan": {"stages": 2}}, "plan.stages", "one peer"),
         ({"sync": {"kind": "local"}, "plan": {"replicas": 2}}, "data.partition", "not supported"),

@@ -4,6 +4,7 @@ plain loop over the same cohorts."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,20 @@ def test_the_version_is_that_of_a_plain_loop(
     sizes = partition.sizes - partition.held_out_sizes
     clients = cohort_of(12, lab.job.seed, 0, range(5))
     assert sum(m.weight for m in done[0].members) == sum(sizes[c] for c in clients)
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+def test_the_planner_says_how_many_peers_train_clients(
+    laboratory: Callable[[Job], Any], tmp_path: Path, peers: int
+) -> None:
+    job = job_of(tmp_path, "fedavg")
+    open_ = replace(job, name="federated auto", plan=replace(job.plan, replicas="auto"))
+    lab = laboratory(open_)
+    world = world_of(lab, peers=peers)
+    run = world.submit(lab.spec)
+    world.finish(run)
+    done = assert_expected(lab, world, run)
+    assert [len(d.members) for d in done] == [peers] * 4
 
 
 def test_whoever_is_lost_at_any_moment_its_clients_are_left_out(

@@ -1,0 +1,46 @@
+"""Federated training on data that stays with its hosts: each is a client, and has a replica of its
+own. In a round are the first of them in the round's order that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ...dag.rounds.cohorts import cohort_of
+from ...proto.broker_pb2 import RoundWork, SampleRange
+from ..records.rounds import RoundRecord
+from ..records.run import RunRecord
+from .federated import FederatedPolicy
+
+__all__ = ["HostsPolicy"]
+
+
+class HostsPolicy(FederatedPolicy):
+    """Every replica trains one client, always the same."""
+
+    def work(self, run: RunRecord, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
+        """Return the place of its client for each replica that is in the round."""
+        assert run.rounds is not None, f"run {run.id} has no rounds"
+        ledger, clients = run.rounds.work, self._cohorts.clients
+        order = cohort_of(clients, self._seed, run.rounds.versions.round, range(clients))
+        there = {run.replicas[n].client: n for n in numbers}
+        chosen = [(there[c], place) for place, c in enumerate(order) if c in there]
+        return [
+            RoundWork(
+                replica=n,
+                term=run.replicas[n].term,
+                first_step=run.replicas[n].committed,
+                cohort=[SampleRange(first=place, count=1)],
+                final=ledger.committed + 1 >= ledger.total,
+            )
+            for n, place in sorted(chosen[: self._cohorts.per_round])
+        ]
+
+    def one_evaluation(self, rounds: RoundRecord) -> bool:
+        """Each evaluates its own samples; the last version is evaluated by the host that brings the
+        weights, and said to be so."""
+        return rounds.work.over
+
+    def evaluators(self, rounds: RoundRecord) -> Collection[int]:
+        """Return all that are in the round, where an evaluation is due."""
+        return sorted(rounds.work.given) if rounds.work.passed(self._wish.eval_every) else ()

@@ -1,0 +1,198 @@
+"""Clients whose data stays with their hosts, in the simulated world: whoever is lost, and whenever
+the broker is started again, the weights are those of a plain loop over what rounds committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.broker.events import Persist
+from shoal.dag.rounds.cohorts import cohort_of, places_of
+from shoal.job import Job
+from shoal.job.partitioning import Partitioning
+from shoal.peer.core.events import BeginRound
+from shoal.peer.data.sources import resolve
+from shoal.peer.federated.batches import Participant, batches
+from shoal.proto import broker_pb2
+from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.plain.client_loops import ClientWork, train_cohorts
+from shoal.sim.plain.client_methods import FedAvgM
+from shoal.sim.virtual.world import PeerSpec
+
+from .test_federated_world import exported, job_of
+
+SAMPLES = (24, 41, 32)
+
+
+@dataclass
+class Hosts:
+    """Three hosts with data, one without, and a job for them."""
+
+    lab: Any
+    spec: broker_pb2.RunSpec
+    peers: list[PeerSpec]
+    arrays: list[dict[str, np.ndarray]]
+    train: list[int]
+    job: Job
+    blobs: dict[str, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, lab: Any, folder: Path) -> Hosts:
+        spec, arrays, peers, train = broker_pb2.RunSpec(), [], [PeerSpec(name="idle")], []
+        spec.CopyFrom(lab.spec)
+        spec.ClearField("client_sizes")
+        data = replace(
+            lab.job.data,
+            where="peer",
+            source="patients",
+            partition=Partitioning(kind="by-peer", clients=len(SAMPLES)),
+        )
+        plan, sync = replace(lab.job.plan, replicas="auto"), replace(lab.job.sync, per_round=2)
+        job = replace(lab.job, data=data, plan=plan, sync=sync)
+        for i, count in enumerate(SAMPLES):
+            rng = np.random.default_rng(count)
+            x = rng.normal(size=(count, 6)).astype(np.float32)
+            arrays.append({"x": x, "y": (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0)})
+            np.savez(folder / f"{i}.npz", **arrays[-1])
+            made, shards = resolve(
+                folder / str(i), kind="arrays", source=str(folder / f"{i}.npz"), holdout=0.25
+            )
+            ref = lab._blob(made.to_json().encode())
+            for path in shards.values():
+                lab._blob(path.read_bytes())
+            spec.client_data.append(ref)
+            spec.client_sizes.append(made.train)
+            train.append(made.train)
+            peers.append(PeerSpec(name=f"h{i}", place=f"s{i}", data={"patients": ref.hash}))
+        spec.job, spec.local[:] = job.to_json(), ["x", "y"]
+        spec.data.CopyFrom(spec.client_data[0])
+        return cls(lab, spec, peers, arrays, train, job)
+
+    def world(self) -> Any:
+        world = self.lab.world(self.peers)
+        Monitor(world)
+        world.until(lambda: len(world.broker.machine.members.pool) == len(self.peers))
+        return world
+
+    def assert_expected(self, world: Any, run: str) -> list[Any]:
+        """It is done, and its weights are those of a plain loop. Returns the rounds."""
+        events = world.events(run)
+        assert events[-1].state.phase == broker_pb2.DONE, events[-1].state.reason.text
+        client_of = [r.client for e in events if e.HasField("formed") for r in e.formed.replicas]
+        assert sorted(client_of) == [0, 1, 2]
+        whole = {k: torch.tensor(np.concatenate([a[k] for a in self.arrays])) for k in "xy"}
+        made = train_cohorts(
+            self.lab.module,
+            self._cohorts(events, client_of),
+            lambda at: {k: t[list(at)] for k, t in whole.items()},
+            FedAvgM(0.5, 0.8),
+            lr=self.job.train.lr,
+            momentum=self.job.train.momentum,
+        )
+        got = exported(world, run)
+        assert got.keys() == made.shared.keys()
+        for name, tensor in made.shared.items():
+            torch.testing.assert_close(got[name], tensor.float(), rtol=1e-4, atol=1e-6)
+        return [e.round_done for e in events if e.HasField("round_done")]
+
+    def _cohorts(
+        self, events: Sequence[broker_pb2.RunEvent], client_of: Sequence[int]
+    ) -> list[list[ClientWork]]:
+        first, work = np.cumsum([0, *SAMPLES]), dict[int, broker_pb2.RoundWork]()
+        found = list[list[ClientWork]]()
+        for event in events:
+            if event.HasField("round_begun"):
+                work |= {w.replica: w for w in event.round_begun.work}
+            elif event.HasField("round_done"):
+                number = event.round_done.round
+                found.append([])
+                for member in event.round_done.members:
+                    client = client_of[member.replica]
+                    places = places_of(work[member.replica].cohort)
+                    assert cohort_of(3, self.job.seed, number, places) == [client]
+                    assert member.weight == self.train[client]
+                    one = Participant(client, first[client] + np.arange(self.train[client]))
+                    (plan,) = batches(
+                        [one],
+                        seed=self.job.seed,
+                        round_=number,
+                        batch=self.job.train.batch,
+                        passes=2,
+                    )
+                    weight = self.train[client]
+                    found[-1].append(ClientWork(client, [b.tolist() for b in plan], weight))
+        return found
+
+
+@pytest.fixture
+def hosts(laboratory: Callable[[Job], Any], tmp_path: Path) -> Hosts:
+    return Hosts.of(laboratory(job_of(tmp_path, "fedavgm")), tmp_path)
+
+
+def test_who_is_in_a_round_takes_turns(hosts: Hosts) -> None:
+    world = hosts.world()
+    run = world.submit(hosts.spec)
+    world.finish(run)
+    done = hosts.assert_expected(world, run)
+    assert [len(d.members) for d in done] == [2] * 4
+    assert len({tuple(m.replica for m in d.members) for d in done}) > 1
+    told = [e.evaluated for e in world.events(run) if e.HasField("evaluated")]
+    assert [t.replicas for t in told] == [2, 0], "the last one is by who brings the weights"
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_whichever_host_is_lost_at_any_moment_the_others_go_on(hosts: Hosts, returns: bool) -> None:
+    def play(deadly: int, lost: str) -> tuple[Any, str, int]:
+        world, count = hosts.world(), 0
+        run, checks = world.submit(hosts.spec), world.observe
+        spec = next(p for p in hosts.peers if p.name == lost)
+
+        def observe(seen: Any) -> None:
+            nonlocal count
+            checks(seen)
+            count += bool(count) or isinstance(seen.record, BeginRound)
+            if count == deadly > 0 and world.peers[lost].alive:
+                world.kill(lost)
+                if returns:
+                    world.after(2.0, lambda: world.join(spec))
+
+        world.observe = observe
+        world.finish(run)
+        return world, run, count
+
+    _, _, records = play(0, "h1")
+    without = 0
+    for part in range(1, 10):
+        lost = f"h{part % 3}"
+        world, run, _ = play(records * part // 10, lost)
+        done = hosts.assert_expected(world, run)
+        without += any(len(d.members) < 2 for d in done)
+    assert without or returns, "nobody was ever missing"
+
+
+def test_whenever_the_broker_is_started_again_each_trains_its_own(hosts: Hosts) -> None:
+    def play(deadly: int) -> tuple[Any, str, int]:
+        world, written = hosts.world(), 0
+        run, checks = world.submit(hosts.spec), world.observe
+
+        def observe(seen: Any) -> None:
+            nonlocal written
+            checks(seen)
+            written += isinstance(seen.record, Persist)
+            if isinstance(seen.record, Persist) and written == deadly:
+                world.restart_broker(1.0)
+
+        world.observe = observe
+        world.finish(run)
+        return world, run, written
+
+    _, _, records = play(0)
+    for deadly in range(2, records, 4):
+        world, run, _ = play(deadly)
+        hosts.assert_expected(world, run)
