@@ -108,6 +108,12 @@ def with_hosts(job: Job, found: JobData) -> tuple[Job, JobData]:
     whose data is not alike, and for fewer hosts than a round has clients."""
     if job.sync.kind != "federated" or job.data.where != "peer":
         return job, replace(found, of_clients=())
+    if job.plan.replicas != "auto":
+        raise SettingsError(
+            "plan.replicas",
+            f'is {job.plan.replicas}: expected "auto", for each host that has the data is a '
+            "client, with a replica of its own",
+        )
     first = found.manifest
     for other in found.of_clients:
         if (other.kind, other.fields) != (first.kind, first.fields):

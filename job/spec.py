@@ -364,12 +364,8 @@ def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:
     where = f'with sync.kind = "federated" and data.where = "{job.data.where}"'
     if job.data.where != "peer" and kind in ("by-key", "by-peer"):
         yield "data.partition.kind", f'"iid", "dirichlet" and "shards" are, {where}'
-    if job.data.where == "peer":
-        each = "each host that has the data is a client, with a replica of its own"
-        if kind != "by-peer":
-            yield "data.partition", f"none is, {where}: {each}"
-        if job.data.partition is None and job.plan.replicas != "auto":
-            yield "plan.replicas", f'"auto" is, {where}: {each}'
+    if job.data.where == "peer" and kind != "by-peer":
+        yield "data.partition", f"none is, {where}: each host that has the data is a client"
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:

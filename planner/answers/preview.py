@@ -26,7 +26,7 @@ from ..base.interface import NoPlan, PeerOffer, PlanRequest
 from ..cost.cost_model import CostModel
 from ..requests.asked import FormReplicas, PreviewWanted, ReplicaId
 from ..requests.request import plan_request
-from ..requests.requirements import decided, read_spec
+from ..requests.requirements import decided, one_of_many, read_spec
 from ..requests.run_spec import RunSpecError
 from ..schedulers.alternatives import ALONE, REPLICAS, alone, replicas
 from ..schedulers.schedulers import plan as make
@@ -67,9 +67,15 @@ def preview_wanted(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
 def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
     """Raises NoPlan, RunSpecError, GraphError, PlanError."""
     asked = read_spec(wanted.spec)
-    # Of several replicas, that of all peers with equal weights stands beside them.
-    spec = decided(wanted.spec, "allreduce", 1) if asked.forms else wanted.spec
+    # Beside several replicas stands the plan of all peers with equal weights, beside clients that
+    # of one peer which trains some.
+    spec, clients = wanted.spec, asked.cohorts is not None
+    if clients:
+        spec = one_of_many(spec)
+    elif asked.forms:
+        spec = decided(spec, "allreduce", 1)
     wish = read_spec(spec)
+    wish = replace(wish, options=asked.options) if clients else wish
     if not wanted.offers:
         raise NoPlan(
             "no peer is free, none has joined or all are in runs (`shoal peers` lists them): start "
@@ -85,10 +91,10 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
         if problem := bad_plan(found, ()):
             raise ValueError(problem)
         formation = None
-        if asked.forms:
+        if asked.forms or clients:
             ask = FormReplicas(ReplicaId(""), 0, wanted.spec, offers, network)
             formation = formed(ask, graph, found).formation
-        return request, found, _compared(request), formation
+        return request, found, [] if clients else _compared(request), formation
 
     found, left = without_culprits(planned, wanted.offers, wanted.network)
     request, (plan, report), others, formation = found

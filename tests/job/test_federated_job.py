@@ -56,11 +56,6 @@ def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
         ({"data": {"partition": {"kind": "dirichlet", "clients": 4}}}, "data.partition.alpha", ""),
         ({"data": {"partition": {"kind": "by-peer"}}}, "data.partition.kind", "not supported yet"),
         ({"data": {"where": "peer"}}, "data.partition", "each host that has the data is a client"),
-        (
-            {"data": {"where": "peer", "partition": None}, "plan": {"replicas": 2}},
-            "plan.replicas",
-            "each host",
-        ),
         ({"data": {"kind": "text"}}, "data.kind", "not supported yet"),
         ({"plan": {"stages": 2}}, "plan.stages", "one peer"),
         ({"sync": {"kind": "local"}, "plan": {"replicas": 2}}, "data.partition", "not supported"),
