@@ -183,7 +183,7 @@ def resolved(job: Job, manifest: Manifest, say: Say = lambda line: None) -> Job:
     """Return the job with its length in steps. Without held-out data it evaluates nothing, and an
     evaluation has no more whole batches than samples of arrays are held out: none counts twice."""
     train = job.train
-    steps = train.steps or steps_for(
+    steps = train.known_steps or steps_for(
         manifest, train.batch, passes=train.passes, tokens=train.tokens
     )
     job = job.resolved(steps)

@@ -23,7 +23,7 @@ from .rounds import RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without
 from .tables import LIVE, Codec, Data, Model, Output, Recovery, Sync
-from .training import Train, Training
+from .training import LENGTHS, Train, Training
 
 __all__ = ["Job"]
 
@@ -164,7 +164,7 @@ class Job(Settings):
             super().from_table({unknown[0]: None})  # raises, and names the key that was meant
         for key in ("version", "model", "train"):
             if key not in table:
-                wanted = "exactly one of train.steps, train.tokens, train.passes"
+                wanted = "exactly one of " + ", ".join(f"train.{key}" for key in LENGTHS)
                 what = {"version": "1", "model": 'a table with "factory"', "train": wanted}[key]
                 raise SettingsError(key, f"is missing: expected {what}")
         return cls(**table)
@@ -214,14 +214,8 @@ class Job(Settings):
     def resolved(self, steps: int) -> Job:
         """Return the job with its length in steps and its microbatch size as a number, whatever
         they were given as."""
-        known = replace(
-            self.train,
-            steps=steps,
-            tokens=None,
-            passes=None,
-            microbatch=self.train.microbatch_size,
-        )
-        return replace(self, train=known)
+        known = self.train.lasting(steps)
+        return replace(self, train=replace(known, microbatch=self.train.microbatch_size))
 
     @property
     def training(self) -> Training:
@@ -268,7 +262,9 @@ class Job(Settings):
             return self.decided("local", 1)
         sync = Sync(kind="local", method="average")
         data = replace(self.data, partition=None, where="submitter", keep_local="none")
-        return replace(self, plan=replace(self.plan, replicas=1), sync=sync, data=data)
+        train = self.train if self.train.rounds is None else self.train.lasting(self.train.rounds)
+        plan = replace(self.plan, replicas=1)
+        return replace(self, plan=plan, sync=sync, data=data, train=train)
 
     @property
     def rounds(self) -> RoundSettings | None:
@@ -348,6 +344,8 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
     """What cannot be beside clients that train by themselves."""
     partition, federated = job.data.partition, 'with sync.kind = "federated"'
     if job.sync.kind != "federated":
+        if job.train.rounds is not None:
+            yield "train.rounds", f"it is {federated}; here, steps, tokens or passes"
         if partition is not None:
             yield "data.partition", f"it is {federated}; leave it out, or set the kind"
         return

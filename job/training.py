@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .plan_options import SkipScaling, steps_or_share
 from .rounds import RoundSettings
 from .settings import Settings, SettingsError, at_least, at_most, json_object, plain
 
-__all__ = ["MOST_CHOICES", "MOST_MICROBATCHES", "Train", "Training"]
+__all__ = ["LENGTHS", "MOST_CHOICES", "MOST_MICROBATCHES", "Train", "Training"]
 
 MOST_STEPS = 2**53
 MOST_BATCH = 2**31
@@ -20,11 +20,14 @@ MOST_CHOICES = 64
 """Microbatch sizes that the planner may choose among, beside the default."""
 MOST_MICROBATCHES = 65_536
 """Of one step, and of one evaluation."""
+LENGTHS = ("steps", "tokens", "passes", "rounds")
+"""Keys of which exactly one says how long a run is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Settings):
-    """[train]: how it is trained. Exactly one of steps, tokens and passes says how long."""
+    """[train]: how it is trained. Exactly one of steps, tokens, passes and rounds says how
+    long."""
 
     steps: int | None = None
     """Optimizer updates."""
@@ -32,6 +35,8 @@ class Train(Settings):
     """Positions to train on, rounded up to whole steps."""
     passes: int | None = None
     """Passes over the training part of the data, rounded up to whole steps."""
+    rounds: int | None = None
+    """Of sync.kind = "federated": its rounds, each of which is one step of the run."""
     batch: int = 32
     """Samples of one step, over all microbatches."""
     microbatch: int | Literal["auto"] = "auto"
@@ -69,13 +74,12 @@ class Train(Settings):
     """Held-out batches (of `batch` samples) in one evaluation; 0: none."""
 
     def check(self) -> None:
-        lengths = {k: getattr(self, k) for k in ("steps", "tokens", "passes")}
-        given = [k for k, v in lengths.items() if v is not None]
+        given = [k for k in LENGTHS if getattr(self, k) is not None]
         if len(given) != 1:
             got = " and ".join(given) or "none of them"
             raise SettingsError(
                 given[1] if given else "",
-                f"wants exactly one of steps, tokens, passes; got {got}",
+                f"wants exactly one of {', '.join(LENGTHS)}; got {got}",
             )
         at_least(self, 1, given[0], "batch")
         at_most(self, MOST_STEPS, given[0])
@@ -95,6 +99,15 @@ class Train(Settings):
                     f"(remainder {self.batch % self.microbatch}): take e.g. {near}",
                 )
         steps_or_share(self, "warmup", 1)
+
+    def lasting(self, steps: int) -> Train:
+        """Return the same for so many steps, whatever its length was given as."""
+        return replace(self, **{**dict.fromkeys(LENGTHS), "steps": steps})
+
+    @property
+    def known_steps(self) -> int | None:
+        """Steps as far as they are known without the data."""
+        return self.steps or self.rounds
 
     @property
     def optimizer_slots(self) -> int:

@@ -151,7 +151,7 @@ def wait_for_peers(cluster: LocalCluster, front: Front, wanted: int) -> dict[str
 
 def shortened(job: Job, steps: int) -> Job:
     """The first steps of a job, without evaluations, and none of them full, as most are not."""
-    length = replace(job.train, steps=steps, tokens=None, passes=None, eval_every=0)
+    length = replace(job.train.lasting(steps), eval_every=0)
     plan = replace(job.plan, skip_warmup=0, skip_fade_out=0)
     return replace(job, train=length, plan=plan)
 

@@ -113,7 +113,8 @@ class Setting:
         if world != "real" and scenario.mode == "real":
             changed["time_scale"] = 1.0  # slows what is real only
         job = scenario.adjusted(Job.from_toml(scenario.job_path))
-        if options.steps is not None and options.steps < (job.train.steps or options.steps + 1):
+        asked, whole = options.steps, job.train.known_steps
+        if asked is not None and (whole is None or asked < whole):
             changed["expect"] = replace(scenario.expect, loss_below=None)  # of the whole length
         scenario = replace(scenario, **changed)  # type: ignore[arg-type]
         job = _changed(job, options)
@@ -152,6 +153,5 @@ class Setting:
 
 def _changed(job: Job, options: SimOptions) -> Job:
     if options.steps is not None:
-        train = replace(job.train, steps=options.steps, tokens=None, passes=None)
-        job = replace(job, train=train)
+        job = replace(job, train=job.train.lasting(options.steps))
     return job if options.seed is None else replace(job, seed=options.seed)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...job import Job, SettingsError
 from ...job.settings import plain
+from ...job.training import LENGTHS
 from ...net.blobs.client import BlobClient
 from ...net.file_names import is_file_name
 from ...peer.data.manifest import Manifest
@@ -189,8 +190,8 @@ def with_changes(job: Job, changes: Iterable[str]) -> Job:
             if not isinstance(at, dict):
                 raise SettingsError(key.strip(), f"is no key: {name} is {at!r}, not a table")
         at[last] = _value(text.strip())
-        if key.strip() in ("train.steps", "train.tokens", "train.passes"):
-            for other in {"steps", "tokens", "passes"} - {last}:
+        if key.strip() in {f"train.{length}" for length in LENGTHS}:
+            for other in {*LENGTHS} - {last}:
                 at.pop(other, None)
     return replace(Job.from_table(table), folder=job.folder)
 

@@ -17,7 +17,8 @@ def job(**tables: Any) -> Job:
     }
     for key, table in tables.items():
         found[key] = {**found.get(key, {}), **table}
-    return Job(model="m.py:f", train={"steps": 5, "batch": 8}, **found)
+    train = found.pop("train", {"rounds": 5})
+    return Job(model="m.py:f", train={"batch": 8, **train}, **found)
 
 
 def test_cohorts_follow_from_the_tables() -> None:
@@ -30,6 +31,12 @@ def test_cohorts_follow_from_the_tables() -> None:
     assert Job.from_json(found.to_json()) == found.without_places()
     assert found.training.batch == 8, "a client's"
     assert job(sync={"per_round": 7}).rounds.cohorts.per_round == 7  # type: ignore[union-attr]
+
+
+def test_rounds_are_steps_of_the_run() -> None:
+    by_rounds, by_steps = job(train={"rounds": 7}), job(train={"steps": 7})
+    assert by_rounds.resolved(by_rounds.train.known_steps or 0) == by_steps.resolved(7)
+    assert Job.from_json(by_rounds.to_json()) == by_rounds.without_places()
 
 
 def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
@@ -46,6 +53,8 @@ def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
     ("tables", "key", "words"),
     [
         ({"sync": {"every": 3}}, "sync.every", "leave it out"),
+        ({"train": {"rounds": 5, "steps": 5}}, "train.rounds", "exactly one of"),
+        ({"train": {"rounds": 0}}, "train.rounds", "1 or more"),
         ({"sync": {"per_round": 0}}, "sync.per_round", "at least 1"),
         ({"sync": {"per_round": "some"}}, "sync.per_round", "a share such as"),
         ({"sync": {"local": {"passes": 1, "steps": 2}}}, "sync.local", "exactly one"),
@@ -58,7 +67,11 @@ def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
         ({"data": {"where": "peer"}}, "data.partition", "each host that has the data is a client"),
         ({"data": {"kind": "text"}}, "data.kind", "not supported yet"),
         ({"plan": {"stages": 2}}, "plan.stages", "one peer"),
-        ({"sync": {"kind": "local"}, "plan": {"replicas": 2}}, "data.partition", "not supported"),
+        ({"sync": {"kind": "local"}, "plan": {"replicas": 2}}, "train.rounds", "not supported"),
+        (
+            {"sync": {"kind": "local"}, "train": {"steps": 5}, "plan": {"replicas": 2}},
+            *("data.partition", "not supported"),
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(tables: Any, key: str, words: str) -> None:

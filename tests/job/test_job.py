@@ -70,9 +70,9 @@ def test_a_file_with_the_required_keys_only_works(tmp_path: Path) -> None:
         (
             "[train]\nsteps = 3\ntokens = 4",
             6,
-            "exactly one of steps, tokens, passes; got steps and",
+            "exactly one of steps, tokens, passes, rounds; got steps and",
         ),
-        ("[train]\nbatch = 4", 4, "exactly one of steps, tokens, passes; got none"),
+        ("[train]\nbatch = 4", 4, "exactly one of steps, tokens, passes, rounds; got none"),
         ("[train]\nsteps = 0", 5, "`train.steps` is 0: expected 1 or more"),
         ("[train]\nsteps = 3\nlr = nan", 6, "`train.lr` is nan"),
         ("[train]\nsteps = 3\n\n# why\nmicrobatch = 7", 8, "batch = 32 is not divisible by it"),

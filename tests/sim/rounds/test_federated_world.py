@@ -75,7 +75,7 @@ def job_of(folder: Path, method: str) -> Job:
             },
             "plan": {"replicas": 3},
             "train": {
-                **{"steps": 4, "batch": 4, "lr": 0.2, "optimizer": "sgd", "momentum": 0.5},
+                **{"rounds": 4, "batch": 4, "lr": 0.2, "optimizer": "sgd", "momentum": 0.5},
                 **{"schedule": "constant", "warmup": 0, "clip": 0.0, "weight_decay": 0.0},
                 **{"eval_every": 2, "eval_batches": 1},
             },
