@@ -10,18 +10,42 @@ unsigned 64-bit integers, which wrap around.
 `permute` over [0, n): four Feistel rounds on 2·w bits, the smallest w with 4^w ≥ n, round r maps
 (left, right) to (right, left ^ (key(round key, r, right) mod 2^w)); repeated until it is < n.
 It needs no table, so that a peer can jump to any step of any pass.
+
+The second word of a key says what it is for (`Domain`), so that no two uses of a seed share words.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum, unique
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Indices", "Words", "key", "permute"]
+__all__ = ["Domain", "Indices", "Words", "key", "permute"]
 
 _U64 = np.uint64
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
+
+
+@unique
+class Domain(IntEnum):
+    """What a key is for: its second word. Numbers are never given again."""
+
+    WINDOW = 1
+    """Where a window to train on begins."""
+    HELD_OUT_WINDOW = 2
+    """Where a held-out window begins."""
+    ITEM = 3
+    """The order of items in a pass over arrays."""
+    HELD_OUT_ITEM = 4
+    """The order of held-out items of arrays."""
+    PARTITION = 5
+    """Which client has which samples."""
+    COHORT = 6
+    """Which clients are in a round."""
+    BATCH = 7
+    """The order of a client's samples in a pass of a round."""
 
 
 def _mix(z: Words) -> Words:

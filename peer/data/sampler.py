@@ -9,11 +9,12 @@ Keys and permutations are those of `dag/rounds/permutation.py`.
 
 Windows (text, tokens) are drawn with replacement. Sample g begins at
 
-    key(seed, 1, g) mod (train - length)            # window: length + 1 items
-    train + key(seed, 2, g) mod (held_out - length) # held out
+    key(seed, WINDOW, g) mod (train - length)                     # window: length + 1 items
+    train + key(seed, HELD_OUT_WINDOW, g) mod (held_out - length) # held out
 
 Arrays are walked in passes without replacement: sample g is item `permute(g mod train)` under the
-key (seed, 3, g div train), held out train + permute(g mod held_out) under the key (seed, 4, 0).
+key (seed, ITEM, g div train), held out train + permute(g mod held_out) under the key
+(seed, HELD_OUT_ITEM, 0).
 It needs no table, so that a peer can jump to any step of any pass.
 """
 
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...dag.rounds.permutation import Indices, key, permute
+from ...dag.rounds.permutation import Domain, Indices, key, permute
 from .manifest import DataError, Manifest
 
 __all__ = ["Sampler", "steps_for"]
@@ -47,8 +48,8 @@ class Sampler:
         g = (step * self.microbatches + microbatch) * size + np.arange(size)
         if m.kind != "arrays":
             choices = _U64(m.train - m.length)
-            return (key(self.seed, 1, g.astype(_U64)) % choices).astype(np.int64)
-        keys = key(self.seed, 3, (g // m.train).astype(_U64))
+            return (key(self.seed, Domain.WINDOW, g.astype(_U64)) % choices).astype(np.int64)
+        keys = key(self.seed, Domain.ITEM, (g // m.train).astype(_U64))
         return permute(g % m.train, m.train, keys)
 
     def held_out(self, microbatch: int, size: int) -> Indices:
@@ -58,8 +59,10 @@ class Sampler:
             raise DataError("the run evaluates, but nothing is held out: set holdout above 0")
         if m.kind != "arrays":
             choices = _U64(m.held_out - m.length)
-            return m.train + (key(self.seed, 2, g.astype(_U64)) % choices).astype(np.int64)
-        return m.train + permute(g % m.held_out, m.held_out, key(self.seed, 4, 0))
+            words = key(self.seed, Domain.HELD_OUT_WINDOW, g.astype(_U64))
+            return m.train + (words % choices).astype(np.int64)
+        order = key(self.seed, Domain.HELD_OUT_ITEM, 0)
+        return m.train + permute(g % m.held_out, m.held_out, order)
 
 
 def steps_for(

@@ -2,7 +2,7 @@
 
 A participant walks its own samples in passes without replacement, each in another order, in batches
 of `batch`; the last one of a pass has what is left. Sample i of pass e of round r is its sample
-`permute(i)` under the key (seed, 5, r, participant, e) of `peer/data/sampler.py`.
+`permute(i)` under the key (seed, BATCH, r, participant, e) of `dag/rounds/permutation.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...dag.rounds.permutation import key, permute
+from ...dag.rounds.permutation import Domain, key, permute
 
 __all__ = ["Participant", "batches"]
 
@@ -52,7 +52,7 @@ def batches(
     of = np.repeat([p.number for p in cohort], walks)
     at = np.concatenate([np.arange(w) for w in walks])
     index = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-    keys = key(seed, 5, round_, of.astype(np.uint64), at.astype(np.uint64))
+    keys = key(seed, Domain.BATCH, round_, of.astype(np.uint64), at.astype(np.uint64))
     order = permute(index, np.repeat(each, each), np.repeat(keys, each))
     found, start = list[list[Indices]](), 0
     for participant, n, walk in zip(cohort, counts, walks, strict=True):

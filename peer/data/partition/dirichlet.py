@@ -13,12 +13,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ....dag.rounds.permutation import key
+from ....dag.rounds.permutation import Domain, key
 from .variates import Floats, Ints, Words, log, log_gamma, log_sum, shares, uniform
 
 __all__ = ["even", "fill", "level", "log_weights", "lots", "split_classes"]
 
-_DOMAIN = 5  # of the sampler's keys; the sampler has 1 to 4
 _WEIGHTS, _PLACES, _LOTS = 0, 1, 2
 _TICKETS = 2**32
 _BLOCK = 2**20
@@ -27,7 +26,7 @@ _BLOCK = 2**20
 def lots(seed: int, purpose: int, count: int) -> Words:
     """One word for each of `count` things, of their own for each purpose: in the order of their
     words they are shuffled."""
-    return key(seed, _DOMAIN, _LOTS, purpose, np.arange(count, dtype=np.uint64))
+    return key(seed, Domain.PARTITION, _LOTS, purpose, np.arange(count, dtype=np.uint64))
 
 
 def log_weights(seed: int, alpha: Floats, clients: Ints, classes: Ints) -> Floats:
@@ -36,7 +35,7 @@ def log_weights(seed: int, alpha: Floats, clients: Ints, classes: Ints) -> Float
     found = np.empty((clients.size, classes.size))
     for at in _blocks(*found.shape):
         rows = clients[at].astype(np.uint64)[:, None]
-        keys = key(seed, _DOMAIN, _WEIGHTS, rows, classes.astype(np.uint64)[None, :])
+        keys = key(seed, Domain.PARTITION, _WEIGHTS, rows, classes.astype(np.uint64)[None, :])
         each = np.broadcast_to(alpha, keys.shape)
         found[at] = log_gamma(each.ravel(), keys.ravel()).reshape(keys.shape)
     return found
@@ -88,7 +87,7 @@ def fill(seed: int, purpose: int, who: Ints, logs: Floats, supply: Ints) -> Ints
     """
     found = np.empty(who.size, np.int64)
     left, todo = supply.copy(), np.arange(who.size)
-    words = key(seed, _DOMAIN, _PLACES, purpose, np.arange(who.size, dtype=np.uint64))
+    words = key(seed, Domain.PARTITION, _PLACES, purpose, np.arange(who.size, dtype=np.uint64))
     classes, attempt = supply.size, 0
     while todo.size:
         rows, row = np.unique(who[todo], return_inverse=True)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.dag.rounds.permutation import key, permute
 from shoal.peer.federated.batches import Participant, batches
 
 COHORTS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
@@ -41,6 +42,14 @@ def test_so_many_steps_are_the_first_of_as_many_passes_as_that_takes(
     for mine, all_of_it in zip(found, whole, strict=True):
         assert len(mine) == steps
         assert all(map(np.array_equal, mine, all_of_it))
+
+
+def test_the_order_of_a_pass_is_that_of_its_own_words() -> None:
+    [one] = participants([23])
+    [found] = batches([one], seed=3, round_=5, batch=23, passes=2)
+    for e, walk in enumerate(found):
+        words = [int(permute(np.array([i]), 23, key(3, 7, 5, one.number, e))[0]) for i in range(23)]
+        assert walk.tolist() == [one.samples[i] for i in words]
 
 
 def test_they_hang_on_seed_round_and_participant_and_not_on_who_is_beside() -> None:
