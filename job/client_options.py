@@ -14,6 +14,7 @@ __all__ = [
     "Cohorts",
     "FedAvgMOptions",
     "FedAvgOptions",
+    "FedNovaOptions",
     "FedProxOptions",
     "LocalWork",
     "share_of",
@@ -35,6 +36,12 @@ class FedProxOptions(Settings):
 
     def check(self) -> None:
         at_least(self, 0, "mu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNovaOptions(Settings):
+    """fednova (Wang et al. 2020): the mean is of what clients moved by one step of theirs, so that
+    who makes more steps does not count for more."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from .client_options import (
     Cohorts,
     FedAvgMOptions,
     FedAvgOptions,
+    FedNovaOptions,
     FedProxOptions,
 )
 from .gossip import NoLocoOptions, PairOptions, SapsOptions, SapsOuterOptions
@@ -164,6 +165,9 @@ class RoundMethod:
     """Of gossip: the rule of `broker/policies/pairs/selection.py` by which pairs are found."""
     alike: bool = False
     """Of gossip: whether both of a pair come to the same version."""
+    normalises: bool = False
+    """Of federated training: whether a client's move is divided by what its local steps count for,
+    which is known of SGD alone."""
 
 
 LOCAL: Mapping[str, RoundMethod] = {
@@ -194,6 +198,7 @@ GOSSIP: Mapping[str, RoundMethod] = {
 FEDERATED: Mapping[str, RoundMethod] = {
     "fedavg": RoundMethod(options=FedAvgOptions, kept=1),
     "fedprox": RoundMethod(options=FedProxOptions, kept=1),
+    "fednova": RoundMethod(options=FedNovaOptions, kept=1, normalises=True),
     "fedavgm": RoundMethod(options=FedAvgMOptions, kept=2),
     "fedadam": RoundMethod(options=AdaptiveOptions, kept=3),
     "fedyogi": RoundMethod(options=AdaptiveOptions, kept=3),

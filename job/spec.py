@@ -145,6 +145,13 @@ class Job(Settings):
                 f'is "{self.codec.sync}", and sync.method = "{self.sync.chosen}" writes what it '
                 'exchanges in a way of its own: expected "none"',
             )
+        if method is not None and method.normalises and self.train.optimizer != "sgd":
+            raise SettingsError(
+                "train.optimizer",
+                f'is "{self.train.optimizer}" with sync.method = "{self.sync.chosen}", which '
+                "divides a client's move by what its steps of SGD count for; of no other optimizer "
+                'is that known: expected "sgd"',
+            )
         if self.train.steps is not None and self.plan.reroutes:
             before, since = self.plan.full_steps(self.train.steps)
             if before >= since:

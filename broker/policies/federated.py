@@ -6,7 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ...dag.rounds.cohorts import cohort_of, places_of
+import numpy as np
+
+from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of
+from ...job import Training
+from ...job.rounds import method_of
 from ...proto.broker_pb2 import RoundMember, RoundWork, SampleRange
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
@@ -27,6 +31,8 @@ class FederatedPolicy(RoundPolicy):
         assert cohorts is not None, f"run {run.id} has no clients"
         self._cohorts, self._sizes = cohorts, run.spec.client_sizes
         self._seed = run.requirements.seed
+        self._train = Training.from_json(run.requirements.training).train
+        self._normalises = method_of(self._sync.chosen).normalises
 
     def work(self, run: RunRecord, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
         """Return places of the cohort, as many for each replica as its speed is worth."""
@@ -62,6 +68,26 @@ class FederatedPolicy(RoundPolicy):
                 weight = sum(self._sizes[c] for c in clients)
             found.append(RoundMember(replica=n, weight=weight, term=view.run.replicas[n].term))
         return found
+
+    def scale(self, view: RoundView, members: Sequence[RoundMember]) -> float:
+        """Return, of FedNova, the mean effective length of the members' clients, by that of the
+        longest client of the cohort, which peers bring moves to (`LocalCohort`)."""
+        if not self._normalises:
+            return 0.0
+        number, cohorts, train = view.rounds.versions.round, self._cohorts, self._train
+        cohort = cohort_of(cohorts.clients, self._seed, number, range(cohorts.per_round))
+        sizes = np.array([self._sizes[c] for c in cohort])
+        lengths = effective_lengths(
+            sizes,
+            train.batch,
+            passes=cohorts.local.passes,
+            steps=cohorts.local.steps,
+            momentum=train.momentum,
+        )
+        given = view.rounds.work.given
+        inside = [p for m in members for p in places_of(given[m.replica].cohort)]
+        weights = sizes[inside] if cohorts.weight == "samples" else None
+        return float(np.average(lengths[inside], weights=weights) / lengths.max())
 
     def evaluators(self, rounds: RoundRecord) -> Collection[int]:
         """Return the first replica, where an evaluation is due."""

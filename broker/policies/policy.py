@@ -100,7 +100,8 @@ class RoundPolicy:
         joiners = self.joining(view, members, at_gate)
         weights = {m.replica: m.weight for m in members}
         apart = view.disputes.between([*weights, *joiners])
-        return PlannedAttempt(members, joiners, [ExchangeGroup(weights, joiners, apart=apart)])
+        group = ExchangeGroup(weights, joiners, apart=apart, scale=self.scale(view, members))
+        return PlannedAttempt(members, joiners, [group])
 
     def members(self, view: RoundView, numbers: Sequence[int]) -> list[RoundMember]:
         """Return replicas as members, by number; the weight of each is its samples."""
@@ -111,6 +112,10 @@ class RoundPolicy:
             weight = view.rounds.work.units(n) * replica.plan.microbatch_size
             found.append(RoundMember(replica=n, weight=weight, term=replica.term))
         return found
+
+    def scale(self, view: RoundView, members: Sequence[RoundMember]) -> float:
+        """Return what the mean of parameters is multiplied by; 0: nothing."""
+        return 0.0
 
     def joining(
         self, view: RoundView, members: Sequence[RoundMember], at_gate: Sequence[int]

@@ -74,6 +74,7 @@ class ExchangePlanner:
                     patience_s=patience,
                     fragment=work.fragment,
                     final=work.final,
+                    scale=exchange.scale,
                 )
         for peer, plan in made.items():
             about = dict[str, None]()

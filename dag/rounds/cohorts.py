@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from ...proto.broker_pb2 import SampleRange
 from .permutation import Domain, key, permute
 
-__all__ = ["cohort_of", "places_of"]
+__all__ = ["cohort_of", "effective_lengths", "places_of"]
 
 
 def places_of(ranges: Iterable[SampleRange]) -> list[int]:
@@ -26,4 +27,20 @@ def cohort_of(clients: int, seed: int, round_: int, places: Iterable[int]) -> li
     run's."""
     at = np.fromiter(places, np.int64)
     found: list[int] = permute(at, clients, key(seed, Domain.COHORT, round_)).tolist()
+    return found
+
+
+def effective_lengths(
+    sizes: npt.ArrayLike, batch: int, *, passes: int, steps: int, momentum: float
+) -> npt.NDArray[np.float64]:
+    """Return what the local steps of SGD of each client count for together, (clients,), a_i of
+    FedNova (Wang et al. 2020, 2007.07481): of t steps with momentum m, of which step k counts for
+    1 + m + ... + m^(t - k), that is (t - m (1 - m^t) / (1 - m)) / (1 - m).
+
+    `sizes`: (clients,), samples of each. `passes` over these in batches of `batch`, or so many
+    `steps`: one of the two is 0."""
+    samples = np.asarray(sizes, np.int64)
+    each = np.full(samples.shape, steps) if steps else passes * -(-samples // batch)
+    left = 1.0 - momentum
+    found: npt.NDArray[np.float64] = (each - momentum * (1.0 - momentum**each) / left) / left
     return found

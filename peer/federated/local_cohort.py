@@ -19,9 +19,9 @@ from ...dag.execute.execute import StageExecutor
 from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
 from ...dag.plan.plan import Plan, PlanError
-from ...dag.rounds.cohorts import cohort_of, places_of
+from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of
 from ...job import Training
-from ...job.rounds import options_of
+from ...job.rounds import method_of, options_of
 from ..data.manifest import DataError
 from ..data.partition import Partition, partition_of
 from ..data.reader import Reader
@@ -134,35 +134,69 @@ class LocalCohort(LocalSteps):
 
         mine = [*zip(some, plans, strict=True)]
         trained = self._cohort.work(held, mine, self._read, rate, random_key)
-        mean = mean_of(trained, weights)
+        mean = mean_of(trained, weights, *self._normalised(numbers, weights))
         with torch.no_grad():
             for name, tensor in held.items():
                 tensor.copy_(mean[name])
+
+    def _normalised(
+        self, numbers: Sequence[int], weights: Mapping[int, int]
+    ) -> tuple[Mapping[int, float], Mapping[str, Tensor]]:
+        """Return what moves of these clients count for in the mean, and from where parameters move;
+        nothing, unless the method normalises. A move is divided by the client's effective length,
+        and multiplied by the largest of the round's cohort: then it is no smaller than it was, and
+        clients of one length move as without. What is left to multiply the mean by, the round's
+        plan says (`FederatedPolicy.scale`)."""
+        rounds, cohorts, train = self._training.rounds, self._cohorts, self._training.train
+        assert rounds is not None
+        if not method_of(rounds.method).normalises:
+            return {}, {}
+        everybody = range(cohorts.per_round)
+        cohort = cohort_of(cohorts.clients, self._training.seed, self._start.round, everybody)
+        lengths = effective_lengths(
+            [len(self._partition.train(n)) for n in cohort],
+            train.batch,
+            passes=cohorts.local.passes,
+            steps=cohorts.local.steps,
+            momentum=train.momentum,
+        )
+        by = dict(zip(cohort, lengths.max() / lengths, strict=True))
+        return {n: weights[n] * by[n] for n in numbers}, self._executor.parameters
 
     def _read(self, places: npt.NDArray[np.int64]) -> Mapping[str, Tensor]:
         found = self._reader.samples(places.reshape(-1))
         return {name: t.view(*places.shape, *t.shape[1:]) for name, t in found.items()}
 
 
-def mean_of(trained: Iterable[Trained], weights: Mapping[int, int]) -> dict[str, Tensor]:
+def mean_of(
+    trained: Iterable[Trained],
+    weights: Mapping[int, int],
+    moves: Mapping[int, float] | None = None,
+    began: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """Return, by name, the weighted mean of what participants came to, in float64; of integers the
-    largest. `weights`: by participant, above 0."""
+    largest. `weights`: by participant, above 0. `moves`: what each counts for in place of that
+    where the tensor `began` as given, so that it is not the mean that this adds up to."""
+    moves, began = moves or {}, began or {}
     sums: dict[str, Tensor] = {}
-    total = 0
+    total, moved = 0, 0.0
     for some in trained:
         mine = [weights[n] for n in some.participants]
-        total += sum(mine)
+        other = [moves[n] for n in some.participants] if began else []
+        total, moved = total + sum(mine), moved + sum(other)
         for name, values in some.values.items():
-            found = _added(values.detach(), mine)
+            found = _added(values.detach(), other if name in began else mine)
             before = sums.get(name)
             if before is not None:
                 whole = not values.is_floating_point()
                 found = torch.maximum(before, found) if whole else before + found
             sums[name] = found
+    for name, tensor in began.items():
+        sums[name] += (total - moved) * tensor.detach().double()
     return {n: s / total if s.is_floating_point() else s for n, s in sums.items()}
 
 
-def _added(values: Tensor, weights: Sequence[int]) -> Tensor:
+def _added(values: Tensor, weights: Sequence[float]) -> Tensor:
     if not values.is_floating_point():
         return values.amax(0)
     by = torch.tensor(weights, dtype=torch.float64, device=values.device)

@@ -31,6 +31,7 @@ STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "saps-outer": NoLocoRounds,
     "fedavg": RoundStrategy,
     "fedprox": RoundStrategy,
+    "fednova": RoundStrategy,
     "fedavgm": FedAvgMRounds,
     "fedadam": FedAdamRounds,
     "fedyogi": FedYogiRounds,

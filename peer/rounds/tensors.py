@@ -219,7 +219,10 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     ) -> WrittenPart[Tensor]:
         if came:
             return WrittenPart(joined(came), mean)
-        each = [(piece, values) for piece, [values] in self.cut(part, mean)]
+        each = []
+        for piece, [values] in self.cut(part, mean):
+            scaled = plan.scale and not piece.entry.is_buffer
+            each.append((piece, values * plan.scale if scaled else values))
         return self._write(each, coding, plan.round, "")
 
     def whole(self, part: Span, made: Pieces[EntryVersion[Tensor]], coding: PartCoding) -> Buffers:

@@ -16,7 +16,7 @@ from ...peer.data.reader import Reader
 from ...peer.federated.batches import Participant, batches
 from ...proto.broker_pb2 import RoundWork, RunEvent
 from .client_loops import ClientWork, FederatedResult, train_cohorts
-from .client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
+from .client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedNova, FedProx, FedYogi
 from .oracle import learning_rate, optimizer_of
 
 __all__ = ["committed_cohorts", "expected_versions"]
@@ -24,6 +24,7 @@ __all__ = ["committed_cohorts", "expected_versions"]
 _METHODS: Mapping[str, type[FedAvg]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "fednova": FedNova,
     "fedavgm": FedAvgM,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,

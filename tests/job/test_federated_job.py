@@ -61,6 +61,7 @@ def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
         ({"sync": {"method": "diloco"}}, "sync.method", 'of kind "local"'),
         ({"sync": {"method": "fedavg", "options": {"lr": 1.0}}}, "sync.options.lr", "not a known"),
         ({"sync": {"method": "fedadam", "options": {"eps": 0.0}}}, "sync.options.eps", "more than"),
+        ({"sync": {"method": "fednova"}}, "train.optimizer", "SGD"),
         ({"data": {"partition": {"kind": "by-key"}}}, "data.partition.kind", "not supported yet"),
         ({"data": {"partition": {"kind": "dirichlet", "clients": 4}}}, "data.partition.alpha", ""),
         ({"data": {"partition": {"kind": "by-peer"}}}, "data.partition.kind", "not supported yet"),

@@ -17,6 +17,7 @@ from torch import Tensor
 from shoal.broker.events import Persist
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
+from shoal.job.client_options import LocalWork
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.partition import partition_of
 from shoal.proto.broker_pb2 import DONE
@@ -25,7 +26,15 @@ from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.round_hashes import expected_rounds
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain.client_loops import train_cohorts
-from shoal.sim.plain.client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
+from shoal.sim.plain.client_methods import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedNova,
+    FedProx,
+    FedYogi,
+)
 from shoal.sim.plain.plain_cohorts import committed_cohorts
 from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual.world import PeerSpec
@@ -47,6 +56,7 @@ def small():
 METHODS: dict[str, tuple[dict[str, Any], FedAvg]] = {
     "fedavg": ({}, FedAvg()),
     "fedprox": ({"mu": 0.3}, FedProx(0.3)),
+    "fednova": ({}, FedNova()),
     "fedavgm": ({"lr": 0.5, "momentum": 0.8}, FedAvgM(0.5, 0.8)),
     "fedadam": ({"lr": 0.02}, FedAdam(0.02)),
     "fedyogi": ({"lr": 0.02}, FedYogi(0.02)),
@@ -54,7 +64,7 @@ METHODS: dict[str, tuple[dict[str, Any], FedAvg]] = {
 }
 
 
-def job_of(folder: Path, method: str) -> Job:
+def job_of(folder: Path, method: str, rounds: int = 4) -> Job:
     rng = np.random.default_rng(0)
     (folder / "model.py").write_text(MODEL)
     x = rng.normal(size=(120, 6)).astype(np.float32)
@@ -75,7 +85,7 @@ def job_of(folder: Path, method: str) -> Job:
             },
             "plan": {"replicas": 3},
             "train": {
-                **{"rounds": 4, "batch": 4, "lr": 0.2, "optimizer": "sgd", "momentum": 0.5},
+                **{"rounds": rounds, "batch": 4, "lr": 0.2, "optimizer": "sgd", "momentum": 0.5},
                 **{"schedule": "constant", "warmup": 0, "clip": 0.0, "weight_decay": 0.0},
                 **{"eval_every": 2, "eval_batches": 1},
             },
@@ -141,10 +151,38 @@ def test_the_planner_says_how_many_peers_train_clients(
     assert [len(d.members) for d in done] == [peers] * 4
 
 
-def test_whoever_is_lost_at_any_moment_its_clients_are_left_out(
+@pytest.mark.parametrize("peers", [1, 2])
+def test_lengths_of_clients_count_alike_however_many_peers_there_are(
+    laboratory: Callable[[Job], Any], tmp_path: Path, peers: int
+) -> None:
+    job = job_of(tmp_path, "fednova", 2)
+    lab = laboratory(replace(job, plan=replace(job.plan, replicas=peers)))
+    world = world_of(lab, peers)
+    run = world.submit(lab.spec)
+    world.finish(run)
+    done = assert_expected(lab, world, run)
+    assert [len(d.members) for d in done] == [peers] * 2
+
+
+def test_clients_that_make_as_many_steps_move_as_without_normalising(
     laboratory: Callable[[Job], Any], tmp_path: Path
 ) -> None:
-    lab = laboratory(job_of(tmp_path, "fedavgm"))
+    def hashes(method: str) -> list[int]:
+        job = job_of(tmp_path, method, 2)
+        lab = laboratory(replace(job, sync=replace(job.sync, local=LocalWork(steps=3))))
+        world = world_of(lab)
+        run = world.submit(lab.spec)
+        events = world.finish(run)
+        return [e.round_done.hash for e in events if e.HasField("round_done")]
+
+    assert hashes("fednova") == hashes("fedavg"), "to the bit"
+
+
+@pytest.mark.parametrize(("method", "moments"), [("fedavgm", 12), ("fednova", 4)])
+def test_whoever_is_lost_at_any_moment_its_clients_are_left_out(
+    laboratory: Callable[[Job], Any], tmp_path: Path, method: str, moments: int
+) -> None:
+    lab = laboratory(job_of(tmp_path, method))
 
     def play(deadly: int) -> tuple[Any, str, int]:
         world, count = world_of(lab), 0
@@ -164,8 +202,8 @@ def test_whoever_is_lost_at_any_moment_its_clients_are_left_out(
 
     _, _, records = play(0)
     smaller = 0
-    for part in range(1, 12):
-        world, run, _ = play(records * part // 12)
+    for part in range(1, moments):
+        world, run, _ = play(records * part // moments)
         done = assert_expected(lab, world, run)
         smaller += any(len(d.members) < 3 for d in done)
     assert smaller, "nobody was ever left out"
