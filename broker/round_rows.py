@@ -5,14 +5,23 @@ follow a run, for the page, and for the report of a simulation."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..dag.schedule.convert_plan import microbatches_of
-from ..proto.broker_pb2 import RoundDone, RoundWork, RunEvent
+from ..proto.broker_pb2 import Evaluation, RoundDone, RoundWork, RunEvent, VersionEvaluated
 from .records.version_ledger import pairs_of
 
-__all__ = ["Local", "RoundRow", "RoundRows", "begun", "evaluated", "planned", "sentence"]
+__all__ = [
+    "Local",
+    "RoundRow",
+    "RoundRows",
+    "begun",
+    "client_numbers",
+    "evaluated",
+    "planned",
+    "sentence",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +205,26 @@ def evaluated(event: RunEvent) -> str:
     if told.replicas:
         of = f"mean of {told.replicas} replicas, each by itself, {of.removeprefix('version ')}"
     by = "" if told.replicas else f", says replica {told.replica}"
-    return f"{of} · held-out {told.evaluation.loss:.4f}{by}"
+    return " · ".join([f"{of} · held-out {told.evaluation.loss:.4f}{by}", *_by_client(told)])
+
+
+def client_numbers(found: Evaluation) -> dict[str, float | int]:
+    """What clients came to on their own held-out samples as flat numbers, of the loss and of each
+    metric the mean over all samples (`clients_NAME`), and of clients' own means the least, the
+    median and the most; empty where none was evaluated."""
+    row: dict[str, float | int] = {}
+    for number in found.clients:
+        name = f"clients_{number.name}"
+        row |= {"clients": number.clients, name: number.mean, f"{name}_least": number.least}
+        row |= {f"{name}_median": number.median, f"{name}_most": number.most}
+    return row
+
+
+def _by_client(told: VersionEvaluated) -> Iterator[str]:
+    """How the numbers of clients are spread, for people."""
+    for n in told.evaluation.clients:
+        spread = f"{n.name} {n.mean:.4f} ({n.least:.4f}, {n.median:.4f}, {n.most:.4f})"
+        yield f"{spread} over {n.clients} clients (least, median, most)"
 
 
 def begun(event: RunEvent) -> str:

@@ -477,14 +477,32 @@ class NamedNumber(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("loss", "weight", "metrics")
+    __slots__ = ("loss", "weight", "metrics", "clients")
     LOSS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
     loss: float
     weight: float
     metrics: _containers.RepeatedCompositeFieldContainer[NamedNumber]
-    def __init__(self, loss: _Optional[float] = ..., weight: _Optional[float] = ..., metrics: _Optional[_Iterable[_Union[NamedNumber, _Mapping]]] = ...) -> None: ...
+    clients: _containers.RepeatedCompositeFieldContainer[ClientNumber]
+    def __init__(self, loss: _Optional[float] = ..., weight: _Optional[float] = ..., metrics: _Optional[_Iterable[_Union[NamedNumber, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientNumber, _Mapping]]] = ...) -> None: ...
+
+class ClientNumber(_message.Message):
+    __slots__ = ("name", "clients", "mean", "least", "median", "most")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    clients: int
+    mean: float
+    least: float
+    median: float
+    most: float
+    def __init__(self, name: _Optional[str] = ..., clients: _Optional[int] = ..., mean: _Optional[float] = ..., least: _Optional[float] = ..., median: _Optional[float] = ..., most: _Optional[float] = ...) -> None: ...
 
 class Exported(_message.Message):
     __slots__ = ("run", "term", "step", "weights", "partial")

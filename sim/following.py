@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from ..broker.round_rows import RoundRows
+from ..broker.round_rows import RoundRows, client_numbers
 from ..compression.codec import parse
 from ..dag.ir.graph import TensorSpec
 from ..dag.plan.strategies import parse_strategy
@@ -65,7 +65,10 @@ class Following:
             case "formed":
                 self._formed = event.formed
             case "evaluated":
-                self.summary.eval_loss = event.evaluated.evaluation.loss
+                told, summary = event.evaluated, self.summary
+                summary.eval_loss = told.evaluation.loss
+                if numbers := client_numbers(told.evaluation):
+                    summary.clients += ({"round": told.round, **numbers},)
             case "step":
                 self._stepped(event.step, event.replica)
             case "state":

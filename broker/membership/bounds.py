@@ -116,6 +116,12 @@ def _sound_results(found: Outcome | Evaluation) -> None:
     del found.metrics[:]
     for name, value in metrics.items():
         found.metrics.add(name=name, value=value)
+    if isinstance(found, Evaluation):
+        del found.clients[MOST_METRICS:]
+        for number in found.clients:
+            number.name = printable(number.name, MOST_NAME)
+            for part in ("mean", "least", "median", "most"):
+                setattr(number, part, _measured(getattr(number, part)))
 
 
 def _measured(said: float) -> float:

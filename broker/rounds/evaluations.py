@@ -55,7 +55,8 @@ class Evaluations:
 
 
 def mean_of(found: Collection[Evaluation]) -> Evaluation:
-    """Return the plain mean of evaluations of as many samples; of a metric over those with it."""
+    """Return the plain mean of evaluations of as many samples; of a metric over those with it.
+    What clients came to is one version's, and stays as it is."""
     numbers: dict[str, list[float]] = {}
     for each in found:
         for metric in each.metrics:
@@ -64,4 +65,5 @@ def mean_of(found: Collection[Evaluation]) -> Evaluation:
     loss, weight = (
         sum(x) / len(found) for x in zip(*((e.loss, e.weight) for e in found), strict=True)
     )
-    return Evaluation(loss=loss, weight=weight, metrics=means)
+    clients = next(iter(found)).clients
+    return Evaluation(loss=loss, weight=weight, metrics=means, clients=clients)

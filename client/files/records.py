@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...broker.round_rows import RoundRow
+from ...broker.round_rows import RoundRow, client_numbers
 from ...job import Job, Output, SettingsError
 from ...job.settings import plain
 from ...net.surroundings import naming
@@ -142,7 +142,7 @@ def evaluation_numbers(found: VersionEvaluated) -> dict[str, float | int]:
     row |= {"replicas": found.replicas} if found.replicas else {"replica": found.replica}
     row["eval_loss"] = found.evaluation.loss
     numbers = ((m.name, m.value) for m in found.evaluation.metrics)
-    return {**row, **own_numbers(numbers, EVALUATED)}
+    return {**row, **own_numbers(numbers, EVALUATED), **client_numbers(found.evaluation)}
 
 
 class Recorder:

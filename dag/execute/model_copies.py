@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, fx
@@ -60,19 +60,12 @@ class ModelCopies:
         """`parameters`, `buffers`: by name, (copies, *shape); gradients are those of parameters
         that require one. `inputs`: by argument, (copies, batch, ...). `keys`: of each copy's random
         numbers (`dag/ir/random.py`), where operators draw some."""
-        batch = next(iter(inputs.values())).shape[1]
-        bound = self._of(batch)
         leaves = {n: p.detach().requires_grad_(p.requires_grad) for n, p in parameters.items()}
         trained = {n: p for n, p in leaves.items() if p.requires_grad}
-        standing = {f"param:{n}": p for n, p in leaves.items()}
-        standing |= {f"buffer:{n}": b for n, b in buffers.items()}
-        made = bound.forward(standing, {f"in:{n}": t for n, t in inputs.items()}, keys)
-        graph = self._graph
-        losses = made[graph.loss]
-        weights = made[graph.weight].detach() if graph.weight else torch.ones_like(losses.detach())
-        counts = weights != 0
+        losses, made = self._forward(leaves, buffers, inputs, keys)
+        counts = made.weights != 0
         # The mean over nothing is NaN, and so would be its gradient.
-        total = torch.where(counts, losses, 0.0).mul(weights).sum()
+        total = torch.where(counts, losses, 0.0).mul(made.weights).sum()
         found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
         grads: dict[str, Tensor | None] = {}
         for name, grad in zip(trained, found, strict=True):
@@ -80,10 +73,39 @@ class ModelCopies:
                 mine = counts.view(-1, *(1,) * (grad.dim() - 1))
                 grad = torch.where(mine, grad, torch.zeros_like(grad))
             grads[name] = grad
-        return CopiesForward(
-            grads,
+        return replace(made, grads=grads)
+
+    @torch.no_grad()
+    def evaluate(
+        self, version: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+    ) -> CopiesForward:
+        """As `run` without gradients, of copies that are all alike, which need no keys: `version`
+        has parameters and buffers by name, (*shape)."""
+        count = len(next(iter(inputs.values())))
+        parameters, buffers = (
+            {t.name: version[t.name].expand(count, *version[t.name].shape) for t in of}
+            for of in (self._graph.parameters, self._graph.buffers)
+        )
+        _, found = self._forward(parameters, buffers, inputs, ())
+        return found
+
+    def _forward(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+        keys: Sequence[int],
+    ) -> tuple[Tensor, CopiesForward]:
+        """The losses, and what is made without gradients."""
+        bound, graph = self._of(next(iter(inputs.values())).shape[1]), self._graph
+        standing = {f"param:{n}": p for n, p in parameters.items()}
+        standing |= {f"buffer:{n}": b for n, b in buffers.items()}
+        made = bound.forward(standing, {f"in:{n}": t for n, t in inputs.items()}, keys)
+        losses = made[graph.loss]
+        return losses, CopiesForward(
+            {},
             losses.detach(),
-            weights,
+            made[graph.weight].detach() if graph.weight else torch.ones_like(losses.detach()),
             {name: made[value].detach() for name, value in graph.metrics},
             {n: made[v].detach() for n, v in bound.statistics.items()},
         )

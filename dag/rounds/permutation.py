@@ -46,6 +46,8 @@ class Domain(IntEnum):
     """Which clients are in a round."""
     BATCH = 7
     """The order of a client's samples in a pass of a round."""
+    EVALUATED = 8
+    """Which clients' own samples are evaluated, where there are too many."""
 
 
 def _mix(z: Words) -> Words:

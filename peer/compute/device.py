@@ -379,12 +379,15 @@ class TorchDevice:
         )
 
     def _evaluation(self) -> broker_pb2.Evaluation:
-        exchange = self._now.exchange
+        exchange, rounds = self._now.exchange, self._now.rounds
         total = exchange.total
         assert total is not None, "no evaluation before its scores"
         exchange.clear()
         return broker_pb2.Evaluation(
-            loss=total.loss, weight=total.weight, metrics=self._metrics(total.metrics)
+            loss=total.loss,
+            weight=total.weight,
+            metrics=self._metrics(total.metrics),
+            clients=rounds.local.evaluate() if rounds else (),
         )
 
     def _metrics(self, values: tuple[float, ...]) -> list[broker_pb2.NamedNumber]:

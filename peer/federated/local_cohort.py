@@ -22,12 +22,14 @@ from ...dag.plan.plan import Plan, PlanError
 from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of
 from ...job import Training
 from ...job.rounds import method_of, options_of
+from ...proto.broker_pb2 import ClientNumber
 from ..data.manifest import DataError
 from ..data.partition import Partition, partition_of
 from ..data.reader import Reader
 from ..rounds.local import LocalSteps
 from ..sync.optimizer import learning_rate
 from .batches import Participant, batches
+from .client_evaluation import ClientEvaluation
 from .cohort import Cohort, Trained
 
 __all__ = ["LocalCohort", "mean_of"]
@@ -70,6 +72,17 @@ class LocalCohort(LocalSteps):
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
         self._cohort = Cohort(graph, training.train, most=most, mu=mu, device=executor.device)
+        self._evaluation: ClientEvaluation | None = None
+        """None: the only client here has the held-out part of the data for that."""
+        if isinstance(partition, Partition):
+            self._evaluation = ClientEvaluation(
+                graph,
+                partition,
+                seed=training.seed,
+                batch=training.train.batch,
+                most=most,
+                device=executor.device,
+            )
 
     @classmethod
     def of(
@@ -138,6 +151,14 @@ class LocalCohort(LocalSteps):
         with torch.no_grad():
             for name, tensor in held.items():
                 tensor.copy_(mean[name])
+
+    def evaluate(self) -> list[ClientNumber]:
+        """Return what the version in the stages comes to on clients' own held-out samples. Raises
+        DataError."""
+        if self._evaluation is None:
+            return []
+        held = {**self._executor.parameters, **self._executor.buffers}
+        return self._evaluation.numbers(held, self._read)
 
     def _normalised(
         self, numbers: Sequence[int], weights: Mapping[int, int]

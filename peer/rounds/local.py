@@ -25,6 +25,11 @@ class LocalSteps:
         """Do what is still to be done of the round before it is taken down: nothing, once the steps
         of the plan are done."""
 
+    def evaluate(self) -> list[broker_pb2.ClientNumber]:
+        """Return what the version in the stages comes to on clients' own samples: steps of a plan
+        have no clients."""
+        return []
+
     def _of(self, step: int) -> broker_pb2.RoundStart:
         """What a step follows: holders of one replica may hear of a round in different steps."""
         start = self._start

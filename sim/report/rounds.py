@@ -12,15 +12,17 @@ from .page import Section, table
 from .pictures.charts import Series, curves
 from .pictures.palette import SERIES
 from .pictures.picture import Picture
-from .summary import Summary
+from .summary import Summary, names_of
 from .words import figure, percent, seconds, size
 
-__all__ = ["behind_rounds", "rounds_of"]
+__all__ = ["behind_rounds", "clients_of", "rounds_of"]
 
 MOST_REPLICAS = 4
 """That have a line of their own."""
 MOST_ROWS = 40
 """Rounds in the table, the newest; summary.json has all."""
+_OF_CLIENTS = (("all", ""), ("least", "_least"), ("median", "_median"), ("most", "_most"))
+"""Lines of a number of clients, and how their keys end."""
 
 
 def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
@@ -57,6 +59,28 @@ def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
         note += f" {count_of(more, 'round')} before these: see summary.json."
     body = table((*heads, *times), rows, (0, 2, 3, 4, 5, 6, 7))
     made.append(Section("Rounds", body, wide=True, note=note))
+    return made
+
+
+def clients_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
+    """Curves of what versions come to on clients' own samples, one picture for each number; none
+    where nobody holds samples out."""
+    made = []
+    for key, name in names_of(s.clients[-1]).items() if s.clients else ():
+        lines = [
+            Series(
+                name=what,
+                points=[(r["round"], r[f"{key}{end}"]) for r in s.clients if f"{key}{end}" in r],
+                colour=colour,
+                dots=True,
+            )
+            for (what, end), colour in zip(_OF_CLIENTS, SERIES, strict=False)
+        ]
+        picture = curves(f"{name} of clients by round", lines, unit="round", text=figure)
+        pictures[f"clients-{len(made)}"] = picture
+        note = f"Each version on the samples that {s.clients[-1]['clients']} clients hold out:"
+        note += " over all of these, and the least, the median and the most of a client."
+        made.append(Section(f"Clients' {name}", picture.svg(), note=note))
     return made
 
 

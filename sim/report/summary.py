@@ -12,7 +12,7 @@ from typing import Any
 
 from ...net.finite import finite
 
-__all__ = ["Summary", "to_json", "unigram_entropy", "write_json"]
+__all__ = ["Summary", "names_of", "to_json", "unigram_entropy", "write_json"]
 
 
 @dataclass(kw_only=True)
@@ -148,6 +148,10 @@ class Summary:
     counted."""
     held_out: tuple[tuple[int, float], ...] = ()
     """Of several replicas: (samples in the version, held-out loss)."""
+    clients: tuple[Mapping[str, float | int], ...] = ()
+    """Of each version that was evaluated on clients' own held-out samples: `round`, how many
+    `clients`, and of the loss and each metric `clients_NAME` over all samples, and as
+    `clients_NAME_least`, `_median` and `_most` those of the clients' own means."""
     step_seconds: tuple[float, ...] = ()
     """The seconds of every step."""
     memory: tuple[Mapping[str, Any], ...] = ()
@@ -169,6 +173,11 @@ def unigram_entropy(pieces: Iterable[bytes]) -> float:
         counts.update(piece)
     total = sum(counts.values())
     return -sum(n / total * math.log(n / total) for n in counts.values())
+
+
+def names_of(found: Mapping[str, float | int]) -> dict[str, str]:
+    """Return which numbers one of `Summary.clients` has, what they are called by their keys."""
+    return {key: key.removeprefix("clients_") for key in found if f"{key}_least" in found}
 
 
 def to_json(s: Summary) -> str:

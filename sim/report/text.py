@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ...job.words import WRONG_CHOICE, count_of
 from ...planner.answers.preview import WORTH_SAYING
 from ...planner.schedulers.alternatives import ALONE
-from .summary import Summary
+from .summary import Summary, names_of
 
 __all__ = ["MOST_LINKS", "outrun", "own_step_s", "render"]
 
@@ -24,7 +24,7 @@ def render(s: Summary) -> str:
     """The report of the files page, as far as its lines were measured."""
     lines = [_head(s), *_outrun(s), *_model(s), *_learned(s), *_speed(s), *_against(s)]
     if s.step_s:
-        lines += [*_wire(s), *_rounds(s)]
+        lines += [*_clients(s), *_wire(s), *_rounds(s)]
     return "\n".join([*lines, *_faults(s), *_truth(s), _again(s)])
 
 
@@ -81,17 +81,20 @@ def _spares(s: Summary) -> str:
 
 
 def _learned(s: Summary) -> Iterator[str]:
-    if s.loss_last is None:
-        return
-    local = "local " if s.rounds else ""
-    text = f"learned  {local}loss {s.loss_first:.3f} -> {s.loss_last:.3f}"
-    if s.rounds:
-        text += " (means of the first and the last round)"
+    parts = []
+    if s.loss_last is not None:
+        local = "local " if s.rounds else ""
+        parts.append(f"{local}loss {s.loss_first:.3f} -> {s.loss_last:.3f}")
+        if s.rounds:
+            parts[0] += " (means of the first and the last round)"
     if s.eval_loss is not None:
-        text += f", held-out {s.eval_loss:.3f}"
-        if s.unigram_entropy is not None:
-            side = "below" if s.eval_loss < s.unigram_entropy else "NOT below"
-            text += f", {side} the text's unigram entropy {s.unigram_entropy:.3f}"
+        parts.append(f"held-out {s.eval_loss:.3f}")
+    if not parts:
+        return
+    text = f"learned  {', '.join(parts)}"
+    if s.eval_loss is not None and s.unigram_entropy is not None:
+        side = "below" if s.eval_loss < s.unigram_entropy else "NOT below"
+        text += f", {side} the text's unigram entropy {s.unigram_entropy:.3f}"
     if s.half_loss is not None:
         worse = f" ({s.half_loss / s.eval_loss - 1:+.1%})" if s.eval_loss else ""
         text += f", without {len(s.half_without)} blocks {s.half_loss:.3f}{worse}"
@@ -110,6 +113,17 @@ def _learned(s: Summary) -> Iterator[str]:
     elif s.inexact_from or s.rerouted:
         text += f" · not exact: {'; '.join(_made_anew(s))}"
     yield text
+
+
+def _clients(s: Summary) -> Iterator[str]:
+    """What the last version that was evaluated comes to on clients' own samples."""
+    for found in s.clients[-1:]:
+        numbers = [
+            f"{name} {found[key]:.3f} (least {found[f'{key}_least']:.3f}, median "
+            f"{found[f'{key}_median']:.3f}, most {found[f'{key}_most']:.3f})"
+            for key, name in names_of(found).items()
+        ]
+        yield f"clients  {found['clients']} on their own samples: {', '.join(numbers)}"
 
 
 def _made_anew(s: Summary) -> Iterator[str]:

@@ -34,6 +34,7 @@ from shoal.sim.plain.client_methods import (
     FedNova,
     FedProx,
     FedYogi,
+    copies,
 )
 from shoal.sim.plain.plain_cohorts import committed_cohorts
 from shoal.sim.plain.round_log import committed_rounds
@@ -49,7 +50,9 @@ def small():
             self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
         def forward(self, x, y):
-            return nn.functional.cross_entropy(self.layers(x), y)
+            made = self.layers(x)
+            right = (made.argmax(1) == y).float().mean()
+            return {"loss": nn.functional.cross_entropy(made, y), "accuracy": right}
 
     return Classifier()
 """
@@ -260,6 +263,50 @@ def test_ghosts_come_to_what_a_loop_of_hashes_makes_of_committed_clients(
     monkeypatch.setattr(ghost_clients, "places_of", lambda ranges: places_of(ranges)[:-1])
     found, wanted = play()  # a client of each was left out
     assert found != wanted
+
+
+def test_versions_are_evaluated_on_clients_own_samples(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    job = job_of(tmp_path, "fedavg")
+    assert job.data.partition is not None
+    partition = replace(job.data.partition, held_out=0.4)
+    lab = laboratory(replace(job, data=replace(job.data, partition=partition)))
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    events = world.finish(run)
+    reader = lab.reader()
+    divided = partition_of(partition, "y", reader)
+    own = [at for at in map(divided.held_out, range(12)) if len(at)]
+    assert max(map(len, own)) > job.train.batch > min(map(len, own)), "batches of many sizes"
+
+    def plain(state: dict[str, Tensor], number: str) -> list[float]:
+        each = [
+            float(torch.func.functional_call(lab.module, state, (), reader.samples(at))[number])
+            for at in own
+        ]
+        mean = sum(x * len(at) for x, at in zip(each, own, strict=True)) / sum(map(len, own))
+        return [mean, min(each), float(np.median(each)), max(each)]
+
+    versions: list[dict[str, Tensor]] = []
+    train_cohorts(
+        lab.module,
+        committed_cohorts(events, lab.job, reader),
+        lambda at: reader.samples(np.array(at)),
+        FedAvg(),
+        lr=lab.job.train.lr,
+        momentum=lab.job.train.momentum,
+        committed=lambda _, made: versions.append(copies(made.shared)),
+    )
+    found = [e.evaluated for e in events if e.HasField("evaluated")]
+    assert [told.step for told in found] == [2, 4]
+    for told in found:
+        numbers = told.evaluation.clients
+        assert [n.name for n in numbers] == ["loss", "accuracy"]
+        for n in numbers:
+            wanted = plain(versions[told.step - 1], n.name)
+            assert n.clients == len(own)
+            assert [n.mean, n.least, n.median, n.most] == pytest.approx(wanted, rel=1e-4)
 
 
 def exported(world: Any, run: str) -> dict[str, Tensor]:
