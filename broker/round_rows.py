@@ -35,6 +35,8 @@ class Local:
     """What it weighs; 0: it took no part."""
     losses: tuple[float, ...]
     """Of its local steps, as far as they were seen."""
+    clients: int = 0
+    """Of federated training, that it was to train."""
 
     @property
     def loss(self) -> float | None:
@@ -67,6 +69,26 @@ class RoundRow:
     exchange_s: float
     """From when all that meet were ready to the version; 0: not known."""
     seconds: float
+    clients_moved: float = 0.0
+    """Of federated training, root mean square of what clients moved, by weight."""
+    mean_moved: float = 0.0
+    """Of federated training, the 2-norm of the mean of what members gave."""
+
+    @property
+    def asked(self) -> int:
+        """Clients that the round had; 0: it was none of federated training."""
+        return sum(m.clients for m in (*self.members, *self.left_out))
+
+    @property
+    def came(self) -> int:
+        """Clients whose work is in the version."""
+        return sum(m.clients for m in self.members)
+
+    @property
+    def alike(self) -> float | None:
+        """How long the mean of clients' moves is by these: 1 where all moved alike, about the root
+        of 1/n for n that have nothing in common; None: not known."""
+        return self.mean_moved / self.clients_moved if self.clients_moved else None
 
     @property
     def samples(self) -> int:
@@ -97,6 +119,17 @@ class RoundRow:
             "waited_s": self.waited_s,
             "exchange_s": self.exchange_s,
             "seconds": self.seconds,
+            **(self._of_clients() if self.asked else {}),
+        }
+
+    def _of_clients(self) -> dict[str, object]:
+        return {
+            "clients_asked": self.asked,
+            "clients_came": self.came,
+            "clients_lost": self.asked - self.came,
+            "clients_moved": self.clients_moved,
+            "mean_moved": self.mean_moved,
+            "alike": self.alike,
         }
 
 
@@ -158,6 +191,8 @@ class RoundRows:
             waited_s=done.waited_s,
             exchange_s=done.exchange_s,
             seconds=done.seconds,
+            clients_moved=done.clients_moved,
+            mean_moved=done.mean_moved,
         )
         self._samples += row.samples
         ends = {n: w.first_step + w.steps for n, w in self._work.items()}
@@ -169,7 +204,13 @@ class RoundRows:
         work = self._work.get(number, RoundWork())
         steps = range(work.first_step, work.first_step + work.steps)
         losses = [self._losses[number, s] for s in steps if (number, s) in self._losses]
-        return Local(replica=number, steps=work.steps, samples=samples, losses=tuple(losses))
+        return Local(
+            replica=number,
+            steps=work.steps,
+            samples=samples,
+            losses=tuple(losses),
+            clients=sum(r.count for r in work.cohort),
+        )
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -187,6 +228,10 @@ def sentence(row: RoundRow) -> str:
         parts[0] += f"; {', '.join(map(str, row.joined))} took its version"
     if row.pairs is not None:
         parts.append(f"pairs {', '.join(f'{a}-{b}' for a, b in row.pairs) or 'none'}")
+    if row.asked:
+        parts.append(f"{row.came} of {row.asked} clients")
+    if row.alike is not None:
+        parts[-1] += f", alike by {row.alike:.0%}"
     if row.loss is not None:
         parts.append(f"local loss {row.loss:.4f}")
     parts += [f"drift {row.drift:.3g}", f"{row.sent_bytes / 1e6:.2f} MB"]
@@ -229,8 +274,13 @@ def _by_client(told: VersionEvaluated) -> Iterator[str]:
 
 def begun(event: RunEvent) -> str:
     """What local work was handed out, in one line."""
-    work = ", ".join(f"replica {w.replica} makes {w.steps} steps" for w in event.round_begun.work)
+    work = ", ".join(f"replica {w.replica} {_work_of(w)}" for w in event.round_begun.work)
     return f"round {event.round_begun.round} begins: {work}"
+
+
+def _work_of(work: RoundWork) -> str:
+    clients = sum(r.count for r in work.cohort)
+    return f"trains {clients} clients" if clients else f"makes {work.steps} steps"
 
 
 def planned(event: RunEvent) -> str:

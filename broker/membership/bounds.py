@@ -99,7 +99,8 @@ def sound_report(report: StepReport) -> None:
 
 def sound_round(report: RoundReport) -> None:
     """Bounds what a round took and what came of it, in place."""
-    report.drift = _measured(report.drift)
+    for part in ("drift", "clients_moved", "mean_moved"):
+        setattr(report, part, _measured(getattr(report, part)))
     report.waited_s = _seconds(report.waited_s)
     report.sent_bytes = min(report.sent_bytes, MOST_BYTES)
     if report.HasField("evaluation"):

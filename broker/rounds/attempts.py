@@ -106,12 +106,17 @@ class Attempts:
             for m in members
             if m.replica in view.made
         ]
+        weights, total = {m.replica: m.weight for m in members if m.replica in view.made}, 0.0
+        for n, weight in weights.items():
+            total += weight * sum(_sound(r.clients_moved) for r in view.made[n].values())
         return RoundDone(
             round=versions.round,
             attempt=versions.attempt,
             members=members,
             hash=version,
             drift=sum(drifts) / max(1, len(drifts)),
+            clients_moved=math.sqrt(total / max(1, sum(weights.values()))),
+            mean_moved=math.sqrt(max((_sound(r.mean_moved) for r in said), default=0.0)),
             sent_bytes=min(sum(r.sent_bytes for r in said), 2**64 - 1),
             waited_s=max((_sound(r.waited_s) for r in said), default=0.0),
             seconds=now - versions.done_at_s,

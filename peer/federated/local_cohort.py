@@ -8,7 +8,7 @@ their weighted mean. From there on a round goes as any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -112,12 +112,13 @@ class LocalCohort(LocalSteps):
         """Return where the round stands in the learning rate's schedule, which counts rounds."""
         return float(self._start.round)
 
-    def work(self) -> None:
-        """Train the clients of the round. Raises DataError."""
+    def work(self) -> float:
+        """Train the clients of the round. Return the mean over them, by weight, of the squared norm
+        of what each moved. Raises DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
         places = places_of(start.cohort)
         if not places:
-            return
+            return 0.0
         own = isinstance(self._partition, OwnSamples)  # of those that are there, whoever they are
         if places[-1] >= (cohorts.clients if own else cohorts.per_round):
             raise DataError(
@@ -147,10 +148,23 @@ class LocalCohort(LocalSteps):
 
         mine = [*zip(some, plans, strict=True)]
         trained = self._cohort.work(held, mine, self._read, rate, random_key)
-        mean = mean_of(trained, weights, *self._normalised(numbers, weights))
+        squares: dict[int, float] = {}
+        seen = self._measured(trained, squares)
+        mean = mean_of(seen, weights, *self._normalised(numbers, weights))
         with torch.no_grad():
             for name, tensor in held.items():
                 tensor.copy_(mean[name])
+        return sum(weights[n] * squares[n] for n in numbers) / sum(weights.values())
+
+    def _measured(self, trained: Iterable[Trained], squares: dict[int, float]) -> Iterator[Trained]:
+        """Pass clients on, and note the squared norm of what each moved."""
+        for some in trained:
+            total = torch.zeros(len(some.participants), dtype=torch.float64)
+            for name, began in self._executor.parameters.items():
+                moved = (some.values[name].detach() - began.detach()).flatten(1)
+                total += moved.double().square().sum(1).cpu()
+            squares |= zip(some.participants, total.tolist(), strict=True)
+            yield some
 
     def evaluate(self) -> list[ClientNumber]:
         """Return what the version in the stages comes to on clients' own held-out samples. Raises

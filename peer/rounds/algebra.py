@@ -98,6 +98,10 @@ class RoundAlgebra(Protocol[V]):
         """Return the squared norm of what local steps moved, by the contribution."""
         return 0.0
 
+    def moved_by(self, held: HeldEntry[V], mean: Pieces[V]) -> float:
+        """Return the squared norm of the mean of all contributions in these pieces."""
+        return 0.0
+
     def mixed(self, held: HeldEntry[V], version: V) -> V:
         """Return what stages come to by a version, had no step been made since the contribution."""
         return version

@@ -21,9 +21,10 @@ class LocalSteps:
         """From here on, steps are of this round; those that were ahead of it stay as they were."""
         self._before, self._start = self._start, start
 
-    def work(self) -> None:
+    def work(self) -> float:
         """Do what is still to be done of the round before it is taken down: nothing, once the steps
-        of the plan are done."""
+        of the plan are done. Return the mean square of what clients moved."""
+        return 0.0
 
     def evaluate(self) -> list[broker_pb2.ClientNumber]:
         """Return what the version in the stages comes to on clients' own samples: steps of a plan

@@ -122,6 +122,9 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         apart = self.strategy.apart
         return float(square_of(held.given - self.began(held) if apart else held.given))
 
+    def moved_by(self, held: HeldEntry[Tensor], mean: Pieces[Tensor]) -> float:
+        return 0.0 if held.entry.is_buffer else sum(float(square_of(row)) for _, row in mean)
+
     def mixed(self, held: HeldEntry[Tensor], version: Tensor) -> Tensor:
         mix = self._strategy(held.entry).mix
         if not mix or held.given is None:

@@ -81,6 +81,7 @@ class RoundWork(Generic[V]):
             e.value: HeldEntry(algebra, e, copies[e.value], owned=e.value in mine) for e in here
         }
         self._round, self._ahead, self._fragment = -1, False, 0
+        self._clients_moved = 0.0
         """The round, whether local steps go on while it is exchanged, and of what it is."""
         self._attempt: RoundAttempt[V] | None = None
         self.early, self._lock = EarlyFrames(), threading.Lock()
@@ -135,7 +136,7 @@ class RoundWork(Generic[V]):
         drift, strategy = 0.0, self.algebra.strategy
         whole = self._ahead or strategy.apart or strategy.mix > 0.0
         if all(entry.given is None for entry in self._entries.values()):
-            self.local.work()
+            self._clients_moved = self.local.work()
         for entry in self._entries.values():
             if not self.vector.is_in(entry.entry, self._fragment) or not (whole or entry.owned):
                 continue
@@ -146,7 +147,7 @@ class RoundWork(Generic[V]):
                     return RoundResult(code="nonfinite", why=why)
                 entry.given, entry.round = given, self._round
             drift += self.algebra.drift(entry) if entry.owned else 0.0
-        return RoundResult(drift=drift)
+        return RoundResult(drift=drift, moved=self._clients_moved)
 
     def join(self, plan: broker_pb2.RoundPlan, wiring: RoundWiring) -> None:
         """Frames and actions are of this attempt from here on. `wiring`: by the plan."""
@@ -182,11 +183,13 @@ class RoundWork(Generic[V]):
     def apply(self) -> RoundResult:
         """Makes the next version of what came; nothing changes unless all of it is here."""
         attempt, plan = self._joined, self._joined.plan
-        made = dict[str, EntryVersion[V]]()
+        made, moved = dict[str, EntryVersion[V]](), 0.0
         for entry, whole in self._gathered(attempt.came(VERSION)):
             made[entry.entry.value] = self.algebra.taken(entry, whole)
         for entry, mean in self._gathered(attempt.came(RESULT)):
             made[entry.entry.value] = self.algebra.meet(entry, mean, attempt.codings[GIVE])
+            if self._settings.cohorts is not None and entry.owned:
+                moved += self.algebra.moved_by(entry, mean)
         gets = bool(attempt.wiring.gets)
         for value, entry in self._entries.items():
             if (gets or self.vector.is_in(entry.entry, plan.fragment)) and value not in made:
@@ -204,6 +207,7 @@ class RoundWork(Generic[V]):
                 for values in self._of_stages
             ),
             parts=self.algebra.digests(plan, now),
+            moved=moved,
         )
 
     def _held(self, part: Span, of: Callable[[HeldEntry[V]], T | None]) -> Pieces[T]:

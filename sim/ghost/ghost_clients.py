@@ -30,7 +30,7 @@ class GhostClients(LocalSteps):
         """Return the round, which the learning rate's schedule counts."""
         return float(self._start.round)
 
-    def work(self) -> None:
+    def work(self) -> float:
         """Train the clients of the round."""
         rounds, start = self._training.rounds, self._start
         assert rounds is not None
@@ -42,3 +42,4 @@ class GhostClients(LocalSteps):
                 if value in self._values:
                     moved = sum(trained(value, start.round, n) for n in numbers)
                     held.put(at, (int(held.state[at]) + moved) & MASK)
+        return 0.0

@@ -47,6 +47,8 @@ def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
         note += " a round ends, and where the version was evaluated there is a point."
         note += f" Without a line: {count_of(more, 'replica')}." if more > 0 else ""
         made.append(Section("Loss in rounds, nats", picture.svg(), note=note))
+    if any("clients_asked" in r for r in s.rounds):
+        return [*made, _rounds_of_clients(s)]
     heads = ("round", "samples of each replica", "local loss", "drift", "sent")
     times = ("took", "waited", "exchange")
     rows = [_row(r) for r in s.rounds[-MOST_ROWS:]]
@@ -60,6 +62,26 @@ def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
     body = table((*heads, *times), rows, (0, 2, 3, 4, 5, 6, 7))
     made.append(Section("Rounds", body, wide=True, note=note))
     return made
+
+
+def _rounds_of_clients(s: Summary) -> Section:
+    """The table of federated rounds."""
+    heads = ("round", "asked", "came", "lost", "each moved", "alike", "sent", "took", "exchange")
+    rows = []
+    for r in s.rounds[-MOST_ROWS:]:
+        counts = [str(r[f"clients_{what}"]) for what in ("asked", "came", "lost")]
+        alike = "" if r["alike"] is None else percent(r["alike"])
+        exchange = seconds(r["exchange_s"]) if r["exchange_s"] else ""
+        moved = figure(r["clients_moved"]), alike
+        times = size(r["sent_bytes"]), seconds(r["seconds"]), exchange
+        rows.append((str(r["round"]), *counts, *moved, *times))
+    note = "Clients that a round asked, whose work is in its version, and that were lost with their"
+    note += " peer. Each moved: 2-norm of what a client moved away from the version, root mean"
+    note += " square. Alike: how long the mean of these moves is by that; 100% where all moved the"
+    note += " same way. Sent: by all peers together, for the exchange."
+    if (more := len(s.rounds) - MOST_ROWS) > 0:
+        note += f" {count_of(more, 'round')} before these: see summary.json."
+    return Section("Rounds", table(heads, rows, range(len(heads))), wide=True, note=note)
 
 
 def clients_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:

@@ -142,7 +142,9 @@ class Summary:
     """Of several replicas, each round that was committed: round, attempt, members and left_out
     (replica, steps, samples, loss: the mean of its local steps), joined, step, samples,
     samples_committed, loss, drift, sent_bytes, waited_s (the longest that a replica did behind its
-    last local step), exchange_s (of that, the exchange; 0: not known), seconds."""
+    last local step), exchange_s (of that, the exchange; 0: not known), seconds. Of federated
+    training also clients_asked, clients_came and clients_lost, clients_moved (root mean square of
+    the 2-norm of a client's move), mean_moved, and alike: the latter by the former."""
     local_losses: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     """By number of a replica: (samples that were committed then, loss) of each local step that
     counted."""

@@ -69,7 +69,7 @@ class Rounds:
         self._landed = True
         """Whether the version that the round began with is in the stages."""
         self._shown = False
-        self._drift = 0.0
+        self._drift = self._clients_moved = 0.0
         self._told: list[broker_pb2.RoundReport] = []
         """Reports that the broker may lack, should it be started again."""
 
@@ -195,7 +195,7 @@ class Rounds:
             return []  # another attempt has come meanwhile
         match action.kind:
             case Kind.CONTRIBUTE:
-                self._drift = found.drift
+                self._drift, self._clients_moved = found.drift, found.moved
                 return [self._report(0, now, found)]
             case Kind.EXCHANGE:
                 if found.code:
@@ -243,6 +243,8 @@ class Rounds:
             hashes=found.hashes,
             parts=found.parts,
             drift=self._drift,
+            clients_moved=self._clients_moved,
+            mean_moved=found.moved if attempt else 0.0,
             sent_bytes=self._exchange.sent_bytes,
             waited_s=self._busy_s + now - (now if self._waits_since is None else self._waits_since),
         )

@@ -1,11 +1,21 @@
-"""What a report says of clients: of versions on their own samples."""
+"""What a report says of clients: who came, and versions on their own samples."""
 
 from __future__ import annotations
 
-from shoal.broker.round_rows import client_numbers, evaluated
-from shoal.proto.broker_pb2 import ClientNumber, Evaluation, RunEvent, VersionEvaluated
+from shoal.broker.round_rows import RoundRows, begun, client_numbers, evaluated, sentence
+from shoal.proto.broker_pb2 import (
+    ClientNumber,
+    Evaluation,
+    RoundBegun,
+    RoundDone,
+    RoundMember,
+    RoundWork,
+    RunEvent,
+    SampleRange,
+    VersionEvaluated,
+)
 from shoal.sim.report.pictures.picture import Picture
-from shoal.sim.report.rounds import clients_of
+from shoal.sim.report.rounds import clients_of, rounds_of
 from shoal.sim.report.summary import Summary
 from shoal.sim.report.text import render
 
@@ -35,3 +45,28 @@ def test_versions_on_clients_own_samples_are_told_in_lines_and_pictures() -> Non
     assert [x.title for x in sections] == ["Clients' loss", "Clients' accuracy"]
     assert len(pictures) == 2
     assert not clients_of(Summary(name="job", world="virtual", seed=1), {})
+
+
+def test_a_round_tells_how_many_clients_were_asked_came_and_were_lost() -> None:
+    work = [
+        RoundWork(replica=n, cohort=[SampleRange(first=first, count=count)])
+        for n, first, count in ((0, 0, 5), (1, 5, 3))
+    ]
+    begins = RunEvent(round_begun=RoundBegun(round=0, work=work))
+    assert begun(begins) == "round 0 begins: replica 0 trains 5 clients, replica 1 trains 3 clients"
+    done = RoundDone(
+        **{"round": 0, "attempt": 2, "members": [RoundMember(replica=0, weight=40)]},
+        **{"clients_moved": 2.0, "mean_moved": 0.5, "sent_bytes": 10, "seconds": 3.0},
+    )
+    rows = RoundRows()
+    rows.see(begins)
+    rows.see(RunEvent(round_done=done))
+    [row] = rows.rows
+    assert (row.asked, row.came, row.alike) == (8, 5, 0.25)
+    assert "5 of 8 clients, alike by 25%" in sentence(row)
+    told = row.table()
+    assert (told["clients_asked"], told["clients_came"], told["clients_lost"]) == (8, 5, 3)
+    s = Summary(name="job", world="virtual", seed=1, rounds=(told,))
+    body = rounds_of(s, {})[-1].html()
+    for cell in (">8<", ">5<", ">3<", ">25%<"):
+        assert cell in body

@@ -3,7 +3,7 @@ plain loop over the same cohorts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from shoal.sim.plain.client_methods import (
     FedNova,
     FedProx,
     FedYogi,
+    Update,
     copies,
 )
 from shoal.sim.plain.plain_cohorts import committed_cohorts
@@ -265,7 +266,7 @@ def test_ghosts_come_to_what_a_loop_of_hashes_makes_of_committed_clients(
     assert found != wanted
 
 
-def test_versions_are_evaluated_on_clients_own_samples(
+def test_clients_moves_and_own_samples_are_told_as_a_plain_loop_has_them(
     laboratory: Callable[[Job], Any], tmp_path: Path
 ) -> None:
     job = job_of(tmp_path, "fedavg")
@@ -289,15 +290,30 @@ def test_versions_are_evaluated_on_clients_own_samples(
         return [mean, min(each), float(np.median(each)), max(each)]
 
     versions: list[dict[str, Tensor]] = []
+    moves: list[tuple[float, float]] = []
+
+    class Watched(FedAvg):
+        def commit(self, count: int, came: Sequence[Update]) -> None:
+            each = [torch.cat([t.flatten() for t in u.moved.values()]) for u in came]
+            shares = torch.tensor([u.share for u in came], dtype=torch.float64)
+            squares = torch.stack([m.square().sum() for m in each])
+            mean = (shares @ torch.stack(each)).norm()
+            moves.append((float((shares @ squares).sqrt()), float(mean)))
+            super().commit(count, came)
+
     train_cohorts(
         lab.module,
         committed_cohorts(events, lab.job, reader),
         lambda at: reader.samples(np.array(at)),
-        FedAvg(),
+        Watched(),
         lr=lab.job.train.lr,
         momentum=lab.job.train.momentum,
         committed=lambda _, made: versions.append(copies(made.shared)),
     )
+    done = [e.round_done for e in events if e.HasField("round_done")]
+    assert len(moves) == len(done)
+    for d, wanted in zip(done, moves, strict=True):
+        assert (d.clients_moved, d.mean_moved) == pytest.approx(wanted, rel=1e-4)
     found = [e.evaluated for e in events if e.HasField("evaluated")]
     assert [told.step for told in found] == [2, 4]
     for told in found:
