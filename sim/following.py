@@ -46,7 +46,7 @@ class Following:
         self.played = RoundRows()
         """The rounds, of several replicas."""
         self.events: list[broker_pb2.RunEvent] = []
-        """Those of rounds and states."""
+        """Those of rounds, of versions that were evaluated, and of states."""
         self._plans: dict[int, tuple[broker_pb2.Plan, broker_pb2.PlanReport]] = {}
         """By replica."""
         self._formed = broker_pb2.Formation()
@@ -65,6 +65,7 @@ class Following:
             case "formed":
                 self._formed = event.formed
             case "evaluated":
+                self.events.append(event)
                 told, summary = event.evaluated, self.summary
                 summary.eval_loss = told.evaluation.loss
                 if numbers := client_numbers(told.evaluation):

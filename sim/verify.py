@@ -198,6 +198,9 @@ def _verify_cohorts(
     if job.codec.sync != "none" and job.codec.sync not in summary.lossy:
         summary.lossy += (job.codec.sync,)
     rounds = sorted(got)
+    if not rounds:
+        say("not verified: no version was evaluated (train.eval_every, data.holdout)")
+        return
     compare(summary, [got[n] for n in rounds], [wanted[n] for n in rounds], "plain loop of clients")
     if expected is not None or summary.lossy or summary.inexact_from:
         return

@@ -150,11 +150,13 @@ class LocalCohort(LocalSteps):
         trained = self._cohort.work(held, mine, self._read, rate, random_key)
         squares: dict[int, float] = {}
         seen = self._measured(trained, squares)
-        mean = mean_of(seen, weights, *self._normalised(numbers, weights))
+        moves, began = self._normalised(numbers, weights)
+        mean = mean_of(seen, weights, moves, began)
         with torch.no_grad():
             for name, tensor in held.items():
                 tensor.copy_(mean[name])
-        return sum(weights[n] * squares[n] for n in numbers) / sum(weights.values())
+        total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in weights.items())
+        return total / sum(weights.values())
 
     def _measured(self, trained: Iterable[Trained], squares: dict[int, float]) -> Iterator[Trained]:
         """Pass clients on, and note the squared norm of what each moved."""

@@ -207,7 +207,7 @@ class RoundWork(Generic[V]):
                 for values in self._of_stages
             ),
             parts=self.algebra.digests(plan, now),
-            moved=moved,
+            moved=moved / (plan.scale or 1.0) ** 2,
         )
 
     def _held(self, part: Span, of: Callable[[HeldEntry[V]], T | None]) -> Pieces[T]:

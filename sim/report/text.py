@@ -23,8 +23,7 @@ _SPARES = 3
 def render(s: Summary) -> str:
     """The report of the files page, as far as its lines were measured."""
     lines = [_head(s), *_outrun(s), *_model(s), *_learned(s), *_speed(s), *_against(s)]
-    if s.step_s:
-        lines += [*_clients(s), *_wire(s), *_rounds(s)]
+    lines += [*_clients(s), *(_wire(s) if s.step_s else ()), *_rounds(s)]
     return "\n".join([*lines, *_faults(s), *_truth(s), _again(s)])
 
 

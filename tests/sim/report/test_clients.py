@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.broker.round_rows import RoundRows, begun, client_numbers, evaluated, sentence
+from shoal.broker.round_rows import RoundRows, begun, evaluated, sentence
 from shoal.proto.broker_pb2 import (
     ClientNumber,
     Evaluation,
@@ -14,6 +14,7 @@ from shoal.proto.broker_pb2 import (
     SampleRange,
     VersionEvaluated,
 )
+from shoal.sim.following import Following
 from shoal.sim.report.pictures.picture import Picture
 from shoal.sim.report.rounds import clients_of, rounds_of
 from shoal.sim.report.summary import Summary
@@ -32,10 +33,13 @@ def test_versions_on_clients_own_samples_are_told_in_lines_and_pictures() -> Non
     line = evaluated(RunEvent(evaluated=told(3)))
     assert "held-out 0.6250" in line
     assert "loss 0.5000 (0.1250, 0.2500, 5.0000) over 7 clients" in line
-    rows = tuple({"round": r, **client_numbers(told(r).evaluation)} for r in (2, 4))
-    assert rows[0]["clients"] == 7
-    assert [row["clients_loss_most"] for row in rows] == [4.0, 6.0]
-    s = Summary(name="job", world="virtual", seed=1, step_s=1.0, eval_loss=0.625, clients=rows)
+    s = Summary(name="job", world="virtual", seed=1)
+    followed = Following(s, {})
+    for r in (2, 4):
+        followed.see(RunEvent(evaluated=told(r)))
+    assert [e.evaluated.round for e in followed.events] == [2, 4], "what --verify compares"
+    assert [(row["round"], row["clients"]) for row in s.clients] == [(2, 7), (4, 7)]
+    assert [row["clients_loss_most"] for row in s.clients] == [4.0, 6.0]
     text = render(s)
     assert "learned  held-out 0.625" in text
     assert "clients  7 on their own samples: loss 0.500 (least 0.125, median 0.250, most" in text

@@ -266,10 +266,11 @@ def test_ghosts_come_to_what_a_loop_of_hashes_makes_of_committed_clients(
     assert found != wanted
 
 
+@pytest.mark.parametrize(("method", "rule"), [("fedavg", FedAvg), ("fednova", FedNova)])
 def test_clients_moves_and_own_samples_are_told_as_a_plain_loop_has_them(
-    laboratory: Callable[[Job], Any], tmp_path: Path
+    laboratory: Callable[[Job], Any], tmp_path: Path, method: str, rule: type[FedAvg]
 ) -> None:
-    job = job_of(tmp_path, "fedavg")
+    job = job_of(tmp_path, method)
     assert job.data.partition is not None
     partition = replace(job.data.partition, held_out=0.4)
     lab = laboratory(replace(job, data=replace(job.data, partition=partition)))
@@ -292,9 +293,21 @@ def test_clients_moves_and_own_samples_are_told_as_a_plain_loop_has_them(
     versions: list[dict[str, Tensor]] = []
     moves: list[tuple[float, float]] = []
 
-    class Watched(FedAvg):
+    cohorts = lab.job.rounds.cohorts
+    sizes = divided.sizes - divided.held_out_sizes
+
+    def length(size: int) -> float:
+        return FedNova.length(2 * -(-size // lab.job.train.batch), lab.job.train.momentum)
+
+    class Watched(rule):  # type: ignore[misc, valid-type]
         def commit(self, count: int, came: Sequence[Update]) -> None:
             each = [torch.cat([t.flatten() for t in u.moved.values()]) for u in came]
+            if method == "fednova":
+                drawn = cohort_of(12, lab.job.seed, count, range(cohorts.per_round))
+                longest = max(length(sizes[c]) for c in drawn)
+                each = [
+                    m * longest / length(sizes[u.client]) for m, u in zip(each, came, strict=True)
+                ]
             shares = torch.tensor([u.share for u in came], dtype=torch.float64)
             squares = torch.stack([m.square().sum() for m in each])
             mean = (shares @ torch.stack(each)).norm()
