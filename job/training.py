@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from .plan_options import SkipScaling, steps_or_share
 from .rounds import RoundSettings
@@ -102,7 +102,8 @@ class Train(Settings):
 
     def lasting(self, steps: int) -> Train:
         """Return the same for so many steps, whatever its length was given as."""
-        return replace(self, **{**dict.fromkeys(LENGTHS), "steps": steps})
+        lengths: dict[str, Any] = {**dict.fromkeys(LENGTHS), "steps": steps}
+        return replace(self, **lengths)
 
     @property
     def known_steps(self) -> int | None:

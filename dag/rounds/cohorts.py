@@ -42,5 +42,4 @@ def effective_lengths(
     samples = np.asarray(sizes, np.int64)
     each = np.full(samples.shape, steps) if steps else passes * -(-samples // batch)
     left = 1.0 - momentum
-    found: npt.NDArray[np.float64] = (each - momentum * (1.0 - momentum**each) / left) / left
-    return found
+    return np.asarray((each - momentum * (1.0 - momentum**each) / left) / left, np.float64)
