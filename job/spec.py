@@ -371,6 +371,10 @@ def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:
         yield "data.partition.kind", f'"iid", "dirichlet" and "shards" are, {where}'
     if job.data.where == "peer" and kind != "by-peer":
         yield "data.partition", f"none is, {where}: each host that has the data is a client"
+    method = job.sync.of_rounds
+    if job.data.where == "peer" and method is not None and method.normalises:
+        why = "no host knows how many samples others have, which its move is brought to"
+        yield "sync.method", f"any but {job.sync.chosen!r} is, {where}: {why}"
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:

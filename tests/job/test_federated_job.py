@@ -65,6 +65,11 @@ def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
         ({"data": {"partition": {"kind": "by-key"}}}, "data.partition.kind", "not supported yet"),
         ({"data": {"partition": {"kind": "dirichlet", "clients": 4}}}, "data.partition.alpha", ""),
         ({"data": {"partition": {"kind": "by-peer"}}}, "data.partition.kind", "not supported yet"),
+        (
+            {"data": {"where": "peer", "partition": None}, "sync": {"method": "fednova"}}
+            | {"train": {"rounds": 5, "optimizer": "sgd"}},
+            *("sync.method", "no host knows"),
+        ),
         ({"data": {"where": "peer"}}, "data.partition", "each host that has the data is a client"),
         ({"data": {"kind": "text"}}, "data.kind", "not supported yet"),
         ({"plan": {"stages": 2}}, "plan.stages", "one peer"),
