@@ -87,7 +87,7 @@ def _rounds_of_clients(s: Summary) -> Section:
 def clients_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
     """Curves of what versions come to on clients' own samples, one picture for each number; none
     where nobody holds samples out."""
-    made = []
+    made: list[Section] = []
     for key, name in names_of(s.clients[-1]).items() if s.clients else ():
         lines = [
             Series(
