@@ -1,0 +1,105 @@
+"""What is made of contributions that may be wrong, of which each is known by itself.
+
+n rows x_1 … x_n, one a client, of which at most f are arbitrary:
+
+    median          of each element the middle one; of an even number the mean of the middle two
+    trimmed-mean    of each element the mean without the f smallest and the f largest
+                    (both: Yin et al. 2018, 1803.01498, definitions 1 and 2)
+    krum            the row with the least score, the sum of its squared distances to the
+                    n - f - 2 others that are nearest (Blanchard et al. 2017, 1703.02757, section 4)
+    multi-krum      the mean of the n - f rows with the least scores
+
+Of equal scores the first row counts. Rows of a vector that is divided into parts are chosen by the
+distances in all parts together. Where fewer rows came than the rule needs for its f, f is what they
+allow: (n - 1) // 2 of a trimmed mean, (n - 3) // 2 of the other two, at least 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "combined",
+    "krum_scores",
+    "median",
+    "middle_integers",
+    "squared_distances",
+    "trimmed_mean",
+]
+
+_CHUNK = 1 << 16
+"""Elements that are looked at once, so that what is made in between stays small."""
+
+
+def combined(rule: str, parts: Sequence[Tensor], f: int) -> list[Tensor]:
+    """Return what a rule makes of each part. `parts`: (n, elements) each, float32, finite, of one
+    vector, with rows in one order, n at least 1. Returns (elements,) each, float32."""
+    if rule == "median":
+        return [median(rows) for rows in parts]
+    if rule == "trimmed-mean":
+        return [trimmed_mean(rows, f) for rows in parts]
+    n = len(parts[0])
+    distances = sum((squared_distances(rows) for rows in parts), torch.zeros(n, n).double())
+    scores = krum_scores(distances, f)
+    count = 1 if rule == "krum" else n - _borne(f, n, 3)
+    chosen = scores.argsort(stable=True)[:count].sort().values
+    return [_mean(rows[chosen]) for rows in parts]
+
+
+def _borne(f: int, rows: int, beside: int) -> int:
+    """How many of so many rows may be arbitrary, where a rule needs 2f + `beside` of them."""
+    return min(f, max(0, (rows - beside) // 2))
+
+
+def _mean(rows: Tensor) -> Tensor:
+    found = torch.empty(rows.shape[1])
+    for at in range(0, rows.shape[1], _CHUNK):
+        found[at : at + _CHUNK] = rows[:, at : at + _CHUNK].double().mean(0).float()
+    return found
+
+
+def trimmed_mean(rows: Tensor, f: int) -> Tensor:
+    """Return the mean of each element without its f smallest and f largest. `rows`: (n, elements),
+    float32. Returns (elements,), float32."""
+    n, found = len(rows), torch.empty(rows.shape[1])
+    f = _borne(f, n, 1)
+    for at in range(0, rows.shape[1], _CHUNK):
+        inside = rows[:, at : at + _CHUNK].sort(0).values[f : n - f]
+        found[at : at + _CHUNK] = inside.double().mean(0).float()
+    return found
+
+
+def median(rows: Tensor) -> Tensor:
+    """Return the median of each element. `rows`: (n, elements), float32. Returns (elements,),
+    float32."""
+    return trimmed_mean(rows, (len(rows) - 1) // 2)
+
+
+def middle_integers(rows: Tensor) -> Tensor:
+    """Return the middle one of each integer, of an even number the lower one of two. `rows`:
+    (n, integers), int64. Returns (integers,), int64."""
+    return rows.sort(0).values[(len(rows) - 1) // 2]
+
+
+def squared_distances(rows: Tensor) -> Tensor:
+    """Return the squared distance of each row from each other one. `rows`: (n, elements), float32.
+    Returns (n, n), float64, symmetric to the bit."""
+    n = len(rows)
+    found = torch.zeros(n, n, dtype=torch.float64)
+    for at in range(0, rows.shape[1], _CHUNK):
+        some = rows[:, at : at + _CHUNK].double()
+        for i in range(n - 1):
+            found[i, i + 1 :] += (some[i + 1 :] - some[i]).square().sum(1)
+    return found + found.T
+
+
+def krum_scores(distances: Tensor, f: int) -> Tensor:
+    """Return the score of each of n rows by their squared distances, (n, n), float64: the smaller,
+    the more the row is like others. Returns (n,), float64."""
+    n = len(distances)
+    nearest = max(1, n - _borne(f, n, 3) - 2)
+    others = distances.clone().fill_diagonal_(torch.inf).sort(1).values
+    return others[:, : min(nearest, n - 1)].sum(1)
