@@ -3,6 +3,7 @@ which the server's weights move."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,15 +11,23 @@ from .partitioning import Partitioning
 from .settings import Settings, SettingsError, at_least
 
 __all__ = [
+    "AGGREGATES",
     "AdaptiveOptions",
+    "Aggregate",
     "Cohorts",
     "FedAvgMOptions",
     "FedAvgOptions",
     "FedNovaOptions",
     "FedProxOptions",
     "LocalWork",
+    "check_weight",
     "share_of",
 ]
+
+Aggregate = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum"]
+AGGREGATES: Mapping[Aggregate, int] = {"trimmed-mean": 1, "krum": 3, "multi-krum": 3}
+"""Rules that leave out as many clients as may be wrong, f: how many a round has beside 2f, at
+least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,37 +122,84 @@ class Cohorts(Settings):
     local: LocalWork = field(default_factory=lambda: LocalWork(passes=1))
     weight: Literal["samples", "equal"] = "samples"
     """What a client counts for in the mean: by its samples, or all alike."""
+    aggregate: Aggregate = "mean"
+    """What is made of what clients came to (`dag/rounds/combiners.py`)."""
+    byzantine: int = 0
+    """So many clients of a round may be wrong."""
 
     @classmethod
     def of(
-        cls, partition: Partitioning, labels: str, per_round: int | str, **work: Any
+        cls,
+        partition: Partitioning,
+        labels: str,
+        per_round: int | str,
+        byzantine: int | str,
+        **work: Any,
     ) -> Cohorts | None:
         """Cohorts of a partition; None: how many clients there are is only known with the data."""
         if (clients := partition.clients) is None:
             return None
         count = share_of(per_round, clients)
-        return cls(partition=partition, labels=labels, clients=clients, per_round=count, **work)
+        wrong = share_of(byzantine, count, "byzantine") if work["aggregate"] in AGGREGATES else 0
+        return cls(
+            partition=partition,
+            labels=labels,
+            clients=clients,
+            per_round=count,
+            byzantine=wrong,
+            **work,
+        )
+
+    @property
+    def by_client(self) -> bool:
+        """Whether each client's contribution is exchanged by itself, and not their mean."""
+        return self.aggregate != "mean"
+
+    @property
+    def chooses(self) -> bool:
+        """Whether clients count or do not by the whole of what they came to."""
+        return self.aggregate in ("krum", "multi-krum")
 
     def check(self) -> None:
         at_least(self, 1, "clients", "per_round")
+        at_least(self, 0, "byzantine")
+        check_weight(self.aggregate, self.weight)
         if self.per_round > self.clients:
             raise SettingsError(
                 "per_round",
                 f"is {self.per_round}, and there are {self.clients} clients: expected at most as "
                 "many",
             )
+        needed = 2 * self.byzantine + AGGREGATES.get(self.aggregate, 0)
+        if self.per_round < needed:
+            raise SettingsError(
+                "byzantine",
+                f"is {self.byzantine} of the {self.per_round} clients of a round, and aggregate = "
+                f'"{self.aggregate}" needs {needed} of them for that: expected fewer, or more '
+                "per_round",
+            )
 
 
-def share_of(per_round: int | str, clients: int) -> int:
-    """Return how many of so many clients are in a round, of a number or a share such as "10%", at
-    least 1. Raises SettingsError."""
-    if isinstance(per_round, int):
-        if per_round < 1:
-            raise SettingsError("per_round", f"is {per_round}: expected at least 1")
-        return per_round
-    share = per_round.removesuffix("%")
-    if share == per_round or not share.isdecimal() or not 0 < int(share) <= 100:
+def check_weight(aggregate: Aggregate, weight: str) -> None:
+    """Raises SettingsError for weights that the aggregate has no use for."""
+    if aggregate != "mean" and weight != "equal":
         raise SettingsError(
-            "per_round", f'is "{per_round}": expected a number of clients, or a share such as "10%"'
+            "weight",
+            f'is "{weight}" with aggregate = "{aggregate}", where one client is as good as the '
+            'other, for who is wrong could have any weight: expected "equal"',
+        )
+
+
+def share_of(text: int | str, clients: int, key: str = "per_round") -> int:
+    """Return how many clients a number or a share such as "10%" of so many is, at least 1. Raises
+    SettingsError."""
+    if isinstance(text, int):
+        if text < 1:
+            raise SettingsError(key, f"is {text}: expected at least 1")
+        return text
+    share = text.removesuffix("%")
+    if share == text or not share.isdecimal() or not 0 < int(share) <= 100:
+        raise SettingsError(
+            key, f'is "{text}": expected a number of clients, or a share such as "10%"'
         )
     return max(1, -(-clients * int(share) // 100))

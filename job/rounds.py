@@ -244,6 +244,12 @@ class RoundSettings(Settings):
         return found
 
     @property
+    def most_rows(self) -> int:
+        """How many clients' contributions, each by itself, one peer gives at most; 0: it gives one,
+        of its local work."""
+        return self.cohorts.per_round if self.cohorts and self.cohorts.by_client else 0
+
+    @property
     def kept_bytes(self) -> int:
         """From round to round, of each number that is exchanged."""
         return 4 * method_of(self.method).kept
@@ -273,7 +279,10 @@ class RoundSettings(Settings):
     @property
     def _exchanged(self) -> int:
         """What was taken down and is written, what came back, the version that is made of it, and
-        the sum of a replica's share of the vector."""
+        the sum of a replica's share of the vector. Where each client's contribution comes by
+        itself, all of a round are taken down by one peer at most, and come to one at most."""
+        if self.most_rows:
+            return 8 * self.most_rows + 4 + 4 * method_of(self.method).kept
         codec = self.contribution_codec
         written = 0 if codec == "none" else 2 if codec in ("bf16", "fp16") else 1
         return 4 + written + 4 + 4 * method_of(self.method).kept + 8 // max(2, self.replicas)

@@ -293,8 +293,15 @@ class Job(Settings):
         sync, partition = self.sync, self.data.partition
         if sync.kind != "federated" or partition is None:
             return None
-        work = {"local": sync.local, "weight": sync.weight}
-        return Cohorts.of(partition, self.data.targets, sync.per_round, **work)
+        return Cohorts.of(
+            partition,
+            self.data.targets,
+            sync.per_round,
+            sync.byzantine,
+            local=sync.local,
+            weight=sync.weight,
+            aggregate=sync.aggregate,
+        )
 
 
 _CHAINED = '"auto", "gpipe" and "1f1b" are'
@@ -362,6 +369,8 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
     for key, most in (("stages", job.plan.stages), ("pipelines", job.plan.pipelines)):
         if most not in (1, "auto"):
             yield f"plan.{key}", f"1 is, {federated}: a client is trained on one peer"
+    if job.sync.aggregate != "mean" and job.codec.sync != "none":
+        yield "codec.sync", f'"none" is, with sync.aggregate = "{job.sync.aggregate}"'
 
 
 def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .client_options import LocalWork, share_of
+from .client_options import AGGREGATES, Aggregate, LocalWork, check_weight, share_of
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .partitioning import Partitioning
@@ -289,6 +289,12 @@ class Sync(Settings):
     """federated: how long a client trains in a round."""
     weight: Literal["samples", "equal"] = "samples"
     """federated: what a client counts for in the mean."""
+    aggregate: Aggregate = "mean"
+    """federated: what is made of what clients came to; all but "mean" bear with clients that are
+    wrong."""
+    byzantine: int | str = "20%"
+    """federated: how many clients of a round may be wrong, or which share of them, for
+    "trimmed-mean", "krum" and "multi-krum"."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""
@@ -350,16 +356,22 @@ class Sync(Settings):
                     "every",
                     f"is {self.every}, and a client's work in a round is local: leave it out",
                 )
+            check_weight(self.aggregate, self.weight)
+            share_of(self.byzantine, 100, "byzantine")
+            if self.aggregate not in AGGREGATES and self.byzantine != "20%":
+                raise SettingsError(
+                    "byzantine",
+                    f'is {self.byzantine}, and aggregate = "{self.aggregate}" leaves nobody out: '
+                    f"expected one of {', '.join(AGGREGATES)}, or leave it out",
+                )
             return
-        for key, usual in (("per_round", "10%"), ("local", LocalWork(passes=1))):
-            if getattr(self, key) != usual:
+        usual = {"per_round": "10%", "local": LocalWork(passes=1), "weight": "samples"}
+        usual |= {"aggregate": "mean", "byzantine": "20%"}
+        for key, value in usual.items():
+            if getattr(self, key) != value:
                 raise SettingsError(
                     key, f'is for kind = "federated", and this is "{self.kind}": leave it out'
                 )
-        if self.weight != "samples":
-            raise SettingsError(
-                "weight", f'is for kind = "federated", and this is "{self.kind}": leave it out'
-            )
 
     @property
     def chosen(self) -> str:

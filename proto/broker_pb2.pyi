@@ -697,7 +697,7 @@ class SampleRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RoundPlan(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "fragment", "final", "members", "scale")
+    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "fragment", "final", "by_client", "members", "scale")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -709,6 +709,7 @@ class RoundPlan(_message.Message):
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    BY_CLIENT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     run: str
@@ -722,9 +723,10 @@ class RoundPlan(_message.Message):
     patience_s: float
     fragment: int
     final: bool
+    by_client: bool
     members: int
     scale: float
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., members: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., members: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class RoundSegment(_message.Message):
     __slots__ = ("start", "stop", "aggregator", "givers", "takers", "versions")

@@ -203,7 +203,7 @@ def _send(
     number: int,
 ) -> None:
     for peer, device in devices.items():
-        for part, to in wired[peer].gives if hop == GIVE else wired[peer].results:
+        for part, to, _ in wired[peer].gives if hop == GIVE else wired[peer].results:
             if to == peer:
                 continue
             key = FrameKey("r", 1, number, Role.ROUND, 0, hop, port_of(part), peer, to)

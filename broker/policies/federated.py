@@ -5,6 +5,7 @@ and exchange their means, all with all. Who is late is left out, and its clients
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
 from .handing import divide
 from .policy import RoundPolicy
-from .round_view import RoundView
+from .round_view import PlannedAttempt, RoundView
 
 __all__ = ["FederatedPolicy"]
 
@@ -88,6 +89,17 @@ class FederatedPolicy(RoundPolicy):
         inside = [p for m in members for p in places_of(given[m.replica].cohort)]
         weights = sizes[inside] if cohorts.weight == "samples" else None
         return float(np.average(lengths[inside], weights=weights) / lengths.max())
+
+    def attempt(
+        self, view: RoundView, ready: Sequence[int], at_gate: Sequence[int], now: float
+    ) -> PlannedAttempt:
+        """Return the next attempt, in which each client's contribution comes by itself if the
+        aggregate wants that: to one member, if clients are chosen by all that they came to."""
+        found, cohorts = super().attempt(view, ready, at_gate, now), self._cohorts
+        if not cohorts.by_client:
+            return found
+        [group] = found.groups
+        return replace(found, groups=[replace(group, by_client=True, whole=cohorts.chooses)])
 
     def evaluators(self, rounds: RoundRecord) -> Collection[int]:
         """Return the first replica, where an evaluation is due."""

@@ -74,14 +74,17 @@ def segments(
     alike: bool = True,
     finer: int = 1,
     disputes: Collection[frozenset[int]] = (),
+    whole: bool = False,
 ) -> list[VectorSegment]:
     """The segments of a round, ascending; `finer` times as many as it takes to divide them evenly,
     where a round exchanges strided parts of them. Where members do not come to one version
     (`alike`), all joiners take that of the first. `disputes`: pairs of replicas of which neither
-    gives the other a sum or a version, as long as there is another who can. Raises ValueError when
-    the replicas' vectors differ in length, or there is no member."""
+    gives the other a sum or a version, as long as there is another who can. `whole`: the first
+    who may adds up all. Raises ValueError when the replicas' vectors differ in length, or there is
+    no member."""
     apart = {n for pair in disputes if pair <= {m.number for m in members} for n in pair}
     adders = [m for m in members if m.number not in apart] or members
+    adders = adders[:1] if whole else adders
     everybody = (*members, *joiners)
     lengths = {replica.bounds[-1] for replica in everybody}
     if len(lengths) != 1 or not members:

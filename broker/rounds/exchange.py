@@ -17,7 +17,8 @@ __all__ = ["ExchangePlanner"]
 _FINER = 8
 """Slices of a replica's share of the vector, among which the blocks of a fragment lie."""
 _EXCHANGE_S, _SLOW_BYTES_PER_S = 60.0, 1.25e6
-"""An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times."""
+"""An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times, for each
+client whose contribution comes by itself."""
 
 
 class ExchangePlanner:
@@ -33,7 +34,9 @@ class ExchangePlanner:
         """How long an attempt may take."""
         plan = self._run.replicas[min(self._rounds.work.given)].record.plan
         elements = sum(s.elements for s in plan.outline.stages) if plan else 0
-        return _EXCHANGE_S + 16 * elements / _SLOW_BYTES_PER_S
+        cohorts = self._run.submitted.requirements.cohorts
+        rows = cohorts.per_round if cohorts and cohorts.by_client else 1
+        return _EXCHANGE_S + 16 * elements * rows / _SLOW_BYTES_PER_S
 
     def plans(self, exchanges: Iterable[ExchangeGroup]) -> dict[PeerId, RoundPlan]:
         """By peer, what it does in the present attempt."""
@@ -54,6 +57,7 @@ class ExchangePlanner:
             alike=exchange.alike,
             finer=_FINER if work.fragment else 1,
             disputes=exchange.apart,
+            whole=exchange.whole,
         )
         mine = sliced(found)
         patience = self.attempt_s / 2
@@ -75,6 +79,7 @@ class ExchangePlanner:
                     fragment=work.fragment,
                     final=work.final,
                     scale=exchange.scale,
+                    by_client=exchange.by_client,
                 )
         for peer, plan in made.items():
             about = dict[str, None]()

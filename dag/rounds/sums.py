@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["EXPONENT", "LargeContributionError", "WeightedSum", "fits"]
+__all__ = ["EXPONENT", "LargeContributionError", "WeightedSum", "fits", "without"]
 
 EXPONENT = 10
 """What contributions are taken to be below, until one is not: weights and their differences are."""
@@ -27,8 +27,8 @@ class LargeContributionError(ValueError):
 
 
 def fits(values: Tensor, exponent: int, integers: Sequence[slice] = ()) -> bool:
-    """Whether all elements are numbers below 2^exponent. `values`: (elements,), or rows of them of
-    which the first has integers."""
+    """Whether all elements are numbers below 2^exponent. `values`: (elements,), or rows of them,
+    which have the same integers."""
     values = without(values, integers)
     return values.numel() == 0 or bool(values.abs().amax() < 2.0**exponent)
 
@@ -38,7 +38,7 @@ def without(values: Tensor, integers: Sequence[slice]) -> Tensor:
     if integers:
         values = values.clone()
         for at in integers:
-            values[at] = 0.0
+            values[..., at] = 0.0
     return values
 
 

@@ -5,7 +5,8 @@
     hop VERSION  the whole new version of a part, with shared state, to who has another one
 
 A frame's identity is that of its part: run, round (as its step), attempt (as its term), and the
-elements (as its port).
+elements (as its port). Where each client's contribution comes by itself, a giver has as many rows
+of a part as it weighs, and a frame has some of them, a *block* (its number as the microbatch).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..plan.plan import PeerId
-from .vector import RunVector, Span
+from .vector import PIECE, RunVector, Span
 
 __all__ = [
     "GIVE",
@@ -27,6 +28,7 @@ __all__ = [
     "RoundWiring",
     "Share",
     "VectorSegment",
+    "blocks_of",
     "port_of",
     "span_of",
     "wiring",
@@ -54,14 +56,22 @@ class VectorSegment:
 
 
 class Share(NamedTuple):
-    """One part with another peer: to whom it goes, or from whom it comes."""
+    """One part, or a block of it, with another peer: to whom it goes, or from whom it comes."""
 
     part: Span
     peer: PeerId
+    block: int = 0
 
 
-RoundFrame = tuple[int, Span, PeerId]
-"""Hop, part, and the other peer of a frame."""
+RoundFrame = tuple[int, Span, PeerId, int]
+"""Hop, part, the other peer of a frame, and its block."""
+
+
+def blocks_of(part: Span, rows: int) -> list[range]:
+    """Return which of so many rows of a part go in one frame each: all in one where they have no
+    more elements than the largest part, else as many as do, at least one."""
+    most = max(1, PIECE // (part[1] - part[0]))
+    return [range(at, min(at + most, rows)) for at in range(0, rows, most)]
 
 
 @dataclass
@@ -69,7 +79,9 @@ class RoundWiring:
     """All of one peer. Shares with itself are in `gives` and `takes`, and make no frame.
 
     gives: contributions, and who adds them up. adds: parts that it adds up, of whom; results: to
-    whom each goes. takes: results, and from whom. sends, gets: versions.
+    whom each goes. takes: results, and from whom. sends, gets: versions. weights: of givers, as
+    far as it knows them. by_client: as in RoundPlan; then results are made of all that comes, and
+    none before.
     """
 
     gives: list[Share] = field(default_factory=list)
@@ -78,12 +90,23 @@ class RoundWiring:
     takes: list[Share] = field(default_factory=list)
     sends: list[Share] = field(default_factory=list)
     gets: list[Share] = field(default_factory=list)
+    weights: dict[PeerId, int] = field(default_factory=dict)
+    by_client: bool = False
 
     def comes(self, peer: PeerId) -> set[RoundFrame]:
         """Return the frames that come to `peer`, whose wiring this is, each by its source."""
-        found = {(GIVE, part, g.peer) for part, givers in self.adds.items() for g in givers}
+        found = {
+            (GIVE, part, g.peer, block)
+            for part, givers in self.adds.items()
+            for g in givers
+            for block, _ in enumerate(self.blocks(part, g.peer))
+        }
         found |= {(RESULT, *s) for s in self.takes} | {(VERSION, *s) for s in self.gets}
         return {frame for frame in found if frame[2] != peer}
+
+    def blocks(self, part: Span, giver: PeerId) -> list[range]:
+        """Return which rows of a giver, one that it knows, are in each frame of a part."""
+        return blocks_of(part, self.weights[giver] if self.by_client else 1)
 
     def goes(self) -> set[RoundFrame]:
         """Return the frames that leave, each by its destination."""
@@ -100,17 +123,24 @@ class RoundWiring:
 
 
 def wiring(
-    vector: RunVector, segments: Iterable[VectorSegment], peer: PeerId, fragment: int = 0
+    vector: RunVector,
+    segments: Iterable[VectorSegment],
+    peer: PeerId,
+    fragment: int = 0,
+    *,
+    by_client: bool = False,
 ) -> RoundWiring:
     """What `peer` does, by the segments that name it. Of the fragment (0: all) contributions are
-    added up; versions are given whole."""
-    found, spans = RoundWiring(), vector.spans(fragment)
+    added up; versions are given whole. `by_client`: as in RoundPlan."""
+    found, spans = RoundWiring(by_client=by_client), vector.spans(fragment)
     for segment in segments:
         by, (start, stop) = segment.aggregator, segment.span
+        found.weights |= {g.peer: g.weight for g in segment.givers}
         inside = ((max(start, a), min(stop, b)) for a, b in spans if a < stop and start < b)
         for part in (p for span in inside for p in vector.parts(*span)):
             if any(giver.peer == peer for giver in segment.givers):
-                found.gives.append(Share(part, by))
+                blocks = found.blocks(part, peer)
+                found.gives += (Share(part, by, block) for block, _ in enumerate(blocks))
             if by == peer and segment.givers:
                 found.adds[part] = segment.givers
                 found.results += (Share(part, t) for t in segment.takers if t != peer)

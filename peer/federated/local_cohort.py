@@ -3,7 +3,9 @@
 The cohort of a round are the first `per_round` clients of a permutation that follows from (seed,
 round); a replica trains those at the places that the broker has handed to it
 (`RoundStart.cohort`), each from the version that the round began with, and its stages come to
-their weighted mean. From there on a round goes as any other.
+their weighted mean. From there on a round goes as any other. Where each client's contribution
+comes by itself (`Cohorts.by_client`), stages stay at the version, and what clients came to is here
+until it is taken down.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from .batches import Participant, batches
 from .client_evaluation import ClientEvaluation
 from .cohort import Cohort, Trained
 
-__all__ = ["LocalCohort", "mean_of"]
+__all__ = ["LocalCohort", "mean_of", "rows_of"]
 
 MOST_COPIES, MOST_BYTES = 64, 256 << 20
 """Clients that are trained side by side at most, and bytes of their weights, gradients and
@@ -71,6 +73,8 @@ class LocalCohort(LocalSteps):
         size *= 2 + training.train.optimizer_slots
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
+        self._rows: dict[str, Tensor] = {}
+        """By value, what each client came to."""
         self._cohort = Cohort(graph, training.train, most=most, mu=mu, device=executor.device)
         self._evaluation: ClientEvaluation | None = None
         """None: the only client here has the held-out part of the data for that."""
@@ -151,10 +155,13 @@ class LocalCohort(LocalSteps):
         squares: dict[int, float] = {}
         seen = self._measured(trained, squares)
         moves, began = self._normalised(numbers, weights)
-        mean = mean_of(seen, weights, moves, began)
-        with torch.no_grad():
-            for name, tensor in held.items():
-                tensor.copy_(mean[name])
+        if cohorts.by_client:
+            self._rows = rows_of(seen, numbers)
+        else:
+            mean = mean_of(seen, weights, moves, began)
+            with torch.no_grad():
+                for name, tensor in held.items():
+                    tensor.copy_(mean[name])
         total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in weights.items())
         return total / sum(weights.values())
 
@@ -200,9 +207,28 @@ class LocalCohort(LocalSteps):
         by = dict(zip(cohort, lengths.max() / lengths, strict=True))
         return {n: weights[n] * by[n] for n in numbers}, self._executor.parameters
 
+    def clients(self, value: str) -> Tensor | None:
+        return self._rows.pop(value.partition(":")[2], None)
+
     def _read(self, places: npt.NDArray[np.int64]) -> Mapping[str, Tensor]:
         found = self._reader.samples(places.reshape(-1))
         return {name: t.view(*places.shape, *t.shape[1:]) for name, t in found.items()}
+
+
+def rows_of(trained: Iterable[Trained], participants: Sequence[int]) -> dict[str, Tensor]:
+    """Return, by name, what these participants came to, in this order: (participants, elements),
+    float32, on the host; integers as two float32 with the bits of an int64."""
+    found: dict[str, Tensor] = {}
+    at = {number: i for i, number in enumerate(participants)}
+    for some in trained:
+        places = [at[n] for n in some.participants]
+        for name, values in some.values.items():
+            dtype = torch.float32 if values.is_floating_point() else torch.int64
+            rows = values.detach().to("cpu", dtype).reshape(len(places), -1).view(torch.float32)
+            if name not in found:
+                found[name] = torch.empty(len(participants), rows.shape[1])
+            found[name][places] = rows
+    return found
 
 
 def mean_of(

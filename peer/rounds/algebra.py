@@ -66,11 +66,13 @@ class PartSum(Protocol[V]):
 
 class RoundAlgebra(Protocol[V]):
     """What values are at one holder, and how the method of its run computes with them. vector: of
-    the run. codings: by hop, how parts are written in rounds as ever."""
+    the run. codings: by hop, how parts are written in rounds as ever. most_rows: as in
+    `RoundSettings`."""
 
     vector: RunVector
     strategy: RoundStrategy
     codings: Mapping[int, PartCoding]
+    most_rows: int
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """Begin a round, or hear of it again."""
@@ -91,8 +93,9 @@ class RoundAlgebra(Protocol[V]):
         """Copy a value of a snapshot. Raises TensorSpecError for one of another shape."""
         return values
 
-    def contribution(self, held: HeldEntry[V]) -> V | None:
-        """Return what the replica gives of an entry; None for what is no finite number."""
+    def contribution(self, held: HeldEntry[V], clients: Any) -> V | None:
+        """Return what the replica gives of an entry; None for what is no finite number. `clients`:
+        what each of its clients came to, where that is given in place of what is in the stages."""
 
     def drift(self, held: HeldEntry[V]) -> float:
         """Return the squared norm of what local steps moved, by the contribution."""
@@ -139,6 +142,23 @@ class RoundAlgebra(Protocol[V]):
     ) -> WrittenPart[V]:
         """Write a contribution to a part. Raises LargeContributionError."""
 
+    def give_rows(
+        self,
+        part: Span,
+        given: Pieces[V],
+        rows: range,
+        plan: broker_pb2.RoundPlan,
+        coding: PartCoding,
+    ) -> WrittenPart[V]:
+        """Write these clients' contributions to a part, of those that are given. Raises
+        LargeContributionError, TensorSpecError for clients that are not there."""
+
+    def combined(
+        self, came: Mapping[Span, Sequence[tuple[int, V]]], plan: broker_pb2.RoundPlan
+    ) -> Mapping[Span, V]:
+        """Return what is made of clients' contributions, by part that is added up here. `came`: in
+        the order of clients, how many of them a value has, and it."""
+
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PartSum[V]:
         """Return the sum of a part to which nothing has been added."""
 
@@ -159,8 +179,9 @@ class RoundAlgebra(Protocol[V]):
     def decode(self, part: Span, data: memoryview, coding: PartCoding) -> V:
         """Read a part, whichever of the three it is. Raises CodecError."""
 
-    def fits(self, part: Span, values: V, exponent: int) -> bool:
-        """Return whether all that came of a part are numbers below 2^exponent."""
+    def fits(self, part: Span, values: V, exponent: int, *, rows: bool = False) -> bool:
+        """Return whether all that came of a part are numbers below 2^exponent. `rows`: of several
+        clients, each with integers."""
         return True
 
     def cut(self, part: Span, values: V) -> Iterable[tuple[VectorPiece, V]]:
@@ -245,7 +266,7 @@ class HeldEntry(Generic[V]):
     def parts(self) -> dict[str, V]:
         """Return all that it goes on from; nobody may write to the values."""
         when, found = f"@{self.round}", self.version.named()
-        if self.given is not None:
+        if self.given is not None and not self.algebra.most_rows:  # too much of many clients
             found[f"{_GIVEN}{when}"] = self.given
         return found | (self.applied.named(when) if self.applied is not None else {})
 

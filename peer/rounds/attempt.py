@@ -15,10 +15,20 @@ from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import LargeContributionError
 from ...dag.rounds.vector import PIECE, RunVector, Span
-from ...dag.rounds.wiring import GIVE, RESULT, VERSION, RoundFrame, RoundWiring, port_of, span_of
+from ...dag.rounds.wiring import (
+    GIVE,
+    RESULT,
+    VERSION,
+    RoundFrame,
+    RoundWiring,
+    blocks_of,
+    port_of,
+    span_of,
+)
 from ...net.links.frame import Arrived, FrameKey
 from ...proto import broker_pb2
-from .algebra import Buffers, PartSum, RoundAlgebra, WrittenPart
+from .algebra import Buffers, PartSum, Pieces, RoundAlgebra, WrittenPart
+from .client_rows import ClientRows
 from .coding import PartCoding, flat_spec
 from .side_by_side import SideBySide
 
@@ -66,13 +76,18 @@ class EarlyFrames:
             self._kept.pop(key, None)
 
 
-def most_of_any(key: FrameKey, vector: RunVector, codings: Mapping[int, PartCoding]) -> int:
+def most_of_any(
+    key: FrameKey, vector: RunVector, codings: Mapping[int, PartCoding], most_rows: int = 0
+) -> int:
     """The most bytes that a frame can have whatever its plan says, of an attempt that is not known
-    here: it is of one part. `codings`: those of rounds as ever, by hop."""
+    here: it is of one part. `codings`: those of rounds as ever, by hop; `most_rows`: as in
+    `RoundSettings`."""
     start, stop = part = span_of(key.port)
     if not 0 <= start < stop <= vector.elements or stop - start > PIECE or key.hop not in codings:
         return 0
     most = codings[key.hop].most_bytes(part)
+    if key.hop == GIVE and most_rows:
+        return len(blocks_of(part, most_rows)[0]) * flat_spec(stop - start).size_bytes
     if key.hop == VERSION or isinstance(codings[RESULT], SideBySide):
         return most  # every round has them alike
     return max(most, flat_spec(stop - start).size_bytes + _MOST_FRONT)  # another coding by then
@@ -80,8 +95,8 @@ def most_of_any(key: FrameKey, vector: RunVector, codings: Mapping[int, PartCodi
 
 class RoundAttempt(Generic[V]):
     """One attempt by the plan `plan`, for the peer `peer`, whose frames `wiring` has. given: by
-    part, what it gives. applied: whether the new version is made here. over: whether its round
-    is, and nothing comes any more."""
+    part and block, what it gives. applied: whether the new version is made here. over: whether its
+    round is, and nothing comes any more."""
 
     def __init__(
         self,
@@ -91,7 +106,7 @@ class RoundAttempt(Generic[V]):
         algebra: RoundAlgebra[V],
     ) -> None:
         self.plan, self.wiring, self.peer, self._algebra = plan, wiring, peer, algebra
-        self.given: dict[Span, Buffers] = {}
+        self.given: dict[tuple[Span, int], Buffers] = {}
         self.applied = self.over = False
         self.codings = dict(algebra.codings)
         if own := algebra.strategy.coding(algebra.vector):
@@ -100,6 +115,8 @@ class RoundAttempt(Generic[V]):
         if self._passes_on:
             self.codings[RESULT] = SideBySide(self.codings[GIVE], plan)
         self._comes, self._goes = wiring.comes(peer), wiring.goes()
+        self._rows = ClientRows(wiring, plan, algebra) if wiring.by_client else None
+        """What is added up here, where each client's contribution comes by itself."""
         self._sums: dict[Span, tuple[PartSum[V], dict[PeerId, Buffers]]] = {}
         """Parts that are added up here; by giver, its contribution, where it is passed on."""
         self._results: dict[Span, WrittenPart[V]] = {}
@@ -124,14 +141,21 @@ class RoundAttempt(Generic[V]):
 
     def _part(self, key: FrameKey, known: set[RoundFrame], other: str, here: str) -> Span | None:
         part = span_of(key.port)
-        named = (key.step, key.term, key.microbatch) == (*self.number, 0) and here == self.peer
-        named = named and port_of(part) == key.port and (key.hop, part, other) in known
-        return part if named else None
+        named = (key.step, key.term) == self.number and here == self.peer
+        named = named and port_of(part) == key.port
+        return part if named and (key.hop, part, other, key.microbatch) in known else None
+
+    def coding(self, key: FrameKey, part: Span) -> PartCoding:
+        """Return how a frame of a part is written."""
+        if key.hop != GIVE or not self.wiring.by_client:
+            return self.codings[key.hop]
+        rows = self.wiring.blocks(part, PeerId(key.source))[key.microbatch]
+        return PartCoding(self._algebra.vector, "none", rows=len(rows))
 
     def end(self) -> None:
         """Frees what was exchanged."""
         with self._lock:
-            self.over = True
+            self.over, self._rows = True, None
             for kept in (self.given, self._came, self._sums, self._results):
                 kept.clear()
 
@@ -139,7 +163,7 @@ class RoundAttempt(Generic[V]):
         """Takes a frame; a second one with its identity has no effect. Raises TensorSpecError or
         CodecError for what is not as the plan says, LargeContributionError for what cannot be
         counted, and then nothing was added."""
-        key, coding = arrived.key, self.codings[arrived.key.hop]
+        key, coding = arrived.key, self.coding(arrived.key, part)
         expected, said = coding.spec(part), (arrived.spec, arrived.codec, arrived.codec_header)
         if said != (expected, coding.name, b"") or arrived.absent:
             raise TensorSpecError(
@@ -148,7 +172,8 @@ class RoundAttempt(Generic[V]):
             )
         values = self._algebra.decode(part, arrived.data, coding)
         if key.hop == GIVE:
-            self.add(part, PeerId(key.source), WrittenPart((arrived.data,), values))
+            written = WrittenPart((arrived.data,), values)
+            self.add(part, PeerId(key.source), written, key.microbatch)
             return
         most = self.plan.exponent + 1 if key.hop == RESULT else 128  # what a codec rounds up
         if not self._algebra.fits(part, values, most):
@@ -159,11 +184,23 @@ class RoundAttempt(Generic[V]):
 
     # ------------------------------------------------------------ sums
 
-    def add(self, part: Span, giver: PeerId, given: WrittenPart[V]) -> None:
+    def give(self, part: Span, mine: Pieces[V], block: int) -> WrittenPart[V]:
+        """Return what this peer gives of a part, or of a block of it. Raises
+        LargeContributionError, TensorSpecError for clients that are not there."""
+        if not self.wiring.by_client:
+            return self._algebra.give(part, mine, self.plan, self.codings[GIVE])
+        rows = self.wiring.blocks(part, self.peer)[block]
+        coding = PartCoding(self._algebra.vector, "none", rows=len(rows))
+        return self._algebra.give_rows(part, mine, rows, self.plan, coding)
+
+    def add(self, part: Span, giver: PeerId, given: WrittenPart[V], block: int = 0) -> None:
         """Adds a contribution once. Raises LargeContributionError."""
         weights = {g.peer: g.weight for g in self.wiring.adds[part]}
         with self._lock:
             if self.over or part in self._results:
+                return
+            if self._rows is not None:
+                self._rows.add(part, giver, block, given.values)
                 return
             if part not in self._sums:
                 self._sums[part] = self._algebra.sum(part, self.plan), {}
@@ -178,6 +215,10 @@ class RoundAttempt(Generic[V]):
         with self._lock:
             total, came = self._sums.get(part, (None, {}))
             givers = self.wiring.adds.get(part, ())
+            if self._rows is not None and not self._results:
+                for whose, mean in self._rows.combined().items():
+                    coding = self.codings[RESULT]
+                    self._results[whose] = self._algebra.result(whose, mean, (), self.plan, coding)
             if total is not None and all(g.peer in came for g in givers):
                 each = [(g.weight, came[g.peer]) for g in givers if self._passes_on]
                 mean, coding = total.mean(), self.codings[RESULT]
@@ -187,7 +228,7 @@ class RoundAttempt(Generic[V]):
 
     def came(self, hop: int) -> Iterator[tuple[Span, V | None]]:
         """What there is of each result, or version, that this peer takes."""
-        for part, source in self.wiring.takes if hop == RESULT else self.wiring.gets:
+        for part, source, _ in self.wiring.takes if hop == RESULT else self.wiring.gets:
             if hop == RESULT and source == self.peer:
                 found = self.result(part)
                 yield part, found.values if found else None

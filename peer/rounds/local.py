@@ -3,6 +3,8 @@ schedule they stand. Both are the run's, and the broker says which of them are w
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ...proto import broker_pb2
 from ..data.manifest import DataError
 
@@ -30,6 +32,12 @@ class LocalSteps:
         """Return what the version in the stages comes to on clients' own samples: steps of a plan
         have no clients."""
         return []
+
+    def clients(self, value: str) -> Tensor | None:
+        """Return what each client came to of an entry of the vector, and forget it: (clients,
+        elements), float32, on the host, integers as the vector has them; None: what the stages
+        have is all that there is."""
+        return None
 
     def _of(self, step: int) -> broker_pb2.RoundStart:
         """What a step follows: holders of one replica may hear of a round in different steps."""

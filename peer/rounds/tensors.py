@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ...compression.codec import RAW, Encoded
 from ...dag.execute.execute import TensorSpecError
+from ...dag.rounds.combiners import combined, middle_integers
 from ...dag.rounds.digest import digest
-from ...dag.rounds.sums import LargeContributionError, WeightedSum, fits
+from ...dag.rounds.sums import LargeContributionError, WeightedSum, fits, without
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
 from ...job.rounds import RoundSettings
 from ...job.settings import Settings
@@ -58,6 +59,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def __init__(self, vector: RunVector, settings: RoundSettings, replica: str) -> None:
         self.vector, self.strategy = vector, strategy_of(settings)
         self.codings = codings_of(self.strategy, settings, vector)
+        self._cohorts, self.most_rows = settings.cohorts, settings.most_rows
         self._replica, self._round = replica, -1
         self._mean, self._whole = _Mean(Settings()), _Whole(Settings())
         self._encoded: dict[tuple[str, int], Encoded] = {}
@@ -110,17 +112,17 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         whole = self._strategy(held.entry).gives_values
         return held.given if whole else self.began(held) - held.given
 
-    def contribution(self, held: HeldEntry[Tensor]) -> Tensor | None:
+    def contribution(self, held: HeldEntry[Tensor], clients: Tensor | None) -> Tensor | None:
         entry, state = held.entry, {**held.version.state, **held.version.own}
-        strategy = self._strategy(entry)
-        given = strategy.contribution(entry.value, self.began(held), held.now, state)
+        strategy, now = self._strategy(entry), held.now if clients is None else clients
+        given = strategy.contribution(entry.value, self.began(held), now, state)
         return given if entry.integer or bool(given.isfinite().all()) else None
 
     def drift(self, held: HeldEntry[Tensor]) -> float:
         if held.entry.is_buffer or held.given is None:
             return 0.0
-        apart = self.strategy.apart
-        return float(square_of(held.given - self.began(held) if apart else held.given))
+        given = held.given.mean(0) if self.most_rows else held.given
+        return float(square_of(given - self.began(held) if self.strategy.apart else given))
 
     def moved_by(self, held: HeldEntry[Tensor], mean: Pieces[Tensor]) -> float:
         return 0.0 if held.entry.is_buffer else sum(float(square_of(row)) for _, row in mean)
@@ -208,6 +210,45 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
                 )
         return written
 
+    def give_rows(
+        self,
+        part: Span,
+        given: Pieces[Tensor],
+        rows: range,
+        plan: broker_pb2.RoundPlan,
+        coding: PartCoding,
+    ) -> WrittenPart[Tensor]:
+        found = torch.cat(
+            [v[rows.start : rows.stop, piece.start : piece.stop] for piece, v in given], dim=1
+        )
+        if len(found) != len(rows):
+            raise TensorSpecError(f"clients {rows} were not trained here")
+        if not self.fits(part, found, plan.exponent, rows=True):
+            raise LargeContributionError(
+                f"a client has moved by {float(found.abs().amax()):g}: expected less than "
+                f"2^{plan.exponent}"
+            )
+        return WrittenPart(RAW.encode(found.view(-1)).buffers, found)
+
+    def combined(
+        self, came: Mapping[Span, Sequence[tuple[int, Tensor]]], plan: broker_pb2.RoundPlan
+    ) -> dict[Span, Tensor]:
+        """Floats by the rule of the run, and of integers the middle one."""
+        assert self._cohorts is not None, "no clients"
+        rule, wrong = self._cohorts.aggregate, self._cohorts.byzantine
+        tables = [
+            torch.cat([v.view(-1, part[1] - part[0]) for _, v in blocks])
+            for part, blocks in came.items()
+        ]
+        integers = [self.vector.integers(part) for part in came]
+        numbers = [without(t, at) for t, at in zip(tables, integers, strict=True)]
+        found = combined(rule, numbers, wrong)
+        for made, rows, places in zip(found, tables, integers, strict=True):
+            for at in places:
+                whole = rows[:, at].contiguous().view(torch.int64)
+                made[at] = middle_integers(whole).view(torch.float32)
+        return dict(zip(came, found, strict=True))
+
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum:
         integers = self.vector.integers(part)
         return WeightedSum(part[1] - part[0], plan.weight, plan.exponent, integers)
@@ -240,8 +281,10 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def decode(self, part: Span, data: memoryview, coding: PartCoding) -> Tensor:
         return coding.decode(part, data)
 
-    def fits(self, part: Span, values: Tensor, exponent: int) -> bool:
+    def fits(self, part: Span, values: Tensor, exponent: int, *, rows: bool = False) -> bool:
         values = values.view(-1, part[1] - part[0])
+        if rows:
+            return fits(values, exponent, self.vector.integers(part))
         return fits(values[0], exponent, self.vector.integers(part)) and fits(values[1:], exponent)
 
     def cut(self, part: Span, values: Tensor) -> Iterator[tuple[VectorPiece, Tensor]]:

@@ -141,7 +141,7 @@ class RoundWork(Generic[V]):
             if not self.vector.is_in(entry.entry, self._fragment) or not (whole or entry.owned):
                 continue
             if entry.given is None:
-                given = self.algebra.contribution(entry)
+                given = self.algebra.contribution(entry, self.local.clients(entry.entry.value))
                 if given is None:
                     why = f"{entry.entry.name} has moved by what is no finite number"
                     return RoundResult(code="nonfinite", why=why)
@@ -166,18 +166,20 @@ class RoundWork(Generic[V]):
                 self.accept(arrived)
             except ValueError as error:
                 return RoundResult(code="refused", why=str(error))
-        for part, by in attempt.wiring.gives:
+        for part, by, block in attempt.wiring.gives:
             try:
                 mine = self._held(part, lambda e: e.given)
             except KeyError as lacks:
                 return _missing(f"no contribution of {lacks.args[0]} was taken down here")
             try:
-                given = self.algebra.give(part, mine, attempt.plan, attempt.codings[GIVE])
+                given = attempt.give(part, mine, block)
             except LargeContributionError as error:
                 return RoundResult(code="overflow", why=str(error))
-            attempt.given[part] = given.buffers
+            except TensorSpecError as error:
+                return _missing(str(error))
+            attempt.given[part, block] = given.buffers
             if by == self.peer:
-                attempt.add(part, self.peer, given)
+                attempt.add(part, self.peer, given, block)
         return RoundResult()
 
     def apply(self) -> RoundResult:
@@ -257,9 +259,9 @@ class RoundWork(Generic[V]):
         """The most that a frame of this key has; 0 for what no plan names. For any thread."""
         attempt = self._attempt
         if attempt is None or (key.step, key.term) != attempt.number:
-            return most_of_any(key, self.vector, self.algebra.codings)
+            return most_of_any(key, self.vector, self.algebra.codings, self.algebra.most_rows)
         part = attempt.comes(key)
-        return 0 if part is None else attempt.codings[key.hop].most_bytes(part)
+        return 0 if part is None else attempt.coding(key, part).most_bytes(part)
 
     def payload(self, key: FrameKey) -> Payload:
         """Raises KeyError for what is not there to be sent."""
@@ -267,9 +269,9 @@ class RoundWork(Generic[V]):
         part = attempt.goes(key) if attempt else None
         if attempt is None or part is None:
             raise KeyError(f"{key} is not there to be sent by {self.peer}")
-        buffers, coding = None, attempt.codings[key.hop]
+        buffers, coding = None, attempt.coding(key, part)
         if key.hop == GIVE:
-            buffers = attempt.given.get(part)
+            buffers = attempt.given.get((part, key.microbatch))
         elif key.hop == RESULT:
             found = attempt.result(part)
             buffers = found.buffers if found else None

@@ -168,6 +168,8 @@ def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:
     spec = TensorShape((1 << 20,), "float32", 4 << 20)
     text = rounds.contribution_codec
     given = 4.0 if text == "none" else typical_bytes(parse(text), spec) / (1 << 20)
+    if rounds.most_rows:  # and one mean comes back
+        return given * (rounds.most_rows / replicas + 1) / 2
     match options_of(rounds.method, rounds.options):
         case SparseLocoOptions(result_density=0.0):
             return given * (1 + replicas) / 2  # what comes back are all contributions

@@ -6,7 +6,7 @@ would have, and carries these.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -90,6 +90,7 @@ class HashAlgebra(RoundAlgebra[Hash]):
     def __init__(self, shared: GhostVector) -> None:
         self.vector, self.codings = shared.vector, shared.codings
         self.strategy, self._shared = strategy_of(shared.settings), shared
+        self.most_rows = shared.settings.most_rows
 
     # ------------------------------------------------------------ entries
 
@@ -108,7 +109,7 @@ class HashAlgebra(RoundAlgebra[Hash]):
         """h(v) of the rule; in gossip 0."""
         return 0 if self.strategy.apart else cast(int, held.version.values)
 
-    def contribution(self, held: HeldEntry[Hash]) -> Hash:
+    def contribution(self, held: HeldEntry[Hash], clients: Any) -> Hash:
         return (cast(int, held.now) - self._before(held)) & MASK
 
     def landing(self, held: HeldEntry[Hash], version: Hash) -> Hash:
@@ -145,6 +146,27 @@ class HashAlgebra(RoundAlgebra[Hash]):
     ) -> WrittenPart[Hash]:
         moved = np.array([h for _, h in mine], np.uint64)
         return self._written(part, given(self._shared.part(part)[1], moved), coding)
+
+    def give_rows(
+        self,
+        part: Span,
+        mine: Pieces[Hash],
+        rows: range,
+        plan: broker_pb2.RoundPlan,
+        coding: PartCoding,
+    ) -> WrittenPart[Hash]:
+        return self.give(part, mine, plan, coding)
+
+    def combined(
+        self, came: Mapping[Span, Sequence[tuple[int, Hash]]], plan: broker_pb2.RoundPlan
+    ) -> dict[Span, Hash]:
+        found: dict[Span, Hash] = {}
+        for part, blocks in came.items():
+            total = self.sum(part, plan)
+            for rows, values in blocks:
+                total.add(values, rows)
+            found[part] = total.mean()
+        return found
 
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> HashSum:
         return HashSum(len(self.pieces_of(part)), plan.weight)

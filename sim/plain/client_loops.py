@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +54,15 @@ def train_cohorts(
     momentum: float = 0.0,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     clip: float = 0.0,
+    aggregate: Callable[[Sequence[Named]], Named] | None = None,
     committed: Callable[[int, FederatedResult], None] = lambda count, result: None,
 ) -> FederatedResult:
     """Train from the module's weights, which stay as they are: a cohort in each round. The module
     takes the inputs of `batches` by name and returns a mean loss, or a mapping with "loss".
 
     `optimizer` makes the local one, fresh for each client, in place of SGD with `momentum`; its
-    rate is `lr`. `clip`: the largest norm of a gradient, 0: any. A round without a cohort changes
+    rate is `lr`. `clip`: the largest norm of a gradient, 0: any. `aggregate`: what is made of what
+    clients moved, in place of their weighted mean. A round without a cohort changes
     nothing. `committed` sees each round's number and the result so far. Raises ValueError where
     training changes a buffer: nothing says what its mean would be."""
     make = optimizer or (lambda m: torch.optim.SGD(m.parameters(), lr=1.0, momentum=momentum))
@@ -97,6 +99,9 @@ def train_cohorts(
             steps, share = len(work.batches), work.weight / total
             came.append(Update(work.client, share, steps, moved, rate, momentum))
         if came:
+            if aggregate is not None:
+                whole = aggregate([u.moved for u in came])
+                came = [replace(came[0], share=1.0, moved=whole)]
             with torch.no_grad():
                 method.commit(count, came)
         result.losses.append(losses)

@@ -3,7 +3,8 @@ each version that was evaluated should have come to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,10 +17,20 @@ from ...peer.data.reader import Reader
 from ...peer.federated.batches import Participant, batches
 from ...proto.broker_pb2 import RoundWork, RunEvent
 from .client_loops import ClientWork, FederatedResult, train_cohorts
-from .client_methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedNova, FedProx, FedYogi
+from .client_methods import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedNova,
+    FedProx,
+    FedYogi,
+    Named,
+)
 from .oracle import learning_rate, optimizer_of
+from .robust import AGGREGATES
 
-__all__ = ["committed_cohorts", "expected_versions"]
+__all__ = ["aggregate_of", "committed_cohorts", "expected_versions"]
 
 _METHODS: Mapping[str, type[FedAvg]] = {
     "fedavg": FedAvg,
@@ -72,6 +83,15 @@ def committed_cohorts(
                 ]
 
 
+def aggregate_of(job: Job) -> Callable[[Sequence[Named]], Named] | None:
+    """What the job has made of what clients moved; None: their weighted mean."""
+    assert job.rounds is not None
+    cohorts = job.rounds.cohorts
+    if cohorts is None or cohorts.aggregate == "mean":
+        return None
+    return partial(AGGREGATES[cohorts.aggregate], f=cohorts.byzantine)
+
+
 def expected_versions(
     module: nn.Module, job: Job, events: Sequence[RunEvent], reader: Reader, *, size: int
 ) -> dict[int, float]:
@@ -95,6 +115,7 @@ def expected_versions(
         momentum=job.train.momentum,
         optimizer=lambda local: optimizer_of(local, job.train),
         clip=job.train.clip,
+        aggregate=aggregate_of(job),
         committed=look,
     )
     return found

@@ -5,7 +5,8 @@ Pure.
 
 Frames of an attempt are taken once it has begun here; an earlier one keeps its place until then,
 those of any other have no effect. Parts are added up as they come, and the result of a part goes
-out when all have given theirs.
+out when all have given theirs; where each client's contribution comes by itself, those of all parts
+go out together, since one may hang on the others.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class RoundExchange:
     def planned(self, plan: broker_pb2.RoundPlan) -> None:
         """In place of what there is."""
         self.plan, self.begun = plan, False
-        self.wiring = wiring(self._vector, segments_of(plan), self._peer, plan.fragment)
+        self.wiring = wiring(
+            self._vector, segments_of(plan), self._peer, plan.fragment, by_client=plan.by_client
+        )
 
     def joins(self) -> None:
         """The device hears of it."""
@@ -114,13 +117,15 @@ class RoundExchange:
     def lacking(self) -> tuple[list[PeerId], bool]:
         """Return the peers that are waited for, and whether for contributions: else for sums, of
         which who makes them is not to blame, since it waits for somebody as well."""
-        given = [(part, peer) for hop, part, peer in self._awaited if hop == GIVE]
-        lacks = given or [(part, peer) for _, part, peer in self._awaited]
+        given = [(part, peer) for hop, part, peer, _ in self._awaited if hop == GIVE]
+        lacks = given or [(part, peer) for _, part, peer, _ in self._awaited]
         return [*dict.fromkeys(peer for _, peer in sorted(lacks))], bool(given)
 
     def _is_summed(self, part: Span) -> bool:
+        if self.wiring.by_client:
+            return not any(hop == GIVE for hop, *_ in self._awaited)
         givers = self.wiring.adds.get(part, ())
-        return not any((GIVE, part, g.peer) in self._awaited for g in givers)
+        return not any((GIVE, part, g.peer, 0) in self._awaited for g in givers)
 
     def _summed(self, part: Span) -> list[e.Instruction]:
         return self._send(self._key(RESULT, s) for s in self.wiring.results if s.part == part)
@@ -134,7 +139,8 @@ class RoundExchange:
         assert self.plan is not None
         number, port = self.plan.round, port_of(share.part)
         return FrameKey(
-            self._run, self.attempt, number, Role.ROUND, 0, hop, port, self._peer, share.peer
+            *(self._run, self.attempt, number, Role.ROUND, share.block, hop, port),
+            *(self._peer, share.peer),
         )
 
     def expects(self, key: FrameKey) -> bool:
@@ -144,7 +150,10 @@ class RoundExchange:
             return False
         if (key.step, key.term) != (plan.round, plan.attempt) or key.destination != self._peer:
             return False
-        return (key.hop, span_of(key.port), PeerId(key.source)) in self._awaited
+        return self._frame(key) in self._awaited
+
+    def _frame(self, key: FrameKey) -> RoundFrame:
+        return key.hop, span_of(key.port), PeerId(key.source), key.microbatch
 
     def _is_early(self, key: FrameKey, round_: int | None) -> bool:
         at = (key.step, key.term)
@@ -162,10 +171,13 @@ class RoundExchange:
                 return []
             self.late += 1
             return [e.Release(key)]
-        part, source = span_of(key.port), PeerId(key.source)
-        self._awaited.remove((key.hop, part, source))
-        done = key.hop == GIVE and self._is_summed(part)
-        return [e.Release(key), *(self._summed(part) if done else ())]
+        part = span_of(key.port)
+        self._awaited.remove(self._frame(key))
+        out: list[e.Instruction] = [e.Release(key)]
+        if key.hop == GIVE and self._is_summed(part):
+            for done in self.wiring.adds if self.wiring.by_client else (part,):
+                out += self._summed(done)
+        return out
 
     def forget(self, peer: PeerId) -> list[e.Instruction]:
         """There is no link with a peer any more: what came too early from it has no effect."""

@@ -118,3 +118,14 @@ def test_replicas_of_other_models_have_no_round() -> None:
     ]
     with pytest.raises(ValueError, match=r"vectors of \[10, 11\] elements"):
         segments([Replicated(p, 1) for p in plans])
+
+
+@given(worlds())
+def test_one_member_adds_up_all_if_that_is_wanted(
+    world: tuple[list[Replicated], list[Replicated]],
+) -> None:
+    members, joiners = world
+    found = segments(members, joiners, whole=True)
+    assert {s.aggregator for s in found} <= set(members[0].plan.peers)
+    if len(members[0].plan.stages) == 1:
+        assert len({s.aggregator for s in found}) == 1

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.rounds import vector as of_rounds
+from shoal.dag.rounds import wiring as of_wiring
 from shoal.dag.rounds.vector import Entry, RunVector
-from shoal.dag.rounds.wiring import RESULT, Giver, VectorSegment, port_of, span_of, wiring
+from shoal.dag.rounds.wiring import GIVE, RESULT, Giver, VectorSegment, port_of, span_of, wiring
 
 sizes = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 most = st.integers(1, 16)
@@ -83,7 +84,9 @@ def test_stages_of_any_cut_cover_the_vector_in_order(sizes, data):
 
 @given(sizes, most, st.data())
 def test_what_one_gives_another_adds(sizes, most, data):
-    """Over all peers, each part is given by all givers, added up once, and taken by all takers."""
+    """Over all peers, each part is given by all givers, added up once, and taken by all takers;
+    where each client's contribution comes by itself, in frames of some of them."""
+    by_client, weights = data.draw(st.booleans()), {"a": 1, "b": 2, "c": 5}
     vector, peers = vector_of(sizes), ("a", "b", "c")
     some = st.lists(st.sampled_from(peers), unique=True)
     cuts = data.draw(st.lists(st.integers(0, vector.elements), max_size=3))
@@ -91,14 +94,14 @@ def test_what_one_gives_another_adds(sizes, most, data):
         VectorSegment(
             span,
             data.draw(st.sampled_from(peers)),
-            tuple(Giver(p, 1) for p in data.draw(some)),
+            tuple(Giver(p, weights[p]) for p in data.draw(some)),
             tuple(data.draw(some)),
             tuple((p, q) for p, q in data.draw(st.lists(st.tuples(*[st.sampled_from(peers)] * 2)))),
         )
         for span in pairwise(sorted({0, vector.elements, *cuts}))
     ]
-    with patch.object(of_rounds, "PIECE", most):
-        each = {p: wiring(vector, segments, p) for p in peers}
+    with patch.object(of_rounds, "PIECE", most), patch.object(of_wiring, "PIECE", most):
+        each = {p: wiring(vector, segments, p, by_client=by_client) for p in peers}
         given = {(s.part, p, s.peer) for p, w in each.items() for s in w.gives}
         added = {
             (part, g.peer, p) for p, w in each.items() for part, gs in w.adds.items() for g in gs
@@ -110,9 +113,16 @@ def test_what_one_gives_another_adds(sizes, most, data):
         assert passed == {(part, a, b) for part, a, b in taken if a != b and (part, a) in adds}
         sent = sorted((s.part, p, s.peer) for p, w in each.items() for s in w.sends)
         assert sent == sorted((s.part, s.peer, p) for p, w in each.items() for s in w.gets)
-        comes = {(hop, part, q, p) for p, w in each.items() for hop, part, q in w.comes(p)}
-        goes = {(hop, part, p, q) for p, w in each.items() for hop, part, q in w.goes() if p != q}
+        comes = {(hop, part, q, p, b) for p, w in each.items() for hop, part, q, b in w.comes(p)}
+        goes = {
+            (hop, part, p, q, b) for p, w in each.items() for hop, part, q, b in w.goes() if p != q
+        }
         assert goes == {f for f in comes if f[0] != RESULT or f[1:3] in adds}
+        gives = {(part, p) for hop, part, p, *_ in goes if hop == GIVE and by_client}
+        for (start, stop), p in gives:
+            blocks = each[p].blocks((start, stop), p)
+            assert [i for rows in blocks for i in rows] == [*range(weights[p])]
+            assert all(len(rows) == 1 or len(rows) * (stop - start) <= most for rows in blocks)
 
 
 blocks = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 40)), min_size=1, max_size=12)
