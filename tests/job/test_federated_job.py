@@ -39,6 +39,24 @@ def test_rounds_are_steps_of_the_run() -> None:
     assert Job.from_json(by_rounds.to_json()) == by_rounds.without_places()
 
 
+def test_an_aggregate_says_how_many_clients_may_be_wrong() -> None:
+    krum = {"aggregate": "krum", "weight": "equal", "per_round": 20}
+    found = job(sync=krum)
+    assert found.rounds is not None
+    cohorts = found.rounds.cohorts
+    assert cohorts is not None
+    assert (cohorts.byzantine, cohorts.by_client, cohorts.chooses) == (4, True, True)
+    assert Job.from_json(found.to_json()) == found.without_places()
+    nine = job(sync={**krum, "aggregate": "trimmed-mean", "byzantine": 9}).rounds
+    assert nine is not None
+    assert nine.cohorts is not None
+    assert (nine.cohorts.byzantine, nine.cohorts.chooses) == (9, False)
+    mean = job(sync={"per_round": 20}).rounds
+    assert mean is not None
+    # Rows that one peer took down and those that come to one, in fp32.
+    assert found.rounds.exchange_bytes - 8 * 20 < mean.exchange_bytes < found.rounds.exchange_bytes
+
+
 def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
     whole = job(sync={"method": "fedadam", "options": {"lr": 0.1}})
     assert whole.decided("local", 1).rounds is not None
@@ -49,6 +67,9 @@ def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
     assert one.data.partition is None
 
 
+KRUM = {"aggregate": "krum", "weight": "equal", "per_round": 10}
+
+
 @pytest.mark.parametrize(
     ("tables", "key", "words"),
     [
@@ -57,6 +78,13 @@ def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
         ({"train": {"rounds": 0}}, "train.rounds", "1 or more"),
         ({"sync": {"per_round": 0}}, "sync.per_round", "at least 1"),
         ({"sync": {"per_round": "some"}}, "sync.per_round", "a share such as"),
+        ({"sync": {"aggregate": "median"}}, "sync.weight", 'expected "equal"'),
+        ({"sync": {"aggregate": "flag", "weight": "equal"}}, "sync.aggregate", "multi-krum"),
+        ({"sync": {"byzantine": 2}}, "sync.byzantine", "leaves nobody out"),
+        ({"sync": {**KRUM, "byzantine": "half"}}, "sync.byzantine", "a share such as"),
+        ({"sync": {**KRUM, "per_round": 6, "byzantine": 2}}, "sync.byzantine", "needs 7 of them"),
+        ({"sync": KRUM, "codec": {"sync": "bf16"}}, "codec.sync", "not supported yet"),
+        ({"sync": {"kind": "local", "aggregate": "krum"}}, "sync.aggregate", 'for kind = "fed'),
         ({"sync": {"local": {"passes": 1, "steps": 2}}}, "sync.local", "exactly one"),
         ({"sync": {"method": "diloco"}}, "sync.method", 'of kind "local"'),
         ({"sync": {"method": "fedavg", "options": {"lr": 1.0}}}, "sync.options.lr", "not a known"),

@@ -22,7 +22,7 @@ from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.round_hashes import expected_rounds
 from shoal.sim.ghost.rounds import HashAlgebra
 from shoal.sim.plain.client_loops import train_cohorts
-from shoal.sim.plain.plain_cohorts import aggregate_of, committed_cohorts
+from shoal.sim.plain.plain_cohorts import aggregate_of, committed_cohorts, expected_versions
 from shoal.sim.plain.round_log import committed_rounds
 from shoal.tests.sim.rounds.test_federated_world import METHODS, exported, job_of, world_of
 
@@ -59,6 +59,11 @@ def assert_expected(lab: Any, world: Any, run: str) -> list[Any]:
     assert got.keys() == made.shared.keys()
     for name, tensor in made.shared.items():
         torch.testing.assert_close(got[name], tensor.float(), rtol=1e-4, atol=1e-6)
+    seen = [e.evaluated for e in events if e.HasField("evaluated")]
+    said = {e.step: e.evaluation.loss for e in seen}
+    size = job.train.microbatch_size
+    assert said == pytest.approx(expected_versions(lab.module, job, events, reader, size=size))
+    assert said
     return [e.round_done for e in events if e.HasField("round_done")]
 
 
