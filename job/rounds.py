@@ -280,9 +280,10 @@ class RoundSettings(Settings):
     def _exchanged(self) -> int:
         """What was taken down and is written, what came back, the version that is made of it, and
         the sum of a replica's share of the vector. Where each client's contribution comes by
-        itself, all of a round are taken down by one peer at most, and come to one at most."""
+        itself, one peer at most has taken down all of a round, and one gets them, and puts them
+        side by side."""
         if self.most_rows:
-            return 8 * self.most_rows + 4 + 4 * method_of(self.method).kept
+            return 12 * self.most_rows + 4 + 4 * method_of(self.method).kept
         codec = self.contribution_codec
         written = 0 if codec == "none" else 2 if codec in ("bf16", "fp16") else 1
         return 4 + written + 4 + 4 * method_of(self.method).kept + 8 // max(2, self.replicas)

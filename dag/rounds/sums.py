@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["EXPONENT", "LargeContributionError", "WeightedSum", "fits", "without"]
+__all__ = ["EXPONENT", "LargeContributionError", "WeightedSum", "fits"]
 
 EXPONENT = 10
 """What contributions are taken to be below, until one is not: weights and their differences are."""

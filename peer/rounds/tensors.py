@@ -17,7 +17,7 @@ from ...compression.codec import RAW, Encoded
 from ...dag.execute.execute import TensorSpecError
 from ...dag.rounds.combiners import combined, middle_integers
 from ...dag.rounds.digest import digest
-from ...dag.rounds.sums import LargeContributionError, WeightedSum, fits, without
+from ...dag.rounds.sums import LargeContributionError, WeightedSum, fits
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
 from ...job.rounds import RoundSettings
 from ...job.settings import Settings
@@ -235,19 +235,20 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     ) -> dict[Span, Tensor]:
         """Floats by the rule of the run, and of integers the middle one."""
         assert self._cohorts is not None, "no clients"
-        rule, wrong = self._cohorts.aggregate, self._cohorts.byzantine
-        tables = [
-            torch.cat([v.view(-1, part[1] - part[0]) for _, v in blocks])
-            for part, blocks in came.items()
-        ]
-        integers = [self.vector.integers(part) for part in came]
-        numbers = [without(t, at) for t, at in zip(tables, integers, strict=True)]
-        found = combined(rule, numbers, wrong)
-        for made, rows, places in zip(found, tables, integers, strict=True):
-            for at in places:
-                whole = rows[:, at].contiguous().view(torch.int64)
-                made[at] = middle_integers(whole).view(torch.float32)
-        return dict(zip(came, found, strict=True))
+        tables, middle = list[Tensor](), list[list[tuple[slice, Tensor]]]()
+        for part, blocks in came.items():
+            rows = torch.cat([v.view(-1, part[1] - part[0]) for _, v in blocks])
+            middle.append([])
+            for at in self.vector.integers(part):
+                found = middle_integers(rows[:, at].contiguous().view(torch.int64))
+                middle[-1].append((at, found.view(torch.float32)))
+                rows[:, at] = 0.0  # whose bits may be those of no number
+            tables.append(rows)
+        made = combined(self._cohorts.aggregate, tables, self._cohorts.byzantine)
+        for whole, integers in zip(made, middle, strict=True):
+            for at, found in integers:
+                whole[at] = found
+        return dict(zip(came, made, strict=True))
 
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum:
         integers = self.vector.integers(part)

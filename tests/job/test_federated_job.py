@@ -51,10 +51,8 @@ def test_an_aggregate_says_how_many_clients_may_be_wrong() -> None:
     assert nine is not None
     assert nine.cohorts is not None
     assert (nine.cohorts.byzantine, nine.cohorts.chooses) == (9, False)
-    mean = job(sync={"per_round": 20}).rounds
-    assert mean is not None
-    # Rows that one peer took down and those that come to one, in fp32.
-    assert found.rounds.exchange_bytes - 8 * 20 < mean.exchange_bytes < found.rounds.exchange_bytes
+    # Of 20 clients what was taken down, came and is put side by side; the result; the version.
+    assert found.rounds.exchange_bytes == 20 * (4 + 4 + 4) + 4 + 4
 
 
 def test_what_one_of_many_is_planned_as_has_no_clients() -> None:

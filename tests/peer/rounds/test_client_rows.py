@@ -142,7 +142,7 @@ def test_an_early_frame_is_as_large_as_all_rows_of_a_round_or_one_part():
     key = FrameKey("r", 9, 0, Role.ROUND, 0, GIVE, port_of(WHOLE), "b", "a")
     codings = a.codings
     assert most_of_any(key, VECTOR, codings, 5) == 5 * 13 * 4
-    assert most_of_any(key, VECTOR, codings, 1 << 40) <= 4 << 20
+    assert most_of_any(key, VECTOR, codings, 1_000_000) <= 4 << 20
     large = RunVector([Entry("param:w", TensorSpec((1 << 21,), "float32"), 0, 0)])
     key = key._replace(port=port_of((0, 1 << 20)))
     assert most_of_any(key, large, codings, 100) == 4 << 20
