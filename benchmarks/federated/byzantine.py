@@ -14,13 +14,14 @@ random    normal numbers, ten times as large as honest ones are (root mean squar
 alie      all the same: the honest mean, less as many standard deviations of each element as the
           middle bears with (Baruch et al. 2019, 1902.06156)
 reversed  all the same: the honest mean, three times as large, the other way
+far       the same, ten times as large
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -36,16 +37,18 @@ CLIENTS, PER_ROUND, STEPS, BATCH, RATE, TOLD, SEEDS = 100, 20, 10, 8, 0.2, 6, (0
 SHAPES = (64, 32), (1, 32), (32, 10), (1, 10)
 SIZES = [a * b for a, b in SHAPES]
 AGGREGATES = "mean", "median", "trimmed-mean", "krum", "multi-krum"
-ATTACKS = "none", "flipped", "scaled", "random", "alie", "reversed"
+ATTACKS = "none", "flipped", "scaled", "random", "alie", "reversed", "far"
 STUDENT = 3.182
 """95 % of Student's t with three degrees of freedom lie within."""
 
 
-def figures(rounds: int, bad: int, kinds: tuple[str, ...]) -> Iterator[Figure]:
+def figures(
+    rounds: int, bad: int, kinds: Sequence[str], attacks: Sequence[str]
+) -> Iterator[Figure]:
     """`bad`: of 100 clients; `kinds` of partition."""
     torch.set_num_threads(1)  # no tensor is worth a second one
     for kind in kinds:
-        for attack in ATTACKS:
+        for attack in attacks:
             for rule in AGGREGATES:
                 found = [trained(seed, rule, attack, rounds, bad, kind) for seed in SEEDS]
                 name = f"byzantine_{kind}_{attack}_{rule}".replace("-", "_")
@@ -62,8 +65,17 @@ def trained(seed: int, rule: str, attack: str, rounds: int, bad: int, kind: str)
     images, labels = images[order].float() / 16, labels[order]
     test = len(labels) // 5
     x, y = images[test:], labels[test:]
-    mixes = {"alpha": 0.5, "convention": "per-client"} if kind == "dirichlet" else {}
-    parts = partition(y.numpy(), kind=kind, clients=CLIENTS, seed=seed, **mixes)
+    if kind == "iid":
+        parts = partition(y.numpy(), kind="iid", clients=CLIENTS, seed=seed)
+    else:
+        parts = partition(
+            y.numpy(),
+            kind="dirichlet",
+            clients=CLIENTS,
+            alpha=0.5,
+            convention="per-client",
+            seed=seed,
+        )
     own = [torch.from_numpy(np.array(parts.train(c))) for c in range(CLIENTS)]
     version = torch.cat(
         [
@@ -101,8 +113,8 @@ def _attack(moved: Tensor, is_bad: Tensor, attack: str, generator: torch.Generat
         found = 10 * bad
     elif attack == "random":
         found = torch.randn(bad.shape, generator=generator) * 10 * honest.square().mean().sqrt()
-    elif attack == "reversed":
-        found = -3 * honest.mean(0).expand_as(bad)
+    elif attack in ("reversed", "far"):
+        found = (-3 if attack == "reversed" else -10) * honest.mean(0).expand_as(bad)
     else:
         needed = len(moved) // 2 + 1 - len(bad)
         share = torch.tensor((len(honest) - needed) / len(honest))
@@ -114,7 +126,8 @@ def _attack(moved: Tensor, is_bad: Tensor, attack: str, generator: torch.Generat
 def _logits(weights: Tensor, x: Tensor) -> Tensor:
     """(clients, samples, 10). `weights`: (clients, parameters)."""
     a, b, c, d = (
-        w.view(len(weights), *s) for w, s in zip(weights.split(SIZES, dim=1), SHAPES, strict=True)
+        w.view(len(weights), *s)
+        for w, s in zip(torch.split(weights, SIZES, dim=1), SHAPES, strict=True)
     )
     return torch.relu(x @ a + b) @ c + d
 
@@ -123,7 +136,8 @@ def _gradient(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Of the mean loss of each client."""
     leaf = weights.detach().requires_grad_()
     loss = cross_entropy(_logits(leaf, x).flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
-    return torch.autograd.grad(loss, leaf)[0]
+    found: Tensor = torch.autograd.grad(loss, leaf)[0]
+    return found
 
 
 def main() -> int:
@@ -131,8 +145,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--bad", type=int, default=20, help="of 100 clients")
     parser.add_argument("--kinds", nargs="+", default=("iid", "dirichlet"), help="of partition")
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS)
     asked = parser.parse_args()
-    report("byzantine", [*figures(asked.rounds, asked.bad, tuple(asked.kinds))], asked.json)
+    found = figures(asked.rounds, asked.bad, asked.kinds, asked.attacks)
+    report("byzantine", [*found], asked.json)
     return 0
 
 

@@ -4,7 +4,6 @@ each version that was evaluated should have come to."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -89,7 +88,8 @@ def aggregate_of(job: Job) -> Callable[[Sequence[Named]], Named] | None:
     cohorts = job.rounds.cohorts
     if cohorts is None or cohorts.aggregate == "mean":
         return None
-    return partial(AGGREGATES[cohorts.aggregate], f=cohorts.byzantine)
+    rule, wrong = AGGREGATES[cohorts.aggregate], cohorts.byzantine
+    return lambda moved: rule(moved, wrong)
 
 
 def expected_versions(

@@ -74,9 +74,9 @@ def met(works: dict[str, Work], rng: random.Random) -> set[tuple[int, ...]]:
     for hop in (GIVE, RESULT):
         frames = [(p, *f) for p in peers for f in sorted(wired[p].goes()) if f[0] == hop]
         rng.shuffle(frames)
-        for source, _, part, to in frames:
-            assert (hop, part, source) in wired[to].comes(to) or source == to
-            key = FrameKey("r", 1, 0, Role.ROUND, 0, hop, port_of(part), source, to)
+        for source, _, part, to, block in frames:
+            assert (hop, part, source, block) in wired[to].comes(to) or source == to
+            key = FrameKey("r", 1, 0, Role.ROUND, block, hop, port_of(part), source, to)
             if source != to:
                 works[to].accept(copied(key, works[source].payload(key)))
     return {work.carry_out(Kind.APPLY).hashes for work in works.values()}
