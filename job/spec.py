@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 from .client_options import Cohorts
 from .methods import METHODS
 from .plan_options import PlanOptions
-from .rounds import RoundSettings
+from .rounds import RoundSettings, method_of
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without
 from .tables import LIVE, Codec, Data, Model, Output, Recovery, Sync
@@ -369,8 +369,12 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
     for key, most in (("stages", job.plan.stages), ("pipelines", job.plan.pipelines)):
         if most not in (1, "auto"):
             yield f"plan.{key}", f"1 is, {federated}: a client is trained on one peer"
-    if job.sync.aggregate != "mean" and job.codec.sync != "none":
-        yield "codec.sync", f'"none" is, with sync.aggregate = "{job.sync.aggregate}"'
+    if job.sync.aggregate != "mean":
+        with_it = f'with sync.aggregate = "{job.sync.aggregate}"'
+        if job.codec.sync != "none":
+            yield "codec.sync", f'"none" is, {with_it}'
+        if method_of(job.sync.chosen).normalises:
+            yield "sync.method", f"all others are, {with_it}: fednova is a mean of scaled moves"
 
 
 def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:

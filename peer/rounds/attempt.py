@@ -28,11 +28,10 @@ from ...dag.rounds.wiring import (
 from ...net.links.frame import Arrived, FrameKey
 from ...proto import broker_pb2
 from .algebra import Buffers, PartSum, Pieces, RoundAlgebra, WrittenPart
-from .client_rows import ClientRows
 from .coding import PartCoding, flat_spec
 from .side_by_side import SideBySide
 
-__all__ = ["EarlyFrames", "RoundAttempt", "most_of_any"]
+__all__ = ["ClientRows", "EarlyFrames", "RoundAttempt", "most_of_any"]
 
 V = TypeVar("V")
 
@@ -91,6 +90,39 @@ def most_of_any(
     if key.hop == VERSION or isinstance(codings[RESULT], SideBySide):
         return most  # every round has them alike
     return max(most, flat_spec(stop - start).size_bytes + _MOST_FRONT)  # another coding by then
+
+
+class ClientRows(Generic[V]):
+    """Rows of clients, each contribution by itself, of one attempt at who combines them: in the
+    order of members and of the clients of each, whenever they come. Not locked."""
+
+    def __init__(
+        self, wiring: RoundWiring, plan: broker_pb2.RoundPlan, algebra: RoundAlgebra[V]
+    ) -> None:
+        self._wiring, self._plan, self._algebra = wiring, plan, algebra
+        self._came: dict[Span, dict[tuple[PeerId, int], V]] = {part: {} for part in wiring.adds}
+
+    def add(self, part: Span, giver: PeerId, block: int, values: V) -> None:
+        """Keep a block of rows, once. Raises LargeContributionError."""
+        if not self._algebra.fits(part, values, self._plan.exponent, rows=True):
+            raise LargeContributionError(
+                f"of a client of {giver} an element is no number below 2^{self._plan.exponent}"
+            )
+        self._came[part].setdefault((giver, block), values)
+
+    def combined(self) -> Mapping[Span, V]:
+        """Return what is made of each part, and forget the rows; nothing while some lack."""
+        found: dict[Span, list[tuple[int, V]]] = {}
+        for part, givers in self._wiring.adds.items():
+            found[part] = []
+            for giver in givers:
+                for block, rows in enumerate(self._wiring.blocks(part, giver.peer)):
+                    if (giver.peer, block) not in self._came[part]:
+                        return {}
+                    found[part].append((len(rows), self._came[part][giver.peer, block]))
+        made = self._algebra.combined(found, self._plan) if found else {}
+        self._came.clear()
+        return made
 
 
 class RoundAttempt(Generic[V]):

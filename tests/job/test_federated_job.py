@@ -82,6 +82,11 @@ KRUM = {"aggregate": "krum", "weight": "equal", "per_round": 10}
         ({"sync": {**KRUM, "byzantine": "half"}}, "sync.byzantine", "a share such as"),
         ({"sync": {**KRUM, "per_round": 6, "byzantine": 2}}, "sync.byzantine", "needs 7 of them"),
         ({"sync": KRUM, "codec": {"sync": "bf16"}}, "codec.sync", "not supported yet"),
+        (
+            {"sync": {**KRUM, "method": "fednova"}, "train": {"steps": 5, "optimizer": "sgd"}},
+            "sync.method",
+            "a mean of scaled moves",
+        ),
         ({"sync": {"kind": "local", "aggregate": "krum"}}, "sync.aggregate", 'for kind = "fed'),
         ({"sync": {"local": {"passes": 1, "steps": 2}}}, "sync.local", "exactly one"),
         ({"sync": {"method": "diloco"}}, "sync.method", 'of kind "local"'),
