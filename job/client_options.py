@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .client_compression import ClientCompression
 from .partitioning import Partitioning
 from .settings import Settings, SettingsError, at_least
 
@@ -126,6 +127,8 @@ class Cohorts(Settings):
     """What is made of what clients came to (`dag/rounds/combiners.py`)."""
     byzantine: int = 0
     """So many clients of a round may be wrong."""
+    sends: ClientCompression = field(default_factory=ClientCompression)
+    """What it sends of its update."""
 
     @classmethod
     def of(

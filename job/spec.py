@@ -139,12 +139,11 @@ class Job(Settings):
         except SettingsError as error:
             raise error.inside("sync") from None
         method = self.sync.of_rounds
-        if method is not None and method.own_codec and self.codec.sync != "none":
-            raise SettingsError(
-                "codec.sync",
-                f'is "{self.codec.sync}", and sync.method = "{self.sync.chosen}" writes what it '
-                'exchanges in a way of its own: expected "none"',
-            )
+        if self.codec.sync != "none":
+            if method is not None and method.own_codec:
+                self._refuse_codec(f'sync.method = "{self.sync.chosen}"')
+            if self.sync.client_compression.sparse:
+                self._refuse_codec(f'sync.compression = "{self.sync.compression}"')
         if method is not None and method.normalises and self.train.optimizer != "sgd":
             raise SettingsError(
                 "train.optimizer",
@@ -163,6 +162,13 @@ class Job(Settings):
                 )
         for key, problem in _not_built(self):
             raise SettingsError(key, f"is not supported yet: {problem}")
+
+    def _refuse_codec(self, because: str) -> None:
+        raise SettingsError(
+            "codec.sync",
+            f'is "{self.codec.sync}", and {because} writes what it exchanges in a way of its own: '
+            'expected "none"',
+        )
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Job:
@@ -281,7 +287,7 @@ class Job(Settings):
         return RoundSettings(
             method=self.sync.chosen,
             options=self.sync.options,
-            codec=self.codec.sync,
+            codec="nonzero" if self.sync.client_compression.sparse else self.codec.sync,
             replicas=self.divided,
             seed=self.seed,
             cohorts=self._cohorts,
@@ -301,6 +307,7 @@ class Job(Settings):
             local=sync.local,
             weight=sync.weight,
             aggregate=sync.aggregate,
+            sends=sync.client_compression,
         )
 
 
@@ -375,6 +382,12 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
             yield "codec.sync", f'"none" is, {with_it}'
         if method_of(job.sync.chosen).normalises:
             yield "sync.method", f"all others are, {with_it}: fednova is a mean of scaled moves"
+    if job.sync.client_compression.sparse:
+        with_it = f'with sync.compression = "{job.sync.compression}"'
+        if job.sync.aggregate != "mean":
+            yield "sync.aggregate", f'"mean" is, {with_it}'
+        if method_of(job.sync.chosen).normalises:
+            yield "sync.method", f"all others are, {with_it}: fednova scales moves by itself"
 
 
 def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:
@@ -388,6 +401,8 @@ def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:
     if job.data.where == "peer" and method is not None and method.normalises:
         why = "no host knows how many samples others have, which its move is brought to"
         yield "sync.method", f"any but {job.sync.chosen!r} is, {where}: {why}"
+    if job.data.where == "peer" and job.sync.client_compression.sparse:
+        yield "sync.compression", f'"none" is, {where}: clients have the links of their hosts'
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:
