@@ -290,7 +290,8 @@ class Job(Settings):
         sync, partition = self.sync, self.data.partition
         if sync.kind != "federated" or partition is None:
             return None
-        work = {"local": sync.local, "weight": sync.weight}
+        vhl = sync.vhl if sync.virtual_data == "vhl" else None
+        work = {"local": sync.local, "weight": sync.weight, "vhl": vhl}
         return Cohorts.of(partition, self.data.targets, sync.per_round, **work)
 
 
@@ -354,6 +355,8 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
     if job.data.kind != "arrays":
         yield "data.kind", f'"arrays" is, {federated}'
     yield from _not_clients(job, partition.kind if partition is not None else "by-peer")
+    if job.sync.virtual_data == "vhl" and job.model.dtype != "fp32":
+        yield "model.dtype", '"fp32" is, with sync.virtual_data = "vhl"'
     for key, most in (("stages", job.plan.stages), ("pipelines", job.plan.pipelines)):
         if most not in (1, "auto"):
             yield f"plan.{key}", f"1 is, {federated}: a client is trained on one peer"

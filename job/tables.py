@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .client_options import LocalWork, share_of
+from .client_options import LocalWork, VhlOptions, share_of
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .partitioning import Partitioning
@@ -289,6 +289,10 @@ class Sync(Settings):
     """federated: how long a client trains in a round."""
     weight: Literal["samples", "equal"] = "samples"
     """federated: what a client counts for in the mean."""
+    virtual_data: Literal["none", "vhl"] = "none"
+    """federated: labelled noise that clients train on besides."""
+    vhl: VhlOptions = field(default_factory=VhlOptions)
+    """Of virtual_data = "vhl"."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""
@@ -344,6 +348,8 @@ class Sync(Settings):
 
     def _check_federated(self) -> None:
         share_of(self.per_round, 100)
+        if self.virtual_data == "none" and self.vhl != VhlOptions():
+            raise SettingsError("vhl", 'is for virtual_data = "vhl": leave it out, or set that')
         if self.kind == "federated":
             if self.every != "auto":
                 raise SettingsError(
@@ -351,15 +357,12 @@ class Sync(Settings):
                     f"is {self.every}, and a client's work in a round is local: leave it out",
                 )
             return
-        for key, usual in (("per_round", "10%"), ("local", LocalWork(passes=1))):
-            if getattr(self, key) != usual:
+        usual = Sync(kind="federated")
+        for key in ("per_round", "local", "weight", "virtual_data"):
+            if getattr(self, key) != getattr(usual, key):
                 raise SettingsError(
                     key, f'is for kind = "federated", and this is "{self.kind}": leave it out'
                 )
-        if self.weight != "samples":
-            raise SettingsError(
-                "weight", f'is for kind = "federated", and this is "{self.kind}": leave it out'
-            )
 
     @property
     def chosen(self) -> str:

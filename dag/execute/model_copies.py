@@ -9,7 +9,7 @@ another copy. What one copy comes to differs from the model alone by rounding on
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +19,10 @@ from torch.func import functional_call, vmap
 from ..ir.graph import Graph
 from .stage_module import StageModule, build
 
-__all__ = ["CopiesForward", "ModelCopies"]
+__all__ = ["CopiesForward", "LossOf", "ModelCopies"]
+
+LossOf = Callable[[Mapping[str, Tensor]], Tensor]
+"""Losses of copies, (copies,), of values that their graph made, (copies, ...) by name."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,10 +42,13 @@ class CopiesForward:
 
 
 class ModelCopies:
-    """A whole model. `graph` is not bound: batches may be of different sizes, one at a time."""
+    """A whole model. `graph` is not bound: batches may be of different sizes, one at a time. `also`:
+    values that a loss reads which is not the graph's."""
 
-    def __init__(self, graph: Graph, device: torch.device | str = "cpu") -> None:
-        self._graph, self._device = graph, torch.device(device)
+    def __init__(
+        self, graph: Graph, device: torch.device | str = "cpu", also: Sequence[str] = ()
+    ) -> None:
+        self._graph, self._device, self._also = graph, torch.device(device), also
         self._built: dict[int, _Bound] = {}
 
     @property
@@ -56,10 +62,12 @@ class ModelCopies:
         buffers: Mapping[str, Tensor],
         inputs: Mapping[str, Tensor],
         keys: Sequence[int] = (),
+        loss_of: LossOf | None = None,
     ) -> CopiesForward:
         """`parameters`, `buffers`: by name, (copies, *shape); gradients are those of parameters
         that require one. `inputs`: by argument, (copies, batch, ...). `keys`: of each copy's random
-        numbers (`dag/ir/random.py`), where operators draw some."""
+        numbers (`dag/ir/random.py`), where operators draw some. `loss_of`: in place of the graph's
+        loss."""
         batch = next(iter(inputs.values())).shape[1]
         bound = self._of(batch)
         leaves = {n: p.detach().requires_grad_(p.requires_grad) for n, p in parameters.items()}
@@ -68,7 +76,7 @@ class ModelCopies:
         standing |= {f"buffer:{n}": b for n, b in buffers.items()}
         made = bound.forward(standing, {f"in:{n}": t for n, t in inputs.items()}, keys)
         graph = self._graph
-        losses = made[graph.loss]
+        losses = loss_of(made) if loss_of else made[graph.loss]
         weights = made[graph.weight].detach() if graph.weight else torch.ones_like(losses.detach())
         counts = weights != 0
         # The mean over nothing is NaN, and so would be its gradient.
@@ -90,17 +98,17 @@ class ModelCopies:
 
     def _of(self, batch: int) -> _Bound:
         if batch not in self._built:
-            self._built[batch] = _Bound(self._graph.bind(batch), self._device)
+            self._built[batch] = _Bound(self._graph.bind(batch), self._device, self._also)
         return self._built[batch]
 
 
 class _Bound:
     """The model for batches of one size."""
 
-    def __init__(self, graph: Graph, device: torch.device) -> None:
+    def __init__(self, graph: Graph, device: torch.device, also: Sequence[str]) -> None:
         rules = {b.name: b.update.value for b in graph.buffers if b.update and b.update.value}
         self.statistics = rules
-        results = (graph.loss, graph.weight, *(value for _, value in graph.metrics))
+        results = (graph.loss, graph.weight, *(value for _, value in graph.metrics), *also)
         gives = [*dict.fromkeys(v for v in (*results, *rules.values()) if v)]
         hollow: dict[str, Tensor] = {}
         for kind, named in (("param", graph.parameters), ("buffer", graph.buffers)):

@@ -22,6 +22,7 @@ from ...dag.ir.graph import Graph
 from ...job import Train
 from ..sync.optimizer import StageOptimizer, clip_factor
 from .batches import Participant
+from .vhl_loss import VirtualData
 
 __all__ = ["Cohort", "Trained"]
 
@@ -60,11 +61,15 @@ class Cohort:
         *,
         most: int = 64,
         mu: float = 0.0,
+        virtual: VirtualData | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`mu`: how strongly participants are drawn back to the version (FedProx)."""
+        """`mu`: how strongly participants are drawn back to the version (FedProx). `virtual`: noise
+        that they train on as well, where `graph` has classes for it."""
         self._graph, self._train, self._most, self._mu = graph, train, most, mu
-        self._copies, self._device = ModelCopies(graph, device), torch.device(device)
+        self._virtual, self._device = virtual, torch.device(device)
+        form = virtual.form if virtual else None
+        self._copies = ModelCopies(form.graph if form else graph, device, form.reads if form else ())
 
     def work(
         self,
@@ -73,19 +78,20 @@ class Cohort:
         read: Read,
         rate: float | None = None,
         key: Key = lambda number, step: number << 32 | step,
+        round_: int = 0,
     ) -> Iterator[Trained]:
         """`version`: parameters and buffers by name, that all begin from. `cohort`: participants
         with the samples of each of their steps. `rate`: the learning rate of all steps; None: as
-        [train] has it of each. `key`: of what is random in a participant's step. Yields up to
-        `most` of them at once."""
+        [train] has it of each. `key`: of what is random in a participant's step. `round_`: of
+        which the noise hangs besides. Yields up to `most` of them at once."""
         longest = sorted(cohort, key=lambda one: -len(one[1]))
         for first in range(0, len(longest), self._most):
             some = longest[first : first + self._most]
             try:
-                yield self._together(version, some, read, rate, key)
+                yield self._together(version, some, read, rate, key, round_)
             except _IdleError:
                 for one in some:
-                    yield self._together(version, [one], read, rate, key)
+                    yield self._together(version, [one], read, rate, key, round_)
 
     def _together(
         self,
@@ -94,6 +100,7 @@ class Cohort:
         read: Read,
         rate: float | None,
         key: Key,
+        round_: int,
     ) -> Trained:
         train = self._train
         if rate is not None:
@@ -104,8 +111,7 @@ class Cohort:
         for step in range(max(len(plan) for _, plan in cohort)):
             active = sum(len(plan) > step for _, plan in cohort)
             stack.keep(active)
-            places = [plan[step] for _, plan in cohort[:active]]
-            found = self._step(stack, places, read, [key(p.number, step) for p, _ in cohort])
+            found = self._step(stack, cohort[:active], step, read, key, round_)
             if len(cohort) > 1 and not bool(found.weights.all()):
                 raise _IdleError
             stack.update(found)
@@ -120,16 +126,29 @@ class Cohort:
         )
 
     def _step(
-        self, stack: _Stack, places: Sequence[Indices], read: Read, keys: Sequence[int]
+        self,
+        stack: _Stack,
+        cohort: Sequence[tuple[Participant, Sequence[Indices]]],
+        step: int,
+        read: Read,
+        key: Key,
+        round_: int,
     ) -> CopiesForward:
         """One forward and backward of all active copies, by batches of one size."""
+        some = [p for p, _ in cohort]
+        places = [plan[step] for _, plan in cohort]
+        keys = [key(p.number, step) for p in some]
         by_size = sorted(range(len(places)), key=lambda i: -len(places[i]))
         groups = [[*g] for _, g in groupby(by_size, key=lambda i: len(places[i]))]
         made = []
         for group in groups:
             which = None if len(groups) == 1 else torch.tensor(group, device=self._device)
-            inputs = read(np.stack([places[i] for i in group]))
-            made.append(self._copies.run(*stack.of(which), inputs, [keys[i] for i in group]))
+            inputs, loss_of = read(np.stack([places[i] for i in group])), None
+            if self._virtual:
+                mine = [some[i] for i in group]
+                inputs, loss_of = self._virtual.beside(inputs, mine, round_, step, self._device)
+            mixed = [keys[i] for i in group]
+            made.append(self._copies.run(*stack.of(which), inputs, mixed, loss_of))
         return made[0] if len(made) == 1 else _joined(made, [i for g in groups for i in g])
 
 

@@ -20,6 +20,7 @@ from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
 from ...dag.plan.plan import Plan, PlanError
 from ...dag.rounds.cohorts import cohort_of, places_of
+from ...dag.transforms.virtual_classes import above_loss
 from ...job import Training
 from ...job.rounds import options_of
 from ..data.manifest import DataError
@@ -29,6 +30,7 @@ from ..rounds.local import LocalSteps
 from ..sync.optimizer import learning_rate
 from .batches import Participant, batches
 from .cohort import Cohort, Trained
+from .vhl_loss import VirtualData
 
 __all__ = ["LocalCohort", "mean_of"]
 
@@ -69,7 +71,13 @@ class LocalCohort(LocalSteps):
         size *= 2 + training.train.optimizer_slots
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
-        self._cohort = Cohort(graph, training.train, most=most, mu=mu, device=executor.device)
+        virtual = None
+        if (vhl := self._cohorts.vhl) is not None:
+            form = above_loss(graph)
+            virtual = VirtualData(vhl, form, training.seed, training.train.batch)
+        self._cohort = Cohort(
+            graph, training.train, most=most, mu=mu, virtual=virtual, device=executor.device
+        )
 
     @classmethod
     def of(
@@ -133,7 +141,7 @@ class LocalCohort(LocalSteps):
             return step_key(seed, start.round * cohorts.clients + number, step)
 
         mine = [*zip(some, plans, strict=True)]
-        trained = self._cohort.work(held, mine, self._read, rate, random_key)
+        trained = self._cohort.work(held, mine, self._read, rate, random_key, start.round)
         mean = mean_of(trained, weights)
         with torch.no_grad():
             for name, tensor in held.items():
