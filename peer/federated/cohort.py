@@ -68,8 +68,11 @@ class Cohort:
         that they train on as well, where `graph` has classes for it."""
         self._graph, self._train, self._most, self._mu = graph, train, most, mu
         self._virtual, self._device = virtual, torch.device(device)
-        form = virtual.form if virtual else None
-        self._copies = ModelCopies(form.graph if form else graph, device, form.reads if form else ())
+        self._copies = (
+            ModelCopies(virtual.form.graph, device, virtual.form.reads)
+            if virtual
+            else ModelCopies(graph, device)
+        )
 
     def work(
         self,
