@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["EXPONENT", "LargeContributionError", "WeightedSum", "fits"]
+__all__ = ["EXPONENT", "FixedPoint", "LargeContributionError", "WeightedSum", "fits"]
 
 EXPONENT = 10
 """What contributions are taken to be below, until one is not: weights and their differences are."""
@@ -42,6 +42,31 @@ def without(values: Tensor, integers: Sequence[slice]) -> Tensor:
     return values
 
 
+class FixedPoint:
+    """The grid of a sum. weight: of all that will be added."""
+
+    def __init__(self, weight: int, exponent: int) -> None:
+        self.weight, self.exponent = weight, exponent
+        self._scale = 62 - exponent - weight.bit_length()
+        """The grid is 2^-scale."""
+
+    def fixed(self, values: Tensor, weight: int) -> Tensor:
+        """Return numbers × weight as multiples of the grid: (elements,), int64. Raises
+        LargeContributionError."""
+        if not fits(values, self.exponent):
+            raise LargeContributionError(
+                f"an element is {float(values.abs().amax()):g}: expected a number below "
+                f"2^{self.exponent}"
+            )
+        exact = values.to("cpu", torch.float64) * float(weight)
+        return (exact * math.ldexp(1.0, self._scale)).round_().to(torch.int64)
+
+    def mean(self, total: Tensor) -> Tensor:
+        """Return the mean, (elements,), float32, of a sum of such multiples."""
+        found = total.to(torch.float64) * math.ldexp(1.0, -self._scale)
+        return (found / float(self.weight)).to(torch.float32)
+
+
 class WeightedSum:
     """A sum of vectors of one length, on the host. `weight`: of all that will be added; `integers`:
     which of the elements are."""
@@ -49,32 +74,23 @@ class WeightedSum:
     def __init__(
         self, elements: int, weight: int, exponent: int, integers: Sequence[slice] = ()
     ) -> None:
-        self.weight, self.exponent = weight, exponent
+        self.grid = FixedPoint(weight, exponent)
         self._largest: dict[int, tuple[slice, Tensor]] = {}
         self._integers = tuple(integers)
-        self._scale = 62 - exponent - weight.bit_length()
-        """The grid is 2^-scale."""
         self._sum = torch.zeros(elements, dtype=torch.int64)
 
     def add(self, values: Tensor, weight: int) -> None:
         """`values`: (elements,), float32. Raises LargeContributionError, and adds nothing."""
-        numbers = without(values, self._integers)
-        if not fits(numbers, self.exponent):
-            raise LargeContributionError(
-                f"an element is {float(numbers.abs().amax()):g}: expected a number below "
-                f"2^{self.exponent}"
-            )
+        exact = self.grid.fixed(without(values, self._integers), weight)
         for at in self._integers:
             given = values[at].view(torch.int64)
             _, most = self._largest.get(at.start, (at, given))
             self._largest[at.start] = at, torch.maximum(most, given)
-        exact = numbers.to("cpu", torch.float64) * float(weight)
-        self._sum += (exact * math.ldexp(1.0, self._scale)).round_().to(torch.int64)
+        self._sum += exact
 
     def mean(self) -> Tensor:
         """(elements,), float32."""
-        found = self._sum.to(torch.float64) * math.ldexp(1.0, -self._scale)
-        mean = (found / float(self.weight)).to(torch.float32)
+        mean = self.grid.mean(self._sum)
         for at, most in self._largest.values():
             mean[at] = most.view(torch.float32)
         return mean
