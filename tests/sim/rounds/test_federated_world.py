@@ -182,7 +182,10 @@ def test_clients_that_make_as_many_steps_move_as_without_normalising(
     assert hashes("fednova") == hashes("fedavg"), "to the bit"
 
 
-@pytest.mark.parametrize(("method", "moments"), [("fedavgm", 12), ("fednova", 4)])
+@pytest.mark.parametrize(
+    ("method", "moments"),
+    [("fedavgm", 12), pytest.param("fednova", 4, marks=pytest.mark.slow)],
+)
 def test_whoever_is_lost_at_any_moment_its_clients_are_left_out(
     laboratory: Callable[[Job], Any], tmp_path: Path, method: str, moments: int
 ) -> None:

@@ -170,7 +170,7 @@ def test_another_peer_of_a_host_goes_on_with_its_client(hosts: Hosts) -> None:
     assert twin.peers == ("h1-twin",), "its data is there"
 
 
-@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("returns", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_whichever_host_is_lost_at_any_moment_the_others_go_on(hosts: Hosts, returns: bool) -> None:
     def play(deadly: int, lost: str) -> tuple[Any, str, int]:
         world, count = hosts.world(), 0
