@@ -34,7 +34,12 @@ def main() -> None:
     for schedule in SCHEDULES:
         with tempfile.TemporaryDirectory() as folder:
             path = write_scenario(
-                Path(folder), schedule, batch=16, layers=asked.layers, width=asked.width
+                Path(folder),
+                schedule,
+                batch=16,
+                microbatch=2,
+                layers=asked.layers,
+                width=asked.width,
             )
             scenario = Scenario.from_toml(path)
             answer = preview_cluster(scenario, *draft(Job.from_toml(scenario.job_path)))

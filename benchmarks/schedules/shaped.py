@@ -3,9 +3,10 @@
     python benchmarks/schedules/shaped.py [--runs 5] [--json FILE]
 
 `auto` cuts a byte GPT so small that computing is less than 30 % of a step into four stages, under
-one schedule after the other; the runs take turns. Each is a `shoal sim` of real daemons over shaped
-paths. A run that the machine disturbed, as its report says, is repeated at most twice; the last one
-counts in any case, and is marked.
+one schedule after the other; the runs take turns on the same peers. A first run, of four equal
+stages, does not count: in it the broker learns how long these peers really take, as it does in
+every network that has trained before. A run that the machine disturbed is repeated at most twice;
+the last one counts in any case, and is marked.
 
 `shaped_1f1b_over_NAME`: the median step under the textbook's 1F1B over that under NAME;
 `shaped_NAME_error`: how far the median step is from what the plan predicted;
@@ -14,16 +15,27 @@ counts in any case, and is marked.
 
 from __future__ import annotations
 
-import json
+import os
 import statistics
-import subprocess
-import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shoal.benchmarks.table import Figure, arguments, report
+from shoal.client.front import SimulationFront
+from shoal.job import Job
+from shoal.sim.cluster import train, wait_for_peers
+from shoal.sim.live import LiveState, LiveView
+from shoal.sim.processes import LocalCluster
+from shoal.sim.report import Summary, measured_summary
+from shoal.sim.scenario.scenario import Scenario
+from shoal.sim.shaped.forwarder import Forwarder
+from shoal.sim.shaped.run import gather
+from shoal.sim.shaped.shaping import Shaping
+from shoal.sim.shaped.staging import CoreWatch, join_flags, stretches_of
 
 SCHEDULES = ("gpipe", "1f1b", "listed", "zero-bubble")
 BASE = "1f1b"
@@ -42,10 +54,10 @@ length = 64
 [train]
 steps = 12
 batch = {batch}
-microbatch = 2
+microbatch = {microbatch}
 eval_every = 0
 [plan]
-scheduler = "auto"
+scheduler = "{scheduler}"
 stages = {stages}
 pipelines = 1
 replan = false
@@ -87,14 +99,17 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="of each schedule")
     asked = parser.parse_args()
     found: dict[str, list[Ran]] = {schedule: [] for schedule in SCHEDULES}
-    for turn in range(asked.runs):
-        for schedule, runs in found.items():
-            runs.append(ran := undisturbed(schedule))
-            print(
-                f"{turn + 1} {schedule:<12} {ran.step_s:.3f} s, predicted {ran.predicted_s:.3f}; "
-                f"computing {ran.computing:.0%}" + ("" if ran.valid else "  DISTURBED"),
-                flush=True,
-            )
+    with tempfile.TemporaryDirectory() as name, Peers.started(Path(name)) as peers:
+        peers.run("uniform", BASE)
+        for turn in range(asked.runs):
+            for schedule, runs in found.items():
+                runs.append(ran := undisturbed(peers, schedule))
+                print(
+                    f"{turn + 1} {schedule:<12} {ran.step_s:.3f} s, predicted "
+                    f"{ran.predicted_s:.3f}; computing {ran.computing:.0%}"
+                    + ("" if ran.valid else "  DISTURBED"),
+                    flush=True,
+                )
     report("schedules over shaped links", figures(found), asked.json)
 
 
@@ -114,35 +129,85 @@ def figures(found: dict[str, list[Ran]]) -> list[Figure]:
     return [*made, Figure("shaped_computing", computing, "ratio", "lower")]
 
 
-def undisturbed(schedule: str) -> Ran:
+def undisturbed(peers: Peers, schedule: str) -> Ran:
     """Run it, and again while the machine was busy with something else; return the last."""
     for _ in range(AGAIN + 1):
-        ran = run(schedule)
+        ran = peers.run("auto", schedule)
         if ran.valid:
             break
     return ran
 
 
-def run(schedule: str) -> Ran:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        scenario = write_scenario(folder, schedule)
-        summary = folder / "summary.json"
-        command = [sys.executable, "-m", "shoal.cli", "sim", str(scenario)]
-        subprocess.run(
-            [*command, "--real", "--quiet", "--json", str(summary)],
-            check=True,
-            timeout=60 * MINUTES,
-            stdout=subprocess.DEVNULL,
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The four peers, their broker and their paths, which stay from run to run."""
+
+    scenario: Scenario
+    folder: Path
+    front: SimulationFront
+    cluster: LocalCluster
+    names: dict[str, str]
+    shown: LiveView
+
+    @classmethod
+    @contextmanager
+    def started(cls, folder: Path) -> Iterator[Peers]:
+        scenario = Scenario.from_toml(write_scenario(folder, BASE))
+        with ExitStack() as running:
+            front = SimulationFront()
+            running.callback(front.close)
+            stretches = stretches_of(scenario, Job.from_toml(folder / "job.toml"), front)
+            cluster = running.enter_context(LocalCluster(peers=[], folder=folder))
+            paths = running.enter_context(
+                Forwarder(Shaping.of_scenario(scenario), {"broker": cluster.address})
+            )
+            running.callback(cluster.stop)  # before the paths, over which they say goodbye
+            for name, flags in join_flags(scenario, stretches, paths, folder).items():
+                cluster.join(name, flags)
+            names = wait_for_peers(cluster, front, STAGES)
+            shown = running.enter_context(LiveView(LiveState("", learns=True), "nothing"))
+            yield cls(scenario, folder, front, cluster, names, shown)
+
+    def run(self, scheduler: str, schedule: str) -> Ran:
+        """Train the job once."""
+        write_scenario(self.folder, schedule, scheduler=scheduler)
+        job = self.scenario.adjusted(Job.from_toml(self.folder / "job.toml"))
+        summary = Summary(
+            name=schedule, world="", seed=job.seed, peers=STAGES, cores=os.cpu_count() or 1
         )
-        return read(json.loads(summary.read_text()))
+        watch, began_s = CoreWatch(self.cluster, list(self.names.values())), time.time()
+        parts = self.cluster, self.front, job, self.folder, summary, self.shown, self.names
+        trained = train(*parts, limit_s=60 * MINUTES, see=watch.see)
+        watch.fill(summary)
+        spans = gather(self.folder.glob("*.trace.jsonl"), began_s, run=trained.handle.id)
+        found = measured_summary(summary, spans, self.scenario.network())
+        assert not found.exit, found.error
+        assert found.bubble_measured is not None
+        return Ran(
+            found.step_s, found.predicted_step_s, 1 - found.bubble_measured, found.timing_valid
+        )
 
 
 def write_scenario(
-    folder: Path, schedule: str, *, batch: int = 32, layers: int = 4, width: int = 64
+    folder: Path,
+    schedule: str,
+    *,
+    scheduler: str = "auto",
+    batch: int = 32,
+    microbatch: int = 8,
+    layers: int = 4,
+    width: int = 64,
 ) -> Path:
     """Write a job and the four places beside it; return the scenario's file."""
-    job = JOB.format(stages=STAGES, schedule=schedule, batch=batch, layers=layers, width=width)
+    job = JOB.format(
+        stages=STAGES,
+        schedule=schedule,
+        scheduler=scheduler,
+        batch=batch,
+        microbatch=microbatch,
+        layers=layers,
+        width=width,
+    )
     (folder / "job.toml").write_text(job)
     names = "abcd"[:STAGES]
     lines = ["version = 1", 'name = "four-places"', "seed = 7", 'job = "job.toml"']
@@ -151,15 +216,6 @@ def write_scenario(
     path = folder / "scenario.toml"
     path.write_text("\n".join(lines))
     return path
-
-
-def read(summary: dict[str, Any]) -> Ran:
-    return Ran(
-        summary["step_s"],
-        summary["predicted_step_s"],
-        1 - summary["bubble_measured"],
-        summary["timing_valid"],
-    )
 
 
 if __name__ == "__main__":
