@@ -193,10 +193,10 @@ def write_scenario(
     schedule: str,
     *,
     scheduler: str = "auto",
-    batch: int = 32,
-    microbatch: int = 8,
+    batch: int = 64,
+    microbatch: int = 16,
     layers: int = 4,
-    width: int = 64,
+    width: int = 48,
 ) -> Path:
     """Write a job and the four places beside it; return the scenario's file."""
     job = JOB.format(
