@@ -71,7 +71,7 @@ name = "{name}"
 place = "at-{name}"
 up = "50Mbit"
 down = "50Mbit"
-device = {{ flops = 20e9, memory_bandwidth = "4GB/s", overhead = "25us" }}
+device = {{ flops = 26e9, memory_bandwidth = "5.2GB/s", overhead = "19us" }}
 """
 
 LINK = """\
