@@ -384,6 +384,9 @@ def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:
         yield "data.partition.kind", f'"iid", "dirichlet" and "shards" are, {where}'
     if job.data.where == "peer" and kind != "by-peer":
         yield "data.partition", f"none is, {where}: each host that has the data is a client"
+    if job.data.where != "peer" and job.sync.over_select != 1:
+        why = "peers train the clients of a partition by turns, so that none is there first"
+        yield "sync.over_select", f"1 is, {where}: {why}"
     method = job.sync.of_rounds
     if job.data.where == "peer" and method is not None and method.normalises:
         why = "no host knows how many samples others have, which its move is brought to"
@@ -401,7 +404,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         with_it = f'with sync.kind = "{job.sync.kind}"'
         if job.recovery.rebuilds:
             yield "recovery.ladder", f'{with_it}, all rungs but "neighbour" are'
-        if job.output.every not in (0, "auto") and (job.sync.kind != "local" or job.sync.apart):
+        if job.output.every not in (0, "auto") and (job.sync.kind == "gossip" or job.sync.apart):
             also = f' and method = "{job.sync.chosen}"' if job.sync.apart else ""
             yield "output.every", f'{with_it}{also}, only 0 is, as "auto" stands for there'
         if job.data.where == "peer" and job.sync.kind != "federated":

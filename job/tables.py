@@ -285,6 +285,9 @@ class Sync(Settings):
     """Of the method."""
     per_round: int | str = "10%"
     """federated: how many clients are in a round, or which share of them."""
+    over_select: float = 1.0
+    """federated, of data that stays with its hosts: how many times as many clients as `per_round`
+    are asked. The first to come make the round."""
     local: LocalWork = field(default_factory=lambda: LocalWork(passes=1))
     """federated: how long a client trains in a round."""
     weight: Literal["samples", "equal"] = "samples"
@@ -357,6 +360,8 @@ class Sync(Settings):
                     f"is {self.every}, and a client's work in a round is local: leave it out",
                 )
             check_weight(self.aggregate, self.weight)
+            if not 1 <= self.over_select < math.inf:
+                raise SettingsError("over_select", f"is {self.over_select}: expected at least 1")
             share_of(self.byzantine, 100, "byzantine")
             if self.aggregate not in AGGREGATES and self.byzantine != "20%":
                 raise SettingsError(
@@ -366,7 +371,7 @@ class Sync(Settings):
                 )
             return
         usual = {"per_round": "10%", "local": LocalWork(passes=1), "weight": "samples"}
-        usual |= {"aggregate": "mean", "byzantine": "20%"}
+        usual |= {"aggregate": "mean", "byzantine": "20%", "over_select": 1.0}
         for key, value in usual.items():
             if getattr(self, key) != value:
                 raise SettingsError(

@@ -1,9 +1,11 @@
 """Federated training on data that stays with its hosts: each is a client, and has a replica of its
-own. In a round are the first of them in the round's order that are there.
+own. In a round are the first of them in the round's order that are there; where more are asked than
+are wanted, those who come first make the round, and the others go on from its version.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from ...dag.rounds.cohorts import cohort_of
@@ -33,8 +35,19 @@ class HostsPolicy(FederatedPolicy):
                 cohort=[SampleRange(first=place, count=1)],
                 final=ledger.committed + 1 >= ledger.total,
             )
-            for n, place in sorted(chosen[: self._cohorts.per_round])
+            for n, place in sorted(chosen[: self._asked])
         ]
+
+    @property
+    def _asked(self) -> int:
+        """How many clients are asked in a round."""
+        return math.ceil(round(self._cohorts.per_round * self._sync.over_select, 6))
+
+    def is_enough(self, rounds: RoundRecord, ready: int) -> bool:
+        """Whether the contributions of so many replicas make a round: of as many as are wanted of
+        those that were asked."""
+        wanted = min(len(rounds.work.given), self._cohorts.per_round)
+        return ready >= self._sync.needed(wanted)
 
     def one_evaluation(self, rounds: RoundRecord) -> bool:
         """Each evaluates its own samples; the last version is evaluated by the host that brings the

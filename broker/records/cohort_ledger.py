@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...proto.broker_pb2 import RoundPosition
 from .work_ledger import WorkLedger
 
 __all__ = ["CohortLedger"]
@@ -22,6 +23,10 @@ class CohortLedger(WorkLedger):
     def schedule(self) -> tuple[float, float]:
         """The round, and one: the learning rate's schedule counts rounds."""
         return float(self.committed), 1.0
+
+    def position(self, round_: int) -> RoundPosition:
+        """Where the run stands between two rounds: no round comes back."""
+        return RoundPosition(round=round_, committed=self.committed, next=self.committed)
 
     def units(self, number: int) -> int:
         """Clients that a replica trains in the round."""

@@ -152,6 +152,21 @@ def test_who_is_in_a_round_takes_turns(hosts: Hosts) -> None:
     assert [t.replicas for t in told] == [2, 0], "the last one is by who brings the weights"
 
 
+def test_of_more_than_are_wanted_the_first_to_come_make_the_round(hosts: Hosts) -> None:
+    asked = replace(hosts.job.sync, over_select=1.5)
+    hosts.spec.job = replace(hosts.job, sync=asked).to_json()
+    world = hosts.world()
+    run = world.submit(hosts.spec)
+    world.until(lambda: any(e.HasField("round_begun") for e in world.events(run)))
+    world.stretch("h1", 1e6)
+    world.finish(run)
+    done = hosts.assert_expected(world, run)
+    begun = [e.round_begun.work for e in world.events(run) if e.HasField("round_begun")]
+    assert len(begun[0]) == 3, "two are wanted, and half as many more are asked"
+    assert [len(d.members) for d in done] == [2] * 4
+    assert any(1 not in {m.replica for m in d.members} for d in done)
+
+
 def test_another_peer_of_a_host_goes_on_with_its_client(hosts: Hosts) -> None:
     hosts.peers.append(PeerSpec(name="h1-twin", place="s1", data=hosts.peers[2].data))
     world = hosts.world()
