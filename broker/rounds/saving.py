@@ -22,7 +22,8 @@ __all__ = ["finish", "last_start", "save_version"]
 def save_version(run: Run, chosen: Sequence[int], at: RoundPosition) -> list[Instruction]:
     """Saves a version that these begin a round with, who hear of that behind this. `at`: before
     work of the round was handed out."""
-    have = [n for n in chosen if run.replicas[n].record.committed]
+    holders = run.rounds.versions.holders
+    have = [n for n in chosen if holders.get(n) == run.replicas[n].record.term]
     under_way = any(r.record.checkpoints.coming is not None for r in run.replicas)
     due = policy_of(run.submitted).saves(run.record, run.rounds.work.step)
     if not have or under_way or not due:

@@ -47,7 +47,7 @@ from .rounds.exchange import run_of
 from .rounds.gate import RoundGate
 from .rounds.rounds import Rounds
 from .run_links import RunLinks
-from .snapshot_manager import SnapshotManager
+from .snapshot_manager import SnapshotManager, takes
 from .step import FrameVerdict, Steps, waits_for
 
 __all__ = ["STOP_AT", "Assignment", "Phase"]
@@ -457,7 +457,7 @@ class Assignment:
         if not (self._holds and self.alive):
             return []
         out, self.peers = self._links.keeper(order), self._links.peers
-        if not order.step:
+        if not takes(order):
             return [*out, *self._advance(now)]
         self.keeping.wanted = order.step
         return [*out, *self._take_snapshot(), *self._advance(now)]
@@ -472,7 +472,8 @@ class Assignment:
         rounds, of_round = self.rounds, self.keeping.of_round
         if wanted == steps.updates and rounds and not rounds.stands_at(wanted, of_round):
             return []  # the version of that round will be here first, or another order
-        still = not steps.begun if wanted == self.keeping.hold else steps.unchanged
+        held = wanted == self.keeping.hold > 0
+        still = not steps.begun if held else steps.unchanged
         if wanted == steps.updates and still and self.alive:
             return self.keeping.take(wanted)
         return self.keeping.missed(wanted, f"step {steps.step} has begun at {self._peer}")

@@ -37,7 +37,7 @@ from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .snapshots import BLOCKS, PART_BYTES, SnapshotId
 
-__all__ = ["SnapshotManager"]
+__all__ = ["SnapshotManager", "takes"]
 
 _SLOTS = 2
 """Parts that may be here or on their way from one peer: one arrives while one is written."""
@@ -218,7 +218,7 @@ class SnapshotManager:
             self._needed, self.hold = max(self._needed, order.needed), order.hold
             if order.HasField("keeper"):
                 self._keepers = [order.keeper] if order.keeper else []
-            if order.step:
+            if takes(order):
                 self.of_round = order.round
             if order.upload:
                 self._upload = order.step, order.round
@@ -434,6 +434,12 @@ class SnapshotManager:
 def _alike(a: SnapshotId, b: SnapshotId) -> bool:
     """Whether two are of one holder, under the same plan."""
     return (a.run, a.term, a.holder) == (b.run, b.term, b.holder)
+
+
+def takes(order: broker_pb2.SnapshotOrder) -> bool:
+    """Return whether a snapshot is ordered. A checkpoint of a client's peer has no step in it: no
+    round of clients is a step of the peer's."""
+    return bool(order.step or order.upload)
 
 
 def _report(snapshot: broker_pb2.Snapshot, why: str = "") -> e.Tell:

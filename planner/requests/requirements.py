@@ -219,6 +219,8 @@ def one_of_many(spec: RunSpec) -> RunSpec:
         found.ClearField("local")
         found.ClearField("client_data")
         found.data.hash = "0" * 64
+        if found.HasField("resumed"):
+            found.resumed.data.CopyFrom(found.data)
     return found
 
 

@@ -199,10 +199,11 @@ def _odd_checkpoint(spec: RunSpec) -> Iterator[str]:
 def _odd_rounds(spec: RunSpec) -> Iterator[str]:
     """A checkpoint may have passed through a stranger's folder."""
     at, step = spec.resumed.rounds, spec.resumed.step
-    if at.committed // spec.microbatches != step:
+    whole = 1 if spec.client_sizes else spec.microbatches  # of federated training, a round
+    if at.committed // whole != step:
         yield (
             f"the checkpoint of the run has {step} steps and {at.committed} microbatches of "
-            f"{spec.microbatches} in each: expected {step} times that, or less than one step more"
+            f"{whole} in each: expected {step} times that, or less than one step more"
         )
     end = back = 0
     for samples in at.returned:

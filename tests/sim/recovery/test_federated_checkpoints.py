@@ -39,7 +39,8 @@ def test_the_rounds_that_are_left_are_those_of_a_run_that_never_ended(
     saved = [e.checkpoint for e in whole if e.HasField("checkpoint")]
     assert [c.step for c in saved] == [2, 4, 5]
 
-    other = laboratory(replace(job, plan=replace(job.plan, replicas=peers)))
+    plan = replace(job.plan, replicas=peers)
+    other = laboratory(replace(job, name=f"{job.name} on {peers}", plan=plan))
     again = world_of(other, peers)
     again.saved |= world.saved
     other.spec.resumed.CopyFrom(saved[0])
