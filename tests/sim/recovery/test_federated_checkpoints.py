@@ -1,5 +1,5 @@
-"""Checkpoints of federated training: a run that goes on from one makes the rounds that were left, as
-if it had never ended, whoever trains the clients."""
+"""Checkpoints of federated training: a run that goes on from one makes the rounds that were left,
+as if it had never ended, whoever trains the clients."""
 
 from __future__ import annotations
 
