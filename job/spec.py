@@ -404,7 +404,8 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         with_it = f'with sync.kind = "{job.sync.kind}"'
         if job.recovery.rebuilds:
             yield "recovery.ladder", f'{with_it}, all rungs but "neighbour" are'
-        if job.output.every not in (0, "auto") and (job.sync.kind == "gossip" or job.sync.apart):
+        kept = job.sync.kind in ("local", "federated") and not job.sync.apart
+        if job.output.every not in (0, "auto") and not kept:
             also = f' and method = "{job.sync.chosen}"' if job.sync.apart else ""
             yield "output.every", f'{with_it}{also}, only 0 is, as "auto" stands for there'
         if job.data.where == "peer" and job.sync.kind != "federated":
