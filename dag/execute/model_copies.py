@@ -4,17 +4,24 @@ Parameters and buffers are stacked, (copies, ...) each. The forward is vectorise
 (`torch.func.vmap`); where an operator draws random numbers, or has no such form, it runs copy by
 copy. Either way one backward gives the gradients of all, since no copy's loss has to do with
 another copy. What one copy comes to differs from the model alone by rounding only.
+
+Small models wait for Python more than for numbers. So where as many copies come again and again,
+with batches of one size, what a vectorised forward and backward do is recorded once, operator by
+operator (`make_fx`), and the record is run from then on: the same operators without what finds out
+which they are.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx
 from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..ir.graph import Graph
 from .stage_module import StageModule, build
@@ -22,6 +29,15 @@ from .stage_module import StageModule, build
 __all__ = ["CopiesForward", "ModelCopies"]
 
 _log = logging.getLogger(__name__)
+
+RECORDED_AFTER, MOST_RECORDS = 16, 8
+"""Times that so many copies came, with batches of one size, before that is recorded; and records of
+one size of batches."""
+
+Tensors = Mapping[str, Tensor]
+_Shape = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
+"""Which parameters are trained, and the strides of everything: a record holds for no others."""
+_Made = tuple[list[Tensor | None], list[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +74,11 @@ class ModelCopies:
         keys: Sequence[int] = (),
     ) -> CopiesForward:
         """`parameters`, `buffers`: by name, (copies, *shape); gradients are those of parameters
-        that require one. `inputs`: by argument, (copies, batch, ...). `keys`: of each copy's random
-        numbers (`dag/ir/random.py`), where operators draw some."""
-        leaves = {n: p.detach().requires_grad_(p.requires_grad) for n, p in parameters.items()}
-        trained = {n: p for n, p in leaves.items() if p.requires_grad}
-        losses, made = self._forward(leaves, buffers, inputs, keys)
-        counts = made.weights != 0
-        # The mean over nothing is NaN, and so would be its gradient.
-        total = torch.where(counts, losses, 0.0).mul(made.weights).sum()
-        found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
-        grads: dict[str, Tensor | None] = {}
-        for name, grad in zip(trained, found, strict=True):
-            if grad is not None and not bool(counts.all()):
-                mine = counts.view(-1, *(1,) * (grad.dim() - 1))
-                grad = torch.where(mine, grad, torch.zeros_like(grad))
-            grads[name] = grad
-        return replace(made, grads=grads)
+        that require one, none where none does. `inputs`: by argument, (copies, batch, ...). `keys`:
+        of each copy's random numbers (`dag/ir/random.py`), where operators draw some."""
+        batch = next(iter(inputs.values())).shape[1]
+        return self._of(batch).run(parameters, buffers, inputs, keys)
 
-    @torch.no_grad()
     def evaluate(
         self, version: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
     ) -> CopiesForward:
@@ -83,32 +86,10 @@ class ModelCopies:
         has parameters and buffers by name, (*shape)."""
         count = len(next(iter(inputs.values())))
         parameters, buffers = (
-            {t.name: version[t.name].expand(count, *version[t.name].shape) for t in of}
+            {t.name: version[t.name].detach().expand(count, *version[t.name].shape) for t in of}
             for of in (self._graph.parameters, self._graph.buffers)
         )
-        _, found = self._forward(parameters, buffers, inputs, ())
-        return found
-
-    def _forward(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Mapping[str, Tensor],
-        keys: Sequence[int],
-    ) -> tuple[Tensor, CopiesForward]:
-        """The losses, and what is made without gradients."""
-        bound, graph = self._of(next(iter(inputs.values())).shape[1]), self._graph
-        standing = {f"param:{n}": p for n, p in parameters.items()}
-        standing |= {f"buffer:{n}": b for n, b in buffers.items()}
-        made = bound.forward(standing, {f"in:{n}": t for n, t in inputs.items()}, keys)
-        losses = made[graph.loss]
-        return losses, CopiesForward(
-            {},
-            losses.detach(),
-            made[graph.weight].detach() if graph.weight else torch.ones_like(losses.detach()),
-            {name: made[value].detach() for name, value in graph.metrics},
-            {n: made[v].detach() for n, v in bound.statistics.items()},
-        )
+        return self.run(parameters, buffers, inputs)
 
     def _of(self, batch: int) -> _Bound:
         if batch not in self._built:
@@ -120,10 +101,10 @@ class _Bound:
     """The model for batches of one size."""
 
     def __init__(self, graph: Graph, device: torch.device) -> None:
-        rules = {b.name: b.update.value for b in graph.buffers if b.update and b.update.value}
-        self.statistics = rules
+        self._graph = graph
+        self._rules = {b.name: b.update.value for b in graph.buffers if b.update and b.update.value}
         results = (graph.loss, graph.weight, *(value for _, value in graph.metrics))
-        gives = [*dict.fromkeys(v for v in (*results, *rules.values()) if v)]
+        gives = [*dict.fromkeys(v for v in (*results, *self._rules.values()) if v)]
         hollow: dict[str, Tensor] = {}
         for kind, named in (("param", graph.parameters), ("buffer", graph.buffers)):
             for tensor in named:
@@ -136,14 +117,76 @@ class _Bound:
         owner: fx.GraphModule = self.module.module
         named_tensors = [*owner.named_parameters(), *owner.named_buffers()]
         self._names = {name: by_tensor[id(t)] for name, t in named_tensors}
-        self._apart = self.module.takes_key
+        self._standing, self._apart = tuple(hollow), self.module.takes_key
+        self._came, self._records = Counter[_Shape](), dict[_Shape, Callable[..., _Made]]()
 
-    def forward(
-        self, standing: Mapping[str, Tensor], inputs: Mapping[str, Tensor], keys: Sequence[int]
+    def run(
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensors, keys: Sequence[int]
+    ) -> CopiesForward:
+        """See `ModelCopies.run`."""
+        standing = {f"param:{n}": p for n, p in parameters.items()}
+        standing |= {f"buffer:{n}": b for n, b in buffers.items()}
+        trained = tuple(v for v in self._standing if standing[v].requires_grad)
+        flat = [standing[v].detach() for v in self._standing]
+        flat += [inputs[value.removeprefix("in:")] for value in self.module.takes]
+        shape = trained, (flat[-1].shape, *(t.stride() for t in flat))
+        if (record := self._records.get(shape)) is None:
+            made = self._made(trained, keys, flat)
+            self._count(shape, flat)
+        else:
+            with torch.no_grad():
+                made = record(*flat)
+        grads, given = made
+        found = dict(zip(self.module.gives, given, strict=True))
+        losses, weight = found[self._graph.loss], self._graph.weight
+        return CopiesForward(
+            {v.removeprefix("param:"): g for v, g in zip(trained, grads, strict=True)},
+            losses,
+            found[weight] if weight else torch.ones_like(losses),
+            {name: found[value] for name, value in self._graph.metrics},
+            {name: found[value] for name, value in self._rules.items()},
+        )
+
+    def _count(self, shape: _Shape, flat: Sequence[Tensor]) -> None:
+        """Record what has come often."""
+        self._came[shape] += 1
+        if self._apart or self._came[shape] != RECORDED_AFTER or len(self._records) >= MOST_RECORDS:
+            return
+        try:
+            found = make_fx(lambda *values: self._made(shape[0], (), values))(*flat)
+        except RuntimeError as error:
+            _log.info("copies run without a record: %s", error)
+            return
+        self._records[shape] = found.forward
+
+    def _made(self, trained: Sequence[str], keys: Sequence[int], flat: Sequence[Tensor]) -> _Made:
+        """Gradients of `trained`, and what the module gives. `flat`: what stands in the model,
+        then inputs."""
+        count = len(self._standing)
+        leaves = {
+            v: t.detach().requires_grad_(v in trained)
+            for v, t in zip(self._standing, flat[:count], strict=True)
+        }
+        made = self._forward(leaves, tuple(flat[count:]), keys)
+        total, weight, counts = made[self._graph.loss], self._graph.weight, None
+        if weight:
+            weights = made[weight].detach()
+            counts = weights != 0
+            # The mean over nothing is NaN, and so would be its gradient.
+            total = torch.where(counts, total, 0.0).mul(weights)
+        wanted = [leaves[v] for v in trained]
+        grads: list[Tensor | None] = []
+        if wanted:
+            grads += torch.autograd.grad(total.sum(), wanted, allow_unused=True)
+        if counts is not None:
+            grads = [None if g is None else _where(counts, g) for g in grads]
+        return grads, [made[value].detach() for value in self.module.gives]
+
+    def _forward(
+        self, standing: Tensors, taken: tuple[Tensor, ...], keys: Sequence[int]
     ) -> dict[str, Tensor]:
         """By value name, (copies, ...)."""
         tensors = {name: standing[value] for name, value in self._names.items()}
-        taken = tuple(inputs[value] for value in self.module.takes)
         if not self._apart:
             try:
                 found = vmap(self._one)(tensors, taken)
@@ -170,3 +213,9 @@ class _Bound:
             self.module.module, dict(tensors), (*taken, *key)
         )
         return found
+
+
+def _where(counts: Tensor, grad: Tensor) -> Tensor:
+    """The gradients of copies that count, 0 for others."""
+    mine = counts.view(-1, *(1,) * (grad.dim() - 1))
+    return torch.where(mine, grad, torch.zeros_like(grad))

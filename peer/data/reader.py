@@ -58,7 +58,7 @@ class _Stored:
             shape = (shard.count, *self.column.shape)
             dtype = np.dtype(self.column.dtype).newbyteorder("<")
             # Mapped, so that a shard costs the pages that are read and no copy of the file.
-            self.open[n] = np.memmap(path, dtype, "r", shape=shape)
+            self.open[n] = np.asarray(np.memmap(path, dtype, "r", shape=shape))
         return self.open[n]
 
 

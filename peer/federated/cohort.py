@@ -105,7 +105,8 @@ class Cohort:
             active = sum(len(plan) > step for _, plan in cohort)
             stack.keep(active)
             places = [plan[step] for _, plan in cohort[:active]]
-            found = self._step(stack, places, read, [key(p.number, step) for p, _ in cohort])
+            keys = [key(p.number, step) for p, _ in cohort] if self._copies.takes_key else []
+            found = self._step(stack, places, read, keys)
             if len(cohort) > 1 and not bool(found.weights.all()):
                 raise _IdleError
             stack.update(found)
@@ -129,7 +130,9 @@ class Cohort:
         for group in groups:
             which = None if len(groups) == 1 else torch.tensor(group, device=self._device)
             inputs = read(np.stack([places[i] for i in group]))
-            made.append(self._copies.run(*stack.of(which), inputs, [keys[i] for i in group]))
+            made.append(
+                self._copies.run(*stack.of(which), inputs, [keys[i] for i in group if keys])
+            )
         return made[0] if len(made) == 1 else _joined(made, [i for g in groups for i in g])
 
 

@@ -38,7 +38,7 @@ def microbatch(job: Job, size: int) -> dict[str, Tensor]:
     """Random samples of the shapes that the job's data has, by argument name."""
     rng = torch.Generator().manual_seed(0)
     if job.data.kind == "arrays":
-        side = 8 if "resnet" in job.model.factory else 32
+        side = 8 if "digits" in job.model.factory else 32
         x = torch.randn(size, 1, side, side, generator=rng)
         if side == 8:
             return {"x": x, "y": torch.randint(0, 10, (size,), generator=rng)}
@@ -57,6 +57,7 @@ def loss_of(output: object) -> Tensor:
 def test_there_is_an_example_of_every_kind() -> None:
     assert set(JOBS) >= {
         "encoder_decoder",
+        "federated_digits",
         "gpt_bytes",
         "hf_deepseek_v3",
         "hf_gpt2",

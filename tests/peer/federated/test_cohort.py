@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from shoal.dag.capture.capture import capture
+from shoal.dag.execute import model_copies
 from shoal.job import Train
 from shoal.peer.federated.batches import Participant, batches
 from shoal.peer.federated.cohort import Cohort
@@ -97,6 +100,29 @@ def alone(model: nn.Module, train: Train, steps: list[Mapping[str, Tensor]]) -> 
 @pytest.mark.parametrize("optimizer", TRAIN)
 @pytest.mark.parametrize("name", MODELS)
 def test_each_comes_to_what_it_would_alone(name: str, optimizer: str) -> None:
+    assert_as_alone(name, optimizer)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_comes_of_records_is_what_comes_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = list[int]()
+
+    def make(call: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*values: Tensor) -> Any:
+            recorded.append(len(values[-1]))
+            return make_fx(call)(*values)
+
+        return record
+
+    monkeypatch.setattr(model_copies, "RECORDED_AFTER", 1)
+    monkeypatch.setattr(model_copies, "make_fx", make)
+    assert_as_alone(name, "sgd")
+    assert {2, 3} <= {*recorded}, "of three at once, and of two where one has ended"
+
+
+def assert_as_alone(name: str, optimizer: str) -> None:
     torch.manual_seed(0)
     model, tensors, train = MODELS[name](), data(), TRAIN[optimizer]
     graph = capture(model, {n: t[:8] for n, t in tensors.items()}).graph
