@@ -157,6 +157,11 @@ class _Bound:
         except RuntimeError as error:
             _log.info("copies run without a record: %s", error)
             return
+        for node in list(found.graph.nodes):
+            if node.target is torch.ops.aten.detach.default:  # nothing has a gradient any more
+                node.replace_all_uses_with(node.args[0])
+                found.graph.erase_node(node)
+        found.recompile()
         self._records[shape] = found.forward
 
     def _made(self, trained: Sequence[str], keys: Sequence[int], flat: Sequence[Tensor]) -> _Made:

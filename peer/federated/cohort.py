@@ -99,25 +99,29 @@ class Cohort:
         if rate is not None:
             train = replace(train, lr=rate, schedule="constant", warmup=0)
         stack = _Stack(self._graph, train, version, len(cohort), self._device, self._mu)
-        losses = torch.zeros(len(cohort), dtype=torch.float64)
-        counts = torch.zeros(len(cohort), dtype=torch.float64)
+        weighs, device = self._graph.weight is not None, self._device
+        losses = torch.zeros(len(cohort), dtype=torch.float64, device=device)
+        counts = torch.tensor([len(plan) for _, plan in cohort], device=device).double()
         for step in range(max(len(plan) for _, plan in cohort)):
             active = sum(len(plan) > step for _, plan in cohort)
             stack.keep(active)
             places = [plan[step] for _, plan in cohort[:active]]
             keys = [key(p.number, step) for p, _ in cohort] if self._copies.takes_key else []
             found = self._step(stack, places, read, keys)
-            if len(cohort) > 1 and not bool(found.weights.all()):
+            if weighs and len(cohort) > 1 and not bool(found.weights.all()):
                 raise _IdleError
             stack.update(found)
-            known = found.weights != 0
-            losses[:active] += torch.where(known, found.losses, 0.0).double().cpu()
-            counts[:active] += known.double().cpu()
+            if weighs:
+                known = found.weights != 0
+                losses[:active] += torch.where(known, found.losses, 0.0)
+                counts[:active] -= (~known).double()
+            else:
+                losses[:active] += found.losses
         return Trained(
             tuple(one.number for one, _ in cohort),
             stack.values(),
             tuple(len(plan) for _, plan in cohort),
-            losses / counts,
+            (losses / counts).cpu(),
         )
 
     def _step(
@@ -214,11 +218,14 @@ class _Stack:
     def update(self, found: CopiesForward) -> None:
         """One step of the optimizer by each copy's own mean gradient, clipped by its own norm."""
         grads = {n: g for n, g in found.grads.items() if g is not None}
-        weights = torch.where(found.weights == 0, 1.0, found.weights)
+        weights = None
+        if self._graph.weight is not None:
+            weights = torch.where(found.weights == 0, 1.0, found.weights)
         for name, grad in grads.items():
-            grads[name] = grad / weights.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
+            if weights is not None:
+                grads[name] = grad / weights.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
             if self._mu:
-                grads[name] += self._mu * (self._leaves[name] - self._began[name])
+                grads[name] = grads[name] + self._mu * (self._leaves[name] - self._began[name])
         if self._train.clip > 0 and grads:
             squares = sum(
                 (g.double().flatten(1).square().sum(1) for g in grads.values()),
@@ -231,7 +238,8 @@ class _Stack:
                     grads[name] = grad * by.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
         for name, leaf in self._leaves.items():
             leaf.grad = grads.get(name)
-        counts = float(bool(found.weights.any()))  # of one copy, whether a sample of its batch does
+        # Of one copy, whether a sample of its batch counts.
+        counts = 1.0 if weights is None else float(bool(found.weights.any()))
         self._optimizer.step(self._steps, weight=counts, norm=0.0)
         self._steps += 1
         for name, rule in self._rules.items():
