@@ -227,7 +227,7 @@ class _Clock:
         self.round_cpu, self.round_s, self.broker_cpu = list[float](), list[float](), 0.0
         self.first_at = 0.0
         self._world, self._ended, self._began, self._own = world, ended, (0.0, 0.0), 0.0
-        self._handle, self._depth = world.broker.handle, 0
+        self._handle, self._depth, self._broker = world.broker.handle, 0, 0.0
         world.broker.handle = self._handled  # type: ignore[method-assign]
         world.observe = self._observe
 
@@ -237,7 +237,7 @@ class _Clock:
         self._handle(event)
         self._depth -= 1
         if self.first_at and not self._depth:
-            self.broker_cpu += time.process_time() - before - (self._own - own)
+            self._broker += time.process_time() - before - (self._own - own)
 
     def _observe(self, seen: Observed) -> None:
         record = seen.record
@@ -247,7 +247,7 @@ class _Clock:
         if self.first_at:
             self.round_cpu.append(cpu - self._began[0])
             self.round_s.append(wall - self._began[1])
-        self.first_at = self.first_at or wall
+        self.first_at, self.broker_cpu = self.first_at or wall, self._broker
         self._ended(len(self.round_cpu) + 1)
         self._began = time.process_time(), time.perf_counter()
         self._own += self._began[0] - cpu
