@@ -32,7 +32,6 @@ class FederatedPolicy(RoundPolicy):
         assert cohorts is not None, f"run {run.id} has no clients"
         self._cohorts, self._sizes = cohorts, run.spec.client_sizes
         self._seed = run.requirements.seed
-        self._train = Training.from_json(run.requirements.training).train
         self._normalises = method_of(self._sync.chosen).normalises
 
     def work(self, run: RunRecord, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
@@ -75,7 +74,8 @@ class FederatedPolicy(RoundPolicy):
         longest client of the cohort, which peers bring moves to (`LocalCohort`)."""
         if not self._normalises:
             return 0.0
-        number, cohorts, train = view.rounds.versions.round, self._cohorts, self._train
+        number, cohorts = view.rounds.versions.round, self._cohorts
+        train = Training.from_json(self._wish.training).train
         cohort = cohort_of(cohorts.clients, self._seed, number, range(cohorts.per_round))
         sizes = np.array([self._sizes[c] for c in cohort])
         lengths = effective_lengths(

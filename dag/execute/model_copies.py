@@ -7,8 +7,8 @@ another copy. What one copy comes to differs from the model alone by rounding on
 
 Small models wait for Python more than for numbers. So where as many copies come again and again,
 with batches of one size, what a vectorised forward and backward do is recorded once, operator by
-operator (`make_fx`), and the record is run from then on: the same operators without what finds out
-which they are.
+operator (`records.py`), and the record is run from then on: the same operators without what finds
+out which they are.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 from torch.func import functional_call, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..ir.graph import Graph
+from .records import record
 from .stage_module import StageModule, build
 
 __all__ = ["CopiesForward", "ModelCopies"]
@@ -44,7 +44,7 @@ _Made = tuple[list[Tensor | None], list[Tensor]]
 class CopiesForward:
     """What a batch of each copy came to. grads: by name, the gradient of loss times weight,
     (copies, *shape); None: no gradient reached the parameter, in any copy. losses, weights:
-    (copies,). metrics: by name, (copies, ...). statistics: by buffer with an `ema` update,
+    (copies,). metrics: by name, (copies, ...); none beside gradients. statistics: by buffer with an `ema` update,
     (copies, ...)."""
 
     grads: dict[str, Tensor | None]
@@ -103,8 +103,9 @@ class _Bound:
     def __init__(self, graph: Graph, device: torch.device) -> None:
         self._graph = graph
         self._rules = {b.name: b.update.value for b in graph.buffers if b.update and b.update.value}
-        results = (graph.loss, graph.weight, *(value for _, value in graph.metrics))
-        gives = [*dict.fromkeys(v for v in (*results, *self._rules.values()) if v)]
+        metrics = [value for _, value in graph.metrics]
+        trains = dict.fromkeys(v for v in (graph.loss, graph.weight, *self._rules.values()) if v)
+        self._trains, gives = [*trains], [*dict.fromkeys([*trains, *metrics])]
         hollow: dict[str, Tensor] = {}
         for kind, named in (("param", graph.parameters), ("buffer", graph.buffers)):
             for tensor in named:
@@ -130,22 +131,26 @@ class _Bound:
         flat = [standing[v].detach() for v in self._standing]
         flat += [inputs[value.removeprefix("in:")] for value in self.module.takes]
         shape = trained, (flat[-1].shape, *(t.stride() for t in flat))
-        if (record := self._records.get(shape)) is None:
+        if (recorded := self._records.get(shape)) is None:
             made = self._made(trained, keys, flat)
             self._count(shape, flat)
         else:
             with torch.no_grad():
-                made = record(*flat)
+                made = recorded(*flat)
         grads, given = made
-        found = dict(zip(self.module.gives, given, strict=True))
+        found = dict(zip(self._gives(trained), given, strict=True))
         losses, weight = found[self._graph.loss], self._graph.weight
         return CopiesForward(
             {v.removeprefix("param:"): g for v, g in zip(trained, grads, strict=True)},
             losses,
             found[weight] if weight else torch.ones_like(losses),
-            {name: found[value] for name, value in self._graph.metrics},
+            {} if trained else {name: found[value] for name, value in self._graph.metrics},
             {name: found[value] for name, value in self._rules.items()},
         )
+
+    def _gives(self, trained: Sequence[str]) -> Sequence[str]:
+        """Values that are given beside gradients of these."""
+        return self._trains if trained else self.module.gives
 
     def _count(self, shape: _Shape, flat: Sequence[Tensor]) -> None:
         """Record what has come often."""
@@ -153,16 +158,11 @@ class _Bound:
         if self._apart or self._came[shape] != RECORDED_AFTER or len(self._records) >= MOST_RECORDS:
             return
         try:
-            found = make_fx(lambda *values: self._made(shape[0], (), values))(*flat)
+            found = record(lambda *values: self._made(shape[0], (), values), flat)
         except RuntimeError as error:
             _log.info("copies run without a record: %s", error)
             return
-        for node in list(found.graph.nodes):
-            if node.target is torch.ops.aten.detach.default:  # nothing has a gradient any more
-                node.replace_all_uses_with(node.args[0])
-                found.graph.erase_node(node)
-        found.recompile()
-        self._records[shape] = found.forward
+        self._records[shape] = found
 
     def _made(self, trained: Sequence[str], keys: Sequence[int], flat: Sequence[Tensor]) -> _Made:
         """Gradients of `trained`, and what the module gives. `flat`: what stands in the model,
@@ -185,7 +185,7 @@ class _Bound:
             grads += torch.autograd.grad(total.sum(), wanted, allow_unused=True)
         if counts is not None:
             grads = [None if g is None else _where(counts, g) for g in grads]
-        return grads, [made[value].detach() for value in self.module.gives]
+        return grads, [made[value].detach() for value in self._gives(trained)]
 
     def _forward(
         self, standing: Tensors, taken: tuple[Tensor, ...], keys: Sequence[int]

@@ -25,6 +25,8 @@ from .batches import Participant
 
 __all__ = ["Cohort", "Trained"]
 
+AHEAD_BYTES = 16 << 20
+"""Of inputs that are read before their step."""
 Indices = npt.NDArray[np.int64]
 Key = Callable[[int, int], int]
 """By number of a participant and of its step, the key of random numbers (`dag/ir/random.py`)."""
@@ -65,6 +67,7 @@ class Cohort:
         """`mu`: how strongly participants are drawn back to the version (FedProx)."""
         self._graph, self._train, self._most, self._mu = graph, train, most, mu
         self._copies, self._device = ModelCopies(graph, device), torch.device(device)
+        self._at: Train | None = None
 
     def work(
         self,
@@ -95,19 +98,22 @@ class Cohort:
         rate: float | None,
         key: Key,
     ) -> Trained:
-        train = self._train
-        if rate is not None:
-            train = replace(train, lr=rate, schedule="constant", warmup=0)
+        train = self._train if rate is None else self._constant(rate)
         stack = _Stack(self._graph, train, version, len(cohort), self._device, self._mu)
         weighs, device = self._graph.weight is not None, self._device
         losses = torch.zeros(len(cohort), dtype=torch.float64, device=device)
         counts = torch.tensor([len(plan) for _, plan in cohort], device=device).double()
-        for step in range(max(len(plan) for _, plan in cohort)):
-            active = sum(len(plan) > step for _, plan in cohort)
+        plans = [plan for _, plan in cohort]
+        alike = len({len(batch) for plan in plans for batch in plan}) == 1
+        ahead = _ahead(plans, read) if alike and len({*map(len, plans)}) == 1 else None
+        for step in range(max(map(len, plans))):
+            active = sum(len(plan) > step for plan in plans)
             stack.keep(active)
-            places = [plan[step] for _, plan in cohort[:active]]
             keys = [key(p.number, step) for p, _ in cohort] if self._copies.takes_key else []
-            found = self._step(stack, places, read, keys)
+            if ahead is not None:
+                found = self._copies.run(*stack.of(None), next(ahead), keys)
+            else:
+                found = self._step(stack, [plan[step] for plan in plans[:active]], read, keys)
             if weighs and len(cohort) > 1 and not bool(found.weights.all()):
                 raise _IdleError
             stack.update(found)
@@ -124,6 +130,12 @@ class Cohort:
             (losses / counts).cpu(),
         )
 
+    def _constant(self, rate: float) -> Train:
+        """The settings with one learning rate for all steps."""
+        if self._at is None or self._at.lr != rate:
+            self._at = replace(self._train, lr=rate, schedule="constant", warmup=0)
+        return self._at
+
     def _step(
         self, stack: _Stack, places: Sequence[Indices], read: Read, keys: Sequence[int]
     ) -> CopiesForward:
@@ -138,6 +150,21 @@ class Cohort:
                 self._copies.run(*stack.of(which), inputs, [keys[i] for i in group if keys])
             )
         return made[0] if len(made) == 1 else _joined(made, [i for g in groups for i in g])
+
+
+def _ahead(plans: Sequence[Sequence[Indices]], read: Read) -> Iterator[Mapping[str, Tensor]]:
+    """Yield the inputs of each step, (copies, batch, ...), of plans that are all of one size: read
+    for several steps at once, as many as `AHEAD_BYTES` hold."""
+    steps = np.stack([np.stack(plan) for plan in plans], 1)
+    first = read(steps[0])
+    yield first
+    size = max(1, sum(t.numel() * t.element_size() for t in first.values()))
+    several = max(1, AHEAD_BYTES // size)
+    for at in range(1, len(steps), several):
+        some = steps[at : at + several]
+        found = read(some)
+        for i in range(len(some)):
+            yield {name: t[i] for name, t in found.items()}
 
 
 def _joined(made: Sequence[CopiesForward], order: Sequence[int]) -> CopiesForward:

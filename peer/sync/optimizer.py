@@ -148,8 +148,30 @@ class StageOptimizer:
             torch._foreach_mul_(list(grads.values()), factor)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.train, self._position(step)) * group.get(_BOOST, 1.0)
+        if self._is_plain:
+            self._descend()
+            return
         with self._narrow_ones(step):
             self._optimizer.step()
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a step is the gradient times the learning rate: of small models, most of a step
+        of torch's is what stands around that."""
+        train = self.train
+        return (
+            (train.optimizer, train.momentum) == ("sgd", 0)
+            and not (train.weight_decay and self._decay)
+            and not any(map(self._is_narrow, self._named.values()))
+        )
+
+    @torch.no_grad()
+    def _descend(self) -> None:
+        assert self._optimizer is not None, "nothing is trained here"
+        for group in self._optimizer.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            if moved:
+                torch._foreach_add_(moved, [p.grad for p in moved], alpha=-group["lr"])
 
     @contextmanager
     def _narrow_ones(self, step: int) -> Iterator[None]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from shoal.dag.capture.capture import capture
-from shoal.dag.execute import model_copies
+from shoal.dag.execute import model_copies, records
 from shoal.job import Train
 from shoal.peer.federated.batches import Participant, batches
 from shoal.peer.federated.cohort import Cohort
@@ -107,18 +106,15 @@ def test_each_comes_to_what_it_would_alone(name: str, optimizer: str) -> None:
 def test_what_comes_of_records_is_what_comes_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = list[int]()
+    recorded, record = list[int](), records.record
 
-    def make(call: Callable[..., Any]) -> Callable[..., Any]:
-        def record(*values: Tensor) -> Any:
-            recorded.append(len(values[-1]))
-            return make_fx(call)(*values)
-
-        return record
+    def noted(call: Callable[..., Any], values: Sequence[Tensor]) -> Any:
+        recorded.append(len(values[-1]))
+        return record(call, values)
 
     monkeypatch.setattr(model_copies, "RECORDED_AFTER", 1)
     monkeypatch.setattr(model_copies, "MOST_RECORDS", 2)
-    monkeypatch.setattr(model_copies, "make_fx", make)
+    monkeypatch.setattr(model_copies, "record", noted)
     assert_as_alone(name, "sgd")
     assert len({*recorded}) > 1, "of some at once, and of fewer where one has ended"
 
