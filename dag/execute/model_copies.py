@@ -44,8 +44,8 @@ _Made = tuple[list[Tensor | None], list[Tensor]]
 class CopiesForward:
     """What a batch of each copy came to. grads: by name, the gradient of loss times weight,
     (copies, *shape); None: no gradient reached the parameter, in any copy. losses, weights:
-    (copies,). metrics: by name, (copies, ...); none beside gradients. statistics: by buffer with an `ema` update,
-    (copies, ...)."""
+    (copies,). metrics: by name, (copies, ...); none beside gradients. statistics: by buffer with an
+    `ema` update, (copies, ...)."""
 
     grads: dict[str, Tensor | None]
     losses: Tensor

@@ -7,6 +7,7 @@ computed before.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,13 +18,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 __all__ = ["record"]
 
 _aten = torch.ops.aten
+_PRODUCTS = {_aten.mul.Scalar, _aten.mul.Tensor}
 _VIEWS = {_aten.view.default, _aten.expand.default, _aten._unsafe_view.default}
 
 
 def record(call: Callable[..., Any], values: Sequence[Tensor]) -> Callable[..., Any]:
     """Return what does the same as `call` with tensors of the shapes and strides of `values`, and
-    with whatever else it depends on as it is now. Raises RuntimeError for what cannot be recorded.
-    """
+    with whatever else it depends on as it is now. What comes out is for reading: results may lie in
+    one another. Raises RuntimeError for what cannot be recorded."""
     found = make_fx(call)(*values)
     shorten(found.graph)
     found.recompile()
@@ -31,9 +33,9 @@ def record(call: Callable[..., Any], values: Sequence[Tensor]) -> Callable[..., 
 
 
 def shorten(graph: fx.Graph) -> None:
-    """Leave out what changes nothing, unless something is written in place."""
+    """Leave out what changes nothing, unless something is written in place or drawn at random."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    if any(_writes(node) for node in calls):
+    if not all(_is_function(node) for node in calls):
         return
     known: dict[Any, fx.Node] = {}
     for node in calls:
@@ -45,9 +47,14 @@ def shorten(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _writes(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or bool(schema.is_mutable)
+def _is_function(node: fx.Node) -> bool:
+    """Whether it comes to the same for the same, and changes nothing else."""
+    called = node.target
+    if called is operator.getitem:
+        return True
+    if not isinstance(called, torch._ops.OpOverload) or called._schema.is_mutable:
+        return False
+    return torch.Tag.nondeterministic_seeded not in called.tags
 
 
 def _gives_back(node: fx.Node) -> bool:
@@ -56,16 +63,19 @@ def _gives_back(node: fx.Node) -> bool:
     if node.target in _VIEWS:
         made, given = node.meta["val"], node.args[0].meta["val"]
         return bool(made.shape == given.shape and made.stride() == given.stride())
-    if node.target is _aten.mul.Scalar and node.args[1] == 1:
+    if node.target in _PRODUCTS and node.args[1] == 1 and not isinstance(node.args[1], fx.Node):
         return bool(node.meta["val"].dtype == node.args[0].meta["val"].dtype)
     return False
 
 
 def _is_given(node: fx.Node) -> bool:
     """Whether it may be, or lie in, what the call is given."""
-    while node.op == "call_function" and node.target._schema.returns[0].alias_info is not None:
+    while node.op == "call_function":
+        of_one = node.target is operator.getitem
+        if not of_one and node.target._schema.returns[0].alias_info is None:
+            return False
         node = node.args[0]
-    return node.op != "call_function"
+    return True
 
 
 def _comes_out(node: fx.Node) -> bool:
