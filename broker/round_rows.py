@@ -73,6 +73,8 @@ class RoundRow:
     """Of federated training, root mean square of what clients moved, by weight."""
     mean_moved: float = 0.0
     """Of federated training, the 2-norm of the mean of what members gave."""
+    sums: int = 0
+    """Noisy sums of the run until now, which clients are hidden in; 0: they are not."""
 
     @property
     def asked(self) -> int:
@@ -130,6 +132,7 @@ class RoundRow:
             "clients_moved": self.clients_moved,
             "mean_moved": self.mean_moved,
             "alike": self.alike,
+            **({"noisy_sums": self.sums} if self.sums else {}),
         }
 
 
@@ -193,6 +196,7 @@ class RoundRows:
             seconds=done.seconds,
             clients_moved=done.clients_moved,
             mean_moved=done.mean_moved,
+            sums=done.sums,
         )
         self._samples += row.samples
         ends = {n: w.first_step + w.steps for n, w in self._work.items()}
@@ -232,6 +236,8 @@ def sentence(row: RoundRow) -> str:
         parts.append(f"{row.came} of {row.asked} clients")
     if row.alike is not None:
         parts[-1] += f", alike by {row.alike:.0%}"
+    if row.sums:
+        parts[-1] += f", noisy sum {row.sums}"
     if row.loss is not None:
         parts.append(f"local loss {row.loss:.4f}")
     parts += [f"drift {row.drift:.3g}", f"{row.sent_bytes / 1e6:.2f} MB"]

@@ -60,6 +60,7 @@ from .models.division import why_it_depends
 from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
+from .privacy import with_noise
 
 __all__ = [
     "Prepared",
@@ -143,7 +144,7 @@ def prepare(
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
         folder = Path(name)
         job, data = with_hosts(job, read_data(job, folder / "data", say, ask))
-        sizes, job = job.train.microbatch_choices, resolved(job, data.least, say)
+        sizes, job = job.train.microbatch_choices, with_noise(resolved(job, data.least, say))
         say("capturing the model")
         outline = models.outline(job, say)
         module = models.capturable(outline, job)
@@ -187,7 +188,7 @@ def draft(
     stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
         job, data = with_hosts(job, read_data(job, Path(name), say, ask))
-        sizes, job = job.train.microbatch_choices, resolved(job, data.least, say)
+        sizes, job = job.train.microbatch_choices, with_noise(resolved(job, data.least, say))
         say("capturing the model")
         outline = models.outline(job, say)
         module = models.capturable(outline, job)
@@ -278,7 +279,19 @@ def _captured(
             f"is {of.fragments}, and the model has {blocks(names)} blocks: expected at most one "
             "fragment for each, and 1 where there is none",
         )
+    if of is not None and of.privacy is not None and (updated := _updated(captured.graph)):
+        raise SettingsError(
+            "sync.privacy",
+            f"hides what clients move, and training changes {updated!r}, running statistics that "
+            "no noise can be added to: expected a model without them, such as with GroupNorm in "
+            "place of BatchNorm",
+        )
     return captured
+
+
+def _updated(graph: Graph) -> str:
+    """A buffer that steps change; empty: there is none."""
+    return next((b.name for b in graph.buffers if b.update), "")
 
 
 def _check_format(job: Job, module: nn.Module) -> None:

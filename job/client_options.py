@@ -14,6 +14,7 @@ __all__ = [
     "AGGREGATES",
     "AdaptiveOptions",
     "Aggregate",
+    "ClientPrivacy",
     "Cohorts",
     "FedAvgMOptions",
     "FedAvgOptions",
@@ -28,6 +29,10 @@ Aggregate = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum"]
 AGGREGATES: Mapping[Aggregate, int] = {"trimmed-mean": 1, "krum": 3, "multi-krum": 3}
 """Rules that leave out as many clients as may be wrong, f: how many a round has beside 2f, at
 least."""
+SPARE_SUMS = 8
+"""Sums of a round that the budget has beside one for each round, for rounds that are made again."""
+_MOST_NOISE = 2.0**9
+"""Of the noise in a mean: numbers of contributions and results are below 2^10."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +113,48 @@ class LocalWork(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClientPrivacy(Settings):
+    """Differential privacy of clients (DP-FedAvg with a fixed denominator; McMahan et al. 2018,
+    1710.06963, section 3): with one client more or less, whatever its data is, all
+    versions together are as likely up to a factor e^epsilon, but for a chance of delta."""
+
+    clip: float
+    """The largest 2-norm of what a client moves, over all parameters."""
+    epsilon: float
+    """Of the whole run."""
+    delta: float
+    """Of the whole run, in (0, 1)."""
+    noise: float = 0.0
+    """Standard deviation of the noise in each sum, by `clip`. 0: the least that epsilon and delta
+    allow, which is found when the run is submitted."""
+
+    def check(self) -> None:
+        for key in ("clip", "epsilon"):
+            value = getattr(self, key)
+            if not 0 < value < float("inf"):
+                raise SettingsError(key, f"is {value}: expected a number above 0")
+        if not 0 < self.delta < 1:
+            raise SettingsError("delta", f"is {self.delta}: expected a number in (0, 1)")
+        at_least(self, 0, "noise")
+
+    def sums(self, rounds: int) -> int:
+        """Return how many noisy sums the budget of so many rounds is for."""
+        return rounds + SPARE_SUMS
+
+    def check_fits(self, clients: int) -> None:
+        """Raises SettingsError for noise that numbers of a mean over so many clients cannot have:
+        nine standard deviations, which none of this noise exceeds."""
+        most = self.clip + 9 * self.noise * self.clip / clients
+        if most > _MOST_NOISE:
+            raise SettingsError(
+                "epsilon",
+                f"is {self.epsilon}, and by that a number of the mean of {clients} clients has "
+                f"noise of up to {most:.3g}: expected less than {_MOST_NOISE:g}, by a larger epsilon, a "
+                "smaller clip or more clients in a round",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cohorts(Settings):
     """Clients, cohorts, and what a client does in a round. Which client has which samples follows
     from `partition` and the column of labels, on every machine alike."""
@@ -126,6 +173,8 @@ class Cohorts(Settings):
     """What is made of what clients came to (`dag/rounds/combiners.py`)."""
     byzantine: int = 0
     """So many clients of a round may be wrong."""
+    privacy: ClientPrivacy | None = None
+    """How clients are hidden in the sum; None: they are not."""
 
     @classmethod
     def of(
@@ -164,6 +213,11 @@ class Cohorts(Settings):
         at_least(self, 1, "clients", "per_round")
         at_least(self, 0, "byzantine")
         check_weight(self.aggregate, self.weight)
+        if self.privacy is not None:
+            try:
+                self.privacy.check_fits(self.per_round)
+            except SettingsError as error:
+                raise error.inside("privacy") from None
         if self.per_round > self.clients:
             raise SettingsError(
                 "per_round",

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from .client_options import (
     AdaptiveOptions,
+    ClientPrivacy,
     Cohorts,
     FedAvgMOptions,
     FedAvgOptions,
@@ -248,6 +249,17 @@ class RoundSettings(Settings):
         """How many clients' contributions, each by itself, one peer gives at most; 0: it gives one,
         of its local work."""
         return self.cohorts.per_round if self.cohorts and self.cohorts.by_client else 0
+
+    @property
+    def keeps_given(self) -> bool:
+        """Whether a contribution may be in snapshots, which go to other peers: of many clients it
+        is too much, and of clients that noise hides it has none yet."""
+        return not self.most_rows and self.privacy is None
+
+    @property
+    def privacy(self) -> ClientPrivacy | None:
+        """How clients are hidden in the sum; None: they are not."""
+        return self.cohorts.privacy if self.cohorts is not None else None
 
     @property
     def kept_bytes(self) -> int:

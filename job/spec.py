@@ -301,6 +301,7 @@ class Job(Settings):
             local=sync.local,
             weight=sync.weight,
             aggregate=sync.aggregate,
+            privacy=sync.privacy,
         )
 
 
@@ -375,6 +376,24 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
             yield "codec.sync", f'"none" is, {with_it}'
         if method_of(job.sync.chosen).normalises:
             yield "sync.method", f"all others are, {with_it}: fednova is a mean of scaled moves"
+    if job.sync.privacy is not None:
+        yield from _not_private(job)
+
+
+def _not_private(job: Job) -> Iterator[tuple[str, str]]:
+    """What would tell of clients beside the noisy sums, or more than their noise hides."""
+    if method_of(job.sync.chosen).normalises:
+        why = "fednova scales moves by clients' numbers of samples, which no noise hides"
+        yield "sync.method", f"all others are, with sync.privacy: {why}"
+    if job.codec.sync != "none":
+        why = "a codec rounds what was clipped, and so may make it longer"
+        yield "codec.sync", f'"none" is, with sync.privacy: {why}'
+    if job.data.partition is not None and job.data.partition.held_out:
+        why = "what single clients come to on their own samples is told without noise"
+        yield "data.partition.held_out", f"0 is, with sync.privacy: {why}"
+    if job.data.where == "peer" and job.data.holdout:
+        why = "what versions come to on the hosts' own data is told without noise"
+        yield "data.holdout", f'0 is, with sync.privacy and data.where = "peer": {why}'
 
 
 def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:

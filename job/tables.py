@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .client_options import AGGREGATES, Aggregate, LocalWork, check_weight, share_of
+from .client_options import (
+    AGGREGATES,
+    Aggregate,
+    ClientPrivacy,
+    LocalWork,
+    check_weight,
+    share_of,
+)
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .partitioning import Partitioning
@@ -298,6 +305,8 @@ class Sync(Settings):
     byzantine: int | str = "20%"
     """federated: how many clients of a round may be wrong, or which share of them, for
     "trimmed-mean", "krum" and "multi-krum"."""
+    privacy: ClientPrivacy | None = None
+    """federated: what versions may tell of a client; None: whatever they tell."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""
@@ -363,6 +372,7 @@ class Sync(Settings):
             if not 1 <= self.over_select < math.inf:
                 raise SettingsError("over_select", f"is {self.over_select}: expected at least 1")
             share_of(self.byzantine, 100, "byzantine")
+            self._check_privacy()
             if self.aggregate not in AGGREGATES and self.byzantine != "20%":
                 raise SettingsError(
                     "byzantine",
@@ -371,12 +381,28 @@ class Sync(Settings):
                 )
             return
         usual = {"per_round": "10%", "local": LocalWork(passes=1), "weight": "samples"}
-        usual |= {"aggregate": "mean", "byzantine": "20%", "over_select": 1.0}
+        usual |= {"aggregate": "mean", "byzantine": "20%", "over_select": 1.0, "privacy": None}
         for key, value in usual.items():
             if getattr(self, key) != value:
                 raise SettingsError(
                     key, f'is for kind = "federated", and this is "{self.kind}": leave it out'
                 )
+
+    def _check_privacy(self) -> None:
+        if self.privacy is None:
+            return
+        if self.weight != "equal":
+            raise SettingsError(
+                "weight",
+                f'is "{self.weight}" with privacy, where no client may count for more than another:'
+                ' expected "equal"',
+            )
+        if self.aggregate != "mean":
+            raise SettingsError(
+                "aggregate",
+                f'is "{self.aggregate}" with privacy: how much one client changes of that, whatever'
+                ' the others are, is not bounded by clip; expected "mean"',
+            )
 
     @property
     def chosen(self) -> str:

@@ -7,17 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...proto.broker_pb2 import RoundPosition
+from ...job.client_options import SPARE_SUMS
+from ...proto.broker_pb2 import RoundDone, RoundPosition
+from ...proto.journal_pb2 import RoundsKept
 from .work_ledger import WorkLedger
 
 __all__ = ["CohortLedger"]
 
 
 class CohortLedger(WorkLedger):
-    """Changes by events only. total, committed: rounds of the run."""
+    """Changes by events only. total, committed: rounds of the run.
 
-    def __init__(self, rounds: int) -> None:
+    Where clients are hidden there is a budget of noisy sums. Each attempt at an exchange takes one,
+    for of an attempt that comes to nothing some have the sum, perhaps. A round begins only while
+    SPARE_SUMS are left for attempts beside its first: so a run in which many were made again has
+    fewer rounds."""
+
+    def __init__(self, rounds: int, budget: int = 0) -> None:
+        """`budget`: noisy sums that may be made; 0: there is no noise, and no end of sums."""
         super().__init__(rounds, 1)
+        self._budget = budget
 
     @property
     def schedule(self) -> tuple[float, float]:
@@ -27,6 +36,28 @@ class CohortLedger(WorkLedger):
     def position(self, round_: int) -> RoundPosition:
         """Where the run stands between two rounds: no round comes back."""
         return RoundPosition(round=round_, committed=self.committed, next=self.committed)
+
+    @property
+    def spent(self) -> bool:
+        """Whether no sum may be made any more."""
+        return 0 < self._budget <= self.sums
+
+    def planned(self) -> None:
+        """Another attempt begins: as many may see its sum as will."""
+        self.sums += bool(self._budget)
+
+    def done(self, done: RoundDone) -> None:
+        super().done(done)
+        self._end_early()
+
+    def restore(self, kept: RoundsKept) -> None:
+        super().restore(kept)
+        self._end_early()
+
+    def _end_early(self) -> None:
+        """Have no round behind this one where the budget has none."""
+        if self._budget and self.sums + SPARE_SUMS >= self._budget:
+            self.total = min(self.total, self.committed + bool(self.given))
 
     def units(self, number: int) -> int:
         """Clients that a replica trains in the round."""

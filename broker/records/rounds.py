@@ -40,6 +40,7 @@ class RoundRecord:
                 work.begin(event.round_begun)
             case "round_planned":
                 versions.planned(event.round_planned)
+                work.planned()
             case "round_done":
                 work.done(event.round_done)
                 versions.done(event.round_done, event.at_s)

@@ -55,7 +55,8 @@ class RunRecord:
         if needs.has_rounds:
             work = WorkLedger(run.spec.steps, run.spec.microbatches, needs.replicas)
             if needs.cohorts is not None:
-                work = CohortLedger(run.spec.steps)
+                hidden, rounds = needs.cohorts.privacy, run.spec.steps
+                work = CohortLedger(rounds, hidden.sums(rounds) if hidden else 0)
             self.rounds = RoundRecord(VersionLedger(needs.sync.remembered), work)
             if run.spec.HasField("resumed"):
                 self.rounds.begin_from(run.spec.resumed)

@@ -57,6 +57,8 @@ class WorkLedger:
         self.total, self._whole = steps * microbatches, microbatches
         self._own = microbatches // replicas
         self.committed = self._before = 0  # `_before`: a round ago.
+        self.sums = 0
+        """Noisy sums that were made, or may have been, of clients that are hidden in them."""
         self.given: dict[int, RoundWork] = {}
         self.past: dict[int, RoundWork] = {}
         self._next = 0  # The first microbatch that was never handed out.
@@ -77,6 +79,11 @@ class WorkLedger:
     def over(self) -> bool:
         """Whether all work of the run is committed."""
         return self.committed >= self.total
+
+    @property
+    def spent(self) -> bool:
+        """Whether no exchange may be begun any more."""
+        return False
 
     @property
     def step(self) -> int:
@@ -174,6 +181,9 @@ class WorkLedger:
             self._returned = _without(self._returned, taken)
             self._next = max([self._next, *(r.first + r.count for r in taken)])
 
+    def planned(self) -> None:
+        """Another attempt at the exchange begins."""
+
     def done(self, done: RoundDone) -> None:
         """The work of the members is committed, and that of others comes back."""
         inside = {m.replica for m in done.members}
@@ -205,9 +215,11 @@ class WorkLedger:
             past=self.past.values(),
             next=self._next,
             returned=self._returned,
+            sums=self.sums,
         )
 
     def restore(self, kept: RoundsKept) -> None:
+        self.sums = kept.sums
         self.committed, self._before = kept.committed, kept.before
         self.given = {w.replica: w for w in kept.work}
         self.past = {w.replica: w for w in kept.past}

@@ -122,6 +122,7 @@ class Attempts:
             seconds=now - versions.done_at_s,
             exchange_s=now - (self._contributions.since or now),
             microbatches=view.rounds.work.committed_with(m.replica for m in members),
+            sums=view.rounds.work.sums,
             joined=[
                 RoundMember(replica=n, term=view.run.replicas[n].term, source=view.sources.get(n))
                 for n in equal

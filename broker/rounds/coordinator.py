@@ -249,6 +249,9 @@ class RoundCoordinator:
 
     def _plan(self, ready: Sequence[int], now: float) -> list[Instruction]:
         """Another attempt at the exchange, for those that are ready."""
+        if self.rounds.work.spent:
+            text = f"{self.rounds.work.sums} noisy sums are made, and sync.privacy allows no more"
+            return self.run.fail("privacy", text, now)
         at_gate = [n for n in self._present if is_at_gate(self.rounds, self._replica(n))]
         attempt = self._policy.attempt(self._view, ready, at_gate, now)
         out = [self._publish(now, round_planned=self._attempts.begin(attempt, now))]

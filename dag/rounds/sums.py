@@ -71,6 +71,13 @@ class WeightedSum:
         exact = numbers.to("cpu", torch.float64) * float(weight)
         self._sum += (exact * math.ldexp(1.0, self._scale)).round_().to(torch.int64)
 
+    def add_noise(self, values: Tensor) -> None:
+        """Add `values`, (elements,), float64, to the sum as it is, but for integers. They are
+        rounded to the grid first: so what noise is added to shows in no digit of the result that
+        the sum alone would not have."""
+        noise = without(values, self._integers)
+        self._sum += (noise * math.ldexp(1.0, self._scale)).round_().to(torch.int64)
+
     def mean(self) -> Tensor:
         """(elements,), float32."""
         found = self._sum.to(torch.float64) * math.ldexp(1.0, -self._scale)

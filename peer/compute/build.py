@@ -22,6 +22,7 @@ from ...dag.plan.cut import Stage, cut, tied_groups
 from ...dag.plan.plan import PlanError
 from ...dag.plan.strategies import parse_strategy
 from ...dag.plan.visit_lists import halved
+from ...dag.rounds.noise import StreamKey, secret_key
 from ...dag.rounds.vector import RunVector
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
@@ -178,10 +179,12 @@ def build_work(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
     files: Mapping[str, Tensor] | None = None,
+    noise_key: StreamKey = secret_key,
 ) -> BuiltStages:
     """Raises ValueError (PlanError, GraphError, TensorSpecError, WeightError, CodecError) when the
     parts of the order do not fit together, OfferError when they take too much memory. `clock` gives
-    the seconds of codecs; `files` are the weights files, where the order's weights are more."""
+    the seconds of codecs; `files` are the weights files, where the order's weights are more;
+    `noise_key` is of noise in sums that hide clients."""
     plan = order.slice.validate(len(order.graph.operators)).plan
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
@@ -251,7 +254,7 @@ def build_work(
     files = order.weights if files is None else files
     if settings and settings.cohorts:
         local = LocalCohort.of(order.training, plan, order.graph, held[0].executor, reader)
-    rounds = _rounds(order, vector, local, held) if settings else None
+    rounds = _rounds(order, vector, local, held, noise_key) if settings else None
     data = CheckedReader(order.run, graph, reader, private=order.private)
     return BuiltStages(
         order, graph, flow, wire, held, exchange, streams, data, unread, files, rounds
@@ -266,7 +269,11 @@ def _entries_of(vector: RunVector, stages: Sequence[Stage]) -> dict[str, TensorS
 
 
 def _rounds(
-    order: BuildOrder, vector: RunVector, local: LocalSteps, held: Mapping[int, LocalStage]
+    order: BuildOrder,
+    vector: RunVector,
+    local: LocalSteps,
+    held: Mapping[int, LocalStage],
+    noise_key: StreamKey,
 ) -> RoundWork[Tensor]:
     """Make what rounds need. Raises CodecError."""
     assert order.training.rounds is not None, "a run without rounds has no work of them"
@@ -279,7 +286,7 @@ def _rounds(
         for value in named.keys() & tensors.keys():
             tensors[value].append(named[value])
     settings = order.training.rounds
-    algebra = TensorAlgebra(vector, settings, order.run)
+    algebra = TensorAlgebra(vector, settings, order.run, noise_key)
     return RoundWork(algebra, settings, local, peer=order.peer, stages=stages, copies=tensors)
 
 

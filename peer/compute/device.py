@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.action import ROUNDS, TRAITS, Action, ExchangeContent, Kind
+from ...dag.rounds.noise import StreamKey, secret_key
 from ...dag.schedule.flow import Role, Transfer
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
@@ -55,16 +56,18 @@ _OF_HOLDERS = (ExchangeContent.GRADIENT, ExchangeContent.DELTA)
 
 class TorchDevice:
     """Computes the stages of one assignment on one device. `device` is a torch device name; `clock`
-    gives the seconds that reports have of codecs."""
+    gives the seconds that reports have of codecs; `noise_key` the key of noise that hides clients
+    in sums: only simulations have another one."""
 
     def __init__(
         self,
         device: str | torch.device = "cpu",
         *,
         clock: Callable[[], float] = time.perf_counter,
+        noise_key: StreamKey = secret_key,
     ) -> None:
         self.device = torch.device(device)
-        self._clock = clock
+        self._clock, self._noise_key = clock, noise_key
         self.peak_bytes = 0
         """Most that was held at once since `build`; on a CPU counted, not measured."""
         self._went_on_at = -1  # the first step behind snapshots
@@ -95,7 +98,9 @@ class TorchDevice:
                 records = rebuilt_records(order, records)
             if goes_on:
                 order = replace(order, weights=records.over(order.weights), resumed=())
-            self._work = work = build_work(order, self.device, self._clock, files)
+            self._work = work = build_work(
+                order, self.device, self._clock, files, self._noise_key
+            )
             if goes_on:
                 records.load(work)
         self.peak_bytes = 0

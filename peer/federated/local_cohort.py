@@ -5,7 +5,9 @@ round); a replica trains those at the places that the broker has handed to it
 (`RoundStart.cohort`), each from the version that the round began with, and its stages come to
 their weighted mean. From there on a round goes as any other. Where each client's contribution
 comes by itself (`Cohorts.by_client`), stages stay at the version, and what clients came to is here
-until it is taken down.
+until it is taken down. So do they where clients are to be hidden: what is given is the mean of what
+they moved, each by no more than `clip`, which has no rounding of weights in it that clip does not
+bound; and nothing that a peer says beside it follows from clients' data.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
 from ...dag.plan.plan import Plan, PlanError
 from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of
-from ...job import Training
+from ...job import SettingsError, Training
 from ...job.rounds import method_of, options_of
 from ...proto.broker_pb2 import ClientNumber
 from ..data.manifest import DataError
@@ -34,7 +36,7 @@ from .batches import Participant, batches
 from .client_evaluation import ClientEvaluation
 from .cohort import Cohort, Trained
 
-__all__ = ["LocalCohort", "mean_of", "rows_of"]
+__all__ = ["LocalCohort", "hidden_mean", "mean_of", "rows_of"]
 
 MOST_COPIES, MOST_BYTES = 64, 256 << 20
 """Clients that are trained side by side at most, and bytes of their weights, gradients and
@@ -74,7 +76,7 @@ class LocalCohort(LocalSteps):
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
         self._rows: dict[str, Tensor] = {}
-        """By value, what each client came to."""
+        """By name, what each client came to, or the mean of what they moved."""
         self._cohort = Cohort(graph, training.train, most=most, mu=mu, device=executor.device)
         self._evaluation: ClientEvaluation | None = None
         """None: the only client here has the held-out part of the data for that."""
@@ -105,6 +107,8 @@ class LocalCohort(LocalSteps):
         assert training.rounds is not None
         cohorts = training.rounds.cohorts
         assert cohorts is not None
+        if cohorts.privacy is not None and not cohorts.privacy.noise:
+            raise SettingsError("sync.privacy.noise", "is 0: expected noise, which hides clients")
         partition: Partition | OwnSamples
         if cohorts.partition.kind == "by-peer":
             partition = OwnSamples(reader.manifest.train)
@@ -118,7 +122,7 @@ class LocalCohort(LocalSteps):
 
     def work(self) -> float:
         """Train the clients of the round. Return the mean over them, by weight, of the squared norm
-        of what each moved. Raises DataError."""
+        of what each moved; 0 where clients are to be hidden. Raises DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
         places = places_of(start.cohort)
         if not places:
@@ -154,6 +158,10 @@ class LocalCohort(LocalSteps):
         trained = self._cohort.work(held, mine, self._read, rate, random_key)
         squares: dict[int, float] = {}
         seen = self._measured(trained, squares)
+        if cohorts.privacy is not None:
+            clip, count = cohorts.privacy.clip, len(numbers)
+            self._rows = hidden_mean(seen, held, squares, clip=clip, count=count)
+            return 0.0
         moves, began = self._normalised(numbers, weights)
         if cohorts.by_client:
             self._rows = rows_of(seen, numbers)
@@ -229,6 +237,33 @@ def rows_of(trained: Iterable[Trained], participants: Sequence[int]) -> dict[str
                 found[name] = torch.empty(len(participants), rows.shape[1])
             found[name][places] = rows
     return found
+
+
+def hidden_mean(
+    trained: Iterable[Trained],
+    began: Mapping[str, Tensor],
+    squares: Mapping[int, float],
+    *,
+    clip: float,
+    count: int,
+) -> dict[str, Tensor]:
+    """Return, by name, the mean of what participants moved away from `began`, (elements,), float32,
+    on the host; each is shortened to a 2-norm of `clip` at most. `squares`: by participant, the
+    squared norm of what it moved, of those that have come out of `trained`. `count`: of all.
+
+    The mean is rounded to float32 and counts as often as there are participants: they get that much
+    less than clip, so that one more or less never changes their sum by more."""
+    sums: dict[str, Tensor] = {}
+    most = clip / (1.0 + count * 2.0**-22)
+    for some in trained:
+        norms = torch.tensor([squares[n] for n in some.participants], dtype=torch.float64).sqrt()
+        by = torch.where(norms <= most, 1.0, most / norms)  # NaN stays
+        for name, values in some.values.items():
+            if values.is_floating_point():
+                moved = values.detach().double() - began[name].detach().double()
+                found = torch.tensordot(by.to(moved.device), moved, 1)
+                sums[name] = sums[name] + found if name in sums else found
+    return {n: (s / count).reshape(-1).to("cpu", torch.float32) for n, s in sums.items()}
 
 
 def mean_of(

@@ -66,13 +66,14 @@ class PartSum(Protocol[V]):
 
 class RoundAlgebra(Protocol[V]):
     """What values are at one holder, and how the method of its run computes with them. vector: of
-    the run. codings: by hop, how parts are written in rounds as ever. most_rows: as in
+    the run. codings: by hop, how parts are written in rounds as ever. most_rows, keeps_given: as in
     `RoundSettings`."""
 
     vector: RunVector
     strategy: RoundStrategy
     codings: Mapping[int, PartCoding]
     most_rows: int
+    keeps_given: bool
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """Begin a round, or hear of it again."""
@@ -95,7 +96,8 @@ class RoundAlgebra(Protocol[V]):
 
     def contribution(self, held: HeldEntry[V], clients: Any) -> V | None:
         """Return what the replica gives of an entry; None for what is no finite number. `clients`:
-        what each of its clients came to, where that is given in place of what is in the stages."""
+        what each of its clients came to, or the mean of what they moved where they are to be
+        hidden, if that is given in place of what is in the stages."""
 
     def drift(self, held: HeldEntry[V]) -> float:
         """Return the squared norm of what local steps moved, by the contribution."""
@@ -266,7 +268,7 @@ class HeldEntry(Generic[V]):
     def parts(self) -> dict[str, V]:
         """Return all that it goes on from; nobody may write to the values."""
         when, found = f"@{self.round}", self.version.named()
-        if self.given is not None and not self.algebra.most_rows:  # too much of many clients
+        if self.given is not None and self.algebra.keeps_given:
             found[f"{_GIVEN}{when}"] = self.given
         return found | (self.applied.named(when) if self.applied is not None else {})
 

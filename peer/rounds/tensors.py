@@ -17,6 +17,7 @@ from ...compression.codec import RAW, Encoded
 from ...dag.execute.execute import TensorSpecError
 from ...dag.rounds.combiners import combined, middle_integers
 from ...dag.rounds.digest import digest
+from ...dag.rounds.noise import StreamKey, gaussian, secret_key
 from ...dag.rounds.sums import LargeContributionError, WeightedSum, fits
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
 from ...job.rounds import RoundSettings
@@ -56,10 +57,19 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     """Tensors of one holder. `replica`: the id of its replica. Raises CodecError for a codec that
     rounds cannot have."""
 
-    def __init__(self, vector: RunVector, settings: RoundSettings, replica: str) -> None:
+    def __init__(
+        self,
+        vector: RunVector,
+        settings: RoundSettings,
+        replica: str,
+        noise_key: StreamKey = secret_key,
+    ) -> None:
+        """`noise_key`: of what is added to sums where clients are to be hidden."""
         self.vector, self.strategy = vector, strategy_of(settings)
         self.codings = codings_of(self.strategy, settings, vector)
         self._cohorts, self.most_rows = settings.cohorts, settings.most_rows
+        self._privacy, self.keeps_given = settings.privacy, settings.keeps_given
+        self._seed, self._noise_key = settings.seed, noise_key
         self._replica, self._round = replica, -1
         self._mean, self._whole = _Mean(Settings()), _Whole(Settings())
         self._encoded: dict[tuple[str, int], Encoded] = {}
@@ -114,12 +124,14 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
 
     def contribution(self, held: HeldEntry[Tensor], clients: Tensor | None) -> Tensor | None:
         entry, state = held.entry, {**held.version.state, **held.version.own}
+        if self._privacy is not None and clients is not None:
+            return -clients if bool(clients.isfinite().all()) else None
         strategy, now = self._strategy(entry), held.now if clients is None else clients
         given = strategy.contribution(entry.value, self.began(held), now, state)
         return given if entry.integer or bool(given.isfinite().all()) else None
 
     def drift(self, held: HeldEntry[Tensor]) -> float:
-        if held.entry.is_buffer or held.given is None:
+        if held.entry.is_buffer or held.given is None or self._privacy is not None:
             return 0.0
         given = held.given.mean(0) if self.most_rows else held.given
         return float(square_of(given - self.began(held) if self.strategy.apart else given))
@@ -251,8 +263,21 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         return dict(zip(came, made, strict=True))
 
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum:
-        integers = self.vector.integers(part)
-        return WeightedSum(part[1] - part[0], plan.weight, plan.exponent, integers)
+        """Where clients are to be hidden the mean is over as many as a round asks, however many
+        came, and noise is in the sum before anything else is."""
+        integers, elements = self.vector.integers(part), part[1] - part[0]
+        if self._privacy is None:
+            return WeightedSum(elements, plan.weight, plan.exponent, integers)
+        assert self._cohorts is not None, "no clients"
+        clients = max(plan.weight, self._cohorts.per_round)  # what more of them weigh is no error
+        total = WeightedSum(elements, clients, plan.exponent, integers)
+        key = self._noise_key(self._seed, plan.round, plan.attempt)
+        noise = [
+            gaussian(key, f"{piece.entry.value} {piece.start}", piece.elements)
+            for piece in self.vector.pieces(part)
+        ]
+        total.add_noise(torch.cat(noise) * (self._privacy.noise * self._privacy.clip))
+        return total
 
     def result(
         self,

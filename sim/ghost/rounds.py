@@ -91,6 +91,7 @@ class HashAlgebra(RoundAlgebra[Hash]):
         self.vector, self.codings = shared.vector, shared.codings
         self.strategy, self._shared = strategy_of(shared.settings), shared
         self.most_rows = shared.settings.most_rows
+        self.keeps_given = shared.settings.keeps_given
 
     # ------------------------------------------------------------ entries
 

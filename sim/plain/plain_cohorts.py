@@ -26,6 +26,7 @@ from .client_methods import (
     FedYogi,
     Named,
 )
+from .hidden import hidden_mean
 from .oracle import learning_rate, optimizer_of
 from .robust import AGGREGATES
 
@@ -82,11 +83,23 @@ def committed_cohorts(
                 ]
 
 
-def aggregate_of(job: Job) -> Callable[[Sequence[Named]], Named] | None:
-    """What the job has made of what clients moved; None: their weighted mean."""
+def aggregate_of(
+    job: Job, events: Iterable[RunEvent] = ()
+) -> Callable[[Sequence[Named]], Named] | None:
+    """What the job has made of what clients moved in one round after the other; None: their
+    weighted mean. `events`: of the run, whose attempts say which noise it was."""
     assert job.rounds is not None
     cohorts = job.rounds.cohorts
-    if cohorts is None or cohorts.aggregate == "mean":
+    if cohorts is None:
+        return None
+    if (privacy := cohorts.privacy) is not None:
+        done = [e.round_done for e in events if e.HasField("round_done")]
+        numbers, asked = iter([(d.round, d.attempt) for d in done]), cohorts.per_round
+        clip, noise = privacy.clip, privacy.noise
+        return lambda moved: hidden_mean(
+            moved, clip=clip, noise=noise, asked=asked, seed=job.seed, at=next(numbers)
+        )
+    if cohorts.aggregate == "mean":
         return None
     rule, wrong = AGGREGATES[cohorts.aggregate], cohorts.byzantine
     return lambda moved: rule(moved, wrong)
@@ -115,7 +128,7 @@ def expected_versions(
         momentum=job.train.momentum,
         optimizer=lambda local: optimizer_of(local, job.train),
         clip=job.train.clip,
-        aggregate=aggregate_of(job),
+        aggregate=aggregate_of(job, events),
         committed=look,
     )
     return found

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ...broker import events as b
 from ...broker.options import BrokerOptions
+from ...dag.rounds.noise import known_key
 from ...net.links.frame import Arrived
 from ...net.transports.carrier import Carrier, Timed
 from ...net.transports.memory import Carry, MemoryNetwork, steady
@@ -270,5 +271,6 @@ class World(VirtualClock):
 
 def torch_device(spec: PeerSpec) -> PeerDevice:
     """Real tensors on the CPU."""
-    # This process's seconds are none of the world's: reports are the same in every run.
-    return TorchDevice("cpu", clock=lambda: 0.0)
+    # This process's seconds are none of the world's: reports are the same in every run; and so is
+    # noise, of which a plain loop must have the same.
+    return TorchDevice("cpu", clock=lambda: 0.0, noise_key=known_key)

@@ -1,0 +1,85 @@
+"""How much noise hides clients of a federated run, and how much of the budget is spent, by Google's
+dp-accounting.
+
+A noisy sum is one Gaussian mechanism: with one client more or less it differs by `clip` at most,
+and its noise has a standard deviation of noise times clip. All sums of a run are put together
+exactly. Nothing is taken off for clients that were not asked in a round: who is asked follows from
+a seed that all know, and from who is there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..job import Job, SettingsError
+from ..job.client_options import ClientPrivacy
+
+__all__ = ["least_noise", "spent_epsilon", "with_noise"]
+
+_MARGIN = 1.0 + 1e-9
+"""Of noise that a search found, whose last digits may be too small."""
+
+
+def least_noise(epsilon: float, delta: float, sums: int) -> float:
+    """Return the least standard deviation of noise, by clip, with which so many noisy sums together
+    are (epsilon, delta) differentially private. Raises SettingsError where dp-accounting is not
+    there."""
+    common, accountant, _ = _library()
+    budget = common.DifferentialPrivacyParameters(epsilon, delta)
+    found: float = accountant.get_smallest_gaussian_noise(budget, sums, 1.0)
+    return found * _MARGIN
+
+
+def spent_epsilon(privacy: ClientPrivacy, sums: int) -> float:
+    """Return the epsilon that so many noisy sums have come to, at the delta of `privacy`, rounded
+    up to a part in a million. Raises SettingsError where dp-accounting is not there."""
+    if not sums:
+        return 0.0
+    _, _, mechanism = _library()
+    loss = mechanism.GaussianPrivacyLoss(privacy.noise / math.sqrt(sums))
+    low, high = 0.0, 1.0
+    while loss.get_delta_for_epsilon(high) > privacy.delta:
+        low, high = high, 2 * high
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        small = loss.get_delta_for_epsilon(middle) <= privacy.delta
+        low, high = (low, middle) if small else (middle, high)
+    return high
+
+
+def with_noise(job: Job) -> Job:
+    """Return the job with the noise that its rounds need to hide clients; as it is where it hides
+    none. Raises SettingsError for noise of the job's own that is too little, or more than rounds
+    can have."""
+    privacy = job.sync.privacy
+    if privacy is None:
+        return job
+    assert job.train.steps is not None, "the job is resolved"
+    least = least_noise(privacy.epsilon, privacy.delta, privacy.sums(job.train.steps))
+    if 0 < privacy.noise < least:
+        raise SettingsError(
+            "sync.privacy.noise",
+            f"is {privacy.noise:g}: expected {least:g} or more for epsilon = {privacy.epsilon:g}, "
+            f"delta = {privacy.delta:g} and {job.train.steps} rounds, or 0, which finds that",
+        )
+    made = replace(privacy, noise=privacy.noise or least)
+    found = replace(job, sync=replace(job.sync, privacy=made))
+    try:
+        _ = found.rounds
+    except SettingsError as error:
+        raise error.inside("sync") from None
+    return found
+
+
+def _library() -> tuple[object, object, object]:
+    """Modules of dp-accounting."""
+    try:
+        from dp_accounting.pld import accountant, common, privacy_loss_mechanism
+    except ImportError as error:
+        raise SettingsError(
+            "sync.privacy",
+            f"needs dp-accounting to find how much noise that is ({error}): pip install "
+            "'shoal[privacy]'",
+        ) from None
+    return common, accountant, privacy_loss_mechanism
