@@ -21,6 +21,7 @@ from ..proto.broker_pb2 import RunSpec, WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
 from .job_data import resolved
 from .models import models
+from .privacy import spent_epsilon, with_noise
 from .runs.half import half_spec
 from .runs.run import Run
 from .runs.session import Client
@@ -46,6 +47,13 @@ class CapturedFacts:
     """Of its data."""
     shards: Mapping[str, Path]
     """The data, by hash; they live as long as the front."""
+    job: Job
+    """As it is submitted."""
+
+    def spent(self, sums: int) -> float:
+        """Return the epsilon that so many noisy sums of the job come to."""
+        privacy = self.job.sync.privacy
+        return 0.0 if privacy is None else spent_epsilon(privacy, sums)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +140,7 @@ class SimulationFront:
         if key not in self._prepared:
             self._prepared[key] = self._open.enter_context(prepare(job, self._say))
         prepared = self._prepared[key]
-        return replace(prepared, job=resolved(job, prepared.manifest))
+        return replace(prepared, job=with_noise(resolved(job, prepared.manifest)))
 
 
 def _blobs() -> tuple[dict[str, bytes], Callable[[bytes], BlobRef]]:
@@ -156,4 +164,5 @@ def _facts(prepared: Prepared) -> CapturedFacts:
         random=any(takes_key(op.target) for op in prepared.graph.operators),
         manifest=prepared.manifest,
         shards=prepared.shards,
+        job=prepared.job,
     )

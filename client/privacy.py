@@ -1,8 +1,8 @@
 """How much noise hides clients of a federated run, and how much of the budget is spent, by Google's
 dp-accounting.
 
-A noisy sum is one Gaussian mechanism: with one client more or less it differs by `clip` at most,
-and its noise has a standard deviation of noise times clip. All sums of a run are put together
+A noisy sum is one Gaussian mechanism: whether a client moves what it does or nothing, the sum
+differs by `clip` at most, and its noise has a standard deviation of noise times clip. All sums of a run are put together
 exactly. Nothing is taken off for clients that were not asked in a round: who is asked follows from
 a seed that all know, and from who is there.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from ..job import Job, SettingsError
 from ..job.client_options import ClientPrivacy
@@ -72,7 +73,7 @@ def with_noise(job: Job) -> Job:
     return found
 
 
-def _library() -> tuple[object, object, object]:
+def _library() -> tuple[Any, Any, Any]:
     """Modules of dp-accounting."""
     try:
         from dp_accounting.pld import accountant, common, privacy_loss_mechanism

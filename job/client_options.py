@@ -115,8 +115,9 @@ class LocalWork(Settings):
 @dataclass(frozen=True, kw_only=True)
 class ClientPrivacy(Settings):
     """Differential privacy of clients (DP-FedAvg with a fixed denominator; McMahan et al. 2018,
-    1710.06963, section 3): with one client more or less, whatever its data is, all
-    versions together are as likely up to a factor e^epsilon, but for a chance of delta."""
+    1710.06963, section 3): whether any one client moves what it does, whatever its data is, or
+    nothing, all versions together are as likely up to a factor e^epsilon, but for a chance of
+    delta."""
 
     clip: float
     """The largest 2-norm of what a client moves, over all parameters."""
@@ -149,8 +150,8 @@ class ClientPrivacy(Settings):
             raise SettingsError(
                 "epsilon",
                 f"is {self.epsilon}, and by that a number of the mean of {clients} clients has "
-                f"noise of up to {most:.3g}: expected less than {_MOST_NOISE:g}, by a larger epsilon, a "
-                "smaller clip or more clients in a round",
+                f"noise of up to {most:.3g}: expected less than {_MOST_NOISE:g}, by a larger "
+                "epsilon, a smaller clip or more clients in a round",
             )
 
 

@@ -98,7 +98,7 @@ def train(
             shown.event(event)
             see(event)
             cluster.check()
-    followed.finish(facts.tokens_per_step)
+    followed.finish(facts.tokens_per_step, facts.spent)
     summary.links = tuple(wire.table())
     if late:
         summary.exit, summary.error = 1, f"not done within `limit`, {limit_s:g} s"
@@ -132,7 +132,7 @@ def beside(
         if followed.lacks:
             run.cancel()
         cluster.check()
-    followed.finish(facts.tokens_per_step)
+    followed.finish(facts.tokens_per_step, facts.spent)
     if followed.summary.exit:
         raise ClusterError(f"the run beside it: {followed.summary.error}")
     return followed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..broker.round_rows import RoundRows, client_numbers
 from ..compression.codec import parse
@@ -158,8 +158,10 @@ class Following:
             self.summary.eval_loss = step.evaluation.loss
             self._evaluations.append((step.step, step.evaluation.loss))
 
-    def finish(self, tokens_per_step: int) -> None:
-        """After the last event."""
+    def finish(
+        self, tokens_per_step: int, spent: Callable[[int], float] = lambda sums: 0.0
+    ) -> None:
+        """After the last event. `spent`: the epsilon that so many noisy sums come to."""
         summary = self.summary
         summary.losses, summary.step_seconds = tuple(self.losses), tuple(self.seconds)
         summary.evaluations = tuple(self._evaluations)
@@ -176,7 +178,7 @@ class Following:
         if self.losses:
             summary.loss_first, summary.loss_last = self.losses[0], self.losses[-1]
         if self.played.rows:
-            self._apart(tokens_per_step)
+            self._apart(tokens_per_step, spent)
         if len(self.seconds) > 1:
             summary.step_s = statistics.median(_training_s(self._steps))
             if len(self._paces) > 1:
@@ -202,14 +204,16 @@ class Following:
             sum(share * (predicted or 0.0) for share, _, predicted in weighed) if known else 0.0
         )
 
-    def _apart(self, tokens_per_step: int) -> None:
+    def _apart(self, tokens_per_step: int, spent: Callable[[int], float]) -> None:
         """Follow what is otherwise in several replicas, which each make steps of their own."""
         summary, rows = self.summary, self.played.rows
         summary.losses = ()
         if (formed := self._formed).every:
             summary.predicted_batch_s = (formed.local_s + formed.exposed_s) / formed.every
             summary.against = {a.name: a.step_s for a in formed.alternatives if a.step_s}
-        summary.rounds = tuple(row.table() for row in rows)
+        summary.rounds = tuple(
+            row.table() | ({"epsilon": spent(row.sums)} if row.sums else {}) for row in rows
+        )
         losses: dict[str, list[tuple[float, float]]] = {}
         for row in rows:
             for m in row.members:

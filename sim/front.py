@@ -49,6 +49,13 @@ class Facts(Protocol):
     def shards(self) -> Mapping[str, Path]:
         """The data, by hash; they live as long as the Front."""
 
+    @property
+    def job(self) -> Job:
+        """As it is submitted: with its length, and the noise that hides clients, as numbers."""
+
+    def spent(self, sums: int) -> float:
+        """Return the epsilon that so many noisy sums of the job come to; 0: it hides nobody."""
+
 
 class Packed(Protocol):
     """A job as a world takes it, without a broker to upload it to."""

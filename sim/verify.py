@@ -181,12 +181,15 @@ def _verify_cohorts(
     if facts.random:
         say("not verified: the graph draws masks, and a plain loop draws others")
         return
+    if facts.job.sync.privacy is not None and summary.virtual_s is None:
+        say("not verified: peers keep no key of the noise that they add; --virtual has known ones")
+        return
     say("training the plain loop, of every client")
     reader = Reader(facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=1)
     with front.module(job) as module:
         size = followed.microbatch_size
         try:
-            wanted = expected_versions(module, job, followed.events, reader, size=size)
+            wanted = expected_versions(module, facts.job, followed.events, reader, size=size)
         except ValueError as error:  # of a model with running statistics
             say(f"not verified: {error}")
             return

@@ -98,9 +98,7 @@ class TorchDevice:
                 records = rebuilt_records(order, records)
             if goes_on:
                 order = replace(order, weights=records.over(order.weights), resumed=())
-            self._work = work = build_work(
-                order, self.device, self._clock, files, self._noise_key
-            )
+            self._work = work = build_work(order, self.device, self._clock, files, self._noise_key)
             if goes_on:
                 records.load(work)
         self.peak_bytes = 0

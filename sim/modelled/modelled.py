@@ -143,7 +143,7 @@ def run_modelled(
     for event in found.events:
         followed.see(event)
         wire.see(event)
-    followed.finish(facts.tokens_per_step)
+    followed.finish(facts.tokens_per_step, facts.spent)
     _fill(summary, found, scenario)
     summary.links = tuple(wire.table())
     if ghost:

@@ -1,6 +1,7 @@
-"""Clients that are hidden by noise, the boring way: each one's move is shortened, they are added up,
-noise is added to that, and it is divided by how many a round asks (McMahan et al. 2018, 1710.06963,
-algorithm 1). Words of noise are those of simulations (`dag/rounds/noise.py`), made once more.
+"""Clients that are hidden by noise, the boring way: each one's move is shortened, they are added
+up, noise is added to that, and it is divided by how many a round asks (McMahan et al. 2018,
+1710.06963, algorithm 1). Words of noise are those of simulations (`dag/rounds/noise.py`), made once
+more.
 """
 
 from __future__ import annotations

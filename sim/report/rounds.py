@@ -21,6 +21,15 @@ MOST_REPLICAS = 4
 """That have a line of their own."""
 MOST_ROWS = 40
 """Rounds in the table, the newest; summary.json has all."""
+_MOVES = ("each moved", "alike")
+_SHOWN = (
+    "Each moved: 2-norm of what a client moved away from the version, root mean square. Alike: how "
+    "long the mean of these moves is by that; 100% where all moved the same way."
+)
+_HIDDEN = (
+    "Sums: with noise, that were made until then, one for each attempt at an exchange. Epsilon: "
+    "what these have spent of the budget, at its delta."
+)
 _OF_CLIENTS = (("all", ""), ("least", "_least"), ("median", "_median"), ("most", "_most"))
 """Lines of a number of clients, and how their keys end."""
 
@@ -66,19 +75,23 @@ def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
 
 def _rounds_of_clients(s: Summary) -> Section:
     """The table of federated rounds."""
-    heads = ("round", "asked", "came", "lost", "each moved", "alike", "sent", "took", "exchange")
+    hidden = any("epsilon" in r for r in s.rounds)
+    heads = ("round", "asked", "came", "lost", *(("sums", "epsilon") if hidden else _MOVES))
+    heads += ("sent", "took", "exchange")
     rows = []
     for r in s.rounds[-MOST_ROWS:]:
         counts = [str(r[f"clients_{what}"]) for what in ("asked", "came", "lost")]
         alike = "" if r["alike"] is None else percent(r["alike"])
         exchange = seconds(r["exchange_s"]) if r["exchange_s"] else ""
         moved = figure(r["clients_moved"]), alike
+        if hidden:
+            moved = str(r["noisy_sums"]), figure(r["epsilon"])
         times = size(r["sent_bytes"]), seconds(r["seconds"]), exchange
         rows.append((str(r["round"]), *counts, *moved, *times))
     note = "Clients that a round asked, whose work is in its version, and that were lost with their"
-    note += " peer. Each moved: 2-norm of what a client moved away from the version, root mean"
-    note += " square. Alike: how long the mean of these moves is by that; 100% where all moved the"
-    note += " same way. Sent: by all peers together, for the exchange."
+    note += " peer. "
+    note += _HIDDEN if hidden else _SHOWN
+    note += " Sent: by all peers together, for the exchange."
     if (more := len(s.rounds) - MOST_ROWS) > 0:
         note += f" {count_of(more, 'round')} before these: see summary.json."
     return Section("Rounds", table(heads, rows, range(len(heads))), wide=True, note=note)

@@ -222,6 +222,8 @@ def _rounds(s: Summary) -> Iterator[str]:
         parts.append(f"{again} in more than one attempt")
     if out := sum(len(r["left_out"]) for r in s.rounds):
         parts.append(f"{count_of(out, 'contribution')} left out")
+    if "epsilon" in (last := s.rounds[-1]):
+        parts.append(f"epsilon {last['epsilon']:.3g} spent by {last['noisy_sums']} noisy sums")
     yield f"rounds   {', '.join(parts)}"
 
 

@@ -66,6 +66,22 @@ def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
 
 
 KRUM = {"aggregate": "krum", "weight": "equal", "per_round": 10}
+BUDGET = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
+PRIVATE = {"weight": "equal", "privacy": BUDGET}
+
+
+def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
+    found = job(sync=PRIVATE)
+    assert found.rounds is not None
+    privacy = found.rounds.privacy
+    assert privacy is not None
+    assert (privacy.clip, privacy.epsilon, privacy.delta, privacy.noise) == (1.0, 8.0, 1e-5, 0.0)
+    assert Job.from_json(found.to_json()) == found.without_places()
+    assert not found.rounds.keeps_given, "no contribution without noise is in a snapshot"
+    plain = job(sync={"weight": "equal"}).rounds
+    assert plain is not None
+    assert plain.keeps_given
+    assert plain.privacy is None
 
 
 @pytest.mark.parametrize(
@@ -92,6 +108,38 @@ KRUM = {"aggregate": "krum", "weight": "equal", "per_round": 10}
             "a mean of scaled moves",
         ),
         ({"sync": {"kind": "local", "aggregate": "krum"}}, "sync.aggregate", 'for kind = "fed'),
+        ({"sync": {"privacy": BUDGET}}, "sync.weight", "no client may count for more"),
+        ({"sync": {**KRUM, "privacy": BUDGET}}, "sync.aggregate", "not bounded by clip"),
+        ({"sync": {**PRIVATE, "privacy": {**BUDGET, "clip": 0}}}, "sync.privacy.clip", "above 0"),
+        ({"sync": {**PRIVATE, "privacy": {**BUDGET, "epsilon": -1.0}}}, "privacy.epsilon", "above"),
+        ({"sync": {**PRIVATE, "privacy": {**BUDGET, "delta": 1.0}}}, "privacy.delta", "in (0, 1)"),
+        ({"sync": {**PRIVATE, "privacy": {**BUDGET, "noise": -1.0}}}, "privacy.noise", "0 or more"),
+        ({"sync": {**PRIVATE, "privacy": {"clip": 1.0, "delta": 0.1}}}, "epsilon", "missing"),
+        (
+            {"sync": {**PRIVATE, "per_round": 2, "privacy": {**BUDGET, "noise": 999.0}}},
+            *("privacy.epsilon", "more clients in a round"),
+        ),
+        ({"sync": PRIVATE, "codec": {"sync": "bf16"}}, "codec.sync", "rounds what was clipped"),
+        (
+            {"sync": {**PRIVATE, "method": "fednova"}, "train": {"steps": 5, "optimizer": "sgd"}},
+            *("sync.method", "which no noise hides"),
+        ),
+        (
+            {
+                "sync": PRIVATE,
+                "data": {"partition": {"kind": "iid", "clients": 9, "held_out": 0.2}},
+            },
+            *("data.partition.held_out", "without noise"),
+        ),
+        (
+            {"sync": PRIVATE, "data": {"where": "peer", "partition": None}},
+            *("data.holdout", "without noise"),
+        ),
+        (
+            {"sync": {"kind": "local", "privacy": BUDGET}, "train": {"steps": 5}}
+            | {"data": {"partition": None}},
+            *("sync.privacy", 'for kind = "fed'),
+        ),
         ({"sync": {"local": {"passes": 1, "steps": 2}}}, "sync.local", "exactly one"),
         ({"sync": {"method": "diloco"}}, "sync.method", 'of kind "local"'),
         ({"sync": {"method": "fedavg", "options": {"lr": 1.0}}}, "sync.options.lr", "not a known"),

@@ -64,9 +64,7 @@ def assert_expected(lab: Any, world: Any, run: str) -> list[Any]:
     return [e.round_done for e in events if e.HasField("round_done")]
 
 
-@pytest.mark.parametrize(
-    ("method", "peers"), [("fedavg", 1), ("fedprox", 3), ("fedavgm", 2), ("fedadam", 3)]
-)
+@pytest.mark.parametrize(("method", "peers"), [("fedprox", 1), ("fedadam", 3)])
 def test_the_version_is_that_of_a_plain_loop(
     laboratory: Callable[[Job], Any], tmp_path: Path, method: str, peers: int
 ) -> None:
@@ -78,7 +76,9 @@ def test_the_version_is_that_of_a_plain_loop(
     done = assert_expected(lab, world, run)
     assert [d.sums for d in done] == [1, 2, 3, 4]
     assert all(d.drift == d.clients_moved == 0.0 for d in done), "what clients moved is not told"
-    said = {e.evaluated.step: e.evaluated.evaluation.loss for e in events if e.HasField("evaluated")}
+    said = {
+        e.evaluated.step: e.evaluated.evaluation.loss for e in events if e.HasField("evaluated")
+    }
     size = lab.job.train.microbatch_size
     wanted = expected_versions(lab.module, lab.job, events, lab.reader(), size=size)
     assert said == pytest.approx(wanted)
@@ -134,8 +134,8 @@ def test_whoever_is_lost_at_any_moment_no_noise_is_in_two_sums_and_none_is_not_c
 
     _, _, records, _ = play(0)
     again = smaller = 0
-    for part in range(1, 14):
-        world, run, _, drawn = play(records * part // 14)
+    for part in range(1, 6):
+        world, run, _, drawn = play(records * part // 6)
         done = assert_expected(lab, world, run)
         assert all(len(givers) == 1 for givers in drawn.sums.values()), "one noise, two sums"
         assert done[-1].sums >= len(drawn.attempts), "a sum was not counted"
@@ -166,7 +166,7 @@ def test_a_broker_that_is_started_again_counts_on(
         return world, run, written
 
     _, _, records = play(0)
-    for deadly in range(2, records, 5):
+    for deadly in range(3, records, 12):
         world, run, _ = play(deadly)
         events, done = world.events(run), assert_expected(lab, world, run)
         planned = sum(e.HasField("round_planned") for e in events)
@@ -197,8 +197,9 @@ def test_of_a_run_whose_rounds_are_made_again_the_last_ones_are_left_out(
     assert events[-1].state.phase == DONE, events[-1].state.reason.text
     done = [e.round_done for e in events if e.HasField("round_done")]
     assert done[-1].sums <= 6 + SPARE_SUMS
-    assert len(done) + done[-1].sums - len(done) >= 6
-    assert len(done) == 6 - (done[-1].sums - len(done))
+    again = done[-1].sums - len(done)
+    assert again > 0
+    assert len(done) == 6 - again
 
 
 def test_no_sum_is_made_beyond_the_budget(
