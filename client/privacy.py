@@ -2,9 +2,9 @@
 dp-accounting.
 
 A noisy sum is one Gaussian mechanism: whether a client moves what it does or nothing, the sum
-differs by `clip` at most, and its noise has a standard deviation of noise times clip. All sums of a run are put together
-exactly. Nothing is taken off for clients that were not asked in a round: who is asked follows from
-a seed that all know, and from who is there.
+differs by `clip` at most, and its noise has a standard deviation of noise times clip. All sums of a
+run are put together exactly. Nothing is taken off for clients that were not asked in a round: who
+is asked follows from a seed that all know, and from who is there.
 """
 
 from __future__ import annotations

@@ -69,6 +69,17 @@ def test_in_a_sum_it_counts_once_and_has_no_order(
     torch.testing.assert_close(total.mean(), wanted.float(), rtol=1e-6, atol=1e-9)
 
 
+def test_noise_is_a_whole_number_on_the_grid_of_the_sum() -> None:
+    noise = gaussian(KEY, "w 0", 500)
+    with_, alone = WeightedSum(500, 64, EXPONENT), WeightedSum(500, 64, EXPONENT)
+    for total in (with_, alone):
+        total.add(torch.randn(500, generator=torch.Generator().manual_seed(1)), 7)
+    with_.add_noise(noise)
+    added = with_._sum - alone._sum
+    assert added.dtype == torch.int64
+    torch.testing.assert_close(added.double() * 2.0 ** -(62 - EXPONENT - 7), noise)
+
+
 def test_integers_have_none() -> None:
     counters = torch.tensor([7, 2]).view(torch.float32)
     total = WeightedSum(5, 1, EXPONENT, [slice(0, 4)])

@@ -65,7 +65,7 @@ def assert_expected(lab: Any, world: Any, run: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("method", "peers"), [("fedprox", 1), ("fedadam", 3)])
-def test_the_version_is_that_of_a_plain_loop(
+def test_what_clients_moved_is_told_by_the_version_alone(
     laboratory: Callable[[Job], Any], tmp_path: Path, method: str, peers: int
 ) -> None:
     job = private(tmp_path, method)
@@ -213,6 +213,17 @@ def test_no_sum_is_made_beyond_the_budget(
     events = world.finish(run)
     assert (events[-1].state.phase, events[-1].state.reason.code) == (FAILED, "privacy")
     assert sum(e.HasField("round_planned") for e in events) == 1
+
+
+def test_without_any_noise_a_peer_trains_no_hidden_clients(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    lab = laboratory(private(tmp_path, noise=0.0))
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    last = world.finish(run)[-1].state
+    assert last.phase == FAILED
+    assert "noise" in last.reason.text
 
 
 def test_without_noise_and_with_a_clip_that_nobody_reaches_it_is_fedavg(
