@@ -388,6 +388,11 @@ def _not_private(job: Job) -> Iterator[tuple[str, str]]:
     if job.codec.sync != "none":
         why = "a codec rounds what was clipped, and so may make it longer"
         yield "codec.sync", f'"none" is, with sync.privacy: {why}'
+    if job.sync.over_select != 1:
+        yield "sync.over_select", "1 is, with sync.privacy, whose mean is over per_round clients"
+    if job.output.every not in (0, "auto"):
+        why = "a run that went on from a checkpoint would begin with a new budget"
+        yield "output.every", f'with sync.privacy, only 0 is, as "auto" stands for there: {why}'
     if job.data.partition is not None and job.data.partition.held_out:
         why = "what single clients come to on their own samples is told without noise"
         yield "data.partition.held_out", f"0 is, with sync.privacy: {why}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -100,6 +101,11 @@ class FederatedPolicy(RoundPolicy):
             return found
         [group] = found.groups
         return replace(found, groups=[replace(group, by_client=True, whole=cohorts.chooses)])
+
+    @property
+    def saves_every(self) -> int | Literal["auto"]:
+        """Of a run with a budget none is kept: who went on from it would begin with a new one."""
+        return 0 if self._cohorts.privacy is not None else super().saves_every
 
     def evaluators(self, rounds: RoundRecord) -> Collection[int]:
         """Return the first replica, where an evaluation is due."""

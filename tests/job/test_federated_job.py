@@ -119,6 +119,7 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
             {"sync": {**PRIVATE, "per_round": 2, "privacy": {**BUDGET, "noise": 999.0}}},
             *("privacy.epsilon", "more clients in a round"),
         ),
+        ({"sync": PRIVATE, "output": {"every": 2}}, "output.every", "a new budget"),
         ({"sync": PRIVATE, "codec": {"sync": "bf16"}}, "codec.sync", "rounds what was clipped"),
         (
             {"sync": {**PRIVATE, "method": "fednova"}, "train": {"steps": 5, "optimizer": "sgd"}},
