@@ -24,6 +24,7 @@ from shoal.proto import broker_pb2
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain.client_loops import ClientWork, train_cohorts
 from shoal.sim.plain.client_methods import FedAvgM
+from shoal.sim.plain.plain_cohorts import aggregate_of
 from shoal.sim.virtual.world import PeerSpec
 
 from .test_federated_world import exported, job_of
@@ -95,6 +96,7 @@ class Hosts:
             FedAvgM(0.5, 0.8),
             lr=self.job.train.lr,
             momentum=self.job.train.momentum,
+            aggregate=aggregate_of(self.job),
         )
         got = exported(world, run)
         assert got.keys() == made.shared.keys()
@@ -117,7 +119,8 @@ class Hosts:
                     client = client_of[member.replica]
                     places = places_of(work[member.replica].cohort)
                     assert cohort_of(3, self.job.seed, number, places) == [client]
-                    assert member.weight == self.train[client]
+                    weight = self.train[client] if self.job.sync.weight == "samples" else 1
+                    assert member.weight == weight
                     one = Participant(client, first[client] + np.arange(self.train[client]))
                     (plan,) = batches(
                         [one],
@@ -126,7 +129,6 @@ class Hosts:
                         batch=self.job.train.batch,
                         passes=2,
                     )
-                    weight = self.train[client]
                     found[-1].append(ClientWork(client, [b.tolist() for b in plan], weight))
         return found
 
@@ -165,6 +167,21 @@ def test_of_more_than_are_wanted_the_first_to_come_make_the_round(hosts: Hosts) 
     assert len(begun[0]) == 3, "two are wanted, and half as many more are asked"
     assert [len(d.members) for d in done] == [2] * 4
     assert any(1 not in {m.replica for m in d.members} for d in done)
+
+
+@pytest.mark.parametrize("aggregate", ["median", "trimmed-mean"])
+def test_hosts_that_may_be_wrong_are_borne_with(hosts: Hosts, aggregate: str) -> None:
+    byzantine: Any = 1 if aggregate == "trimmed-mean" else "20%"
+    sync = replace(
+        hosts.job.sync, aggregate=aggregate, byzantine=byzantine, weight="equal", per_round=3
+    )
+    hosts.job = replace(hosts.job, sync=sync)
+    hosts.spec.job = hosts.job.to_json()
+    world = hosts.world()
+    run = world.submit(hosts.spec)
+    world.finish(run)
+    done = hosts.assert_expected(world, run)
+    assert [len(d.members) for d in done] == [3] * 4
 
 
 def test_another_peer_of_a_host_goes_on_with_its_client(hosts: Hosts) -> None:
