@@ -1,0 +1,76 @@
+"""Three hospitals that train one model and show nobody a case: of scikit-learn's breast cancer data
+(569 cases of 30 measured numbers) each has its own part, and not the same mixture.
+
+python -m shoal.examples.hospitals.hospitals cases     # what each hospital has: cases/NAME/
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["Diagnosis", "diagnosis", "write"]
+
+NUMBERS = 30
+HOSPITALS = {"north": 0.45, "east": 0.35, "south": 0.2}
+"""Shares of the cases."""
+MIXED = 3.0
+"""How much chance is in who goes where, in the unit of the mean radius: without it, north has the
+small tumours alone."""
+
+PEER = """\
+name = "{name}"
+[data.cases-2026]
+path = "{path}"
+"""
+
+
+class Diagnosis(nn.Module):
+    """Two layers over logarithms of what was measured, which no hospital has to agree on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(NUMBERS, width), nn.Tanh(), nn.Linear(width, 2))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """x (B, 30) as measured, y (B,): 1 is benign. Returns the loss, and the accuracy."""
+        logits = self.layers(torch.log1p(x))  # (B, 2)
+        right = (logits.argmax(1) == y).float().mean()
+        return {"loss": F.cross_entropy(logits, y), "accuracy": right}
+
+
+def diagnosis(width: int = 16) -> Diagnosis:
+    """A small classifier with so many hidden units."""
+    return Diagnosis(width)
+
+
+def write(folder: Path) -> list[Path]:
+    """Write what each hospital has, cases.npz and peer.toml in a folder of its own. Return these
+    folders. Needs scikit-learn."""
+    from sklearn.datasets import load_breast_cancer
+
+    data = load_breast_cancer()
+    x, y = data.data.astype(np.float32), data.target.astype(np.int64)
+    rng = np.random.default_rng(2026)
+    order = np.argsort(x[:, 0] + MIXED * rng.normal(size=len(x)))
+    ends = np.cumsum([round(share * len(x)) for share in HOSPITALS.values()])
+    found = []
+    for name, part in zip(HOSPITALS, np.split(order, ends[:-1]), strict=True):
+        own = folder / name
+        own.mkdir(parents=True, exist_ok=True)
+        mine = rng.permutation(part)
+        np.savez(own / "cases.npz", x=x[mine], y=y[mine])
+        path = (own / "cases.npz").resolve()
+        (own / "peer.toml").write_text(PEER.format(name=name, path=path.as_posix()))
+        found.append(own)
+    return found
+
+
+if __name__ == "__main__":
+    for made in write(Path(sys.argv[1])):
+        print(made)
