@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..dag.schedule.convert_plan import microbatches_of
-from ..proto.broker_pb2 import Evaluation, RoundDone, RoundWork, RunEvent, VersionEvaluated
+from ..proto.broker_pb2 import (
+    ClientUploads,
+    Evaluation,
+    RoundDone,
+    RoundMember,
+    RoundWork,
+    RunEvent,
+    VersionEvaluated,
+)
 from .records.version_ledger import pairs_of
 
 __all__ = [
@@ -20,6 +28,7 @@ __all__ = [
     "client_numbers",
     "evaluated",
     "planned",
+    "samples_of",
     "sentence",
 ]
 
@@ -69,6 +78,8 @@ class RoundRow:
     exchange_s: float
     """From when all that meet were ready to the version; 0: not known."""
     seconds: float
+    uploads: ClientUploads | None = None
+    """Of clients that sent a part of their updates; None: there are none."""
     clients_moved: float = 0.0
     """Of federated training, root mean square of what clients moved, by weight."""
     mean_moved: float = 0.0
@@ -121,6 +132,7 @@ class RoundRow:
             "waited_s": self.waited_s,
             "exchange_s": self.exchange_s,
             "seconds": self.seconds,
+            **({} if self.uploads is None else {"uploads": _uploads(self.uploads)}),
             **(self._of_clients() if self.asked else {}),
         }
 
@@ -134,6 +146,16 @@ class RoundRow:
             "alike": self.alike,
             **({"noisy_sums": self.sums} if self.sums else {}),
         }
+
+
+def _uploads(sent: ClientUploads) -> dict[str, object]:
+    return {
+        "clients": sent.clients,
+        "bytes": sent.bytes,
+        "least_ratio": sent.least_ratio,
+        "most_ratio": sent.most_ratio,
+        "seconds": sent.seconds,
+    }
 
 
 def _of(m: Local) -> dict[str, object]:
@@ -177,7 +199,7 @@ class RoundRows:
         return None
 
     def _done(self, done: RoundDone) -> RoundRow:
-        weights = {m.replica: m.weight for m in done.members}
+        weights = {m.replica: samples_of(m) for m in done.members}
         local = [self._local(n, weights.get(n, 0)) for n in sorted({*self._work, *weights})]
         whole = self._microbatches * self._replicas
         row = RoundRow(
@@ -197,6 +219,7 @@ class RoundRows:
             clients_moved=done.clients_moved,
             mean_moved=done.mean_moved,
             sums=done.sums,
+            uploads=done.uploads if done.HasField("uploads") else None,
         )
         self._samples += row.samples
         ends = {n: w.first_step + w.steps for n, w in self._work.items()}
@@ -215,6 +238,11 @@ class RoundRows:
             losses=tuple(losses),
             clients=sum(r.count for r in work.cohort),
         )
+
+
+def samples_of(member: RoundMember) -> int:
+    """Return what a member weighs, in samples."""
+    return round(member.weight / (member.unit or 1))
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -244,6 +272,10 @@ def sentence(row: RoundRow) -> str:
     parts.append(f"{row.seconds:.1f} s, up to {row.waited_s:.1f} s of it waiting")
     if row.exchange_s:
         parts[-1] += f"; exchange {row.exchange_s:.1f} s"
+    if (sent := row.uploads) is not None:
+        ratios = f"{sent.least_ratio:.2%} to {sent.most_ratio:.2%}"
+        text = f"{sent.clients} clients sent {ratios} of their updates, {sent.bytes / 1e6:.2f} MB"
+        parts.append(text + (f", in {sent.seconds:.1f} s at most" if sent.seconds else ""))
     if row.attempt > 1:
         parts.append(f"attempt {row.attempt}")
     return " · ".join(parts)

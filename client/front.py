@@ -101,7 +101,9 @@ class SimulationFront:
         """The job with all its blobs in memory."""
         prepared = self._prepare(job)
         blobs, blob = _blobs()
-        spec = spec_of(prepared.job, prepared.microbatch_sizes, prepared.client_sizes)
+        spec = spec_of(
+            prepared.job, prepared.graph, prepared.microbatch_sizes, prepared.client_sizes
+        )
         spec.graph.CopyFrom(blob(graph_to_bytes(prepared.graph)))
         if prepared.core is not None:
             spec.core_graph.CopyFrom(blob(lowered_to_bytes(prepared.core)))

@@ -201,7 +201,7 @@ def draft(
     read = pretrained.entries if pretrained and job.model.where == "url" else {}
     if words := takes(starting_bytes(graph, lambda n: n in read or outline.is_made(n))):
         say(f"submitting it uploads the weights that it begins with: {words}")
-    spec = spec_of(job, sizes, client_sizes(job, data))
+    spec = spec_of(job, graph, sizes, client_sizes(job, data))
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
     spec.client_data.extend(_ref(m.to_json().encode()) for m in data.of_clients)
@@ -359,7 +359,7 @@ def _divisions(
     return () if why else sizes
 
 
-def spec_of(job: Job, sizes: tuple[int, ...], clients: Sequence[int] = ()) -> RunSpec:
+def spec_of(job: Job, graph: Graph, sizes: tuple[int, ...], clients: Sequence[int] = ()) -> RunSpec:
     """The spec of a run without its blobs. `clients`: as in RunSpec.client_sizes."""
     return RunSpec(
         version=1,
@@ -370,6 +370,7 @@ def spec_of(job: Job, sizes: tuple[int, ...], clients: Sequence[int] = ()) -> Ru
         microbatch_sizes=sizes,
         steps=job.train.steps or 0,
         client_sizes=clients,
+        update_elements=graph.trained_elements if clients else 0,
     )
 
 
@@ -446,7 +447,7 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
 
     Raises BlobTransferError; WeightFilesError for weights that are not what they were.
     """
-    spec = spec_of(prepared.job, prepared.microbatch_sizes, prepared.client_sizes)
+    spec = spec_of(prepared.job, prepared.graph, prepared.microbatch_sizes, prepared.client_sizes)
     pretrained, urls = prepared.pretrained, prepared.job.model.where == "url"
     spec.local.extend(prepared.local)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .client_compression import ClientCompression
 from .partitioning import Partitioning
 from .settings import Settings, SettingsError, at_least
 
@@ -176,6 +177,8 @@ class Cohorts(Settings):
     """So many clients of a round may be wrong."""
     privacy: ClientPrivacy | None = None
     """How clients are hidden in the sum; None: they are not."""
+    sends: ClientCompression = field(default_factory=ClientCompression)
+    """What it sends of its update."""
 
     @classmethod
     def of(

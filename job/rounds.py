@@ -262,6 +262,11 @@ class RoundSettings(Settings):
         return self.cohorts.privacy if self.cohorts is not None else None
 
     @property
+    def overlap(self) -> tuple[float, int] | None:
+        """(gamma, D), where it counts how many clients sent a number; else None."""
+        return self.cohorts.sends.overlap if self.cohorts else None
+
+    @property
     def kept_bytes(self) -> int:
         """From round to round, of each number that is exchanged."""
         return 4 * method_of(self.method).kept
@@ -298,7 +303,9 @@ class RoundSettings(Settings):
             return 12 * self.most_rows + 4 + 4 * method_of(self.method).kept
         codec = self.contribution_codec
         written = 0 if codec == "none" else 2 if codec in ("bf16", "fp16") else 1
-        return 4 + written + 4 + 4 * method_of(self.method).kept + 8 // max(2, self.replicas)
+        rows = 2 if self.overlap else 1  # numbers, and how many sent them
+        taken = rows * (4 + written + 8 // max(2, self.replicas))
+        return taken + 4 + 4 * method_of(self.method).kept
 
     @property
     def contribution_codec(self) -> str:

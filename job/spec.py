@@ -139,12 +139,11 @@ class Job(Settings):
         except SettingsError as error:
             raise error.inside("sync") from None
         method = self.sync.of_rounds
-        if method is not None and method.own_codec and self.codec.sync != "none":
-            raise SettingsError(
-                "codec.sync",
-                f'is "{self.codec.sync}", and sync.method = "{self.sync.chosen}" writes what it '
-                'exchanges in a way of its own: expected "none"',
-            )
+        if self.codec.sync != "none":
+            if method is not None and method.own_codec:
+                self._refuse_codec(f'sync.method = "{self.sync.chosen}"')
+            if self.sync.client_compression.sparse:
+                self._refuse_codec(f'sync.compression = "{self.sync.compression}"')
         if method is not None and method.normalises and self.train.optimizer != "sgd":
             raise SettingsError(
                 "train.optimizer",
@@ -163,6 +162,13 @@ class Job(Settings):
                 )
         for key, problem in _not_built(self):
             raise SettingsError(key, f"is not supported yet: {problem}")
+
+    def _refuse_codec(self, because: str) -> None:
+        raise SettingsError(
+            "codec.sync",
+            f'is "{self.codec.sync}", and {because} writes what it exchanges in a way of its own: '
+            'expected "none"',
+        )
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Job:
@@ -281,7 +287,7 @@ class Job(Settings):
         return RoundSettings(
             method=self.sync.chosen,
             options=self.sync.options,
-            codec=self.codec.sync,
+            codec="nonzero" if self.sync.client_compression.sparse else self.codec.sync,
             replicas=self.divided,
             seed=self.seed,
             cohorts=self._cohorts,
@@ -302,6 +308,7 @@ class Job(Settings):
             weight=sync.weight,
             aggregate=sync.aggregate,
             privacy=sync.privacy,
+            sends=sync.client_compression,
         )
 
 
@@ -376,6 +383,12 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
             yield "codec.sync", f'"none" is, {with_it}'
         if method_of(job.sync.chosen).normalises:
             yield "sync.method", f"all others are, {with_it}: fednova is a mean of scaled moves"
+    if job.sync.client_compression.sparse:
+        with_it = f'with sync.compression = "{job.sync.compression}"'
+        if job.sync.aggregate != "mean":
+            yield "sync.aggregate", f'"mean" is, {with_it}'
+        if method_of(job.sync.chosen).normalises:
+            yield "sync.method", f"all others are, {with_it}: fednova scales moves by itself"
     if job.sync.privacy is not None:
         yield from _not_private(job)
 
@@ -385,6 +398,9 @@ def _not_private(job: Job) -> Iterator[tuple[str, str]]:
     if method_of(job.sync.chosen).normalises:
         why = "fednova scales moves by clients' numbers of samples, which no noise hides"
         yield "sync.method", f"all others are, with sync.privacy: {why}"
+    if job.sync.client_compression.sparse:
+        why = "clients' largest numbers are chosen by what they moved, which no noise hides"
+        yield "sync.compression", f'"none" is, with sync.privacy: {why}'
     if job.codec.sync != "none":
         why = "a codec rounds what was clipped, and so may make it longer"
         yield "codec.sync", f'"none" is, with sync.privacy: {why}'
@@ -415,6 +431,8 @@ def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:
     if job.data.where == "peer" and method is not None and method.normalises:
         why = "no host knows how many samples others have, which its move is brought to"
         yield "sync.method", f"any but {job.sync.chosen!r} is, {where}: {why}"
+    if job.data.where == "peer" and job.sync.client_compression.sparse:
+        yield "sync.compression", f'"none" is, {where}: clients have the links of their hosts'
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from .client_compression import (
+    ClientCompression,
+    ClientLinks,
+    Compression,
+    CompressionOptions,
+)
 from .client_options import (
     AGGREGATES,
     Aggregate,
@@ -49,6 +55,20 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "auto": ("",),
 }
 """Of sync.method, by sync.kind; the first one is the default."""
+_OF_CLIENTS: Mapping[str, Any] = {
+    "per_round": "10%",
+    "local": LocalWork(passes=1),
+    "weight": "samples",
+    "aggregate": "mean",
+    "byzantine": "20%",
+    "over_select": 1.0,
+    "privacy": None,
+    "compression": "none",
+    "compression_options": CompressionOptions(),
+    "client_links": None,
+    "client_feedback": "none",
+}
+"""Keys of [sync] that are for kind = "federated" alone, with their defaults."""
 EVERY = 50
 """Steps of a round where the job does not say."""
 MOST_NAMES = 200
@@ -307,6 +327,16 @@ class Sync(Settings):
     "trimmed-mean", "krum" and "multi-krum"."""
     privacy: ClientPrivacy | None = None
     """federated: what versions may tell of a client; None: whatever they tell."""
+    compression: Compression = "none"
+    """federated: what a client sends of its update. "topk": the same share for all. "bcrs": as much
+    as its link carries while the slowest of the round sends the least share. "bcrs+opwa": likewise,
+    and numbers that few clients sent count for more."""
+    compression_options: CompressionOptions = field(default_factory=CompressionOptions)
+    """federated: of the compression."""
+    client_links: ClientLinks | None = None
+    """federated: the links of clients, which bcrs goes by."""
+    client_feedback: Literal["none", "ef"] = "none"
+    """federated: what becomes of what a client does not send. "none": it is lost."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""
@@ -368,6 +398,13 @@ class Sync(Settings):
                     "every",
                     f"is {self.every}, and a client's work in a round is local: leave it out",
                 )
+            if self.client_feedback == "ef":
+                raise SettingsError(
+                    "client_feedback",
+                    'is "ef", for which a client keeps what it did not send until its next round. '
+                    "That round may be on another peer, and clients have no state that goes with "
+                    'them: expected "none"',
+                )
             check_weight(self.aggregate, self.weight)
             if not 1 <= self.over_select < math.inf:
                 raise SettingsError("over_select", f"is {self.over_select}: expected at least 1")
@@ -379,11 +416,10 @@ class Sync(Settings):
                     f'is {self.byzantine}, and aggregate = "{self.aggregate}" leaves nobody out: '
                     f"expected one of {', '.join(AGGREGATES)}, or leave it out",
                 )
+            _ = self.client_compression
             return
-        usual = {"per_round": "10%", "local": LocalWork(passes=1), "weight": "samples"}
-        usual |= {"aggregate": "mean", "byzantine": "20%", "over_select": 1.0, "privacy": None}
-        for key, value in usual.items():
-            if getattr(self, key) != value:
+        for key, usual in _OF_CLIENTS.items():
+            if getattr(self, key) != usual:
                 raise SettingsError(
                     key, f'is for kind = "federated", and this is "{self.kind}": leave it out'
                 )
@@ -403,6 +439,15 @@ class Sync(Settings):
                 f'is "{self.aggregate}" with privacy: how much one client changes of that, whatever'
                 ' the others are, is not bounded by clip; expected "mean"',
             )
+
+    @property
+    def client_compression(self) -> ClientCompression:
+        """What clients send. Raises SettingsError."""
+        return ClientCompression(
+            compression=self.compression,
+            compression_options=self.compression_options,
+            client_links=self.client_links,
+        )
 
     @property
     def chosen(self) -> str:

@@ -10,16 +10,17 @@ from typing import Literal
 
 import numpy as np
 
-from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of
+from ...dag.rounds.cohorts import WEIGHT_UNIT, cohort_of, effective_lengths, places_of
 from ...job import Training
 from ...job.rounds import method_of
-from ...proto.broker_pb2 import RoundMember, RoundWork, SampleRange
+from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundWork, SampleRange
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
 from .handing import divide
 from .policy import RoundPolicy
 from .round_view import PlannedAttempt, RoundView
+from .uploads import Update, links_of, weights_of
 
 __all__ = ["FederatedPolicy"]
 
@@ -39,6 +40,7 @@ class FederatedPolicy(RoundPolicy):
         """Return places of the cohort, as many for each replica as its speed is worth."""
         assert run.rounds is not None, f"run {run.id} has no rounds"
         ledger, found, first = run.rounds.work, list[RoundWork](), 0
+        kept, weights = self._sent(run)
         mine = [run.replicas[n] for n in numbers]
         counts = divide(self._cohorts.per_round, [r.round_step_s for r in mine])
         for n, replica, count in zip(numbers, mine, counts, strict=True):
@@ -49,6 +51,8 @@ class FederatedPolicy(RoundPolicy):
                         term=replica.term,
                         first_step=replica.committed,
                         cohort=[SampleRange(first=first, count=count)],
+                        kept=kept[first : first + count],
+                        weights=weights[first : first + count],
                         final=ledger.committed + 1 >= ledger.total,
                     )
                 )
@@ -60,14 +64,14 @@ class FederatedPolicy(RoundPolicy):
         their number."""
         found, rounds = [], view.rounds
         for n in sorted(numbers):
-            places = places_of(rounds.work.given[n].cohort)
-            weight = len(places)
-            if self._cohorts.weight == "samples":
-                clients = cohort_of(
-                    self._cohorts.clients, self._seed, rounds.versions.round, places
-                )
-                weight = sum(self._sizes[c] for c in clients)
-            found.append(RoundMember(replica=n, weight=weight, term=view.run.replicas[n].term))
+            work = rounds.work.given[n]
+            member = RoundMember(replica=n, term=view.run.replicas[n].term)
+            if work.weights:
+                member.weight, member.unit = sum(work.weights), WEIGHT_UNIT
+            else:
+                shares = self._shares(rounds.versions.round, places_of(work.cohort))
+                member.weight = sum(shares)
+            found.append(member)
         return found
 
     def scale(self, view: RoundView, members: Sequence[RoundMember]) -> float:
@@ -106,6 +110,61 @@ class FederatedPolicy(RoundPolicy):
     def saves_every(self) -> int | Literal["auto"]:
         """Of a run with a budget none is kept: who went on from it would begin with a new one."""
         return 0 if self._cohorts.privacy is not None else super().saves_every
+
+    def _clients(self, round_: int, places: Sequence[int]) -> list[int]:
+        return cohort_of(self._cohorts.clients, self._seed, round_, places)
+
+    def _shares(self, round_: int, places: Sequence[int]) -> list[int]:
+        """Return what clients at these places weigh by themselves: their samples, or 1."""
+        if self._cohorts.weight == "equal":
+            return [1] * len(places)
+        return [self._sizes[c] for c in self._clients(round_, places)]
+
+    # ------------------------------------------------------------ what clients send
+
+    def _sent(self, run: RunRecord) -> tuple[list[int], list[int]]:
+        """Return, by place of the cohort of the next round, how many numbers of its update a client
+        sends, and what it weighs; nothing where clients send all."""
+        assert run.rounds is not None
+        sends, number = self._cohorts.sends, run.rounds.versions.round
+        if not sends.sparse:
+            return [], []
+        places, options = range(self._cohorts.per_round), sends.compression_options
+        update, links = self._update(run), sends.client_links
+        if sends.by_links and links is not None:
+            drawn = links_of(links, self._clients(number, places))
+            kept = update.by_links(options.least_ratio, drawn)
+        else:
+            kept = update.least(options.least_ratio, len(places))
+        alpha = options.alpha if sends.by_links else 0.0
+        return kept.tolist(), weights_of(self._shares(number, places), kept, alpha)
+
+    def _update(self, run: RunRecord) -> Update:
+        """Return what a client's update has. Replicas are of one model."""
+        plans = (r.plan for r in run.replicas if r.plan is not None)
+        whole = max((sum(s.elements for s in p.outline.stages) for p in plans), default=0)
+        elements = self._submitted.spec.update_elements or whole
+        return Update(elements, 4 * max(0, whole - elements))
+
+    def uploads(self, view: RoundView, numbers: Sequence[int]) -> ClientUploads | None:
+        """Return what the clients of these replicas sent in the round; None: all that there was."""
+        given, number = view.rounds.work.given, view.rounds.versions.round
+        works = [given[n] for n in numbers]
+        kept = np.array([k for w in works for k in w.kept], np.int64)
+        if not len(kept):
+            return None
+        update, links, seconds = self._update(view.run), self._cohorts.sends.client_links, 0.0
+        if links is not None:
+            places = [place for w in works for place in places_of(w.cohort)]
+            drawn = links_of(links, self._clients(number, places))
+            seconds = float(update.seconds(kept, drawn).max())
+        return ClientUploads(
+            clients=len(kept),
+            bytes=int(update.bytes(kept).sum()),
+            least_ratio=int(kept.min()) / update.elements,
+            most_ratio=int(kept.max()) / update.elements,
+            seconds=seconds,
+        )
 
     def evaluators(self, rounds: RoundRecord) -> Collection[int]:
         """Return the first replica, where an evaluation is due."""

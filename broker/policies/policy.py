@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from ...proto.broker_pb2 import RoundMember, RoundStart, RoundWork
+from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundStart, RoundWork
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
@@ -30,6 +30,8 @@ _AS_GIVEN = (
     "steps",
     "samples",
     "cohort",
+    "kept",
+    "weights",
     "ahead",
     "ahead_samples",
     "late",
@@ -170,6 +172,11 @@ class RoundPolicy:
             return None
         version = known.most_common(1)[0][0]
         return version, [n for n, h in hashes.items() if h == version]
+
+    def uploads(self, view: RoundView, numbers: Sequence[int]) -> ClientUploads | None:
+        """Return what clients of these replicas sent of their updates in the round; None: there are
+        no clients, or they send all."""
+        return None
 
     def one_evaluation(self, rounds: RoundRecord) -> bool:
         """Whether what one replica's evaluation comes to holds for all: they have the same weights,

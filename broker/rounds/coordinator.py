@@ -331,6 +331,8 @@ class RoundCoordinator:
         out = self._attempts.differ(others, equal[0], now)
         self._disputes.done(members)
         done = self._attempts.done(version, equal, now)
+        if (uploads := self._policy.uploads(view, members)) is not None:
+            done.uploads.CopyFrom(uploads)
         self._exchange_s = done.exchange_s
         out += self._tell_evaluation(now, closes=True)
         out.append(self._publish(now, round_done=done))

@@ -162,7 +162,9 @@ def row_of(
         case "round_planned":
             found, text = event.round_planned, round_rows.planned(event)
             row |= {"round": found.round, "attempt": found.attempt, "text": text}
-            members = [{"replica": m.replica, "samples": m.weight} for m in found.members]
+            members = [
+                {"replica": m.replica, "samples": round_rows.samples_of(m)} for m in found.members
+            ]
             return row | {"members": members, "joiners": list(found.joiners)}
         case "round_done" if round is not None:
             row |= finite(round.table())

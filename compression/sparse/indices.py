@@ -23,13 +23,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..interface import CodecError
 
-__all__ = ["decode", "encode", "pack", "size_bytes", "unpack"]
+__all__ = ["decode", "encode", "pack", "size_bytes", "sizes_bytes", "unpack"]
 
+Counts = npt.NDArray[np.int64]
 _BITMAP = -1
 
 
@@ -91,13 +94,24 @@ def _smallest(n: int, k: int) -> tuple[int, int]:
     """(bytes, low bits), for the bitmap _BITMAP in place of low bits."""
     if not 0 <= k <= n:
         raise CodecError(f"{k} indices below {n}: expected between 0 and {n}")
-    if k == 0:
-        return 0, _BITMAP
-    ways = [(-(-n // 8), _BITMAP)]
+    ways = _ways(n, np.array([k]))[:, 0]
+    return int(ways.min()), int(ways.argmin()) - 1
+
+
+def sizes_bytes(n: int, k: Counts) -> Counts:
+    """Bytes of `encode` for each of many k, in one go. k: int64, each at least 0, at most n."""
+    found: Counts = _ways(n, k).min(0)
+    return found
+
+
+def _ways(n: int, k: Counts) -> Counts:
+    """Bytes of each form, (1 + low bits that there may be, *k.shape): first those of the
+    bitmap."""
+    ways = [np.full(k.shape, -(-n // 8))]
     for low in range(n.bit_length()):
-        fields = sum(_packed(k, width) for _, width in _fields(low))
-        ways.append((fields + -(-(k + (n - 1 >> low)) // 8), low))
-    return min(ways)
+        fields = (-(-k * width // 8) for _, width in _fields(low))
+        ways.append(sum(fields, -(-(k + (n - 1 >> low)) // 8)))
+    return np.where(k == 0, 0, np.stack(ways))
 
 
 def _fields(low: int) -> Iterator[tuple[int, int]]:

@@ -309,6 +309,11 @@ class Graph:
             ),
         )
 
+    @property
+    def trained_elements(self) -> int:
+        """Numbers of all trained parameters."""
+        return sum(p.spec.elements for p in self.parameters if p.trainable)
+
     @cached_property
     def producer(self) -> dict[str, int]:
         """Index of the operator that makes each value."""

@@ -14,7 +14,11 @@ import numpy.typing as npt
 from ...proto.broker_pb2 import SampleRange
 from .permutation import Domain, key, permute
 
-__all__ = ["cohort_of", "effective_lengths", "places_of"]
+__all__ = ["WEIGHT_UNIT", "cohort_of", "effective_lengths", "places_of"]
+
+WEIGHT_UNIT = 1 << 20
+"""What a sample counts for where weights of clients are told: they are integers, and shares are
+not."""
 
 
 def places_of(ranges: Iterable[SampleRange]) -> list[int]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["EXPONENT", "LargeContributionError", "WeightedSum", "fits"]
+__all__ = ["EXPONENT", "LargeContributionError", "OverlapSum", "WeightedSum", "fits"]
 
 EXPONENT = 10
 """What contributions are taken to be below, until one is not: weights and their differences are."""
@@ -84,4 +84,37 @@ class WeightedSum:
         mean = (found / float(self.weight)).to(torch.float32)
         for at, most in self._largest.values():
             mean[at] = most.view(torch.float32)
+        return mean
+
+
+_MOST_SENDERS = 1 << 24
+"""float32 has all integers up to there."""
+
+
+class OverlapSum:
+    """A weighted sum, and by element how many sent it: the mean of what 1 to `degree` did is
+    multiplied by `gamma` (OPWA: Tang et al. 2024, 2408.14736). `total`: the sum of numbers."""
+
+    def __init__(self, total: WeightedSum, elements: int, gamma: float, degree: int) -> None:
+        self._total, self._gamma, self._degree = total, gamma, degree
+        self._senders = torch.zeros(elements, dtype=torch.int64)
+
+    def add(self, values: Tensor, weight: int) -> None:
+        """`values`: (2, elements), float32, flat or not: numbers, and how many sent each. Raises
+        LargeContributionError, and adds nothing."""
+        numbers, senders = values.view(2, -1)
+        known = (senders >= 0) & (senders < _MOST_SENDERS) & (senders == senders.floor())
+        if not bool(known.all()):
+            raise LargeContributionError(
+                f"{float(senders[~known][0]):g} clients sent an element: expected a whole number "
+                f"below {_MOST_SENDERS}"
+            )
+        self._total.add(numbers, weight)
+        self._senders += senders.to("cpu", torch.int64)
+
+    def mean(self) -> Tensor:
+        """(elements,), float32."""
+        mean, senders = self._total.mean(), self._senders
+        few = (senders >= 1) & (senders <= self._degree)
+        mean[few] *= self._gamma
         return mean

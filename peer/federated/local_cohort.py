@@ -35,6 +35,7 @@ from ..sync.optimizer import learning_rate
 from .batches import Participant, batches
 from .client_evaluation import ClientEvaluation
 from .cohort import Cohort, Trained
+from .sparse_updates import SparseUpdates
 
 __all__ = ["LocalCohort", "hidden_mean", "mean_of", "rows_of"]
 
@@ -71,8 +72,10 @@ class LocalCohort(LocalSteps):
         assert training.rounds.cohorts is not None
         self._training, self._cohorts = training, training.rounds.cohorts
         self._executor, self._partition, self._reader = executor, partition, reader
+        self._senders: Mapping[str, Tensor] = {}
+        self._trained = [p.name for p in graph.parameters if p.trainable]
         size = sum(p.numel() * p.element_size() for p in executor.parameters.values())
-        size *= 2 + training.train.optimizer_slots
+        size *= 2 + training.train.optimizer_slots + self._cohorts.sends.sparse
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
         self._rows: dict[str, Tensor] = {}
@@ -145,9 +148,6 @@ class LocalCohort(LocalSteps):
             passes=cohorts.local.passes,
             steps=cohorts.local.steps,
         )
-        weights = dict.fromkeys(numbers, 1)
-        if cohorts.weight == "samples":
-            weights = {p.number: len(p.samples) for p in some}
         held = {**self._executor.parameters, **self._executor.buffers}
         rate = learning_rate(self._training.train, start.round)
 
@@ -156,6 +156,12 @@ class LocalCohort(LocalSteps):
 
         mine = [*zip(some, plans, strict=True)]
         trained = self._cohort.work(held, mine, self._read, rate, random_key)
+        weights = dict.fromkeys(numbers, 1)
+        updates = self._updates(numbers) if cohorts.sends.sparse else None
+        if updates:
+            weights = dict(zip(numbers, start.weights, strict=True))
+        elif cohorts.weight == "samples":
+            weights = {p.number: len(p.samples) for p in some}
         squares: dict[int, float] = {}
         seen = self._measured(trained, squares)
         if cohorts.privacy is not None:
@@ -166,7 +172,8 @@ class LocalCohort(LocalSteps):
         if cohorts.by_client:
             self._rows = rows_of(seen, numbers)
         else:
-            mean = mean_of(seen, weights, moves, began)
+            mean = mean_of(updates.sent(seen) if updates else seen, weights, moves, began)
+            self._senders = updates.by_name() if updates and cohorts.sends.overlap else {}
             with torch.no_grad():
                 for name, tensor in held.items():
                     tensor.copy_(mean[name])
@@ -217,6 +224,26 @@ class LocalCohort(LocalSteps):
 
     def clients(self, value: str) -> Tensor | None:
         return self._rows.pop(value.partition(":")[2], None)
+
+    def _updates(self, numbers: Sequence[int]) -> SparseUpdates:
+        """Return what takes down the updates of these clients. Raises DataError for what the broker
+        cannot have meant."""
+        start, base = self._start, {n: self._executor.parameters[n] for n in self._trained}
+        elements = sum(t.numel() for t in base.values())
+        told = len(start.kept), len(start.weights)
+        if told != (len(numbers),) * 2 or not all(0 < k <= elements for k in start.kept):
+            raise DataError(
+                f"round {start.round} says of {told[0]} clients what they send, and of {told[1]} "
+                f"what they weigh: expected that of {len(numbers)}, each 1 to {elements} numbers"
+            )
+        if 0 in start.weights:
+            raise DataError(f"round {start.round} has a client that weighs nothing")
+        return SparseUpdates(base, dict(zip(numbers, start.kept, strict=True)))
+
+    def senders(self, value: str) -> Tensor | None:
+        """Return how many of the round's clients sent each number of a parameter, (elements,)
+        float32; None where that makes no difference."""
+        return self._senders.get(value.removeprefix("param:"))
 
     def _read(self, places: npt.NDArray[np.int64]) -> Mapping[str, Tensor]:
         found = self._reader.samples(places.reshape(-1))

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from torch import Tensor
+
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
 from ...proto import broker_pb2
 from .coding import PartCoding
@@ -90,14 +92,18 @@ class RoundAlgebra(Protocol[V]):
     def first(self, held: HeldEntry[V], values: V) -> EntryVersion[V]:
         """Return the version that a run begins with."""
 
-    def loaded(self, values: V, entry: Entry) -> V:
-        """Copy a value of a snapshot. Raises TensorSpecError for one of another shape."""
+    def loaded(self, values: V, entry: Entry, *, given: bool = False) -> V:
+        """Copy a value of a snapshot, `given`: a contribution. Raises TensorSpecError for one of
+        another shape."""
         return values
 
-    def contribution(self, held: HeldEntry[V], clients: Any) -> V | None:
+    def contribution(
+        self, held: HeldEntry[V], clients: Any, senders: Tensor | None = None
+    ) -> V | None:
         """Return what the replica gives of an entry; None for what is no finite number. `clients`:
         what each of its clients came to, or the mean of what they moved where they are to be
-        hidden, if that is given in place of what is in the stages."""
+        hidden, if that is given in place of what is in the stages. `senders`: how many clients sent
+        each number, where that makes a difference."""
 
     def drift(self, held: HeldEntry[V]) -> float:
         """Return the squared norm of what local steps moved, by the contribution."""
@@ -275,7 +281,10 @@ class HeldEntry(Generic[V]):
     def load(self, parts: Mapping[str, V], *, anew: bool) -> None:
         """Go on from what `parts` gave. `anew`: without what a replica has by itself. Raises
         TensorSpecError for what is of another shape."""
-        parts = {part: self.algebra.loaded(v, self.entry) for part, v in parts.items()}
+        parts = {
+            part: self.algebra.loaded(v, self.entry, given=part.startswith(f"{_GIVEN}@"))
+            for part, v in parts.items()
+        }
         if anew:
             parts |= self.algebra.first(self, self.version.values).own
         self.version = self._read(parts, "") or self.version

@@ -25,11 +25,12 @@ from ...compression.codec import (
 from ...dag.ir.graph import TensorSpec
 from ...dag.rounds.vector import RunVector, Span, VectorPiece
 
-__all__ = ["PartCoding", "flat_spec"]
+__all__ = ["CountedCoding", "PartCoding", "flat_spec"]
 
 LEAST_ELEMENTS = 1024
 """A smaller piece, a bias or a norm, goes raw: what stands before it would be much of it."""
 _SIZES = struct.Struct("<HI")
+_FIRST = struct.Struct("<Q")
 _MOST_HEADER, _USUAL_HEADER = 64, 2
 
 
@@ -141,3 +142,38 @@ class PartCoding:
         if at != len(data):
             raise CodecError(f"{len(data)} bytes of a part: expected {at} for its pieces")
         return found
+
+
+class CountedCoding(PartCoding):
+    """Writes a part's numbers, and behind them how many sent each, both in the same way.
+
+    [length of the first][numbers][counts]
+    """
+
+    def __init__(self, vector: RunVector, text: str) -> None:
+        super().__init__(vector, text)
+        self._each = PartCoding(vector, text)
+
+    def joined(
+        self, numbers: Iterable[memoryview], counts: Iterable[memoryview]
+    ) -> tuple[memoryview, ...]:
+        """Return the bytes of both, each as `written` gives them."""
+        first = tuple(numbers)
+        return (memoryview(_FIRST.pack(sum(b.nbytes for b in first))), *first, *counts)
+
+    def spec(self, part: Span) -> TensorSpec:
+        return flat_spec(2 * (part[1] - part[0]))
+
+    def most_bytes(self, part: Span) -> int:
+        return _FIRST.size + 2 * self._each.most_bytes(part)
+
+    def typical_bytes(self, part: Span) -> int:
+        return _FIRST.size + 2 * self._each.typical_bytes(part)
+
+    def decode(self, part: Span, data: memoryview) -> Tensor:
+        """(2, elements of the part), float32, as `PartCoding.decode`."""
+        size = _FIRST.unpack_from(data)[0] if len(data) >= _FIRST.size else 0
+        rest = data[_FIRST.size :]
+        if not 0 < size <= len(rest):
+            raise CodecError(f"{len(data)} bytes of a part: no length of its numbers is in front")
+        return torch.stack([self._each.decode(part, d) for d in (rest[:size], rest[size:])])

@@ -39,6 +39,11 @@ class LocalSteps:
         have is all that there is."""
         return None
 
+    def senders(self, value: str) -> Tensor | None:
+        """Return how many clients sent each number of an entry, (elements,) float32; None where
+        that makes no difference."""
+        return None
+
     def _of(self, step: int) -> broker_pb2.RoundStart:
         """What a step follows: holders of one replica may hear of a round in different steps."""
         start = self._start

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ...dag.rounds.vector import RunVector
 from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings, options_of
-from .coding import PartCoding
+from .coding import CountedCoding, PartCoding
 from .diloco import DilocoRounds, StreamingRounds
 from .fed_opt import FedAdagradRounds, FedAdamRounds, FedAvgMRounds, FedYogiRounds
 from .gossip import GossipRounds
@@ -54,5 +54,7 @@ def codings_of(
     else:
         given, result = (PartCoding(vector, text, least=0) for text in strategy.codecs)
     whole = PartCoding(vector, "none", rows=1 + len(strategy.slots))
+    if settings.overlap:
+        given = CountedCoding(vector, settings.codec)
     found = {GIVE: given, RESULT: result, VERSION: whole}
     return found | ({RESULT: SideBySide(given)} if strategy.side_by_side else {})

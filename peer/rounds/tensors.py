@@ -18,14 +18,14 @@ from ...dag.execute.execute import TensorSpecError
 from ...dag.rounds.combiners import combined, middle_integers
 from ...dag.rounds.digest import digest
 from ...dag.rounds.noise import StreamKey, gaussian, secret_key
-from ...dag.rounds.sums import LargeContributionError, WeightedSum, fits
+from ...dag.rounds.sums import LargeContributionError, OverlapSum, WeightedSum, fits
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
 from ...job.rounds import RoundSettings
 from ...job.settings import Settings
 from ...proto import broker_pb2
 from ..sync.norm import square_of
 from .algebra import Buffers, EntryVersion, HeldEntry, Pieces, RoundAlgebra, WrittenPart
-from .coding import PartCoding
+from .coding import CountedCoding, PartCoding
 from .side_by_side import joined
 from .strategies import codings_of, strategy_of
 from .strategy import RoundStrategy, State
@@ -72,8 +72,10 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         self._seed, self._noise_key = settings.seed, noise_key
         self._replica, self._round = replica, -1
         self._mean, self._whole = _Mean(Settings()), _Whole(Settings())
-        self._encoded: dict[tuple[str, int], Encoded] = {}
-        """By entry and beginning of a piece, the contribution to the round."""
+        self._overlap = settings.overlap
+        """gamma and D, where contributions have how many sent each number in a second row."""
+        self._encoded: dict[tuple[str, int, int], Encoded] = {}
+        """By entry, beginning of a piece and row, the contribution to the round."""
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         super().begin(start)
@@ -104,8 +106,9 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         )
         return EntryVersion(values, state, mine)
 
-    def loaded(self, values: Tensor, entry: Entry) -> Tensor:
-        if values.shape != (entry.spec.elements,):
+    def loaded(self, values: Tensor, entry: Entry, *, given: bool = False) -> Tensor:
+        elements = (entry.spec.elements,)
+        if values.shape != ((2, *elements) if given and self._overlap else elements):
             raise TensorSpecError(
                 f"state of rounds of {entry.value}: expected {entry.spec.elements} elements"
             )
@@ -118,22 +121,35 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
 
     def _left(self, held: HeldEntry[Tensor]) -> Tensor:
         """What was in the stages when it was taken down."""
-        assert held.given is not None, f"nothing of {held.entry.name} was taken down"
+        given = self._numbers(held)
+        assert given is not None, f"nothing of {held.entry.name} was taken down"
         whole = self._strategy(held.entry).gives_values
-        return held.given if whole else self.began(held) - held.given
+        return given if whole else self.began(held) - given
 
-    def contribution(self, held: HeldEntry[Tensor], clients: Tensor | None) -> Tensor | None:
+    def _numbers(self, held: HeldEntry[Tensor]) -> Tensor | None:
+        """What was taken down of an entry, without how many sent it."""
+        given = held.given
+        return given if given is None or not self._overlap else given[0]
+
+    def contribution(
+        self, held: HeldEntry[Tensor], clients: Tensor | None, senders: Tensor | None = None
+    ) -> Tensor | None:
         entry, state = held.entry, {**held.version.state, **held.version.own}
         if self._privacy is not None and clients is not None:
             return -clients if bool(clients.isfinite().all()) else None
         strategy, now = self._strategy(entry), held.now if clients is None else clients
         given = strategy.contribution(entry.value, self.began(held), now, state)
-        return given if entry.integer or bool(given.isfinite().all()) else None
+        if not entry.integer and not bool(given.isfinite().all()):
+            return None
+        if self._overlap:
+            given = torch.stack([given, torch.zeros_like(given) if senders is None else senders])
+        return given
 
     def drift(self, held: HeldEntry[Tensor]) -> float:
-        if held.entry.is_buffer or held.given is None or self._privacy is not None:
+        given = self._numbers(held)
+        if held.entry.is_buffer or given is None or self._privacy is not None:
             return 0.0
-        given = held.given.mean(0) if self.most_rows else held.given
+        given = given.mean(0) if self.most_rows else given
         return float(square_of(given - self.began(held) if self.strategy.apart else given))
 
     def moved_by(self, held: HeldEntry[Tensor], mean: Pieces[Tensor]) -> float:
@@ -162,12 +178,13 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     ) -> EntryVersion[Tensor]:
         value, before, strategy = held.entry.value, held.version, self._strategy(held.entry)
         [found] = torch.cat([values for _, values in mean], dim=1)
-        given = found if held.given is None else held.given  # of copies nothing is given
+        mine = self._numbers(held)
+        given = found if mine is None else mine  # of copies nothing is given
         values, state = strategy.meet(value, before.values, given, found, before.state)
         if not before.own or held.given is None:
             return EntryVersion(values, state, before.own)
-        mine = [(piece, given[piece.start : piece.stop]) for piece, _ in mean]
-        heard = self._write(mine, coding, self._round, self._replica).values
+        each = [(piece, given[piece.start : piece.stop]) for piece, _ in mean]
+        heard = self._write(each, coding, self._round, self._replica).values
         return EntryVersion(values, state, strategy.left(value, given, heard, found))
 
     def taken(self, held: HeldEntry[Tensor], version: Pieces[Tensor]) -> EntryVersion[Tensor]:
@@ -197,12 +214,12 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     # ------------------------------------------------------------ parts
 
     def _write(
-        self, values: Pieces[Tensor], coding: PartCoding, number: int, whose: str
+        self, values: Pieces[Tensor], coding: PartCoding, number: int, whose: str, row: int = 0
     ) -> WrittenPart[Tensor]:
         """Write a part; contributions, which are somebody's, are encoded once in a round."""
         kept, pieces, heard = self._encoded if whose else {}, [], []
         for piece, own in values:
-            at = piece.entry.value, piece.start
+            at = piece.entry.value, piece.start, row
             if at not in kept:
                 kept[at] = coding.encode(piece, own, number, whose)
             pieces.append((piece, kept[at]))
@@ -212,7 +229,18 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def give(
         self, part: Span, given: Pieces[Tensor], plan: broker_pb2.RoundPlan, coding: PartCoding
     ) -> WrittenPart[Tensor]:
-        mine = [(piece, values[piece.start : piece.stop]) for piece, values in given]
+        mine = [(piece, values[..., piece.start : piece.stop]) for piece, values in given]
+        if not isinstance(coding, CountedCoding):
+            return self._give(part, mine, plan, coding)
+        numbers = self._give(part, [(p, rows[0]) for p, rows in mine], plan, coding)
+        counts = [(p, rows[1]) for p, rows in mine]
+        senders = self._write(counts, coding, plan.round, self._replica, row=1)
+        buffers = coding.joined(numbers.buffers, senders.buffers)
+        return WrittenPart(buffers, torch.stack([numbers.values, senders.values]))
+
+    def _give(
+        self, part: Span, mine: Pieces[Tensor], plan: broker_pb2.RoundPlan, coding: PartCoding
+    ) -> WrittenPart[Tensor]:
         written = self._write(mine, coding, plan.round, self._replica)
         for piece, [values] in self.cut(part, written.values):
             if not piece.entry.integer and not fits(values, plan.exponent):
@@ -262,12 +290,13 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
                 whole[at] = found
         return dict(zip(came, made, strict=True))
 
-    def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum:
+    def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum | OverlapSum:
         """Where clients are to be hidden the mean is over as many as a round asks, however many
         came, and noise is in the sum before anything else is."""
         integers, elements = self.vector.integers(part), part[1] - part[0]
         if self._privacy is None:
-            return WeightedSum(elements, plan.weight, plan.exponent, integers)
+            total = WeightedSum(elements, plan.weight, plan.exponent, integers)
+            return OverlapSum(total, elements, *self._overlap) if self._overlap else total
         assert self._cohorts is not None, "no clients"
         clients = max(plan.weight, self._cohorts.per_round)  # what more of them weigh is no error
         total = WeightedSum(elements, clients, plan.exponent, integers)

@@ -141,7 +141,9 @@ class RoundWork(Generic[V]):
             if not self.vector.is_in(entry.entry, self._fragment) or not (whole or entry.owned):
                 continue
             if entry.given is None:
-                given = self.algebra.contribution(entry, self.local.clients(entry.entry.value))
+                value = entry.entry.value
+                clients, senders = self.local.clients(value), self.local.senders(value)
+                given = self.algebra.contribution(entry, clients, senders)
                 if given is None:
                     why = f"{entry.entry.name} has moved by what is no finite number"
                     return RoundResult(code="nonfinite", why=why)

@@ -181,7 +181,7 @@ def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:
             return (given + 1.0) / 2 / fragments  # int8 comes back
         case StreamingOptions(fragments=fragments):
             return given / fragments
-    return given
+    return 1.5 * given if rounds.overlap else given  # who sent each number is given, too
 
 
 def _ready(ask: FormReplicas, graph: Graph, made: PlanWithReport) -> PlanReady:

@@ -110,7 +110,7 @@ class HashAlgebra(RoundAlgebra[Hash]):
         """h(v) of the rule; in gossip 0."""
         return 0 if self.strategy.apart else cast(int, held.version.values)
 
-    def contribution(self, held: HeldEntry[Hash], clients: Any) -> Hash:
+    def contribution(self, held: HeldEntry[Hash], clients: Any, senders: object = None) -> Hash:
         return (cast(int, held.now) - self._before(held)) & MASK
 
     def landing(self, held: HeldEntry[Hash], version: Hash) -> Hash:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .client_methods import FedAvg, Named, Rate, Update, copies, rate_of
+from .client_updates import overlapped, sent
 from .round_oracle import plain
 
 __all__ = ["ClientWork", "FederatedResult", "passes", "train_cohorts"]
@@ -21,11 +22,12 @@ __all__ = ["ClientWork", "FederatedResult", "passes", "train_cohorts"]
 @dataclass(frozen=True, slots=True)
 class ClientWork:
     """What one client does in a round: a local step on each of `batches`, sample numbers. `weight`:
-    such as how many samples it has."""
+    such as how many samples it has. `kept`: so many numbers of its update it sends; None: all."""
 
     client: int
     batches: Sequence[Sequence[int]]
     weight: float = 1.0
+    kept: int | None = None
 
 
 @dataclass
@@ -55,6 +57,7 @@ def train_cohorts(
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     clip: float = 0.0,
     aggregate: Callable[[Sequence[Named]], Named] | None = None,
+    overlap: tuple[float, int] | None = None,
     committed: Callable[[int, FederatedResult], None] = lambda count, result: None,
 ) -> FederatedResult:
     """Train from the module's weights, which stay as they are: a cohort in each round. The module
@@ -62,9 +65,10 @@ def train_cohorts(
 
     `optimizer` makes the local one, fresh for each client, in place of SGD with `momentum`; its
     rate is `lr`. `clip`: the largest norm of a gradient, 0: any. `aggregate`: what is made of what
-    clients moved, in place of their weighted mean. A round without a cohort changes
-    nothing. `committed` sees each round's number and the result so far. Raises ValueError where
-    training changes a buffer: nothing says what its mean would be."""
+    clients moved, in place of their weighted mean. `overlap`: gamma and D, by which numbers that
+    few clients sent count for more. A round without a cohort changes nothing. `committed` sees each
+    round's number and the result so far. Raises ValueError where training changes a buffer: nothing
+    says what its mean would be."""
     make = optimizer or (lambda m: torch.optim.SGD(m.parameters(), lr=1.0, momentum=momentum))
     local = copy.deepcopy(module)
     weights = {n: p for n, p in local.named_parameters() if p.requires_grad}
@@ -74,7 +78,7 @@ def train_cohorts(
     for count, cohort in enumerate(cohorts):
         rate, total = rate_of(lr, count), sum(work.weight for work in cohort)
         losses: dict[int, list[float]] = {}
-        came = []
+        came, masks = list[Update](), list[Named]()
         for work in cohort:
             with torch.no_grad():
                 for name, p in weights.items():
@@ -96,8 +100,13 @@ def train_cohorts(
                 if not torch.equal(buffer, buffers[name]):
                     raise ValueError(f"training changes the buffer {name}")
             moved = {n: p.detach().double() - method.shared[n] for n, p in weights.items()}
+            if work.kept is not None:
+                moved, mask = sent(moved, work.kept)
+                masks.append(mask)
             steps, share = len(work.batches), work.weight / total
             came.append(Update(work.client, share, steps, moved, rate, momentum))
+        if came and overlap is not None:
+            came = overlapped(came, masks, *overlap)
         if came:
             if aggregate is not None:
                 whole = aggregate([u.moved for u in came])

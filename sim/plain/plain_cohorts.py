@@ -63,6 +63,10 @@ def committed_cohorts(
                 if missing := inside - work.keys():
                     raise ValueError(f"round {done.round} has members {missing} without work")
                 places = sorted(p for n in inside for p in places_of(work[n].cohort))
+                sent = dict[int, tuple[int, int]]()
+                for w in (work[n] for n in inside):
+                    told = zip(w.kept, w.weights, strict=True)
+                    sent |= zip(places_of(w.cohort), told, strict=False)
                 clients = cohort_of(cohorts.clients, job.seed, done.round, places)
                 some = [Participant(n, partition.train(n)) for n in clients]
                 plans = batches(
@@ -75,12 +79,11 @@ def committed_cohorts(
                 )
                 alike = cohorts.weight == "equal"
                 work = {}
-                yield [
-                    ClientWork(
-                        p.number, [b.tolist() for b in plan], 1.0 if alike else len(p.samples)
-                    )
-                    for p, plan in zip(some, plans, strict=True)
-                ]
+                found = []
+                for place, p, plan in zip(places, some, plans, strict=True):
+                    kept, weight = sent.get(place, (None, 1 if alike else len(p.samples)))
+                    found.append(ClientWork(p.number, [b.tolist() for b in plan], weight, kept))
+                yield found
 
 
 def aggregate_of(
@@ -129,6 +132,7 @@ def expected_versions(
         optimizer=lambda local: optimizer_of(local, job.train),
         clip=job.train.clip,
         aggregate=aggregate_of(job, events),
+        overlap=job.sync.client_compression.overlap,
         committed=look,
     )
     return found

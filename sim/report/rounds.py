@@ -135,6 +135,9 @@ def _row(r: Mapping[str, Any]) -> Sequence[str]:
     who = ", ".join(f"{m['replica']}: {m['samples']}" for m in r["members"])
     who += "".join(f"; {m['replica']} left out" for m in r["left_out"])
     who += "".join(f"; {n} took the version" for n in r["joined"])
+    if sent := r.get("uploads"):
+        ratios = f"{percent(sent['least_ratio'])} to {percent(sent['most_ratio'])}"
+        who += f"; clients sent {ratios}, {size(sent['bytes'])}"
     who += f"; attempt {r['attempt']}" if r["attempt"] > 1 else ""
     share = f" ({percent(r['waited_s'] / r['seconds'])})" if r["seconds"] else ""
     loss = "" if r["loss"] is None else f"{r['loss']:.4f}"

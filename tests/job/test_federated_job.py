@@ -55,6 +55,27 @@ def test_an_aggregate_says_how_many_clients_may_be_wrong() -> None:
     assert found.rounds.exchange_bytes == 20 * (4 + 4 + 4) + 4 + 4
 
 
+def test_what_clients_send_follows_from_the_tables() -> None:
+    assert job().rounds.cohorts.sends.sparse is False  # type: ignore[union-attr]
+    links = {"up": "normal:1Mbit,0.2Mbit", "latency": "50ms"}
+    options = {"gamma": 3, "overlap_degree": 2, "alpha": 0.5}
+    found = job(
+        sync={
+            "compression": "bcrs+opwa",
+            "compression_options": options,
+            "client_links": links,
+        }
+    )
+    assert found.rounds is not None
+    assert found.rounds.overlap == (3.0, 2)
+    assert found.rounds.codec == "nonzero"
+    assert Job.from_json(found.to_json()) == found.without_places()
+    with_one_row = job(sync={"compression": "topk", "client_links": links}).rounds
+    assert with_one_row is not None
+    assert with_one_row.overlap is None
+    assert found.rounds.exchange_bytes > with_one_row.exchange_bytes
+
+
 def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
     whole = job(sync={"method": "fedadam", "options": {"lr": 0.1}})
     assert whole.decided("local", 1).rounds is not None
@@ -146,6 +167,58 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
         ({"sync": {"method": "fedavg", "options": {"lr": 1.0}}}, "sync.options.lr", "not a known"),
         ({"sync": {"method": "fedadam", "options": {"eps": 0.0}}}, "sync.options.eps", "more than"),
         ({"sync": {"method": "fednova"}}, "train.optimizer", "SGD"),
+        ({"sync": {"compression": "top"}}, "sync.compression", '"topk"'),
+        ({"sync": {"compression": "bcrs"}}, "sync.client_links", "is missing"),
+        ({"sync": {"client_feedback": "ef"}}, "sync.client_feedback", "may be on another peer"),
+        (
+            {"sync": {"compression_options": {"least_ratio": 0.5}}},
+            "sync.compression_options",
+            "leave it out",
+        ),
+        (
+            {"sync": {"compression": "topk", "compression_options": {"alpha": 0.5}}},
+            "sync.compression_options.alpha",
+            'of "bcrs"',
+        ),
+        (
+            {
+                "sync": {
+                    "compression": "bcrs",
+                    "client_links": {"up": "1Mbit"},
+                    "compression_options": {"gamma": 2.0},
+                }
+            },
+            "sync.compression_options.gamma",
+            'of "bcrs+opwa"',
+        ),
+        (
+            {"sync": {"compression": "topk", "compression_options": {"least_ratio": 0.0}}},
+            "sync.compression_options.least_ratio",
+            "a share in (0, 1]",
+        ),
+        ({"sync": {"client_links": {"up": "1"}}}, "sync.client_links.up", "no unit"),
+        ({"sync": {"client_links": {"up": "0Mbit"}}}, "sync.client_links.up", "above 0"),
+        ({"sync": {"client_links": {"up": "normal:1Mbit"}}}, "sync.client_links.up", "two"),
+        (
+            {"sync": {"client_links": {"up": "uniform:2Mbit,1Mbit"}}},
+            "sync.client_links.up",
+            "the smaller one first",
+        ),
+        (
+            {"sync": {"compression": "topk"}, "codec": {"sync": "int8"}},
+            "codec.sync",
+            'sync.compression = "topk"',
+        ),
+        (
+            {"data": {"where": "peer", "partition": None}, "sync": {"compression": "topk"}},
+            "sync.compression",
+            "links of their hosts",
+        ),
+        (
+            {"sync": {"kind": "local", "compression": "topk"}},
+            "sync.compression",
+            'for kind = "federated"',
+        ),
         ({"data": {"partition": {"kind": "by-key"}}}, "data.partition.kind", "not supported yet"),
         ({"data": {"partition": {"kind": "dirichlet", "clients": 4}}}, "data.partition.alpha", ""),
         ({"data": {"partition": {"kind": "by-peer"}}}, "data.partition.kind", "not supported yet"),

@@ -64,6 +64,7 @@ class Laboratory:
             microbatch_sizes=prepared.microbatch_sizes,
             steps=self.job.train.steps or 0,
             client_sizes=prepared.client_sizes,
+            update_elements=prepared.graph.trained_elements,
         )
         for path in prepared.shards.values():
             self._blob(path.read_bytes())

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.dag.rounds.sums import LargeContributionError, WeightedSum
+from shoal.dag.rounds.sums import LargeContributionError, OverlapSum, WeightedSum
 
 numbers = st.floats(-1000, 1000, width=32)
 contributions = st.lists(
@@ -49,3 +49,38 @@ def test_what_is_too_large_or_no_number_adds_nothing(bad):
         total.add(torch.tensor([1.0, bad, 3.0]), 1)
     total.add(torch.tensor([3.0, 4.0, 5.0]), 1)
     assert total.mean().tolist() == [2.0, 3.0, 4.0]
+
+
+def overlap_of(given, order=None, gamma=3.0, degree=2):
+    total = OverlapSum(WeightedSum(5, sum(w for _, w in given), 10), 5, gamma, degree)
+    for values, weight in order or given:
+        sent = [float(v != 0) for v in values]
+        total.add(torch.tensor([values, sent]), weight)
+    return total.mean()
+
+
+@given(contributions, st.randoms(use_true_random=False))
+def test_what_few_sent_counts_for_more_in_any_order(given_, rng: random.Random):
+    got = overlap_of(given_)
+    assert torch.equal(got, overlap_of(given_, rng.sample(given_, len(given_))))
+    plain = mean_of(given_).tolist()
+    for i, mean in enumerate(plain):
+        few = 1 <= sum(v[i] != 0 for v, _ in given_) <= 2
+        assert got[i] == torch.tensor(mean) * (3.0 if few else 1.0)
+
+
+@given(contributions)
+def test_without_gamma_or_below_the_degree_it_is_the_mean(given_):
+    assert torch.equal(overlap_of(given_, gamma=1.0), mean_of(given_))
+    full = [([v or 1.0 for v in values], w) for values, w in given_]
+    assert torch.equal(overlap_of(full, degree=len(full) - 1), mean_of(full))
+
+
+@pytest.mark.parametrize("bad", [-1.0, 0.5, 1e9, float("inf"), float("nan")])
+def test_who_sent_an_element_is_a_whole_number(bad):
+    total = OverlapSum(WeightedSum(2, 2, 10), 2, 3.0, 1)
+    with pytest.raises(LargeContributionError, match="whole number"):
+        total.add(torch.tensor([[1.0, 1.0], [1.0, bad]]), 1)
+    for _ in range(2):
+        total.add(torch.tensor([[1.0, 1.0], [1.0, 0.0]]), 1)
+    assert total.mean().tolist() == [1.0, 1.0], "of the first nothing was added"

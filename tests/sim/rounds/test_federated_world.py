@@ -118,6 +118,7 @@ def assert_expected(lab: Any, world: Any, run: str) -> list[Any]:
         rule,
         lr=job.train.lr,
         momentum=job.train.momentum,
+        overlap=job.sync.client_compression.overlap,
     )
     assert got.keys() == made.shared.keys()
     for name, tensor in made.shared.items():

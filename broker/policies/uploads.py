@@ -1,0 +1,109 @@
+"""How much each client of a cohort sends, and what it weighs (BCRS: Tang et al. 2024, 2408.14736).
+Pure.
+
+An update has n numbers, of which a client sends the k largest, 4 bytes each, and where they are, as
+the codec `topk` writes them (`compression/sparse/indices.py`); all of them, without places, where
+that is no more. Running statistics go whole. So
+
+    bytes(k) = whole + min(4·k + places(n, k), 4·n)           t_i(k) = L_i + bytes(k) / B_i
+    T = max t_i(k*)     k* = max(1, round(CR*·n))             over the cohort
+    k_i = max(k*, the largest k with t_i(k) <= T)             p'_i ~ p_i·(CR_i / mean CR)^alpha
+
+The paper counts 2·CR·V: a place as large as a number, where ours takes 1 to 2 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from ...compression.sparse.indices import sizes_bytes
+from ...dag.rounds.cohorts import WEIGHT_UNIT
+from ...dag.rounds.permutation import key
+from ...job.client_compression import ClientLinks, Spread, spread_of
+from ...job.units import Duration, Rate
+
+__all__ = ["Links", "Update", "links_of", "weights_of"]
+
+_LEAST = 0.1
+"""Of its mean, the least that a normal draw comes to."""
+_BELL = NormalDist()
+
+Counts = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Of some clients, in one order: seconds, and bytes per second, (clients,) each."""
+
+    latency_s: Numbers
+    bytes_per_s: Numbers
+
+
+def links_of(links: ClientLinks, clients: Sequence[int]) -> Links:
+    """Return the links of these clients, by number: a function of (seed, client)."""
+    numbers = np.array(clients, np.uint64)
+
+    def drawn(spread: Spread, what: int) -> Numbers:
+        kind, first, second = spread
+        if kind == "fixed":
+            return np.full(len(numbers), first)
+        words = key(links.seed, 7, what, numbers) >> np.uint64(12)
+        even = (words.astype(np.float64) + 0.5) / 2.0**52  # in (0, 1)
+        if kind == "uniform":
+            return first + (second - first) * even
+        bell = np.array([_BELL.inv_cdf(x) for x in even.tolist()])
+        return np.maximum(_LEAST * first, first + second * bell)
+
+    return Links(drawn(spread_of(links.latency, Duration), 0), drawn(spread_of(links.up, Rate), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a client may send. elements: n; whole: bytes of what is always sent."""
+
+    elements: int
+    whole: int = 0
+
+    def bytes(self, kept: Counts) -> Counts:
+        """Return the bytes of so many numbers, by client."""
+        return self.whole + np.minimum(self._sparse(kept), 4 * self.elements)
+
+    def seconds(self, kept: Counts, links: Links) -> Numbers:
+        """Return how long each client sends."""
+        return links.latency_s + self.bytes(kept) / links.bytes_per_s
+
+    def least(self, ratio: float, clients: int) -> Counts:
+        """Return k* for so many clients; all numbers where these take no more bytes."""
+        return self._dense(np.full(clients, max(1, round(ratio * self.elements))))
+
+    def by_links(self, ratio: float, links: Links) -> Counts:
+        """Return how many numbers each client sends, so that all end as the slowest does."""
+        low = self.least(ratio, len(links.bytes_per_s))
+        until = self.seconds(low, links).max()
+        high = np.full_like(low, self.elements)
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            fits = self.seconds(middle, links) <= until
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+        return self._dense(low)
+
+    def _sparse(self, kept: Counts) -> Counts:
+        return 4 * kept + sizes_bytes(self.elements, kept)
+
+    def _dense(self, kept: Counts) -> Counts:
+        whole = self._sparse(kept) >= 4 * self.elements
+        return np.where(whole, self.elements, kept)
+
+
+def weights_of(shares: Sequence[int], kept: Counts, alpha: float) -> list[int]:
+    """Return what each client weighs, at least 1. `shares`: its samples, or 1."""
+    more = (kept / kept.mean()) ** alpha
+    return [
+        max(1, round(n * WEIGHT_UNIT * by)) for n, by in zip(shares, more.tolist(), strict=True)
+    ]
