@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ...compression.sparse.indices import sizes_bytes
 from ...dag.rounds.cohorts import WEIGHT_UNIT
-from ...dag.rounds.permutation import key
+from ...dag.rounds.permutation import Domain, key
 from ...job.client_compression import ClientLinks, Spread, spread_of
 from ...job.units import Duration, Rate
 
@@ -53,7 +53,7 @@ def links_of(links: ClientLinks, clients: Sequence[int]) -> Links:
         kind, first, second = spread
         if kind == "fixed":
             return np.full(len(numbers), first)
-        words = key(links.seed, 7, what, numbers) >> np.uint64(12)
+        words = key(links.seed, Domain.CLIENT_LINK, what, numbers) >> np.uint64(12)
         even = (words.astype(np.float64) + 0.5) / 2.0**52  # in (0, 1)
         if kind == "uniform":
             return first + (second - first) * even

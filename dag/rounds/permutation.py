@@ -48,6 +48,8 @@ class Domain(IntEnum):
     """The order of a client's samples in a pass of a round."""
     EVALUATED = 8
     """Which clients' own samples are evaluated, where there are too many."""
+    CLIENT_LINK = 9
+    """What links clients stand for."""
 
 
 def _mix(z: Words) -> Words:
