@@ -215,6 +215,15 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
             "links of their hosts",
         ),
         (
+            {"sync": {**KRUM, "compression": "topk"}},
+            *("sync.aggregate", 'with sync.compression = "topk"'),
+        ),
+        (
+            {"sync": {"method": "fednova", "compression": "topk"}}
+            | {"train": {"rounds": 5, "optimizer": "sgd"}},
+            *("sync.method", 'with sync.compression = "topk": fednova scales moves'),
+        ),
+        (
             {"sync": {"kind": "local", "compression": "topk"}},
             "sync.compression",
             'for kind = "federated"',
