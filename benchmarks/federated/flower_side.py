@@ -28,7 +28,7 @@ from flwr.server.compat import start_grid
 from flwr.simulation import run_simulation
 
 sys.path.insert(0, str(Path(__file__).parent))
-from round_log import RoundLog, perceptron
+from round_log import RoundLog, perceptron  # type: ignore[import-not-found]
 
 FILE, TASKS, FOLDER = sys.argv[1:]
 PROBLEM = dict(np.load(FILE))
@@ -57,7 +57,7 @@ class Trainee(NumPyClient):  # type: ignore[misc]
         for at in PROBLEM["steps"][count, place]:
             optimizer.zero_grad()
             x, y = torch.from_numpy(PROBLEM["x"][at]), torch.from_numpy(PROBLEM["y"][at])
-            torch.nn.functional.cross_entropy(net(x), y).backward()
+            torch.nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         came = [p.detach().numpy() for p in net.parameters()]
         return came, len(PROBLEM["own"][self.number]), {}

@@ -30,7 +30,7 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 
 sys.path.insert(0, str(Path(__file__).parent))
-from round_log import RoundLog, perceptron
+from round_log import RoundLog, perceptron  # type: ignore[import-not-found]
 
 ALGORITHMS = {
     "FederatedAveraging": (FederatedAveraging, NNAlgorithmParams),

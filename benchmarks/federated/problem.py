@@ -89,7 +89,7 @@ class Problem:
         self._front = SimulationFront()
         self.file = Path(self._folder.name) / "digits.npz"
         """x (samples, 1, 8, 8) and y; the last ones are held out."""
-        np.savez(self.file, **self._data())
+        np.savez(self.file, **self._data())  # type: ignore[arg-type]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -215,7 +215,7 @@ class Problem:
             own=self.own(),
             cohorts=np.array(cohorts),
             steps=np.array(steps, np.int32),
-            **{f"start{i}": w.numpy() for i, w in enumerate(self.start().values())},
+            **{f"start{i}": w.numpy() for i, w in enumerate(self.start().values())},  # type: ignore[arg-type]
         )
 
 

@@ -66,7 +66,7 @@ def bare(problem: Problem) -> Iterator[list[torch.Tensor]]:
         copies = {n: w.expand(len(cohort), *w.shape).clone() for n, w in version.items()}
         for _ in range(problem.passes):
             order = torch.rand(mine.shape, generator=generator).argsort(1)
-            for at in torch.gather(mine, 1, order).split(BATCH, 1):
+            for at in torch.gather(mine, 1, order).split(BATCH, 1):  # type: ignore[no-untyped-call]
                 found = gradients(copies, x[at], y[at])
                 copies = {n: c - RATE * found[n] for n, c in copies.items()}
         version = {n: c.mean(0) for n, c in copies.items()}

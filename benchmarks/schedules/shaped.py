@@ -184,7 +184,10 @@ class Peers:
         assert not found.exit, found.error
         assert found.bubble_measured is not None
         return Ran(
-            found.step_s, found.predicted_step_s, 1 - found.bubble_measured, found.timing_valid
+            found.step_s,
+            found.predicted_step_s,
+            1 - found.bubble_measured,
+            bool(found.timing_valid),
         )
 
 

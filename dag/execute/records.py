@@ -40,7 +40,7 @@ def shorten(graph: fx.Graph) -> None:
     known: dict[Any, fx.Node] = {}
     for node in calls:
         key = (node.target, _frozen(node.args), _frozen(node.kwargs))
-        before = node.args[0] if _gives_back(node) else known.setdefault(key, node)
+        before = _first(node) if _gives_back(node) else known.setdefault(key, node)
         # What is given may not be what comes out: the caller changes one without the other.
         if before is not node and not (_is_given(before) and _comes_out(node)):
             node.replace_all_uses_with(before)
@@ -61,21 +61,29 @@ def _gives_back(node: fx.Node) -> bool:
     if node.target is _aten.detach.default:  # nothing has a gradient any more
         return True
     if node.target in _VIEWS:
-        made, given = node.meta["val"], node.args[0].meta["val"]
+        made, given = node.meta["val"], _first(node).meta["val"]
         return bool(made.shape == given.shape and made.stride() == given.stride())
     if node.target in _PRODUCTS and node.args[1] == 1 and not isinstance(node.args[1], fx.Node):
-        return bool(node.meta["val"].dtype == node.args[0].meta["val"].dtype)
+        return bool(node.meta["val"].dtype == _first(node).meta["val"].dtype)
     return False
 
 
 def _is_given(node: fx.Node) -> bool:
     """Whether it may be, or lie in, what the call is given."""
     while node.op == "call_function":
-        of_one = node.target is operator.getitem
-        if not of_one and node.target._schema.returns[0].alias_info is None:
+        if isinstance(called := node.target, torch._ops.OpOverload) and (
+            called._schema.returns[0].alias_info is None
+        ):
             return False
-        node = node.args[0]
+        node = _first(node)
     return True
+
+
+def _first(node: fx.Node) -> fx.Node:
+    """What a call is given first."""
+    given = node.args[0]
+    assert isinstance(given, fx.Node), f"{node} is given {given!r}"
+    return given
 
 
 def _comes_out(node: fx.Node) -> bool:

@@ -76,8 +76,8 @@ def rounds_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
 def _rounds_of_clients(s: Summary) -> Section:
     """The table of federated rounds."""
     hidden = any("epsilon" in r for r in s.rounds)
-    heads = ("round", "asked", "came", "lost", *(("sums", "epsilon") if hidden else _MOVES))
-    heads += ("sent", "took", "exchange")
+    own = ("sums", "epsilon") if hidden else _MOVES
+    heads = ("round", "asked", "came", "lost", *own, "sent", "took", "exchange")
     rows = []
     for r in s.rounds[-MOST_ROWS:]:
         counts = [str(r[f"clients_{what}"]) for what in ("asked", "came", "lost")]
