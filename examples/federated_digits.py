@@ -2,7 +2,7 @@
 train on samples of their own.
 
 python -m shoal.examples.resnet_digits examples/digits.npz     # write the data once
-shoal sim examples/federated_digits.toml --virtual --verify
+shoal sim examples/federated/office.toml --verify
 """
 
 from __future__ import annotations

@@ -15,9 +15,11 @@ from shoal.client.models.state_dicts import tied_names
 from shoal.dag.capture.capture import capture
 from shoal.examples import resnet_digits, unet
 from shoal.job import Job
+from shoal.sim.options import Setting, SimOptions
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 JOBS = sorted(path.stem for path in EXAMPLES.glob("*.toml"))
+SCENARIOS = sorted(EXAMPLES.glob("federated/*.toml"))
 
 
 def load(name: str) -> Job:
@@ -69,6 +71,13 @@ def test_there_is_an_example_of_every_kind() -> None:
         "resnet_digits",
         "unet",
     }
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_a_scenario_of_the_examples_finds_its_job(path: Path) -> None:
+    setting = Setting.of(SimOptions(scenario=str(path)))
+    assert setting.job.sync.kind == "federated"
+    assert setting.job.plan.replicas == setting.peers, "each peer plays a share of the clients"
 
 
 @pytest.mark.parametrize("name", JOBS)
