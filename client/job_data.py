@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..job import Job, SettingsError
-from ..job.partitioning import Partitioning
+from ..job.clients.partitioning import Partitioning
 from ..job.tables import Data
 from ..peer.data.manifest import Manifest
 from ..peer.data.partition import partition_of

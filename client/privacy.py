@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..job import Job, SettingsError
-from ..job.client_options import ClientPrivacy
+from ..job.clients.client_options import ClientPrivacy
 
 __all__ = ["least_noise", "spent_epsilon", "with_noise"]
 

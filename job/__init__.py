@@ -3,6 +3,7 @@
 from .plan_options import PlanOptions
 from .settings import SettingsError
 from .spec import Job
+from .sync import Sync
 from .tables import (
     LIVE,
     MOST_MANIFEST_BYTES,
@@ -11,7 +12,6 @@ from .tables import (
     Model,
     Output,
     Recovery,
-    Sync,
 )
 from .training import MOST_CHOICES, MOST_MICROBATCHES, Train, Training
 

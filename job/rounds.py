@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .client_options import (
+from .clients.client_options import (
     AdaptiveOptions,
     ClientPrivacy,
     Cohorts,

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from .client_options import Cohorts
+from .clients.client_options import Cohorts
 from .methods import METHODS
 from .plan_options import PlanOptions
 from .rounds import RoundSettings, method_of
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without
-from .tables import LIVE, Codec, Data, Model, Output, Recovery, Sync
+from .sync import Sync
+from .tables import LIVE, Codec, Data, Model, Output, Recovery
 from .training import LENGTHS, Train, Training
 
 __all__ = ["Job"]

@@ -1,5 +1,5 @@
-"""The tables of job.toml as frozen dataclasses, key by key, but for [train] (`training.py`) and
-[plan] (`plan_options.py`); `spec.py` puts them together."""
+"""The tables of job.toml as frozen dataclasses, key by key, but for [train] (`training.py`),
+[plan] (`plan_options.py`) and [sync] (`sync.py`); `spec.py` puts them together."""
 
 from __future__ import annotations
 
@@ -10,25 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .client_compression import (
-    ClientCompression,
-    ClientLinks,
-    Compression,
-    CompressionOptions,
-)
-from .client_options import (
-    AGGREGATES,
-    Aggregate,
-    ClientPrivacy,
-    LocalWork,
-    check_weight,
-    share_of,
-)
-from .methods import METHODS as ALLREDUCE
-from .methods import method_options
-from .partitioning import Partitioning
-from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
-from .settings import Settings, SettingsError, at_least, meant, plain
+from .clients.partitioning import Partitioning
+from .settings import Settings, SettingsError, at_least, plain
 from .units import Duration
 
 __all__ = [
@@ -39,7 +22,6 @@ __all__ = [
     "Model",
     "Output",
     "Recovery",
-    "Sync",
 ]
 
 LIVE = "live:"
@@ -47,30 +29,6 @@ LIVE = "live:"
 
 CODEC_ROLES = ("activation", "activation_grad", "grad", "snapshot")
 """Keys of [codec] that fall back to its default."""
-METHODS: Mapping[str, tuple[str, ...]] = {
-    "allreduce": tuple(ALLREDUCE),
-    "local": tuple(LOCAL),
-    "gossip": tuple(GOSSIP),
-    "federated": tuple(FEDERATED),
-    "auto": ("",),
-}
-"""Of sync.method, by sync.kind; the first one is the default."""
-_OF_CLIENTS: Mapping[str, Any] = {
-    "per_round": "10%",
-    "local": LocalWork(passes=1),
-    "weight": "samples",
-    "aggregate": "mean",
-    "byzantine": "20%",
-    "over_select": 1.0,
-    "privacy": None,
-    "compression": "none",
-    "compression_options": CompressionOptions(),
-    "client_links": None,
-    "client_feedback": "none",
-}
-"""Keys of [sync] that are for kind = "federated" alone, with their defaults."""
-EVERY = 50
-"""Steps of a round where the job does not say."""
 MOST_NAMES = 200
 """Characters of data.inputs and of data.targets, as in a manifest."""
 _CODEC = re.compile(r"[a-z]\w*(\+[a-z]\w*)*(/\d+)?(:[a-z]\w*=[\w.+-]+(,[a-z]\w*=[\w.+-]+)*)?", re.A)
@@ -285,236 +243,6 @@ class Codec(Settings):
         """Return the text that is asked for one of CODEC_ROLES."""
         own: str | None = getattr(self, role)
         return self.default if own is None else own
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sync(Settings):
-    """[sync]: what holders of a stage exchange in each update, and replicas between their own."""
-
-    kind: Literal["allreduce", "local", "gossip", "federated", "auto"] = "allreduce"
-    """"allreduce": equal weights after every step. "local": replicas train apart and meet in
-    rounds. "gossip": the same, and each meets one other in a round. "federated": clients with data
-    of their own ([data.partition]) train from the same weights, and the mean of what some of them
-    came to is a round. "auto": that of the first two which `shoal plan` recommends, with its first
-    method."""
-    method: str = ""
-    """Of the kind; "": its first one. allreduce: `job/methods.py`. local: `job/rounds.py`. gossip:
-    `job/gossip.py`. federated: `job/client_options.py`."""
-    every: int | Literal["auto"] = "auto"
-    """Steps of `batch` samples in a round; "auto": 50, of an allreduce 1."""
-    deadline: Duration | Literal["auto"] = "auto"
-    """How long a round waits for the local work of its replicas; "auto": twice what that is
-    expected to take."""
-    quorum: int | str = "100%"
-    """Of how many replicas, or of which share of them, the work makes a round, before its deadline.
-    """
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the method."""
-    per_round: int | str = "10%"
-    """federated: how many clients are in a round, or which share of them."""
-    over_select: float = 1.0
-    """federated, of data that stays with its hosts: how many times as many clients as `per_round`
-    are asked. The first to come make the round."""
-    local: LocalWork = field(default_factory=lambda: LocalWork(passes=1))
-    """federated: how long a client trains in a round."""
-    weight: Literal["samples", "equal"] = "samples"
-    """federated: what a client counts for in the mean."""
-    aggregate: Aggregate = "mean"
-    """federated: what is made of what clients came to; all but "mean" bear with clients that are
-    wrong."""
-    byzantine: int | str = "20%"
-    """federated: how many clients of a round may be wrong, or which share of them, for
-    "trimmed-mean", "krum" and "multi-krum"."""
-    privacy: ClientPrivacy | None = None
-    """federated: what versions may tell of a client; None: whatever they tell."""
-    compression: Compression = "none"
-    """federated: what a client sends of its update. "topk": the same share for all. "bcrs": as much
-    as its link carries while the slowest of the round sends the least share. "bcrs+opwa": likewise,
-    and numbers that few clients sent count for more."""
-    compression_options: CompressionOptions = field(default_factory=CompressionOptions)
-    """federated: of the compression."""
-    client_links: ClientLinks | None = None
-    """federated: the links of clients, which bcrs goes by."""
-    client_feedback: Literal["none", "ef"] = "none"
-    """federated: what becomes of what a client does not send. "none": it is lost."""
-    collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
-    """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
-    time."""
-
-    def check(self) -> None:
-        known = METHODS[self.kind]
-        if self.kind == "auto":
-            for key in ("method", "options"):
-                if getattr(self, key):
-                    raise SettingsError(
-                        key,
-                        'is given with kind = "auto", which chooses: leave it out, or name a kind',
-                    )
-        if self.chosen not in known:
-            other = [kind for kind, methods in METHODS.items() if self.method in methods]
-            raise SettingsError(
-                "method",
-                f'is "{self.method}"'
-                + (f', of kind "{other[0]}"' if other else meant(self.method, known))
-                + f': expected, with kind = "{self.kind}", one of {", ".join(known)}',
-            )
-        self._check_federated()
-        if self.every != "auto":
-            at_least(self, 1, "every")
-        if self.kind == "auto":
-            pass
-        elif self.kind != "allreduce":
-            try:
-                options_of(self.chosen, self.options)
-            except SettingsError as error:
-                raise error.inside("options") from None
-            if isinstance(self.overlap, int) and self.overlap >= self.steps:
-                raise SettingsError(
-                    "options.overlap",
-                    f"is {self.overlap}: expected fewer steps than a round has, {self.steps}",
-                )
-            if self.every != "auto" and self.fragments > self.every:
-                raise SettingsError(
-                    "options.fragments",
-                    f"is {self.fragments}: expected at most one for each of {self.every} steps",
-                )
-        else:
-            method_options(self.chosen, self.options)
-            if self.every not in (1, "auto"):
-                raise SettingsError(
-                    "every",
-                    f'is {self.every} with kind = "allreduce", whose weights are equal '
-                    'after every step: expected 1, or kind = "local"',
-                )
-        if self.deadline != "auto" and not self.deadline > 0:
-            raise SettingsError("deadline", f"is {self.deadline}: expected more than no time")
-        self.needed(100)
-
-    def _check_federated(self) -> None:
-        share_of(self.per_round, 100)
-        if self.kind == "federated":
-            if self.every != "auto":
-                raise SettingsError(
-                    "every",
-                    f"is {self.every}, and a client's work in a round is local: leave it out",
-                )
-            if self.client_feedback == "ef":
-                raise SettingsError(
-                    "client_feedback",
-                    'is "ef", for which a client keeps what it did not send until its next round. '
-                    "That round may be on another peer, and clients have no state that goes with "
-                    'them: expected "none"',
-                )
-            check_weight(self.aggregate, self.weight)
-            if not 1 <= self.over_select < math.inf:
-                raise SettingsError("over_select", f"is {self.over_select}: expected at least 1")
-            share_of(self.byzantine, 100, "byzantine")
-            self._check_privacy()
-            if self.aggregate not in AGGREGATES and self.byzantine != "20%":
-                raise SettingsError(
-                    "byzantine",
-                    f'is {self.byzantine}, and aggregate = "{self.aggregate}" leaves nobody out: '
-                    f"expected one of {', '.join(AGGREGATES)}, or leave it out",
-                )
-            _ = self.client_compression
-            return
-        for key, usual in _OF_CLIENTS.items():
-            if getattr(self, key) != usual:
-                raise SettingsError(
-                    key, f'is for kind = "federated", and this is "{self.kind}": leave it out'
-                )
-
-    def _check_privacy(self) -> None:
-        if self.privacy is None:
-            return
-        if self.weight != "equal":
-            raise SettingsError(
-                "weight",
-                f'is "{self.weight}" with privacy, where no client may count for more than another:'
-                ' expected "equal"',
-            )
-        if self.aggregate != "mean":
-            raise SettingsError(
-                "aggregate",
-                f'is "{self.aggregate}" with privacy: how much one client changes of that, whatever'
-                ' the others are, is not bounded by clip; expected "mean"',
-            )
-
-    @property
-    def client_compression(self) -> ClientCompression:
-        """What clients send. Raises SettingsError."""
-        return ClientCompression(
-            compression=self.compression,
-            compression_options=self.compression_options,
-            client_links=self.client_links,
-        )
-
-    @property
-    def chosen(self) -> str:
-        """Return the method that the table names."""
-        return self.method or METHODS[self.kind][0]
-
-    @property
-    def of_rounds(self) -> RoundMethod | None:
-        """The record of the method between replicas; None: there are no rounds, or none is chosen
-        yet."""
-        return method_of(self.chosen) if self.kind not in ("allreduce", "auto") else None
-
-    @property
-    def within(self) -> str:
-        """The method by which a replica's own holders have equal weights after every step."""
-        return self.chosen if self.kind == "allreduce" else "exact"
-
-    @property
-    def steps(self) -> int:
-        """Steps of a round: of several fragments each is exchanged once in `every` steps."""
-        if self.every != "auto":
-            return max(1, self.every // self.fragments)
-        one = self.kind in ("allreduce", "federated")  # steps of a federated run are its rounds
-        return 1 if one else max(1, EVERY // self.fragments)
-
-    @property
-    def remembered(self) -> int:
-        """Rounds whose pairs decide who meets whom."""
-        if self.kind != "gossip":
-            return 0
-        return int(getattr(options_of(self.chosen, self.options), "recent", 1))
-
-    @property
-    def overlap(self) -> int | str:
-        """Steps of the next round that are made while one is exchanged."""
-        found: int | str = self._option("overlap", 0)
-        return found
-
-    @property
-    def fragments(self) -> int:
-        """How many the model has; a round exchanges one of them."""
-        found: int = self._option("fragments", 1)
-        return found
-
-    @property
-    def apart(self) -> bool:
-        """Whether stages have other weights than the version behind a round."""
-        return self.fragments > 1 or bool(self._option("mix", 0.0))
-
-    def _option(self, name: str, without: Any) -> Any:
-        if self.kind != "local":
-            return without
-        return getattr(options_of(self.chosen, self.options), name, without)
-
-    def needed(self, replicas: int) -> int:
-        """How many of so many replicas make a round with their work, at least 1. Raises
-        SettingsError."""
-        if isinstance(self.quorum, int):
-            at_least(self, 1, "quorum")
-            return min(self.quorum, replicas)
-        share = self.quorum.removesuffix("%")
-        if share == self.quorum or not share.isdecimal() or not 0 < int(share) <= 100:
-            raise SettingsError(
-                "quorum",
-                f'is "{self.quorum}": expected a number of replicas, or a share such as "80%"',
-            )
-        return max(1, -(-replicas * int(share) // 100))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ from shoal.broker.policies.uploads import Update, links_of, weights_of
 from shoal.compression.echo import TensorShape
 from shoal.compression.sparse.topk import TopK
 from shoal.dag.rounds.cohorts import cohort_of
-from shoal.job.client_compression import ClientLinks
+from shoal.job.clients.client_compression import ClientLinks
 from shoal.peer.data.partition.divide import partition
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.virtual.spec import PeerSpec

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ...compression.sparse.indices import sizes_bytes
 from ...dag.rounds.cohorts import WEIGHT_UNIT
 from ...dag.rounds.permutation import Domain, key
-from ...job.client_compression import ClientLinks, Spread, spread_of
+from ...job.clients.client_compression import ClientLinks, Spread, spread_of
 from ...job.units import Duration, Rate
 
 __all__ = ["Links", "Update", "links_of", "weights_of"]

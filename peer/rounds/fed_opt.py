@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...job.client_options import AdaptiveOptions, FedAvgMOptions
+from ...job.clients.client_options import AdaptiveOptions, FedAvgMOptions
 from .strategy import RoundStrategy, State
 
 __all__ = ["FedAdagradRounds", "FedAdamRounds", "FedAvgMRounds", "FedYogiRounds"]

@@ -10,9 +10,10 @@ from ...dag.plan.plan import PeerId, Plan
 from ...dag.schedule.convert_plan import microbatches_of
 from ...dag.schedule.orders.schedules import interleaves
 from ...job import MOST_MICROBATCHES, Job
-from ...job.client_options import Cohorts
+from ...job.clients.client_options import Cohorts
 from ...job.methods import method_text
-from ...job.tables import Codec, Model, Output, Recovery, Sync
+from ...job.sync import Sync
+from ...job.tables import Codec, Model, Output, Recovery
 from ...job.training import Train
 from ...net.web.places import origin_of
 from ...proto.broker_pb2 import Checkpoint, RunSpec

@@ -52,4 +52,4 @@ def test_hospitals_train_what_none_of_them_could_alone(tmp_path: Path) -> None:
             assert cases["x"][0].tobytes() not in held, "a case is at the broker"
         right += int((model.layers(torch.log1p(x)).argmax(1) == y).sum())
         total += len(y)
-    assert right / total > 0.8, "north alone comes to 0.69"
+    assert right / total > 0.8, "63 % are benign"

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.job import SettingsError
-from shoal.job.partitioning import Partitioning
+from shoal.job.clients.partitioning import Partitioning
 from shoal.job.settings import plain
 
 WRONG = [

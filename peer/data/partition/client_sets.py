@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ....job.partitioning import Partitioning
+from ....job.clients.partitioning import Partitioning
 from .variates import Floats, Ints
 
 __all__ = ["Partition"]

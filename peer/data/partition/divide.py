@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ....job.partitioning import Convention, Partitioning
+from ....job.clients.partitioning import Convention, Partitioning
 from ....job.settings import SettingsError
 from . import dirichlet
 from .client_sets import Partition

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....job.partitioning import Partitioning
+from ....job.clients.partitioning import Partitioning
 from ....job.settings import SettingsError
 from ..manifest import DataError
 from .variates import Ints

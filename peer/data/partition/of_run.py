@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....job.partitioning import Partitioning
+from ....job.clients.partitioning import Partitioning
 from ....job.settings import SettingsError
 from ..reader import Reader
 from .client_sets import Partition

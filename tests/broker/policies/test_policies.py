@@ -15,7 +15,7 @@ from shoal.broker.policies.disputes import Disputes
 from shoal.broker.policies.policies import POLICIES, policy_of
 from shoal.broker.policies.policy import RoundPolicy
 from shoal.broker.policies.round_view import RoundView
-from shoal.job.tables import METHODS
+from shoal.job.sync import METHODS
 from shoal.proto.broker_pb2 import RoundPlanned, RunEvent
 from shoal.tests.hostile.scripted_rounds import ScriptedRounds
 

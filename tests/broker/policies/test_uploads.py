@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.broker.policies.uploads import Links, Update, links_of, weights_of
 from shoal.compression.sparse.topk import TopK
 from shoal.dag.rounds.cohorts import WEIGHT_UNIT as UNIT
-from shoal.job.client_compression import ClientLinks
+from shoal.job.clients.client_compression import ClientLinks
 
 ELEMENTS = 150
 RATIOS = st.floats(0.005, 1.0)

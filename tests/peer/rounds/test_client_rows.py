@@ -14,8 +14,8 @@ from shoal.dag.rounds.sums import LargeContributionError
 from shoal.dag.rounds.vector import Entry, RunVector
 from shoal.dag.rounds.wiring import GIVE, RESULT, port_of, wiring
 from shoal.dag.schedule.flow import Role
-from shoal.job.client_options import Cohorts
-from shoal.job.partitioning import Partitioning
+from shoal.job.clients.client_options import Cohorts
+from shoal.job.clients.partitioning import Partitioning
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import FrameKey, Payload
 from shoal.peer.core.rounds.exchange import segments_of

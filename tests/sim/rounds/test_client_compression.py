@@ -14,7 +14,7 @@ from shoal.compression.echo import TensorShape
 from shoal.compression.sparse.topk import TopK
 from shoal.dag.rounds.cohorts import cohort_of
 from shoal.job import Job
-from shoal.job.client_compression import ClientLinks
+from shoal.job.clients.client_compression import ClientLinks
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.partition import partition_of
 from shoal.sim.ghost.device import Ghosts

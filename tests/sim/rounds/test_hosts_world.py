@@ -16,7 +16,7 @@ from shoal.broker.events import Persist
 from shoal.broker.records.run import RunRecord
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
-from shoal.job.partitioning import Partitioning
+from shoal.job.clients.partitioning import Partitioning
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.sources import resolve
 from shoal.peer.federated.batches import Participant, batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .settings import Settings, SettingsError, at_least
+from ..settings import Settings, SettingsError, at_least
 
 __all__ = ["CONVENTIONS", "MOST_CLIENTS", "Convention", "Partitioning"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from .settings import Settings, SettingsError, at_least
-from .units import Duration, Rate, UnitError
+from ..settings import Settings, SettingsError, at_least
+from ..units import Duration, Rate, UnitError
 
 __all__ = [
     "ClientCompression",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..settings import Settings, SettingsError, at_least
 from .client_compression import ClientCompression
 from .partitioning import Partitioning
-from .settings import Settings, SettingsError, at_least
 
 __all__ = [
     "AGGREGATES",
