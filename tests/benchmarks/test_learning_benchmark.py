@@ -87,6 +87,7 @@ def plain_losses(small: object, seed: int, sparse: Callable[[int, Tensor], Tenso
     return losses
 
 
+@pytest.mark.slow
 def test_without_compression_the_pipeline_is_the_plain_loop(
     chain: ModuleType, wire: ModuleType
 ) -> None:
@@ -96,6 +97,7 @@ def test_without_compression_the_pipeline_is_the_plain_loop(
     assert losses == pytest.approx(plain_losses(small, 3, lambda k, h: h), abs=2e-4)
 
 
+@pytest.mark.slow
 def test_the_exact_backward_is_that_of_the_network_with_sparse_activations(
     chain: ModuleType, wire: ModuleType
 ) -> None:

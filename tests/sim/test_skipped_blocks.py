@@ -152,7 +152,7 @@ def plain(lab: Any, gone: list[set[str]], full: FullSteps | None = None) -> Trai
         for name, fast in (
             ("gpt_bytes", False),
             ("layered", True),
-            ("resnet_digits", True),
+            ("resnet_digits", False),
             ("hf_gpt2", False),
             ("hf_llama", False),
         )

@@ -190,6 +190,7 @@ def test_ghosts_of_it_are_compared_step_by_step(made: Any) -> None:
     assert [e.step.outcome.loss for e in events if e.HasField("step")] == wanted.losses
 
 
+@pytest.mark.slow
 def test_a_plan_anew_after_a_loss_has_other_routes_and_says_from_where_on(made: Any) -> None:
     """Steps that are done again are told once, as they were the first time."""
     losses, [first, later], events = played(made, lost="p1")

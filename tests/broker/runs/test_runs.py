@@ -314,6 +314,7 @@ def test_a_name_that_can_be_no_replicas_is_ignored(world, name) -> None:
     assert world.state(run).phase == RUNNING
 
 
+@pytest.mark.slow
 def test_no_id_comes_twice_though_runs_are_forgotten(world) -> None:
     """Four digits by chance would: of 1,000 runs some seven pairs have the same."""
     seen = set()

@@ -68,6 +68,7 @@ def held_out_loss(module: nn.Module, folder: Path) -> float:
     return sum(float(module(**batch)) for batch in batches) / len(batches)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_weights_of_a_lossless_checkpoint_are_the_runs(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)

@@ -184,6 +184,7 @@ print(found.digest, found.world.broker.ended[found.run].phase, found.now)
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_with_other_hashes_of_strings_gives_the_same_events(gpt, tmp_path):
     scenario(tmp_path, PEERS + FAULTS)
     (tmp_path / "spec").write_bytes(gpt.spec.SerializeToString())

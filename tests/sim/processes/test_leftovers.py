@@ -152,6 +152,7 @@ def job(folder: Path, steps: int) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_run_of_a_killed_worker_goes_on_when_it_is_back(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

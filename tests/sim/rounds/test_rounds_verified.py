@@ -121,6 +121,7 @@ pipelines = 1
 """
 
 
+@pytest.mark.slow
 def test_a_simulation_in_which_a_replica_is_lost_left_out_and_late_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

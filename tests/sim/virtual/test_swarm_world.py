@@ -108,6 +108,7 @@ def test_losses_and_weights_are_those_of_the_plain_loop(
             assert done[a] / speed[a] <= (done[b] + 1) / speed[b], "shares follow speeds"
 
 
+@pytest.mark.slow
 def test_a_holder_may_die_at_any_moment(lab: Any) -> None:
     """Its siblings do its microbatches; the losses are those of the world without a death."""
     _, calm, count = play(lab, six())
