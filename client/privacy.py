@@ -13,13 +13,26 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from ..dag.ir.graph import Graph
 from ..job import Job, SettingsError
 from ..job.clients.client_options import ClientPrivacy
 
-__all__ = ["least_noise", "spent_epsilon", "with_noise"]
+__all__ = ["check_hides", "least_noise", "spent_epsilon", "with_noise"]
 
 _MARGIN = 1.0 + 1e-9
 """Of noise that a search found, whose last digits may be too small."""
+
+
+def check_hides(graph: Graph) -> None:
+    """Raises SettingsError for a model of which more than gradients moves, without noise."""
+    updated = next((b.name for b in graph.buffers if b.update), "")
+    if updated:
+        raise SettingsError(
+            "sync.privacy",
+            f"hides what clients move, and training changes {updated!r}, running statistics that "
+            "no noise can be added to: expected a model without them, such as with GroupNorm in "
+            "place of BatchNorm",
+        )
 
 
 def least_noise(epsilon: float, delta: float, sums: int) -> float:

@@ -60,7 +60,7 @@ from .models.division import why_it_depends
 from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
-from .privacy import with_noise
+from .privacy import check_hides, with_noise
 
 __all__ = [
     "Prepared",
@@ -279,19 +279,9 @@ def _captured(
             f"is {of.fragments}, and the model has {blocks(names)} blocks: expected at most one "
             "fragment for each, and 1 where there is none",
         )
-    if of is not None and of.privacy is not None and (updated := _updated(captured.graph)):
-        raise SettingsError(
-            "sync.privacy",
-            f"hides what clients move, and training changes {updated!r}, running statistics that "
-            "no noise can be added to: expected a model without them, such as with GroupNorm in "
-            "place of BatchNorm",
-        )
+    if of is not None and of.privacy is not None:
+        check_hides(captured.graph)
     return captured
-
-
-def _updated(graph: Graph) -> str:
-    """A buffer that steps change; empty: there is none."""
-    return next((b.name for b in graph.buffers if b.update), "")
 
 
 def _check_format(job: Job, module: nn.Module) -> None:

@@ -5,7 +5,7 @@
     WARM                              FAILED
 
 - BUILDING: links are dialled or expected, parameters fetched, the stages built. READY is told once.
-  A term that goes on from a snapshot waits for those that others give first (`keeping.py`).
+  A term that goes on from a snapshot waits for those that others give (`snapshot_manager.py`).
   What a lost stage is made from is given when the giver's own stages stand.
 - WARM: it holds no stage, and keeps snapshots of those that do; what is frozen in these stages it
   fetches meanwhile (`peer/compute/warming.py`).

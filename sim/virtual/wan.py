@@ -16,7 +16,7 @@ byte:
   flows between random peers the median flow gets 2 % less than max-min gives it where all links are
   alike and 9 % less where they differ 1 : 10, the worst one a fifth; together 10 to 40 % less.
 - A message of at most one packet takes an equal share for itself and leaves the others theirs.
-- A pair may have a token bucket (`bucket.py`), filled at its bandwidth. A message takes the tokens
+- A pair may have a token bucket (`clock.py`), filled at its bandwidth. A message takes the tokens
   that are there when it begins: so many of its bytes leave as fast as its uplink and its downlink
   allow, shared out with all others there (at once, where both are without limit), and the rest at
   the pair's rate. While anything goes at that rate, the bucket stays as it is.
