@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .client_options import AGGREGATES, Aggregate, LocalWork, check_weight, share_of
+from .client_options import (
+    AGGREGATES,
+    Aggregate,
+    LocalWork,
+    VhlOptions,
+    check_weight,
+    share_of,
+)
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .partitioning import Partitioning
@@ -298,6 +305,10 @@ class Sync(Settings):
     byzantine: int | str = "20%"
     """federated: how many clients of a round may be wrong, or which share of them, for
     "trimmed-mean", "krum" and "multi-krum"."""
+    virtual_data: Literal["none", "vhl"] = "none"
+    """federated: labelled noise that clients train on besides."""
+    vhl: VhlOptions = field(default_factory=VhlOptions)
+    """Of virtual_data = "vhl"."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""
@@ -353,6 +364,8 @@ class Sync(Settings):
 
     def _check_federated(self) -> None:
         share_of(self.per_round, 100)
+        if self.virtual_data == "none" and self.vhl != VhlOptions():
+            raise SettingsError("vhl", 'is for virtual_data = "vhl": leave it out, or set that')
         if self.kind == "federated":
             if self.every != "auto":
                 raise SettingsError(
@@ -372,6 +385,7 @@ class Sync(Settings):
             return
         usual = {"per_round": "10%", "local": LocalWork(passes=1), "weight": "samples"}
         usual |= {"aggregate": "mean", "byzantine": "20%", "over_select": 1.0}
+        usual |= {"virtual_data": "none"}
         for key, value in usual.items():
             if getattr(self, key) != value:
                 raise SettingsError(

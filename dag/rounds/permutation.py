@@ -48,6 +48,12 @@ class Domain(IntEnum):
     """The order of a client's samples in a pass of a round."""
     EVALUATED = 8
     """Which clients' own samples are evaluated, where there are too many."""
+    VIRTUAL_MEAN = 10
+    """Around what the virtual samples of a class lie."""
+    VIRTUAL_SAMPLE = 11
+    """How far one virtual sample is from its class's mean."""
+    VIRTUAL_BATCH = 12
+    """Which virtual samples a client trains on in a step."""
 
 
 def _mix(z: Words) -> Words:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,11 @@ __all__ = ["ClientWork", "FederatedResult", "passes", "train_cohorts"]
 
 @dataclass(frozen=True, slots=True)
 class ClientWork:
-    """What one client does in a round: a local step on each of `batches`, sample numbers. `weight`:
-    such as how many samples it has."""
+    """What one client does in a round: a local step on each of `batches`, sample numbers or what
+    else the loop is told to read. `weight`: such as how many samples it has."""
 
     client: int
-    batches: Sequence[Sequence[int]]
+    batches: Sequence[Any]
     weight: float = 1.0
 
 
@@ -47,7 +48,7 @@ def passes(samples: Sequence[int], batch: int, count: int = 1, seed: int = 0) ->
 def train_cohorts(
     module: nn.Module,
     cohorts: Iterable[Sequence[ClientWork]],
-    batches: Callable[[Sequence[int]], Mapping[str, Tensor]],
+    batches: Callable[[Any], Mapping[str, Any]],
     method: FedAvg,
     *,
     lr: Rate,
