@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .client_methods import FedAvg, Named, Rate, Update, copies, rate_of
 from .round_oracle import plain
