@@ -43,6 +43,7 @@ from .files.shards import Pretrained
 from .files.uplink import Uplink, starting_bytes, takes
 from .files.weight_files import Stored
 from .files.weight_writer import write_values
+from .further_classes import with_virtual_classes
 from .job_data import (
     AskPeers,
     JobData,
@@ -60,7 +61,6 @@ from .models.division import why_it_depends
 from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
-from .virtual_classes import with_virtual_classes
 
 __all__ = [
     "Prepared",
