@@ -27,7 +27,10 @@ LARGE: dict[str, Any] = {
 FOUR = sites(1e7, 1e7, 1e7, 1e7)
 
 
-@pytest.mark.parametrize("method", ["saps", "noloco", "random-pairs"])
+@pytest.mark.parametrize(
+    "method",
+    ["saps", *(pytest.param(m, marks=pytest.mark.slow) for m in ("noloco", "random-pairs"))],
+)
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
     tables = TABLES | {"sync": sync_of(method)}

@@ -128,7 +128,7 @@ class Play:
             self.since = {p: self.world.now for p in self.others}
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_whoever_is_there_for_a_while_keeps_what_was_done(
     laboratory: Any, plans_once: None, stages: int
 ) -> None:

@@ -57,6 +57,8 @@ SMALL: dict[str, dict[str, Any]] = {
 """By example: factory arguments and train keys that make it small and deterministic."""
 FEW = dict.fromkeys(("hf_mixtral", "hf_qwen3_moe", "hf_deepseek_v3"), 4)
 """Stages of the plan that is always tried, where they are not three."""
+ALIKE = ("hf_mixtral", "hf_qwen3_moe")
+"""Mixtures of experts beside that of hf_deepseek_v3, which are tried at night."""
 
 
 def small_job(name: str, folder: Path) -> Job:
@@ -152,7 +154,11 @@ def check(exact: Any, equal_training: Any, name: str, stages: int, seed: int) ->
 @pytest.mark.parametrize(
     ("name", "stages"),
     [
-        pytest.param(name, n, marks=() if n == FEW.get(name, 3) else pytest.mark.slow)
+        pytest.param(
+            name,
+            n,
+            marks=() if n == FEW.get(name, 3) and name not in ALIKE else pytest.mark.slow,
+        )
         for name in sorted(SMALL)
         for n in (2, 3, 4, 7)
     ],

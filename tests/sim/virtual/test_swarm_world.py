@@ -150,6 +150,7 @@ def test_a_newcomer_joins_the_stage_that_carries_least_and_nobody_else_moves(lab
     assert any("faster for" in text for text in reasons)
 
 
+@pytest.mark.slow
 def test_the_simulation_verifies_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text(
