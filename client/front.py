@@ -142,6 +142,7 @@ class SimulationFront:
         if key not in self._prepared:
             self._prepared[key] = self._open.enter_context(prepare(job, self._say))
         prepared = self._prepared[key]
+        job = replace(job, data=prepared.job.data)  # which may say how many clients there are
         return replace(prepared, job=with_noise(resolved(job, prepared.manifest)))
 
 

@@ -28,7 +28,7 @@ __all__ = [
     "read_data",
     "reader_of",
     "resolved",
-    "with_hosts",
+    "with_clients",
 ]
 
 Say = Callable[[str], None]
@@ -86,6 +86,7 @@ def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData
         length=data.length,
         inputs=data.inputs,
         targets=data.targets,
+        key=data.partition.key if data.partition is not None else "",
     )
     return JobData(manifest=manifest, shards=shards)
 
@@ -102,12 +103,18 @@ def client_sizes(job: Job, data: JobData) -> tuple[int, ...]:
     return tuple((found.sizes - found.held_out_sizes).tolist())
 
 
-def with_hosts(job: Job, found: JobData) -> tuple[Job, JobData]:
-    """Return the job with a client for each host that has its data, and that data; as they are
-    where training is not federated, or data is the submitter's. Raises SettingsError for hosts
-    whose data is not alike, and for fewer hosts than a round has clients."""
+def with_clients(job: Job, found: JobData) -> tuple[Job, JobData]:
+    """Return the job with a client for each host that has its data, or for each key that samples
+    have, and that data; as they are where training is not federated, or the job says how many
+    clients there are. Raises SettingsError for hosts whose data is not alike, and for fewer clients
+    than a round has; DataError for keys that cannot be used."""
     if job.sync.kind != "federated" or job.data.where != "peer":
-        return job, replace(found, of_clients=())
+        found, divided = replace(found, of_clients=()), job.data.partition
+        if job.sync.kind != "federated" or divided is None or divided.kind != "by-key":
+            return job, found
+        count = len(partition_of(divided, job.data.targets, reader_of(job, found)))
+        divided = replace(divided, clients=count)
+        return replace(job, data=replace(job.data, partition=divided)), found
     if job.plan.replicas != "auto":
         raise SettingsError(
             "plan.replicas",

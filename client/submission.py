@@ -52,7 +52,7 @@ from .job_data import (
     read_data,
     reader_of,
     resolved,
-    with_hosts,
+    with_clients,
 )
 from .models import models
 from .models.adapters import AdapterError, is_adapted, plain_name, save_config
@@ -143,7 +143,7 @@ def prepare(
     stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
         folder = Path(name)
-        job, data = with_hosts(job, read_data(job, folder / "data", say, ask))
+        job, data = with_clients(job, read_data(job, folder / "data", say, ask))
         sizes, job = job.train.microbatch_choices, with_noise(resolved(job, data.least, say))
         say("capturing the model")
         outline = models.outline(job, say)
@@ -187,7 +187,7 @@ def draft(
     check_tokenizer(job)
     stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
-        job, data = with_hosts(job, read_data(job, Path(name), say, ask))
+        job, data = with_clients(job, read_data(job, Path(name), say, ask))
         sizes, job = job.train.microbatch_choices, with_noise(resolved(job, data.least, say))
         say("capturing the model")
         outline = models.outline(job, say)

@@ -421,8 +421,8 @@ def _not_private(job: Job) -> Iterator[tuple[str, str]]:
 def _not_clients(job: Job, kind: str) -> Iterator[tuple[str, str]]:
     """What cannot be of clients whose data is where the job says. kind: of their partition."""
     where = f'with sync.kind = "federated" and data.where = "{job.data.where}"'
-    if job.data.where != "peer" and kind in ("by-key", "by-peer"):
-        yield "data.partition.kind", f'"iid", "dirichlet" and "shards" are, {where}'
+    if job.data.where != "peer" and kind == "by-peer":
+        yield "data.partition.kind", f'"iid", "dirichlet", "shards" and "by-key" are, {where}'
     if job.data.where == "peer" and kind != "by-peer":
         yield "data.partition", f"none is, {where}: each host that has the data is a client"
     if job.data.where != "peer" and job.sync.over_select != 1:

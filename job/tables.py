@@ -153,6 +153,25 @@ class Data(Settings):
                 'there (where = "peer")',
             )
         self._check_names()
+        if self.partition is not None:
+            self._check_key(self.partition)
+
+    def _check_key(self, partition: Partitioning) -> None:
+        if partition.kind == "by-key" and not partition.key:
+            raise SettingsError(
+                "partition.key",
+                "is missing: expected the name of an array of the source that says whose each "
+                "sample is",
+            )
+        if (size := len(partition.key)) > MOST_NAMES:
+            raise SettingsError(
+                "partition.key", f"has {size} characters: expected at most {MOST_NAMES}"
+            )
+        if partition.key in (*self.input_names, self.targets) and partition.key:
+            raise SettingsError(
+                "partition.key",
+                f'is "{partition.key}", which the model takes: expected an array of its own',
+            )
 
     @property
     def way(self) -> str:

@@ -245,6 +245,9 @@ def gone_on(spec: RunSpec, found: Checkpoint, job: Job, manifest: Manifest) -> t
     before = Job.from_json(spec.job)
     if job.train.microbatch == "auto":
         job = replace(job, train=replace(job.train, microbatch=before.train.microbatch))
+    mine, was = job.data.partition, before.data.partition
+    if was is not None and (mine is None or replace(mine, clients=was.clients) == was):
+        job = replace(job, data=replace(job.data, partition=was))  # data says how many clients
     job = resolved(job, manifest)
     check_same(before, job.without_places())
     out = RunSpec()

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..ir.graph import Graph
 from .records import record
@@ -194,7 +195,8 @@ class _Bound:
         tensors = {name: standing[value] for name, value in self._names.items()}
         if not self._apart:
             try:
-                found = vmap(self._one)(tensors, taken)
+                with sdpa_kernel(SDPBackend.MATH):  # others have no vectorised form
+                    found = vmap(self._one)(tensors, taken)
                 return dict(zip(self.module.gives, found, strict=True))
             except RuntimeError as error:
                 _log.info("copies run one after the other: %s", error)

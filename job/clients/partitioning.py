@@ -18,6 +18,7 @@ _ONLY_OF = {
     "convention": "dirichlet",
     "self_balancing": "dirichlet",
     "shards": "shards",
+    "key": "by-key",
 }
 """Keys that one kind has alone."""
 
@@ -31,6 +32,9 @@ class Partitioning(Settings):
     """iid: by lot. dirichlet: mixes of classes by lot. shards: sorted by label and cut, a client
     has `shards` pieces. by-key: a client for each key that samples have, such as a speaker.
     by-peer: a client for each host that has the data, which stays there."""
+    key: str = ""
+    """Of by-key, of a job: the array of the data's source that has each sample's key, integers or
+    text."""
     clients: int | None = None
     """How many. None: of by-key, as many as there are keys, of by-peer as hosts; the other kinds
     need a number."""
@@ -55,7 +59,7 @@ class Partitioning(Settings):
 
     def check(self) -> None:
         for key, kind in _ONLY_OF.items():
-            if self.kind != kind and getattr(self, key) not in (None, False):
+            if self.kind != kind and getattr(self, key) not in (None, False, ""):
                 raise SettingsError(
                     key, f'is of kind "{kind}", and this is "{self.kind}": leave it out'
                 )

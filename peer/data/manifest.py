@@ -71,6 +71,8 @@ class Manifest:
     length: int = 0
     inputs: str = "x"
     targets: str = "y"
+    key: str = ""
+    """The column that says whose a sample is, which no batch has; empty: none does."""
 
     @property
     def train(self) -> int:
@@ -86,7 +88,9 @@ class Manifest:
     def fields(self) -> dict[str, TensorSpec]:
         """What a batch has: the spec of one sample of each tensor, by name."""
         if self.kind == "arrays":
-            return {c.name: TensorSpec(c.shape, c.dtype) for c in self.columns}
+            return {
+                c.name: TensorSpec(c.shape, c.dtype) for c in self.columns if c.name != self.key
+            }
         names = [n for n in (self.inputs, self.targets) if n]
         return {n: TensorSpec((self.length,), "int64") for n in names}
 
@@ -96,7 +100,10 @@ class Manifest:
 
     def to_json(self) -> str:
         """Canonical: the same manifest gives the same bytes, and so the same content hash."""
-        return json.dumps({"version": 1, **asdict(self)}, sort_keys=True, separators=(",", ":"))
+        table = {"version": 1, **asdict(self)}
+        if not self.key:
+            del table["key"]
+        return json.dumps(table, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
@@ -105,6 +112,8 @@ class Manifest:
             raw = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DataError(f"the data manifest is no JSON: {error}") from None
+        if isinstance(raw, dict):
+            raw.setdefault("key", "")
         top = _table(raw, "", {"version", *cls.__dataclass_fields__})
         if top["version"] != 1:
             raise DataError(f"the data manifest has version {top['version']!r}, expected 1")
@@ -123,6 +132,7 @@ class Manifest:
             length=_count(top["length"], "length"),
             inputs=_text(top["inputs"], "inputs"),
             targets=_text(top["targets"], "targets"),
+            key=_text(top["key"], "key"),
         )
         return found.validate()
 
@@ -148,6 +158,11 @@ class Manifest:
                 )
         if any(s.column not in names for s in self.shards):
             raise DataError("the data manifest has a shard of a column that it does not name")
+        if self.key and (self.kind != "arrays" or names.count(self.key) != 1 or len(names) == 1):
+            raise DataError(
+                f"the data manifest has the key {self.key!r}, and columns {names} of kind "
+                f"{self.kind}: expected one of several arrays"
+            )
         if self.kind != "arrays":
             self._validate_windows()
         elif self.length:

@@ -30,6 +30,7 @@ from ...net.local import joined
 from ...net.web.proxy import proxy_for
 from .file_types import HEAD_BYTES, check_ids, check_text
 from .manifest import STORED_BYTES, Column, DataError, Kind, Manifest, Shard
+from .sample_keys import stored
 
 __all__ = ["matching", "resolve"]
 
@@ -49,6 +50,7 @@ def resolve(
     length: int = 128,
     inputs: str = "x",
     targets: str = "y",
+    key: str = "",
     named: Callable[[str, memoryview], str] | None = None,
 ) -> tuple[Manifest, dict[str, Path]]:
     """The manifest of a job's data, and the shard files by hash, written into `folder`. `named`
@@ -57,7 +59,7 @@ def resolve(
     `inputs` and `targets` name the tensors of a batch, which are argument names of the module's
     forward, as the checks of [data] leave them (`job/tables.py`); for arrays these are also the
     names in the file, and `inputs` may list several, separated by commas. `holdout` is a share of
-    the items, taken from their end.
+    the items, taken from their end. `key`: of arrays, the one that says whose a sample is.
 
     Raises DataError for data that cannot be used; with a cause where its text has words of another
     library, which may tell of the content.
@@ -69,7 +71,7 @@ def resolve(
     if kind in ("text", "tokens"):
         return _windows(writer, kind, source, holdout, length, inputs, targets)
     if kind == "arrays":
-        return _arrays(writer, source, holdout, inputs, targets)
+        return _arrays(writer, source, holdout, inputs, targets, key)
     raise DataError(f"data kind {kind!r} is not supported: expected text, tokens or arrays")
 
 
@@ -131,12 +133,16 @@ def _windows(
 
 
 def _arrays(
-    writer: _Writer, source: str, holdout: float, inputs: str, targets: str
+    writer: _Writer, source: str, holdout: float, inputs: str, targets: str, key: str
 ) -> tuple[Manifest, dict[str, Path]]:
     if not source:
         raise DataError("data of kind arrays needs a source: an .npz or .safetensors file")
     names = [*inputs.split(","), *([targets] if targets else [])]
-    found = _read_arrays(source, names)
+    if key in names:
+        raise DataError(
+            f"{key!r} is an input or target of the model: expected as key an array of its own"
+        )
+    found = _read_arrays(source, [*names, *([key] if key else [])], key)
     total = len(found[names[0]])
     for name, array in found.items():
         if len(array) != total:
@@ -153,7 +159,7 @@ def _arrays(
         writer.add(column, array, ARRAY_SHARD_BYTES)
         columns.append(column)
     manifest = Manifest(
-        "arrays", tuple(columns), tuple(writer.shards), total, held_out, 0, inputs, targets
+        "arrays", tuple(columns), tuple(writer.shards), total, held_out, 0, inputs, targets, key
     )
     return manifest.validate(), writer.paths
 
@@ -294,8 +300,9 @@ def _tokens(source: str) -> _Array:
     return ids.astype(np.uint16 if small else np.int32)
 
 
-def _read_arrays(source: str, names: Sequence[str]) -> dict[str, _Array]:
-    """Arrays of an .npz or .safetensors file; no names: the only one that it has."""
+def _read_arrays(source: str, names: Sequence[str], key: str = "") -> dict[str, _Array]:
+    """Arrays of an .npz or .safetensors file; no names: the only one that it has. `key`: one of
+    them, which may be text."""
     if source.endswith(".npz"):
         with _of_numpy(source), _load(source) as loaded:
             found = {n: np.asarray(loaded[n]) for n in _choose(source, names, loaded.files)}
@@ -307,6 +314,8 @@ def _read_arrays(source: str, names: Sequence[str]) -> dict[str, _Array]:
             raise DataError(f"{source} has no arrays that numpy can read: {error}") from error
     else:
         raise DataError(f"{source}: expected a file that ends in .npz or .safetensors")
+    if key:
+        found[key] = _keys(source, key, found[key])
     for name, array in found.items():
         if not array.ndim or 0 in array.shape:
             raise DataError(f"{source}: {name!r} has shape {array.shape}: samples expected")
@@ -314,6 +323,15 @@ def _read_arrays(source: str, names: Sequence[str]) -> dict[str, _Array]:
             known = [d for d in ITEM_BYTES if d in STORED_BYTES]
             raise DataError(f"{source}: {name!r} has dtype {array.dtype}, expected one of {known}")
     return found
+
+
+def _keys(source: str, name: str, keys: _Array) -> _Array:
+    if keys.ndim != 1 or keys.dtype.kind not in "iuU":
+        raise DataError(
+            f"{source}: {name!r} has shape {keys.shape} and dtype {keys.dtype}: expected a key for "
+            "each sample, integers or text"
+        )
+    return stored(keys)
 
 
 def _choose(source: str, names: Sequence[str], there: list[str]) -> Sequence[str]:

@@ -136,6 +136,13 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         if given != wanted:
             raise RunSpecError(f"{name} of the run is {given}, its job says {wanted}")
     asked, alone = job.plan, job.sync.kind == "federated"  # a client is trained on one peer
+    cohorts = job.rounds.cohorts if job.rounds else None
+    if alone and (cohorts is None or len(spec.client_sizes) != cohorts.clients):
+        expected = cohorts.clients if cohorts else "a data.partition that says for how many"
+        raise RunSpecError(
+            f"client_sizes of the run has {len(spec.client_sizes)} numbers: expected {expected}, "
+            "one for each client"
+        )
     full = asked.full_steps(spec.steps)
     pipelines = 1 if asked.pipelines == "auto" else asked.pipelines
     batchings = tuple(
@@ -197,7 +204,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         eval_every=train.eval_every if train.evaluated_batches else 0,
         seed=job.seed,
         sync=job.sync,
-        cohorts=job.rounds.cohorts if job.rounds else None,
+        cohorts=cohorts,
         origins=_origins(job.model) if job.model.where == "url" else (),
     )
 

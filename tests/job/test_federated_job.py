@@ -228,7 +228,6 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
             "sync.compression",
             'for kind = "federated"',
         ),
-        ({"data": {"partition": {"kind": "by-key"}}}, "data.partition.kind", "not supported yet"),
         ({"data": {"partition": {"kind": "dirichlet", "clients": 4}}}, "data.partition.alpha", ""),
         ({"data": {"partition": {"kind": "by-peer"}}}, "data.partition.kind", "not supported yet"),
         (

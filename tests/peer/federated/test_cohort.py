@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -59,7 +60,25 @@ def masked() -> Masked:
     return Masked(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
-MODELS = {"masked": masked, "plain": plain, "normed": normed, "partly frozen": partly_frozen}
+class Attention(nn.Module):
+    """Of three positions each attends to those before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = x.view(-1, 3, 1, 3, 4).unbind(1)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).flatten(1)
+
+
+def attending() -> Classifier:
+    return Classifier(nn.Linear(12, 36), Attention(), nn.Linear(12, 4))
+
+
+MODELS = {
+    "attending": attending,
+    "masked": masked,
+    "plain": plain,
+    "normed": normed,
+    "partly frozen": partly_frozen,
+}
 TRAIN = {
     "sgd": Train(steps=9, batch=8, optimizer="sgd", lr=0.3, clip=0.4, warmup=0, momentum=0.9),
     "adamw": Train(steps=9, batch=8, lr=0.01, clip=0.0, warmup=2),
@@ -100,6 +119,14 @@ def alone(model: nn.Module, train: Train, steps: list[Mapping[str, Tensor]]) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_each_comes_to_what_it_would_alone(name: str, optimizer: str) -> None:
     assert_as_alone(name, optimizer)
+
+
+def test_attention_is_vectorised_over_participants(capfd: pytest.CaptureFixture[str]) -> None:
+    """The fused one has no such form, and each call of it would say so."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert_as_alone("attending", "sgd")
+    assert "performance drop" not in "".join([*map(str, said), *capfd.readouterr()])
 
 
 @pytest.mark.parametrize("name", ["masked", "partly frozen"])

@@ -3,6 +3,7 @@ plain loop over the same cohorts."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from shoal.broker.events import Persist
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
 from shoal.job.clients.client_options import LocalWork
+from shoal.job.clients.partitioning import Partitioning
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.partition import partition_of
 from shoal.proto.broker_pb2 import DONE
@@ -347,3 +349,38 @@ def exported(world: Any, run: str) -> dict[str, Tensor]:
     for file in [e.weights for e in world.events(run) if e.HasField("weights")][-1].files:
         found |= load(world.blobs[file.blob.hash])
     return found
+
+
+def test_clients_by_key_are_as_many_as_the_data_has(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    job = job_of(tmp_path, "fedavgm", 3)
+    with np.load(tmp_path / "data.npz") as found:
+        names = np.array(["ann", "bo", "cy", "李"])[(found["x"][:, 2] > 0) * 2 + found["y"] % 2]
+        np.savez(tmp_path / "data.npz", **found, who=names)
+    divided = Partitioning(kind="by-key", key="who", held_out=0.2)
+    job = replace(job, name="by key", data=replace(job.data, partition=divided))
+    lab = laboratory(replace(job, sync=replace(job.sync, per_round="75%")))
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    world.finish(run)
+    assert_expected(lab, world, run)
+    cohorts = committed_cohorts(world.events(run), lab.job, lab.reader())
+    assert [len(c) for c in cohorts] == [3] * 3, "of four"
+    sizes = [int((names[:108] == name).sum()) for name in sorted({*names.tolist()})]
+    assert list(lab.spec.client_sizes) == [n - int(n * 0.2 + 0.5) for n in sizes]
+
+
+@pytest.mark.parametrize("change", ["fewer sizes", "no partition"])
+def test_a_run_whose_clients_are_not_known_is_refused(
+    laboratory: Callable[[Job], Any], tmp_path: Path, change: str
+) -> None:
+    lab = laboratory(job_of(tmp_path, "fedavg"))
+    spec = copy.deepcopy(lab.spec)
+    if change == "fewer sizes":
+        del spec.client_sizes[-1]
+    else:
+        data = replace(lab.job.data, where="peer", source="cases", partition=None)
+        spec.job = replace(lab.job, data=data).to_json()
+    with pytest.raises(ValueError, match="client_sizes of the run has"):
+        world_of(lab).submit(spec)
