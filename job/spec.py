@@ -310,6 +310,7 @@ class Job(Settings):
             aggregate=sync.aggregate,
             privacy=sync.privacy,
             sends=sync.client_compression,
+            vhl=sync.vhl if sync.virtual_data == "vhl" else None,
         )
 
 
@@ -375,6 +376,8 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
     if job.data.kind != "arrays":
         yield "data.kind", f'"arrays" is, {federated}'
     yield from _not_clients(job, partition.kind if partition is not None else "by-peer")
+    if job.sync.virtual_data == "vhl" and job.model.dtype != "fp32":
+        yield "model.dtype", '"fp32" is, with sync.virtual_data = "vhl"'
     for key, most in (("stages", job.plan.stages), ("pipelines", job.plan.pipelines)):
         if most not in (1, "auto"):
             yield f"plan.{key}", f"1 is, {federated}: a client is trained on one peer"
