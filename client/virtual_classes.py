@@ -27,9 +27,8 @@ def with_virtual_classes(captured: Captured, job: Job, reader: Reader) -> Captur
         found = classifier_of(captured.graph)
         graph = with_classes(captured.graph, job.sync.vhl.classes or found.classes)
     except GraphError as error:
-        raise SettingsError(
-            "sync.virtual_data", f'is "vhl", which is for classifiers: {error}'
-        ) from None
+        problem = f'is "vhl", which is for classifiers: {error}'
+        raise SettingsError("sync.virtual_data", problem) from None
     try:
         noise_shape(job.sync.vhl, found.sample)
     except ValueError as error:

@@ -58,8 +58,8 @@ class CopiesForward:
 
 
 class ModelCopies:
-    """A whole model. `graph` is not bound: batches may be of different sizes, one at a time. `also`:
-    values that a loss reads which is not the graph's."""
+    """A whole model. `graph` is not bound: batches may be of different sizes, one at a time.
+    `also`: values that a loss reads which is not the graph's."""
 
     def __init__(
         self, graph: Graph, device: torch.device | str = "cpu", also: Sequence[str] = ()

@@ -146,24 +146,13 @@ class AboveLoss:
 def above_loss(graph: Graph) -> AboveLoss:
     """Return what clients train of a graph that `with_classes` made. Raises GraphError for another
     one."""
-    at = {op.name: op for op in graph.operators}
-    if not {_ROWS, _ALL, _FIRST} <= at.keys():
-        raise GraphError("the graph has no virtual classes: submit the job again")
-    (loss,) = [op for op in graph.operators if op.name == graph.loss]
-    first = at[_FIRST].args[3]
-    own = at[_ALL].args[0]
-    assert isinstance(own, tuple)
-    assert isinstance(own[0], Ref)
-    before = renamed(loss, {_FIRST: own[0].value})
-    kept = tuple(before if op is loss else op for op in graph.operators)
-    found = classifier_of(replace(graph, operators=kept))
-    if first != found.classes:
-        raise GraphError(f"{_FIRST} has {first} classes: expected {found.classes}")
-    features, _, *_ = linear_args(at[_ROWS])
-    shape = graph.spec[_ROWS].shape
-    assert isinstance(shape[1], int)
+    own, further = _without_classes(graph)
+    found = classifier_of(own)
+    if with_classes(own, further).operators != graph.operators:
+        raise GraphError("the graph's virtual classes are not those of its classifier")
+    features = linear_args(found.linear)[0].value
     statistics = {b.update.value for b in graph.buffers if b.update and b.update.value}
-    needed = _needed(graph, {_ALL, features.value, *statistics})
+    needed = _needed(graph, {_ALL, features, *statistics})
     form = replace(
         graph,
         operators=tuple(op for op in graph.operators if needed(op)),
@@ -171,7 +160,24 @@ def above_loss(graph: Graph) -> AboveLoss:
         metrics=(),
     )
     where = (found.inputs, found.labels, found.sample)
-    return AboveLoss(form, *where, features.value, _ALL, found.classes, shape[1])
+    return AboveLoss(form, *where, features, _ALL, found.classes, further)
+
+
+def _without_classes(graph: Graph) -> tuple[Graph, int]:
+    """Return the graph that `with_classes` got, and how many it was to make. Raises GraphError."""
+    names = [op.name for op in graph.operators]
+    rows = graph.spec.get(f"param:{WEIGHT}")
+    count = rows.shape[0] if rows and rows.shape else 0
+    if _ROWS not in names[1:] or not isinstance(count, int) or count < 1:
+        raise GraphError("the graph has no virtual classes: submit the job again")
+    linear = names[names.index(_ROWS) - 1]
+    kept = (op for op in graph.operators if op.name not in (_ROWS, _ALL, _FIRST))
+    own = replace(
+        graph,
+        operators=tuple(renamed(op, {_FIRST: linear}) for op in kept),
+        parameters=tuple(p for p in graph.parameters if p.name not in (WEIGHT, BIAS)),
+    )
+    return own, count
 
 
 def _needed(graph: Graph, wanted: set[str]) -> Callable[[Operator], bool]:

@@ -1,4 +1,4 @@
-"""What a client does in a round: for how long it trains, and on which virtual data beside its own."""
+"""What a client does in a round: for how long it trains, and on which data beside its own."""
 
 from __future__ import annotations
 
@@ -58,10 +58,7 @@ class VhlOptions(Settings):
     """Standard deviation of the samples of a class, of which the means have 1."""
 
     def check(self) -> None:
-        for key in ("alpha", "l1", "l2", "spread"):
-            value = getattr(self, key)
-            if not 0 <= value < float("inf"):
-                raise SettingsError(key, f"is {value}: expected a number of at least 0")
+        at_least(self, 0, "alpha", "l1", "l2", "spread")
         if not self.temperature > 0:
             raise SettingsError("temperature", f"is {self.temperature}: expected more than 0")
         at_least(self, 0, "classes", "batch")

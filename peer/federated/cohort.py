@@ -71,9 +71,10 @@ class Cohort:
         self._graph, self._train, self._most, self._mu = graph, train, most, mu
         self._virtual, self._device = virtual, torch.device(device)
         self._at: Train | None = None
-        form = virtual.form if virtual else None
-        self._copies = ModelCopies(
-            form.graph if form else graph, device, form.reads if form else ()
+        self._copies = (
+            ModelCopies(virtual.form.graph, device, virtual.form.reads)
+            if virtual
+            else ModelCopies(graph, device)
         )
 
     def work(

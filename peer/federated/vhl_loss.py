@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ...dag.transforms.virtual_classes import AboveLoss
 from ...job.clients.local_work import VhlOptions
 from .batches import Participant
-from .virtual_data import virtual_batch, virtual_samples
+from .virtual_data import noise_shape, virtual_batch, virtual_samples
 
 __all__ = ["VirtualData", "VirtualLoss", "contrast"]
 
@@ -55,13 +55,17 @@ class VirtualLoss:
 
 @dataclass(frozen=True, slots=True)
 class VirtualData:
-    """The noise beside clients' samples, of a run. batch: the most
+    """The noise beside clients' samples, of a run. Raises ValueError for a shape that does not fit
+    the model's. batch: the most
     samples of a client's own in a step."""
 
     vhl: VhlOptions
     form: AboveLoss
     seed: int
     batch: int
+
+    def __post_init__(self) -> None:
+        noise_shape(self.vhl, self.form.sample)
 
     def beside(
         self,

@@ -125,10 +125,10 @@ def expected_versions(
             found[count + 1] = _held_out(module, state, job, reader, size)
 
     local, cohorts = module, committed_cohorts(events, job, reader)
-    read: Callable[[Any], Mapping[str, Any]] = lambda at: reader.samples(np.array(at))
+    read: Callable[[Any], Mapping[str, Any]] = _reading(reader)
     if job.sync.virtual_data == "vhl":
-        local, inside = VhlClient.of(module, job, reader), "module."
-        cohorts, read = with_noise(cohorts, job), local.reading(reader, job.seed)
+        client, inside = VhlClient.of(module, job, reader), "module."
+        cohorts, read, local = with_noise(cohorts, job), client.reading(reader, job.seed), client
     train_cohorts(
         local,
         cohorts,
@@ -143,6 +143,10 @@ def expected_versions(
         committed=look,
     )
     return found
+
+
+def _reading(reader: Reader) -> Callable[[Sequence[int]], Mapping[str, Tensor]]:
+    return lambda at: reader.samples(np.array(at))
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
-"""VHL (2206.02465) the boring way: a classifier with further rows beside its last linear, which goes
-through samples and noise in one batch, and the contrasts anchor by anchor. `client_loops.py` trains
-it, one client at a time. Which noise a step has is a matter of data, as which samples: it is read
-where peers read it."""
+"""VHL (2206.02465) the boring way: a classifier with further rows beside its last linear, which
+goes through samples and noise in one batch, and the contrasts anchor by anchor. `client_loops.py`
+trains it, one client at a time. Which noise a step has is a matter of data, as which samples: it is
+read where peers read it."""
 
 from __future__ import annotations
 

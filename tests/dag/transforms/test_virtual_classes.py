@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,3 +117,12 @@ def test_a_model_of_tokens_is_refused() -> None:
 def test_a_graph_without_virtual_classes_is_refused_where_clients_train() -> None:
     with pytest.raises(GraphError, match="no virtual classes"):
         above_loss(graph_of(F.cross_entropy)[1])
+
+
+def test_virtual_classes_that_are_others_are_refused_where_clients_train() -> None:
+    grown = with_classes(graph_of(F.cross_entropy)[1], 3)
+    operators = list(grown.operators)
+    at = [op.name for op in operators].index("masked_logits")
+    operators[at] = replace(operators[at], args=(*operators[at].args[:3], 2))
+    with pytest.raises(GraphError, match="not those of its classifier"):
+        above_loss(replace(grown, operators=tuple(operators)))
