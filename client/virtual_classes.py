@@ -33,7 +33,7 @@ def with_virtual_classes(captured: Captured, job: Job, reader: Reader) -> Captur
         noise_shape(job.sync.vhl, found.sample)
     except ValueError as error:
         raise SettingsError("sync.vhl.noise", str(error)) from None
-    for labels in reader.pieces(found.labels):
+    for labels in () if job.data.where == "peer" else reader.pieces(found.labels):
         if len(labels) and not 0 <= labels.min() <= labels.max() < found.classes:
             raise SettingsError(
                 "sync.virtual_data",

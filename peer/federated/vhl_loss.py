@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from ...dag.transforms.virtual_classes import AboveLoss
 from ...job.clients.local_work import VhlOptions
+from ..data.manifest import DataError
 from .batches import Participant
 from .virtual_data import noise_shape, virtual_batch, virtual_samples
 
@@ -76,8 +77,13 @@ class VirtualData:
         device: torch.device,
     ) -> tuple[dict[str, Tensor], VirtualLoss]:
         """Return a step's inputs with noise behind the samples, and the loss of both. `inputs`: by
-        argument, (clients, samples, ...)."""
-        vhl, form = self.vhl, self.form
+        argument, (clients, samples, ...). Raises DataError for labels that are of noise."""
+        vhl, form, labels = self.vhl, self.form, inputs[self.form.labels]
+        if not bool(((labels >= 0) & (labels < form.classes)).all()):
+            raise DataError(
+                f'"{form.labels}" has a label that is none of the {form.classes} classes of the '
+                "model: expected those alone, for the next are of noise"
+            )
         numbers = [c.number for c in clients]
         size = vhl.batch or self.batch
         classes, at = virtual_batch(
@@ -90,7 +96,7 @@ class VirtualData:
         loss = VirtualLoss(
             form,
             vhl,
-            inputs[form.labels].to(device),
+            labels.to(device),
             torch.from_numpy(classes).to(device),
             torch.tensor(calibrates, device=device),
         )

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from shoal.dag.capture.capture import capture
 from shoal.dag.transforms.virtual_classes import above_loss, with_classes
 from shoal.job.clients.local_work import LocalWork, VhlOptions
+from shoal.peer.data.manifest import DataError
 from shoal.peer.federated.batches import Participant
 from shoal.peer.federated.vhl_loss import VirtualData, VirtualLoss, contrast
 from shoal.peer.federated.virtual_data import noise_shape, virtual_batch, virtual_samples
@@ -192,3 +193,7 @@ def test_a_client_calibrates_in_the_first_passes_over_its_own_samples() -> None:
         assert whole["x"].shape == (2, 10, 12)
         assert torch.equal(whole["x"][:, :4], inputs["x"])
         assert loss.calibrates.tolist() == expected
+        for label in (3, -100):
+            wrong = {**inputs, "y": torch.full((2, 4), label)}
+            with pytest.raises(DataError, match="none of the 3 classes"):
+                virtual.beside(wrong, some, 0, 4, torch.device("cpu"))
