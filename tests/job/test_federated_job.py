@@ -19,7 +19,7 @@ def job(**tables: Any) -> Job:
     for key, table in tables.items():
         found[key] = {**found.get(key, {}), **table}
     train = found.pop("train", {"rounds": 5})
-    return Job(model="m.py:f", train={"batch": 8, **train}, **found)
+    return Job(train={"batch": 8, **train}, **found)
 
 
 def test_cohorts_follow_from_the_tables() -> None:
