@@ -43,6 +43,7 @@ from .files.shards import Pretrained
 from .files.uplink import Uplink, starting_bytes, takes
 from .files.weight_files import Stored
 from .files.weight_writer import write_values
+from .further_classes import with_virtual_classes
 from .job_data import (
     AskPeers,
     JobData,
@@ -61,7 +62,6 @@ from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
 from .privacy import check_hides, with_noise
-from .virtual_classes import with_virtual_classes
 
 __all__ = [
     "Prepared",

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.client.further_classes import with_virtual_classes
 from shoal.client.models.state_dicts import with_state
-from shoal.client.virtual_classes import with_virtual_classes
 from shoal.dag.capture.capture import Captured, capture
 from shoal.job import Job, SettingsError
 
