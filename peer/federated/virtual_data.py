@@ -7,7 +7,8 @@ where each number of `gauss(h)` is the sum of the twelve 16-bit parts of key(h, 
 less its mean, by 2^16: deviation 1, and normal but for tails beyond six deviations. Of integers all
 the way, so the set has the same bits on every machine, and nobody keeps or sends it. A sample is
 repeated up to the input's shape (nearest neighbour). Which samples a step of a client has are the
-words of key(seed, VIRTUAL_BATCH, round, client, step, place) (`dag/rounds/permutation.py`), modulo the set.
+words of key(seed, VIRTUAL_BATCH, round, client, step, place) (`dag/rounds/permutation.py`), modulo
+the set.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from .client_methods import (
 )
 from .hidden import hidden_mean
 from .oracle import learning_rate, optimizer_of
-from .robust import AGGREGATES
 from .plain_vhl import VhlClient, with_noise
+from .robust import AGGREGATES
 
 __all__ = ["aggregate_of", "committed_cohorts", "expected_versions"]
 
