@@ -1,11 +1,13 @@
 """VHL (2206.02465) the boring way: a classifier with further rows beside its last linear, which
 goes through samples and noise in one batch, and the contrasts anchor by anchor. `client_loops.py`
-trains it, one client at a time. Which noise a step has is a matter of data, as which samples: it is
-read where peers read it."""
+trains it, one client at a time. Noise is that of peers made once more, sample by sample: only the
+hash of words (`dag/rounds/permutation.py`) is shared.
+"""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...dag.rounds.permutation import Domain, key
 from ...job import Job
 from ...job.clients.local_work import VhlOptions
 from ...peer.data.reader import Reader
-from ...peer.federated.virtual_data import virtual_batch, virtual_samples
 from .client_loops import ClientWork
 
 __all__ = ["VhlClient", "with_noise"]
@@ -31,7 +33,8 @@ class _Step:
     client: int
     round: int
     step: int
-    calibrates: bool
+    first: bool
+    """Whether it is one of those that calibrate."""
 
 
 def with_noise(cohorts: Iterable[Sequence[ClientWork]], job: Job) -> Iterator[list[ClientWork]]:
@@ -68,6 +71,41 @@ def _last_linear(module: nn.Module, inputs: Mapping[str, Tensor]) -> str:
     return called[-1]
 
 
+class _Noise:
+    """The set of noise of a run."""
+
+    def __init__(self, vhl: VhlOptions, seed: int) -> None:
+        self._vhl, self._seed = vhl, seed
+
+    def drawn(self, step: _Step, place: int, classes: int) -> tuple[int, int]:
+        """Return class and number of what stands at a place of a step's batch."""
+        word = self._word(Domain.VIRTUAL_BATCH, step.round, step.client, step.step, place)
+        number, of = divmod(word % (classes * self._vhl.per_class), classes)
+        return of, number
+
+    def sample(self, of: int, number: int, like: Sequence[int]) -> Tensor:
+        """Return one sample by class and number, (*like,) float32."""
+        small = self._vhl.noise or tuple(
+            size if at == 0 and len(like) > 1 else math.ceil(size / 4)
+            for at, size in enumerate(like)
+        )
+        mean = self._normal(small, self._word(Domain.VIRTUAL_MEAN, of))
+        apart = self._normal(small, self._word(Domain.VIRTUAL_SAMPLE, of, number))
+        found = mean + self._vhl.spread * apart
+        for axis, (few, many) in enumerate(zip(small, like, strict=True)):
+            found = found.index_select(axis, torch.tensor([i * few // many for i in range(many)]))
+        return found
+
+    def _normal(self, shape: Sequence[int], by: int) -> Tensor:
+        elements = np.arange(math.prod(shape), dtype=np.uint64)
+        words = np.stack([key(by, elements, part) for part in range(3)]).astype("<u8")
+        parts = torch.from_numpy(words.view("<u2").astype(np.float64)).view(3, -1, 4)
+        return ((parts.sum((0, 2)) - 12 * 65535 / 2) / 65536).float().view(*shape)
+
+    def _word(self, *of: int) -> int:
+        return int(key(self._seed, *of)[0])
+
+
 class VhlClient(nn.Module):
     """A module with further rows, which are parameters of their own and begin at zero. Its forward
     takes a batch with `noise`, `of` (classes of noise) and `calibrates` besides and returns the
@@ -97,14 +135,14 @@ class VhlClient(nn.Module):
 
     def reading(self, reader: Reader, seed: int) -> Callable[[_Step], dict[str, Any]]:
         """What reads a step's samples and noise. `seed`: the run's."""
+        made = _Noise(self.vhl, seed)
 
         def read(step: _Step) -> dict[str, Any]:
             found: dict[str, Any] = {**reader.samples(np.array(step.samples))}
-            where = {"seed": seed, "round_": step.round, "step": step.step}
-            of, numbers = virtual_batch(self.vhl, self.further, self.batch, [step.client], **where)
-            noise = virtual_samples(self.vhl, of[0], numbers[0], found[self.x].shape[1:], seed)
-            noisy = {"noise": torch.from_numpy(noise), "of": torch.from_numpy(of[0])}
-            return {**found, **noisy, "calibrates": step.calibrates}
+            drawn = [made.drawn(step, place, self.further) for place in range(self.batch)]
+            like = found[self.x].shape[1:]
+            found["noise"] = torch.stack([made.sample(c, number, like) for c, number in drawn])
+            return {**found, "of": torch.tensor([c for c, _ in drawn]), "calibrates": step.first}
 
         return read
 

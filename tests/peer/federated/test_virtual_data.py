@@ -47,7 +47,7 @@ def test_a_sample_is_of_seed_class_and_number_to_the_bit(seed: int, label: int, 
     assert found.dtype == np.float32
     for channel, row, column in ((0, 0, 0), (0, 4, 7), (1, 2, 3), (1, 3, 4)):
         small = channel * 4 + (row * 2 // 5) * 2 + column * 2 // 8  # drawn as (2, 2, 2)
-        mean, own = gauss(word(seed, 7, label), small), gauss(word(seed, 8, label, at), small)
+        mean, own = gauss(word(seed, 10, label), small), gauss(word(seed, 11, label, at), small)
         assert found[1, channel, row, column] == mean + 0.5 * own
 
 
