@@ -53,22 +53,20 @@ def with_noise(cohorts: Iterable[Sequence[ClientWork]], job: Job) -> Iterator[li
         yield found
 
 
-def _last_linear(module: nn.Module, inputs: Mapping[str, Tensor]) -> str:
-    """Return the name of the last linear that a forward calls. Raises ValueError where none is a
-    module of its own."""
-    called: list[str] = []
-    hooks = [
-        part.register_forward_hook(lambda *_, n=name: called.append(n))
-        for name, part in module.named_modules()
-        if type(part) is nn.Linear
-    ]
+def _last_linear(module: nn.Module, inputs: Mapping[str, Tensor], labels: Tensor) -> str:
+    """Return the name of the last linear that a forward calls. Raises ValueError where it is not
+    that of which the loss is made."""
+    module, called = copy.deepcopy(module).eval(), list[tuple[str, Tensor]]()
+    for name, part in module.named_modules():
+        if type(part) is nn.Linear:
+            part.register_forward_hook(lambda _, given, out, n=name: called.append((n, out)))
     with torch.no_grad():
-        module(**inputs)
-    for hook in hooks:
-        hook.remove()
-    if not called:
-        raise ValueError("no linear of the model is an nn.Linear, which could have further rows")
-    return called[-1]
+        made = module(**inputs)
+    loss = made if isinstance(made, Tensor) else made["loss"]
+    name, logits = called[-1] if called else ("", labels)
+    if logits.dim() != 2 or not torch.allclose(nn.functional.cross_entropy(logits, labels), loss):
+        raise ValueError("the loss is not that of an nn.Linear, which could have further rows")
+    return name
 
 
 class _Noise:
@@ -128,9 +126,10 @@ class VhlClient(nn.Module):
 
     @classmethod
     def of(cls, module: nn.Module, job: Job, reader: Reader) -> VhlClient:
-        """That of a job. Raises ValueError for a module without an nn.Linear."""
-        linear = _last_linear(module, reader.samples(np.zeros(1, np.int64)))
+        """That of a job. Raises ValueError for a module whose last linear is no nn.Linear."""
         names = {"x": job.data.inputs, "y": job.data.targets}
+        some = reader.samples(np.zeros(1, np.int64))
+        linear = _last_linear(module, some, some[job.data.targets])
         return cls(module, linear, job.sync.vhl, batch=job.train.batch, **names)
 
     def reading(self, reader: Reader, seed: int) -> Callable[[_Step], dict[str, Any]]:

@@ -179,6 +179,10 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
             | {"data": {"partition": None}},
             *("sync.privacy", 'for kind = "fed'),
         ),
+        (
+            {"sync": {**PRIVATE, "virtual_data": "vhl"}},
+            *("sync.virtual_data", "further classes too, which no export has"),
+        ),
         ({"sync": {"local": {"passes": 1, "steps": 2}}}, "sync.local", "exactly one"),
         ({"sync": {"vhl": {"alpha": 2.0}}}, "sync.vhl", 'virtual_data = "vhl"'),
         ({"sync": {"virtual_data": "fedimpro"}}, "sync.virtual_data", "vhl"),

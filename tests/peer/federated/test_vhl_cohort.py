@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,14 +79,16 @@ def job() -> Job:
     )
 
 
-def together(model: Classifier, some: Sequence[Participant]) -> dict[int, dict[str, Tensor]]:
+def together(
+    model: Classifier, some: Sequence[Participant], steps: int = STEPS
+) -> dict[int, dict[str, Tensor]]:
     """What participants that are trained side by side come to."""
     reader = Samples()
     graph = with_classes(capture(model, reader.samples(np.arange(2))).graph, FURTHER)
     version = {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
     more = [p for p in graph.parameters if p.name not in version]
     version |= {p.name: torch.zeros(p.spec.sizes) for p in more}
-    plans = batches(some, seed=1, round_=ROUND, batch=BATCH, steps=STEPS)
+    plans = batches(some, seed=1, round_=ROUND, batch=BATCH, steps=steps)
     cohort = Cohort(graph, TRAIN, virtual=VirtualData(VHL, above_loss(graph), SEED, BATCH))
     made = cohort.work(version, [*zip(some, plans, strict=True)], reader.samples, round_=ROUND)
     return {
@@ -134,7 +137,25 @@ def test_each_comes_to_what_it_would_alone_however_many_steps_it_makes(
 def test_what_a_model_draws_is_each_participants_own() -> None:
     torch.manual_seed(0)
     model, some = dropping(), [Participant(n, np.arange(8)) for n in (2, 9)]
-    both = together(model, some)
+    both = together(model, some, 3)
     for one in some:
-        for name, tensor in together(model, [one])[one.number].items():
+        for name, tensor in together(model, [one], 3)[one.number].items():
             torch.testing.assert_close(both[one.number][name], tensor, rtol=1e-5, atol=1e-6)
+
+
+class Functional(Classifier):
+    """A classifier whose last linear is no module."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(15, 3))
+        self.rows = nn.Parameter(torch.eye(3) * 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(self.layers(x), self.rows), y)
+
+
+def test_the_plain_loop_has_no_further_rows_for_a_linear_that_is_no_module() -> None:
+    reader: Any = Samples()
+    assert VhlClient.of(plain(), job(), reader).linear == "layers.3"
+    with pytest.raises(ValueError, match=r"not that of an nn\.Linear"):
+        VhlClient.of(Functional(), job(), reader)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoal.client.files.exported import state_of
 from shoal.job import Job
 from shoal.job.clients.local_work import LocalWork, VhlOptions
 from shoal.peer.core.events import BeginRound
@@ -159,10 +160,12 @@ def played(lab: Laboratory) -> tuple[Any, str]:
     ("method", "sync"),
     [
         ("fedprox", {}),
-        ("fednova", {}),
+        pytest.param("fednova", {}, marks=pytest.mark.slow),
         ("fedadam", {"compression": "topk", "compression_options": {"least_ratio": 0.3}}),
         ("fedavg", {"compression": "bcrs+opwa", **SENDS}),
-        ("fedavg", {"aggregate": "median", "weight": "equal"}),
+        pytest.param(
+            *("fedavg", {"aggregate": "median", "weight": "equal"}), marks=pytest.mark.slow
+        ),
         ("fedadam", {"aggregate": "krum", "weight": "equal"}),
     ],
 )
@@ -177,6 +180,9 @@ def test_versions_are_those_of_a_plain_loop(
 def test_versions_are_judged_by_the_models_own_classes(base: Laboratory) -> None:
     world, run = played(base)
     events, got = world.events(run), exported(world, run)
+    own = {name: got[there] for name, there, _ in state_of(base.graph)}
+    assert own.keys() == base.module.state_dict().keys()
+    assert [e.weights for e in events if e.HasField("weights")][-1].HasField("graph")
     wanted = expected_versions(base.module, base.job, events, base.reader(), size=4)
     (found,) = [e.evaluated for e in events if e.HasField("evaluated")]
     assert wanted.keys() == {found.step} == {3}
@@ -184,7 +190,6 @@ def test_versions_are_judged_by_the_models_own_classes(base: Laboratory) -> None
     reader = base.reader()
 
     def of(samples: Mapping[str, Tensor]) -> Mapping[str, float]:
-        own = {n: t for n, t in got.items() if "virtual" not in n}
         with torch.no_grad():
             out = torch.func.functional_call(base.module, own, (), dict(samples))
         return {name: float(value) for name, value in out.items()}
@@ -219,7 +224,7 @@ def test_whoever_is_lost_its_clients_are_left_out(base: Laboratory) -> None:
 
     _, _, records = play(0)
     came = set[int]()
-    for part in (1, 2, 4):
+    for part in (1, 4):
         world, run, _ = play(records * part // 6)
         came |= {len(d.members) for d in assert_expected(base, world, run)}
     assert came == {1, 2}
