@@ -56,9 +56,8 @@ class VirtualLoss:
 
 @dataclass(frozen=True, slots=True)
 class VirtualData:
-    """The noise beside clients' samples, of a run. Raises ValueError for a shape that does not fit
-    the model's. batch: the most
-    samples of a client's own in a step."""
+    """The noise beside clients' samples, of a run. batch: the most samples of a client's own in a
+    step. Raises ValueError for a shape of noise that does not fit the model's samples."""
 
     vhl: VhlOptions
     form: AboveLoss
