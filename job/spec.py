@@ -310,6 +310,7 @@ class Job(Settings):
             aggregate=sync.aggregate,
             privacy=sync.privacy,
             sends=sync.client_compression,
+            vhl=sync.vhl if sync.virtual_data == "vhl" else None,
         )
 
 
@@ -390,6 +391,8 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
             yield "sync.aggregate", f'"mean" is, {with_it}'
         if method_of(job.sync.chosen).normalises:
             yield "sync.method", f"all others are, {with_it}: fednova scales moves by itself"
+    if job.sync.virtual_data == "vhl" and job.model.dtype != "fp32":
+        yield "model.dtype", '"fp32" is, with sync.virtual_data = "vhl"'
     if job.sync.privacy is not None:
         yield from _not_private(job)
 
@@ -405,6 +408,9 @@ def _not_private(job: Job) -> Iterator[tuple[str, str]]:
     if job.codec.sync != "none":
         why = "a codec rounds what was clipped, and so may make it longer"
         yield "codec.sync", f'"none" is, with sync.privacy: {why}'
+    if job.sync.virtual_data != "none":
+        why = "clip and noise would go to the further classes too, which no export has"
+        yield "sync.virtual_data", f'"none" is, with sync.privacy: {why}'
     if job.sync.over_select != 1:
         yield "sync.over_select", "1 is, with sync.privacy, whose mean is over per_round clients"
     if job.output.every not in (0, "auto"):

@@ -17,10 +17,10 @@ from .clients.client_options import (
     AGGREGATES,
     Aggregate,
     ClientPrivacy,
-    LocalWork,
     check_weight,
     share_of,
 )
+from .clients.local_work import LocalWork, VhlOptions
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
 from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
@@ -49,6 +49,7 @@ _OF_CLIENTS: Mapping[str, Any] = {
     "compression_options": CompressionOptions(),
     "client_links": None,
     "client_feedback": "none",
+    "virtual_data": "none",
 }
 """Keys of [sync] that are for kind = "federated" alone, with their defaults."""
 EVERY = 50
@@ -105,6 +106,10 @@ class Sync(Settings):
     """federated: the links of clients, which bcrs goes by."""
     client_feedback: Literal["none", "ef"] = "none"
     """federated: what becomes of what a client does not send. "none": it is lost."""
+    virtual_data: Literal["none", "vhl"] = "none"
+    """federated: labelled noise that clients train on besides."""
+    vhl: VhlOptions = field(default_factory=VhlOptions)
+    """Of virtual_data = "vhl"."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""
@@ -160,6 +165,8 @@ class Sync(Settings):
 
     def _check_federated(self) -> None:
         share_of(self.per_round, 100)
+        if self.virtual_data == "none" and self.vhl != VhlOptions():
+            raise SettingsError("vhl", 'is for virtual_data = "vhl": leave it out, or set that')
         if self.kind == "federated":
             if self.every != "auto":
                 raise SettingsError(

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["GoingOn", "changed", "check_same", "gone_on", "prepared", "with_changes"]
 
-FIXED = ("model", "data", "seed", "train.batch", "train.microbatch", "train.optimizer")
+FIXED = (
+    *("model", "data", "seed", "train.batch", "train.microbatch", "train.optimizer"),
+    *("sync.virtual_data", "sync.vhl.classes"),
+)
 """Keys of a job that stay: what follows would be neither the old run nor a new one."""
 _MOST_ASKED = 10_000
 """Blobs in one question, as many as a broker takes."""

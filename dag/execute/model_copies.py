@@ -27,7 +27,10 @@ from ..ir.graph import Graph
 from .records import record
 from .stage_module import StageModule, build
 
-__all__ = ["CopiesForward", "ModelCopies"]
+__all__ = ["CopiesForward", "LossOf", "ModelCopies"]
+
+LossOf = Callable[[Mapping[str, Tensor]], Tensor]
+"""Losses of copies, (copies,), of values that their graph made, (copies, ...) by name."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,10 +59,13 @@ class CopiesForward:
 
 
 class ModelCopies:
-    """A whole model. `graph` is not bound: batches may be of different sizes, one at a time."""
+    """A whole model. `graph` is not bound: batches may be of different sizes, one at a time.
+    `also`: values that a loss reads which is not the graph's."""
 
-    def __init__(self, graph: Graph, device: torch.device | str = "cpu") -> None:
-        self._graph, self._device = graph, torch.device(device)
+    def __init__(
+        self, graph: Graph, device: torch.device | str = "cpu", also: Sequence[str] = ()
+    ) -> None:
+        self._graph, self._device, self._also = graph, torch.device(device), also
         self._built: dict[int, _Bound] = {}
 
     @property
@@ -73,12 +79,15 @@ class ModelCopies:
         buffers: Mapping[str, Tensor],
         inputs: Mapping[str, Tensor],
         keys: Sequence[int] = (),
+        loss_of: LossOf | None = None,
     ) -> CopiesForward:
         """`parameters`, `buffers`: by name, (copies, *shape); gradients are those of parameters
         that require one, none where none does. `inputs`: by argument, (copies, batch, ...). `keys`:
-        of each copy's random numbers (`dag/ir/random.py`), where operators draw some."""
+        of each copy's random numbers (`dag/ir/random.py`), where operators draw some. `loss_of`: in
+        place of the graph's loss; such steps are never replayed from a record, which would keep
+        what the first one's loss read."""
         batch = next(iter(inputs.values())).shape[1]
-        return self._of(batch).run(parameters, buffers, inputs, keys)
+        return self._of(batch).run(parameters, buffers, inputs, keys, loss_of)
 
     def evaluate(
         self, version: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
@@ -94,18 +103,19 @@ class ModelCopies:
 
     def _of(self, batch: int) -> _Bound:
         if batch not in self._built:
-            self._built[batch] = _Bound(self._graph.bind(batch), self._device)
+            self._built[batch] = _Bound(self._graph.bind(batch), self._device, self._also)
         return self._built[batch]
 
 
 class _Bound:
     """The model for batches of one size."""
 
-    def __init__(self, graph: Graph, device: torch.device) -> None:
+    def __init__(self, graph: Graph, device: torch.device, also: Sequence[str]) -> None:
         self._graph = graph
         self._rules = {b.name: b.update.value for b in graph.buffers if b.update and b.update.value}
         metrics = [value for _, value in graph.metrics]
-        trains = dict.fromkeys(v for v in (graph.loss, graph.weight, *self._rules.values()) if v)
+        results = (graph.loss, graph.weight, *self._rules.values(), *also)
+        trains = dict.fromkeys(v for v in results if v)
         self._trains, gives = [*trains], [*dict.fromkeys([*trains, *metrics])]
         hollow: dict[str, Tensor] = {}
         for kind, named in (("param", graph.parameters), ("buffer", graph.buffers)):
@@ -123,7 +133,12 @@ class _Bound:
         self._came, self._records = Counter[_Shape](), dict[_Shape, Callable[..., _Made]]()
 
     def run(
-        self, parameters: Tensors, buffers: Tensors, inputs: Tensors, keys: Sequence[int]
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensors,
+        keys: Sequence[int],
+        loss_of: LossOf | None = None,
     ) -> CopiesForward:
         """See `ModelCopies.run`."""
         standing = {f"param:{n}": p for n, p in parameters.items()}
@@ -132,7 +147,9 @@ class _Bound:
         flat = [standing[v].detach() for v in self._standing]
         flat += [inputs[value.removeprefix("in:")] for value in self.module.takes]
         shape = trained, (flat[-1].shape, *(t.stride() for t in flat))
-        if (recorded := self._records.get(shape)) is None:
+        if loss_of is not None:
+            made = self._made(trained, keys, flat, loss_of)
+        elif (recorded := self._records.get(shape)) is None:
             made = self._made(trained, keys, flat)
             self._count(shape, flat)
         else:
@@ -165,7 +182,13 @@ class _Bound:
             return
         self._records[shape] = found
 
-    def _made(self, trained: Sequence[str], keys: Sequence[int], flat: Sequence[Tensor]) -> _Made:
+    def _made(
+        self,
+        trained: Sequence[str],
+        keys: Sequence[int],
+        flat: Sequence[Tensor],
+        loss_of: LossOf | None = None,
+    ) -> _Made:
         """Gradients of `trained`, and what the module gives. `flat`: what stands in the model,
         then inputs."""
         count = len(self._standing)
@@ -174,6 +197,8 @@ class _Bound:
             for v, t in zip(self._standing, flat[:count], strict=True)
         }
         made = self._forward(leaves, tuple(flat[count:]), keys)
+        if loss_of is not None:
+            made[self._graph.loss] = loss_of(made)
         total, weight, counts = made[self._graph.loss], self._graph.weight, None
         if weight:
             weights = made[weight].detach()

@@ -50,6 +50,12 @@ class Domain(IntEnum):
     """Which clients' own samples are evaluated, where there are too many."""
     CLIENT_LINK = 9
     """What links clients stand for."""
+    VIRTUAL_MEAN = 10
+    """Around what the virtual samples of a class lie."""
+    VIRTUAL_SAMPLE = 11
+    """How far one virtual sample is from its class's mean."""
+    VIRTUAL_BATCH = 12
+    """Which virtual samples a client trains on in a step."""
 
 
 def _mix(z: Words) -> Words:

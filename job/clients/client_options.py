@@ -1,5 +1,5 @@
-"""[sync] of kind "federated": whose data is trained on in a round, for how long, and the methods by
-which the server's weights move."""
+"""[sync] of kind "federated": whose data is trained on in a round, and the methods by which the
+server's weights move."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..settings import Settings, SettingsError, at_least
 from .client_compression import ClientCompression
+from .local_work import LocalWork, VhlOptions
 from .partitioning import Partitioning
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "FedAvgOptions",
     "FedNovaOptions",
     "FedProxOptions",
-    "LocalWork",
     "check_weight",
     "share_of",
 ]
@@ -99,21 +99,6 @@ class AdaptiveOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalWork(Settings):
-    """How long a client trains in a round: exactly one of passes and steps."""
-
-    passes: int = 0
-    """Over the client's own samples."""
-    steps: int = 0
-    """Updates, however many samples it has."""
-
-    def check(self) -> None:
-        at_least(self, 0, "passes", "steps")
-        if bool(self.passes) == bool(self.steps):
-            raise SettingsError("", "wants exactly one of passes and steps, 1 or more")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ClientPrivacy(Settings):
     """Differential privacy of clients (DP-FedAvg with a fixed denominator; McMahan et al. 2018,
     1710.06963, section 3): whether any one client moves what it does, whatever its data is, or
@@ -179,6 +164,8 @@ class Cohorts(Settings):
     """How clients are hidden in the sum; None: they are not."""
     sends: ClientCompression = field(default_factory=ClientCompression)
     """What it sends of its update."""
+    vhl: VhlOptions | None = None
+    """Of the virtual data that clients train on besides; None: there is none."""
 
     @classmethod
     def of(

@@ -22,6 +22,7 @@ from ...dag.ir.graph import Graph
 from ...job import Train
 from ..sync.optimizer import StageOptimizer, clip_factor
 from .batches import Participant
+from .vhl_loss import VirtualData
 
 __all__ = ["Cohort", "Trained"]
 
@@ -62,12 +63,19 @@ class Cohort:
         *,
         most: int = 64,
         mu: float = 0.0,
+        virtual: VirtualData | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`mu`: how strongly participants are drawn back to the version (FedProx)."""
+        """`mu`: how strongly participants are drawn back to the version (FedProx). `virtual`: noise
+        that they train on as well, where `graph` has classes for it."""
         self._graph, self._train, self._most, self._mu = graph, train, most, mu
-        self._copies, self._device = ModelCopies(graph, device), torch.device(device)
+        self._virtual, self._device = virtual, torch.device(device)
         self._at: Train | None = None
+        self._copies = (
+            ModelCopies(virtual.form.graph, device, virtual.form.reads)
+            if virtual
+            else ModelCopies(graph, device)
+        )
 
     def work(
         self,
@@ -76,19 +84,20 @@ class Cohort:
         read: Read,
         rate: float | None = None,
         key: Key = lambda number, step: number << 32 | step,
+        round_: int = 0,
     ) -> Iterator[Trained]:
         """`version`: parameters and buffers by name, that all begin from. `cohort`: participants
         with the samples of each of their steps. `rate`: the learning rate of all steps; None: as
-        [train] has it of each. `key`: of what is random in a participant's step. Yields up to
-        `most` of them at once."""
+        [train] has it of each. `key`: of what is random in a participant's step. `round_`: of
+        which the noise hangs besides. Yields up to `most` of them at once."""
         longest = sorted(cohort, key=lambda one: -len(one[1]))
         for first in range(0, len(longest), self._most):
             some = longest[first : first + self._most]
             try:
-                yield self._together(version, some, read, rate, key)
+                yield self._together(version, some, read, rate, key, round_)
             except _IdleError:
                 for one in some:
-                    yield self._together(version, [one], read, rate, key)
+                    yield self._together(version, [one], read, rate, key, round_)
 
     def _together(
         self,
@@ -97,6 +106,7 @@ class Cohort:
         read: Read,
         rate: float | None,
         key: Key,
+        round_: int,
     ) -> Trained:
         train = self._train if rate is None else self._constant(rate)
         stack = _Stack(self._graph, train, version, len(cohort), self._device, self._mu)
@@ -110,10 +120,13 @@ class Cohort:
             active = sum(len(plan) > step for plan in plans)
             stack.keep(active)
             keys = [key(p.number, step) for p, _ in cohort] if self._copies.takes_key else []
+            some = [p for p, _ in cohort[:active]]
             if ahead is not None:
-                found = self._copies.run(*stack.of(None), next(ahead), keys)
+                found = self._run(stack, None, next(ahead), some, keys, round_, step)
             else:
-                found = self._step(stack, [plan[step] for plan in plans[:active]], read, keys)
+                found = self._step(
+                    stack, [plan[step] for plan in plans[:active]], read, keys, some, round_, step
+                )
             if weighs and len(cohort) > 1 and not bool(found.weights.all()):
                 raise _IdleError
             stack.update(found)
@@ -137,7 +150,14 @@ class Cohort:
         return self._at
 
     def _step(
-        self, stack: _Stack, places: Sequence[Indices], read: Read, keys: Sequence[int]
+        self,
+        stack: _Stack,
+        places: Sequence[Indices],
+        read: Read,
+        keys: Sequence[int],
+        some: Sequence[Participant],
+        round_: int,
+        step: int,
     ) -> CopiesForward:
         """One forward and backward of all active copies, by batches of one size."""
         by_size = sorted(range(len(places)), key=lambda i: -len(places[i]))
@@ -146,10 +166,25 @@ class Cohort:
         for group in groups:
             which = None if len(groups) == 1 else torch.tensor(group, device=self._device)
             inputs = read(np.stack([places[i] for i in group]))
-            made.append(
-                self._copies.run(*stack.of(which), inputs, [keys[i] for i in group if keys])
-            )
+            mine, mixed = [some[i] for i in group], [keys[i] for i in group if keys]
+            made.append(self._run(stack, which, inputs, mine, mixed, round_, step))
         return made[0] if len(made) == 1 else _joined(made, [i for g in groups for i in g])
+
+    def _run(
+        self,
+        stack: _Stack,
+        which: Tensor | None,
+        inputs: Mapping[str, Tensor],
+        mine: Sequence[Participant],
+        keys: Sequence[int],
+        round_: int,
+        step: int,
+    ) -> CopiesForward:
+        """One forward and backward of these copies, on noise as well where there is some."""
+        loss_of = None
+        if self._virtual:
+            inputs, loss_of = self._virtual.beside(inputs, mine, round_, step, self._device)
+        return self._copies.run(*stack.of(which), inputs, keys, loss_of)
 
 
 def _ahead(plans: Sequence[Sequence[Indices]], read: Read) -> Iterator[Mapping[str, Tensor]]:

@@ -24,6 +24,7 @@ from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
 from ...dag.plan.plan import Plan, PlanError
 from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of
+from ...dag.transforms.virtual_classes import above_loss
 from ...job import SettingsError, Training
 from ...job.rounds import method_of, options_of
 from ...proto.broker_pb2 import ClientNumber
@@ -36,6 +37,7 @@ from .batches import Participant, batches
 from .client_evaluation import ClientEvaluation
 from .cohort import Cohort, Trained
 from .sparse_updates import SparseUpdates
+from .vhl_loss import VirtualData
 
 __all__ = ["LocalCohort", "hidden_mean", "mean_of", "rows_of"]
 
@@ -78,9 +80,15 @@ class LocalCohort(LocalSteps):
         size *= 2 + training.train.optimizer_slots + self._cohorts.sends.sparse
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
+        virtual = None
+        if (vhl := self._cohorts.vhl) is not None:
+            form = above_loss(graph)
+            virtual = VirtualData(vhl, form, training.seed, training.train.batch)
+        self._cohort = Cohort(
+            graph, training.train, most=most, mu=mu, virtual=virtual, device=executor.device
+        )
         self._rows: dict[str, Tensor] = {}
         """By name, what each client came to, or the mean of what they moved."""
-        self._cohort = Cohort(graph, training.train, most=most, mu=mu, device=executor.device)
         self._evaluation: ClientEvaluation | None = None
         """None: the only client here has the held-out part of the data for that."""
         if isinstance(partition, Partition):
@@ -155,7 +163,7 @@ class LocalCohort(LocalSteps):
             return step_key(seed, start.round * cohorts.clients + number, step)
 
         mine = [*zip(some, plans, strict=True)]
-        trained = self._cohort.work(held, mine, self._read, rate, random_key)
+        trained = self._cohort.work(held, mine, self._read, rate, random_key, start.round)
         weights = dict.fromkeys(numbers, 1)
         updates = self._updates(numbers) if cohorts.sends.sparse else None
         if updates:

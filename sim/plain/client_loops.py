@@ -8,9 +8,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .client_methods import FedAvg, Named, Rate, Update, copies, rate_of
 from .client_updates import overlapped, sent
@@ -21,11 +22,12 @@ __all__ = ["ClientWork", "FederatedResult", "passes", "train_cohorts"]
 
 @dataclass(frozen=True, slots=True)
 class ClientWork:
-    """What one client does in a round: a local step on each of `batches`, sample numbers. `weight`:
-    such as how many samples it has. `kept`: so many numbers of its update it sends; None: all."""
+    """What one client does in a round: a local step on each of `batches`, sample numbers or what
+    else the loop is told to read. `weight`: such as how many samples it has. `kept`: so many
+    numbers of its update it sends; None: all."""
 
     client: int
-    batches: Sequence[Sequence[int]]
+    batches: Sequence[Any]
     weight: float = 1.0
     kept: int | None = None
 
@@ -49,7 +51,7 @@ def passes(samples: Sequence[int], batch: int, count: int = 1, seed: int = 0) ->
 def train_cohorts(
     module: nn.Module,
     cohorts: Iterable[Sequence[ClientWork]],
-    batches: Callable[[Sequence[int]], Mapping[str, Tensor]],
+    batches: Callable[[Any], Mapping[str, Any]],
     method: FedAvg,
     *,
     lr: Rate,

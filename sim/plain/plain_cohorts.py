@@ -4,6 +4,7 @@ each version that was evaluated should have come to."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from .client_methods import (
 )
 from .hidden import hidden_mean
 from .oracle import learning_rate, optimizer_of
+from .plain_vhl import VhlClient, with_noise
 from .robust import AGGREGATES
 
 __all__ = ["aggregate_of", "committed_cohorts", "expected_versions"]
@@ -114,18 +116,23 @@ def expected_versions(
     """The held-out loss of the version after each round, by number of rounds, as far as the run
     evaluated them. `size`: samples of a held-out microbatch."""
     wanted = {e.evaluated.step for e in events if e.HasField("evaluated")}
-    names = [n for n, p in module.named_parameters() if p.requires_grad]
+    names, inside = [n for n, p in module.named_parameters() if p.requires_grad], ""
     found: dict[int, float] = {}
 
     def look(count: int, result: FederatedResult) -> None:
         if count + 1 in wanted:
-            state = {n: result.shared[n] for n in names}
+            state = {n: result.shared[inside + n] for n in names}
             found[count + 1] = _held_out(module, state, job, reader, size)
 
+    local, cohorts = module, committed_cohorts(events, job, reader)
+    read: Callable[[Any], Mapping[str, Any]] = _reading(reader)
+    if job.sync.virtual_data == "vhl":
+        client, inside = VhlClient.of(module, job, reader), "module."
+        cohorts, read, local = with_noise(cohorts, job), client.reading(reader, job.seed), client
     train_cohorts(
-        module,
-        committed_cohorts(events, job, reader),
-        lambda at: reader.samples(np.array(at)),
+        local,
+        cohorts,
+        read,
         _METHODS[job.sync.chosen](**job.sync.options),
         lr=lambda count: learning_rate(job.train, count, job.train.steps or 0),
         momentum=job.train.momentum,
@@ -136,6 +143,10 @@ def expected_versions(
         committed=look,
     )
     return found
+
+
+def _reading(reader: Reader) -> Callable[[Sequence[int]], Mapping[str, Tensor]]:
+    return lambda at: reader.samples(np.array(at))
 
 
 @torch.no_grad()

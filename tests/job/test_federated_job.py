@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from shoal.job import Job, SettingsError
+from shoal.job import Job, SettingsError, Training
 
 
 def job(**tables: Any) -> Job:
     found: dict[str, Any] = {
+        "model": {"factory": "m.py:f"},
         "data": {"kind": "arrays", "source": "x.npz", "partition": {"kind": "iid", "clients": 40}},
         "sync": {"kind": "federated"},
         "plan": {"replicas": 3},
@@ -18,7 +19,7 @@ def job(**tables: Any) -> Job:
     for key, table in tables.items():
         found[key] = {**found.get(key, {}), **table}
     train = found.pop("train", {"rounds": 5})
-    return Job(model="m.py:f", train={"batch": 8, **train}, **found)
+    return Job(train={"batch": 8, **train}, **found)
 
 
 def test_cohorts_follow_from_the_tables() -> None:
@@ -74,6 +75,22 @@ def test_what_clients_send_follows_from_the_tables() -> None:
     assert with_one_row is not None
     assert with_one_row.overlap is None
     assert found.rounds.exchange_bytes > with_one_row.exchange_bytes
+
+
+def test_virtual_data_goes_to_peers_with_cohorts() -> None:
+    found = job(sync={"virtual_data": "vhl", "vhl": {"l1": 0.5, "calibrate": {"steps": 9}}})
+    assert found.rounds is not None
+    assert found.rounds.cohorts is not None
+    vhl = found.rounds.cohorts.vhl
+    assert vhl is not None
+    assert (vhl.alpha, vhl.l1, vhl.l2, vhl.temperature) == (1.0, 0.5, 0.1, 0.07)
+    assert (vhl.calibrate.steps, vhl.calibrate.passes) == (9, 0)
+    assert Training.from_json(found.training.to_json()) == found.training
+    assert Job.from_json(found.to_json()) == found.without_places()
+    without = job().rounds
+    assert without is not None
+    assert without.cohorts is not None
+    assert without.cohorts.vhl is None
 
 
 def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
@@ -162,7 +179,35 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
             | {"data": {"partition": None}},
             *("sync.privacy", 'for kind = "fed'),
         ),
+        (
+            {"sync": {**PRIVATE, "virtual_data": "vhl"}},
+            *("sync.virtual_data", "further classes too, which no export has"),
+        ),
         ({"sync": {"local": {"passes": 1, "steps": 2}}}, "sync.local", "exactly one"),
+        ({"sync": {"vhl": {"alpha": 2.0}}}, "sync.vhl", 'virtual_data = "vhl"'),
+        ({"sync": {"virtual_data": "fedimpro"}}, "sync.virtual_data", "vhl"),
+        *(
+            ({"sync": {"virtual_data": "vhl", "vhl": {key: value}}}, f"sync.vhl.{at}", words)
+            for key, value, at, words in (
+                ("alpha", -1.0, "alpha", "expected 0 or more"),
+                ("l2", float("inf"), "l2", "finite"),
+                ("temperature", 0.0, "temperature", "more than 0"),
+                ("per_class", 0, "per_class", "1 or more"),
+                ("batch", 1 << 17, "batch", "at most"),
+                ("noise", [3, 0], "noise[1]", "at least 1"),
+                ("calibrate", {"passes": 1, "steps": 1}, "calibrate", "exactly one"),
+            )
+        ),
+        (
+            {"sync": {"virtual_data": "vhl"}, "model": {"dtype": "bf16"}},
+            "model.dtype",
+            '"fp32" is, with sync.virtual_data',
+        ),
+        (
+            {"sync": {"kind": "local", "virtual_data": "vhl"}, "data": {"partition": None}},
+            "sync.virtual_data",
+            'kind = "federated"',
+        ),
         ({"sync": {"method": "diloco"}}, "sync.method", 'of kind "local"'),
         ({"sync": {"method": "fedavg", "options": {"lr": 1.0}}}, "sync.options.lr", "not a known"),
         ({"sync": {"method": "fedadam", "options": {"eps": 0.0}}}, "sync.options.eps", "more than"),

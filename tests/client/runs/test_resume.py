@@ -74,6 +74,19 @@ def test_what_may_not_change_is_named() -> None:
         assert resume.changed(before, resume.with_changes(before, [change])) == key
 
 
+def test_the_classes_of_a_model_stay() -> None:
+    clients = {"kind": "iid", "clients": 4}
+    data = {"kind": "arrays", "source": "x.npz", "partition": clients}
+    sync = {"kind": "federated", "virtual_data": "vhl"}
+    before = Job.from_table({**JOB, "data": data, "sync": sync}).resolved(8)
+    for change, key in (
+        ("sync.virtual_data=none", "sync.virtual_data"),
+        ("sync.vhl.classes=3", "sync.vhl.classes"),
+        ("sync.vhl.alpha=0.5", ""),
+    ):
+        assert resume.changed(before, resume.with_changes(before, [change])) == key
+
+
 # ---------------------------------------------------------------- files
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal.broker.events import Persist
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
-from shoal.job.clients.client_options import LocalWork
+from shoal.job.clients.local_work import LocalWork
 from shoal.job.clients.partitioning import Partitioning
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.partition import partition_of

@@ -91,7 +91,7 @@ class Hosts:
         whole = {k: torch.tensor(np.concatenate([a[k] for a in self.arrays])) for k in "xy"}
         made = train_cohorts(
             self.lab.module,
-            self._cohorts(events, client_of),
+            self.cohorts(events, client_of),
             lambda at: {k: t[list(at)] for k, t in whole.items()},
             FedAvgM(0.5, 0.8),
             lr=self.job.train.lr,
@@ -104,7 +104,7 @@ class Hosts:
             torch.testing.assert_close(got[name], tensor.float(), rtol=1e-4, atol=1e-6)
         return [e.round_done for e in events if e.HasField("round_done")]
 
-    def _cohorts(
+    def cohorts(
         self, events: Sequence[broker_pb2.RunEvent], client_of: Sequence[int]
     ) -> list[list[ClientWork]]:
         first, work = np.cumsum([0, *SAMPLES]), dict[int, broker_pb2.RoundWork]()

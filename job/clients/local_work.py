@@ -1,0 +1,69 @@
+"""What a client does in a round: for how long it trains, and on which data beside its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..settings import Settings, SettingsError, at_least, at_most
+
+__all__ = ["LocalWork", "VhlOptions"]
+
+MOST_VIRTUAL = 1 << 16
+"""Classes of noise, samples of a class, and of a batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalWork(Settings):
+    """How long a client trains in a round: exactly one of passes and steps."""
+
+    passes: int = 0
+    """Over the client's own samples."""
+    steps: int = 0
+    """Updates, however many samples it has."""
+
+    def check(self) -> None:
+        at_least(self, 0, "passes", "steps")
+        if bool(self.passes) == bool(self.steps):
+            raise SettingsError("", "wants exactly one of passes and steps, 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VhlOptions(Settings):
+    """VHL (Tang et al. 2022, 2206.02465): clients train on labelled noise as well, the same set at
+    all of them, and their features of a class are drawn to those of its noise. A client's loss is
+    CE(real) + alpha·CE(virtual), and while it calibrates l1·SupCon(real, virtual) +
+    l2·SupCon(virtual) besides."""
+
+    alpha: float = 1.0
+    """Of the cross entropy of noise, at least 0. With 0 the model learns no further classes."""
+    l1: float = 1.0
+    """Of the contrast of real features with those of noise, at least 0."""
+    l2: float = 0.1
+    """Of the contrast of noise with noise, at least 0."""
+    temperature: float = 0.07
+    """Of both contrasts."""
+    calibrate: LocalWork = field(default_factory=lambda: LocalWork(passes=5))
+    """How long both contrasts count in a client's work of a round: its first `passes` or `steps`.
+    """
+    classes: int = 0
+    """Of noise; 0: as many as the model has."""
+    per_class: int = 2000
+    """Samples in a class of noise."""
+    batch: int = 0
+    """Samples of noise in a step of a client; 0: `train.batch`."""
+    noise: tuple[int, ...] = ()
+    """Shape in which a sample is drawn, before it is repeated up to that of the input; empty: that
+    of the input, of which each dimension but the first of several is divided by four."""
+    spread: float = 0.5
+    """Standard deviation of the samples of a class, of which the means have 1."""
+
+    def check(self) -> None:
+        at_least(self, 0, "alpha", "l1", "l2", "spread")
+        if not self.temperature > 0:
+            raise SettingsError("temperature", f"is {self.temperature}: expected more than 0")
+        at_least(self, 0, "classes", "batch")
+        at_least(self, 1, "per_class")
+        at_most(self, MOST_VIRTUAL, "classes", "batch", "per_class")
+        for i, size in enumerate(self.noise):
+            if size < 1:
+                raise SettingsError(f"noise[{i}]", f"is {size}: expected at least 1")

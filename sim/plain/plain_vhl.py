@@ -1,0 +1,190 @@
+"""VHL (2206.02465) the boring way: a classifier with further rows beside its last linear, which
+goes through samples and noise in one batch, and the contrasts anchor by anchor. `client_loops.py`
+trains it, one client at a time. Noise is that of peers made once more, sample by sample: only the
+hash of words (`dag/rounds/permutation.py`) is shared.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...dag.rounds.permutation import Domain, key
+from ...job import Job
+from ...job.clients.local_work import VhlOptions
+from ...peer.data.reader import Reader
+from .client_loops import ClientWork
+
+__all__ = ["VhlClient", "with_noise"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Sample numbers of a client's step, and what its noise follows from."""
+
+    samples: Sequence[int]
+    client: int
+    round: int
+    step: int
+    first: bool
+    """Whether it is one of those that calibrate."""
+
+
+def with_noise(cohorts: Iterable[Sequence[ClientWork]], job: Job) -> Iterator[list[ClientWork]]:
+    """The work of clients, each of whose steps knows what its noise follows from."""
+    first = job.sync.vhl.calibrate
+    for round_, cohort in enumerate(cohorts):
+        found = []
+        for work in cohort:
+            own = len({n for batch in work.batches for n in batch})
+            until = first.steps or first.passes * -(-own // job.train.batch)
+            steps = [
+                _Step(batch, work.client, round_, k, k < until)
+                for k, batch in enumerate(work.batches)
+            ]
+            found.append(replace(work, batches=steps))
+        yield found
+
+
+def _last_linear(module: nn.Module, inputs: Mapping[str, Tensor], labels: Tensor) -> str:
+    """Return the name of the last linear that a forward calls. Raises ValueError where it is not
+    that of which the loss is made."""
+    module, called = copy.deepcopy(module).eval(), list[tuple[str, Tensor]]()
+    for name, part in module.named_modules():
+        if type(part) is nn.Linear:
+            part.register_forward_hook(lambda _, given, out, n=name: called.append((n, out)))
+    with torch.no_grad():
+        made = module(**inputs)
+    loss = made if isinstance(made, Tensor) else made["loss"]
+    name, logits = called[-1] if called else ("", labels)
+    if logits.dim() != 2 or not torch.allclose(nn.functional.cross_entropy(logits, labels), loss):
+        raise ValueError("the loss is not that of an nn.Linear, which could have further rows")
+    return name
+
+
+class _Noise:
+    """The set of noise of a run."""
+
+    def __init__(self, vhl: VhlOptions, seed: int) -> None:
+        self._vhl, self._seed = vhl, seed
+
+    def drawn(self, step: _Step, place: int, classes: int) -> tuple[int, int]:
+        """Return class and number of what stands at a place of a step's batch."""
+        word = self._word(Domain.VIRTUAL_BATCH, step.round, step.client, step.step, place)
+        number, of = divmod(word % (classes * self._vhl.per_class), classes)
+        return of, number
+
+    def sample(self, of: int, number: int, like: Sequence[int]) -> Tensor:
+        """Return one sample by class and number, (*like,) float32."""
+        small = self._vhl.noise or tuple(
+            size if at == 0 and len(like) > 1 else math.ceil(size / 4)
+            for at, size in enumerate(like)
+        )
+        mean = self._normal(small, self._word(Domain.VIRTUAL_MEAN, of))
+        apart = self._normal(small, self._word(Domain.VIRTUAL_SAMPLE, of, number))
+        found = mean + self._vhl.spread * apart
+        for axis, (few, many) in enumerate(zip(small, like, strict=True)):
+            found = found.index_select(axis, torch.tensor([i * few // many for i in range(many)]))
+        return found
+
+    def _normal(self, shape: Sequence[int], by: int) -> Tensor:
+        elements = np.arange(math.prod(shape), dtype=np.uint64)
+        words = np.stack([key(by, elements, part) for part in range(3)]).astype("<u8")
+        parts = torch.from_numpy(words.view("<u2").astype(np.float64)).view(3, -1, 4)
+        return ((parts.sum((0, 2)) - 12 * 65535 / 2) / 65536).float().view(*shape)
+
+    def _word(self, *of: int) -> int:
+        return int(key(self._seed, *of)[0])
+
+
+class VhlClient(nn.Module):
+    """A module with further rows, which are parameters of their own and begin at zero. Its forward
+    takes a batch with `noise`, `of` (classes of noise) and `calibrates` besides and returns the
+    loss. `x`, `y`: what the module calls samples and labels; `linear`: the name of its last one;
+    `batch`: samples of noise in a step."""
+
+    def __init__(
+        self, module: nn.Module, linear: str, vhl: VhlOptions, *, x: str, y: str, batch: int
+    ) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(module)
+        head = self.module.get_submodule(linear)
+        assert isinstance(head, nn.Linear)
+        self.further = vhl.classes or head.out_features
+        self.rows = nn.Linear(head.in_features, self.further, bias=head.bias is not None)
+        for p in self.rows.parameters():
+            nn.init.zeros_(p)
+        self.x, self.y, self.vhl, self.batch = x, y, vhl, vhl.batch or batch
+        self.linear = linear
+
+    @classmethod
+    def of(cls, module: nn.Module, job: Job, reader: Reader) -> VhlClient:
+        """That of a job. Raises ValueError for a module whose last linear is no nn.Linear."""
+        names = {"x": job.data.inputs, "y": job.data.targets}
+        some = reader.samples(np.zeros(1, np.int64))
+        linear = _last_linear(module, some, some[job.data.targets])
+        return cls(module, linear, job.sync.vhl, batch=job.train.batch, **names)
+
+    def reading(self, reader: Reader, seed: int) -> Callable[[_Step], dict[str, Any]]:
+        """What reads a step's samples and noise. `seed`: the run's."""
+        made = _Noise(self.vhl, seed)
+
+        def read(step: _Step) -> dict[str, Any]:
+            found: dict[str, Any] = {**reader.samples(np.array(step.samples))}
+            drawn = [made.drawn(step, place, self.further) for place in range(self.batch)]
+            like = found[self.x].shape[1:]
+            found["noise"] = torch.stack([made.sample(c, number, like) for c, number in drawn])
+            return {**found, "of": torch.tensor([c for c, _ in drawn]), "calibrates": step.first}
+
+        return read
+
+    def forward(self, *, noise: Tensor, of: Tensor, calibrates: bool, **batch: Tensor) -> Tensor:
+        alpha, l1, l2 = self.vhl.alpha, self.vhl.l1, self.vhl.l2
+        samples, labels = batch[self.x], batch[self.y]
+        seen: list[tuple[Tensor, Tensor]] = []
+        hook = self.module.get_submodule(self.linear).register_forward_hook(
+            lambda _, given, out: seen.append((given[0], out))
+        )
+        n = len(samples)
+        ignored = labels.new_zeros(n + len(noise))
+        self.module(**{self.x: torch.cat([samples, noise]), self.y: ignored})
+        hook.remove()
+        features, logits = seen[-1]
+        classes = logits.shape[1]
+        whole = torch.cat([logits, self.rows(features)], 1) if alpha else logits
+        loss = nn.functional.cross_entropy(whole[:n], labels)
+        if alpha:
+            loss = loss + alpha * nn.functional.cross_entropy(whole[n:], classes + of)
+        if calibrates:
+            units = [_unit(f) for f in features]
+            real, virtual, kinds = units[:n], units[n:], of.tolist()
+            fixed = [(v.detach(), c) for v, c in zip(virtual, kinds, strict=True)]
+            pairs = [*zip(virtual, kinds, strict=True)]
+            heat = self.vhl.temperature
+            far = [_contrast(z, c, fixed, heat) for z, c in zip(real, labels.tolist(), strict=True)]
+            near = [
+                _contrast(z, c, [*pairs[:i], *pairs[i + 1 :]], heat)
+                for i, (z, c) in enumerate(pairs)
+            ]
+            loss = loss + l1 * torch.stack(far).mean() + l2 * torch.stack(near).mean()
+        return loss
+
+
+def _contrast(z: Tensor, label: int, others: Sequence[tuple[Tensor, int]], heat: float) -> Tensor:
+    """The supervised contrast of one anchor."""
+    positives = [other for other, c in others if c == label]
+    if not positives:
+        return z.sum() * 0
+    whole = torch.stack([z @ other / heat for other, _ in others]).logsumexp(0)
+    return torch.stack([whole - z @ p / heat for p in positives]).mean()
+
+
+def _unit(feature: Tensor) -> Tensor:
+    return feature / torch.clamp(feature.square().sum().sqrt(), min=1e-3)
