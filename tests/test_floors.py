@@ -57,7 +57,7 @@ ORDER = {
         < address repeats temporary < blobs web < identity < discovery transports""",
     "job": """
         encodings units words < settings < clients gossip methods plan_options < rounds tables
-        < stripped sync training < spec""",
+        < stripped sync training < unsupported < spec""",
     "peer": "blobs data hours logs sync < core host < rounds < federated < compute < shell < entry",
     "peer/core": """
         peer_program reports snapshots < events < options rates run_links snapshot_manager step

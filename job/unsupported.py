@@ -1,0 +1,228 @@
+"""What a job asks for that this version cannot do, and what it can do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from .methods import METHODS
+from .plan_options import PlanOptions
+from .rounds import method_of
+from .sync import Sync
+from .tables import Codec, Data, Model, Output, Recovery
+from .training import Train
+
+__all__ = ["unsupported"]
+
+
+class _Tables(Protocol):
+    """Those of a job, and among how many replicas its batch is divided."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def data(self) -> Data: ...
+    @property
+    def train(self) -> Train: ...
+    @property
+    def plan(self) -> PlanOptions: ...
+    @property
+    def codec(self) -> Codec: ...
+    @property
+    def sync(self) -> Sync: ...
+    @property
+    def recovery(self) -> Recovery: ...
+    @property
+    def output(self) -> Output: ...
+    @property
+    def divided(self) -> int: ...
+
+
+_CHAINED = '"auto", "gpipe" and "1f1b" are'
+_TIMED = ("listed", "zero-bubble")
+"""Schedules that only one planner lists."""
+
+
+def _not_listed(job: _Tables) -> Iterator[tuple[str, str]]:
+    """What says how deep a pipeline is, where nobody asks the planner that lists visits."""
+    plan, why = job.plan, ""
+    if plan.scheduler != "auto":
+        why = f'with scheduler = "{plan.scheduler}"'
+    elif job.sync.kind != "allreduce":
+        why = f'with sync.kind = "{job.sync.kind}"'
+    elif job.recovery.swaps:
+        why = 'with "neighbour+" in recovery.ladder'
+    if why and plan.schedule in _TIMED:
+        yield "plan.schedule", f"{_CHAINED}, {why}"
+    if not why and plan.schedule not in ("auto", *_TIMED):
+        why = f'with schedule = "{plan.schedule}"'
+    if why and plan.in_flight != "auto":
+        yield "plan.in_flight", f'"auto" is, {why}'
+
+
+def _not_rerouted(job: _Tables) -> Iterator[tuple[str, str]]:
+    """What cannot be beside microbatches that leave stages out or visit them in another order."""
+    plan = job.plan
+    if not plan.reroutes:
+        return
+    key, none = ("plan.skip", "0") if plan.skip != 0 else ("plan.reorder", "false")
+
+    def beside(what: str, instead: str) -> tuple[str, str]:
+        return key, f"{none} is, with {what}; to keep {key}, {instead}"
+
+    if job.sync.kind != "allreduce":
+        yield beside(f'sync.kind = "{job.sync.kind}"', 'set sync.kind = "allreduce"')
+    if job.recovery.swaps:
+        ladder = "recovery.ladder"
+        what = f'"neighbour+" in {ladder}, which has routes of its own'
+        yield beside(what, f'take "neighbour+" out of {ladder}')
+    if plan.scheduler == "swarm":
+        yield beside('scheduler = "swarm"', 'set plan.scheduler = "auto"')
+    if job.data.where == "peer":
+        yield beside('data.where = "peer"', 'set data.where = "submitter"')
+    if plan.pipelines not in (1, "auto"):
+        keep = f"to keep {plan.pipelines}, leave {key} out"
+        yield "plan.pipelines", f'1 and "auto" are, with {key}; {keep}'
+    if plan.schedule == "interleaved":
+        allowed = f'{_CHAINED}, and "listed" and "zero-bubble", with {key}'
+        yield "plan.schedule", f'{allowed}; to keep "interleaved", leave {key} out'
+
+
+def _not_federated(job: _Tables) -> Iterator[tuple[str, str]]:
+    """What cannot be beside clients that train by themselves."""
+    partition, federated = job.data.partition, 'with sync.kind = "federated"'
+    if job.sync.kind != "federated":
+        if job.train.rounds is not None:
+            yield "train.rounds", f"it is {federated}; here, steps, tokens or passes"
+        if partition is not None:
+            yield "data.partition", f"it is {federated}; leave it out, or set the kind"
+        return
+    if job.data.kind != "arrays":
+        yield "data.kind", f'"arrays" is, {federated}'
+    yield from _not_clients(job, partition.kind if partition is not None else "by-peer")
+    for key, most in (("stages", job.plan.stages), ("pipelines", job.plan.pipelines)):
+        if most not in (1, "auto"):
+            yield f"plan.{key}", f"1 is, {federated}: a client is trained on one peer"
+    if job.sync.aggregate != "mean":
+        with_it = f'with sync.aggregate = "{job.sync.aggregate}"'
+        if job.codec.sync != "none":
+            yield "codec.sync", f'"none" is, {with_it}'
+        if method_of(job.sync.chosen).normalises:
+            yield "sync.method", f"all others are, {with_it}: fednova is a mean of scaled moves"
+    if job.sync.client_compression.sparse:
+        with_it = f'with sync.compression = "{job.sync.compression}"'
+        if job.sync.aggregate != "mean":
+            yield "sync.aggregate", f'"mean" is, {with_it}'
+        if method_of(job.sync.chosen).normalises:
+            yield "sync.method", f"all others are, {with_it}: fednova scales moves by itself"
+    if job.sync.virtual_data == "vhl" and job.model.dtype != "fp32":
+        yield "model.dtype", '"fp32" is, with sync.virtual_data = "vhl"'
+    if job.sync.privacy is not None:
+        yield from _not_private(job)
+
+
+def _not_private(job: _Tables) -> Iterator[tuple[str, str]]:
+    """What would tell of clients beside the noisy sums, or more than their noise hides."""
+    if method_of(job.sync.chosen).normalises:
+        why = "fednova scales moves by clients' numbers of samples, which no noise hides"
+        yield "sync.method", f"all others are, with sync.privacy: {why}"
+    if job.sync.client_compression.sparse:
+        why = "clients' largest numbers are chosen by what they moved, which no noise hides"
+        yield "sync.compression", f'"none" is, with sync.privacy: {why}'
+    if job.codec.sync != "none":
+        why = "a codec rounds what was clipped, and so may make it longer"
+        yield "codec.sync", f'"none" is, with sync.privacy: {why}'
+    if job.sync.virtual_data != "none":
+        why = "clip and noise would go to the further classes too, which no export has"
+        yield "sync.virtual_data", f'"none" is, with sync.privacy: {why}'
+    if job.sync.over_select != 1:
+        yield "sync.over_select", "1 is, with sync.privacy, whose mean is over per_round clients"
+    if job.output.every not in (0, "auto"):
+        why = "a run that went on from a checkpoint would begin with a new budget"
+        yield "output.every", f'with sync.privacy, only 0 is, as "auto" stands for there: {why}'
+    if job.data.partition is not None and job.data.partition.held_out:
+        why = "what single clients come to on their own samples is told without noise"
+        yield "data.partition.held_out", f"0 is, with sync.privacy: {why}"
+    if job.data.where == "peer" and job.data.holdout:
+        why = "what versions come to on the hosts' own data is told without noise"
+        yield "data.holdout", f'0 is, with sync.privacy and data.where = "peer": {why}'
+
+
+def _not_clients(job: _Tables, kind: str) -> Iterator[tuple[str, str]]:
+    """What cannot be of clients whose data is where the job says. kind: of their partition."""
+    where = f'with sync.kind = "federated" and data.where = "{job.data.where}"'
+    if job.data.where != "peer" and kind == "by-peer":
+        yield "data.partition.kind", f'"iid", "dirichlet", "shards" and "by-key" are, {where}'
+    if job.data.where == "peer" and kind != "by-peer":
+        yield "data.partition", f"none is, {where}: each host that has the data is a client"
+    if job.data.where != "peer" and job.sync.over_select != 1:
+        why = "peers train the clients of a partition by turns, so that none is there first"
+        yield "sync.over_select", f"1 is, {where}: {why}"
+    method = job.sync.of_rounds
+    if job.data.where == "peer" and method is not None and method.normalises:
+        why = "no host knows how many samples others have, which its move is brought to"
+        yield "sync.method", f"any but {job.sync.chosen!r} is, {where}: {why}"
+    if job.data.where == "peer" and job.sync.client_compression.sparse:
+        yield "sync.compression", f'"none" is, {where}: clients have the links of their hosts'
+
+
+def unsupported(job: _Tables) -> Iterator[tuple[str, str]]:
+    """(key, what to do) for every key that asks for what this version cannot do."""
+    if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):
+        kinds = 'sync.kind = "local" and "gossip"'
+        yield "plan.replicas", f"several are with {kinds}; here, plan.pipelines"
+    if job.sync.kind == "auto" and job.plan.replicas != "auto":
+        yield "plan.replicas", '"auto" is, with sync.kind = "auto"'
+    if job.sync.kind != "allreduce":
+        with_it = f'with sync.kind = "{job.sync.kind}"'
+        if job.recovery.rebuilds:
+            yield "recovery.ladder", f'{with_it}, all rungs but "neighbour" are'
+        kept = job.sync.kind in ("local", "federated") and not job.sync.apart
+        if job.output.every not in (0, "auto") and not kept:
+            also = f' and method = "{job.sync.chosen}"' if job.sync.apart else ""
+            yield "output.every", f'{with_it}{also}, only 0 is, as "auto" stands for there'
+        if job.data.where == "peer" and job.sync.kind != "federated":
+            yield "data.where", f'{with_it}, "submitter" is'
+        if job.train.microbatches % job.divided:
+            yield (
+                "plan.replicas",
+                f"a divisor of the {job.train.microbatches} microbatches of a step is",
+            )
+    yield from _not_federated(job)
+    yield from _not_listed(job)
+    yield from _not_rerouted(job)
+    if job.plan.scheduler == "swarm":
+        if job.plan.pipelines != "auto":
+            yield "plan.pipelines", '"auto" is, with scheduler = "swarm"'
+        if job.plan.schedule == "interleaved":
+            yield "plan.schedule", f'{_CHAINED}, with scheduler = "swarm"'
+        if job.recovery.swaps:
+            yield "recovery.ladder", 'with scheduler = "swarm", all rungs but "neighbour+" are'
+    if job.recovery.swaps and job.plan.pipelines not in (1, "auto"):
+        yield "plan.pipelines", '1 is, with "neighbour+" in recovery.ladder'
+    stages = job.plan.stages
+    if job.recovery.swaps and stages != "auto" and stages < 4:
+        yield "plan.stages", '4 or more are, with "neighbour+" in recovery.ladder'
+    if job.recovery.swaps and job.plan.schedule == "interleaved":
+        yield "plan.schedule", f'{_CHAINED}, with "neighbour+" in recovery.ladder'
+    if job.recovery.swaps and job.data.where == "peer":
+        yield "recovery.ladder", '"neighbour" is, where data stays with a peer'
+    codec = job.codec
+    if job.sync.within != "exact":
+        own = METHODS[job.sync.within].COLLECTIVE
+        if own and job.sync.collective not in ("auto", own):
+            yield "sync.collective", f'"auto" is, for "{job.sync.within}" exchanges by {own} alone'
+        with_it = f'"none" is, for sync.method = "{job.sync.within}" encodes gradients itself'
+        if codec.grad not in (None, "none"):
+            yield "codec.grad", with_it
+        if codec.feedback not in ("ef", "none"):
+            yield "codec.feedback", with_it
+        if job.sync.within == "demo" and (job.train.optimizer, job.train.momentum) != ("sgd", 0):
+            yield (
+                "train.optimizer",
+                '"sgd" with momentum 0 is, for sync.method = "demo" steps itself',
+            )
+    if codec.feedback == "dgc" and (job.train.optimizer, job.train.momentum > 0) != ("sgd", True):
+        yield "codec.feedback", '"dgc" keeps the momentum of SGD: it is with optimizer = "sgd"'
+    if codec.snapshot not in (None, "none", "lossless", codec.default):
+        yield "codec.snapshot", 'snapshots are exact: "none" and "lossless" are'
