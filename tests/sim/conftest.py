@@ -29,6 +29,7 @@ from shoal.proto import broker_pb2, common_pb2
 from shoal.sim.plain import oracle
 from shoal.sim.virtual import broker_shell
 from shoal.sim.virtual.world import PeerSpec, World
+from shoal.tests.sim.captures import Captures
 from shoal.tests.sim.played import merge_blocks
 from shoal.tests.sim.played_rounds import Rounds
 
@@ -155,6 +156,7 @@ class Laboratory:
 def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
     """Makes a Laboratory for a job; one per name, model and session."""
     made: dict[str, Laboratory] = {}
+    captures = Captures()
     with ExitStack() as open_jobs:
 
         def make(job: Job) -> Laboratory:
@@ -164,7 +166,8 @@ def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
             key = f"{job.name} {job.model}"
             if key not in made:
                 module = models.build(job)
-                prepared = open_jobs.enter_context(prepare(job))
+                with captures.shared(job):
+                    prepared = open_jobs.enter_context(prepare(job))
                 made[key] = Laboratory(job, prepared, module)
             return made[key]
 

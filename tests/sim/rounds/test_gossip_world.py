@@ -17,6 +17,8 @@ from shoal.sim.virtual.wan import Wan
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played_rounds import Rounds, sites, sync_of
 
+pytestmark = pytest.mark.usefixtures("plans_once", "masks_once")
+
 TRAIN = {"steps": 15, "batch": 40, "eval_every": 6}
 """Five rounds, of which the last one gathers; evaluations are due behind steps 6, 12 and 15."""
 
