@@ -26,7 +26,8 @@ class Captures:
     @contextmanager
     def shared(self, job: Job) -> Iterator[None]:
         """While the job is prepared."""
-        model = replace(job.model, factory=_text(job.model.factory), loss=_text(job.model.loss))
+        factory, loss = (_text(job.folder, n) for n in (job.model.factory, job.model.loss))
+        model = replace(job.model, factory=factory, loss=loss)
 
         def captured(module: nn.Module, inputs: Mapping[str, Tensor], **options: Any) -> Captured:
             shapes = {name: (t.shape, t.dtype) for name, t in inputs.items()}
@@ -44,7 +45,8 @@ class Captures:
             yield
 
 
-def _text(name: str) -> str:
-    """What is behind "file.py:fn"; any other name stays."""
+def _text(folder: Path, name: str) -> str:
+    """Return "text:fn" for "file.py:fn" of a folder; any other name stays."""
     path, _, function = name.rpartition(":")
-    return f"{Path(path).read_text()}:{function}" if path.endswith(".py") else name
+    is_file = path.endswith(".py") and (folder / path).exists()
+    return f"{(folder / path).read_text()}:{function}" if is_file else name
