@@ -29,7 +29,6 @@ from shoal.proto import broker_pb2, common_pb2
 from shoal.sim.plain import oracle
 from shoal.sim.virtual import broker_shell
 from shoal.sim.virtual.world import PeerSpec, World
-from shoal.tests.sim.captures import Captures
 from shoal.tests.sim.played import merge_blocks
 from shoal.tests.sim.played_rounds import Rounds
 
@@ -153,10 +152,9 @@ class Laboratory:
 
 
 @pytest.fixture(scope="session")
-def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
+def laboratory(captures: Any) -> Iterator[Callable[[Job], Laboratory]]:
     """Makes a Laboratory for a job; one per name, model and session."""
     made: dict[str, Laboratory] = {}
-    captures = Captures()
     with ExitStack() as open_jobs:
 
         def make(job: Job) -> Laboratory:
@@ -166,7 +164,7 @@ def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
             key = f"{job.name} {job.model}"
             if key not in made:
                 module = models.build(job)
-                with captures.shared(job):
+                with captures.shared():
                     prepared = open_jobs.enter_context(prepare(job))
                 made[key] = Laboratory(job, prepared, module)
             return made[key]
