@@ -304,9 +304,7 @@ def test_what_is_no_checkpoint_is_refused(
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_paused_run_frees_its_peers_and_goes_on(
-    lab: Lab, unpaused: World, restart: bool
-) -> None:
+def test_a_paused_run_frees_its_peers_and_goes_on(lab: Lab, unpaused: World, restart: bool) -> None:
     world = lab.world()
     run = world.submit(lab.spec(**PAUSED))
     monitor = Monitor(world)

@@ -62,7 +62,10 @@ def test_a_pipeline_of_weak_peers_meets_strong_ones(rounds: Rounds) -> None:
     strong = [PeerSpec(name=f"q{i}", place=f"rack{i}", memory_bytes=1 << 30) for i in range(3)]
     for method in ("saps", "noloco"):
         world, run = rounds.play(
-            [*weak, *strong], sync=sync_of(method), plan={"replicas": 4}, train=TRAIN | {"batch": 16}
+            [*weak, *strong],
+            sync=sync_of(method),
+            plan={"replicas": 4},
+            train=TRAIN | {"batch": 16},
         )
         replicas = world.broker.machine.runs[b.RunId(run)].record.replicas
         assert sorted(len(r.plan.stages) for r in replicas if r.plan) == [1, 1, 1, 2]
