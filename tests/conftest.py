@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -44,6 +45,21 @@ def one_warm_planner() -> Iterator[None]:
     from shoal.tests.planner.service.sharing import SHARING
 
     with SHARING.shared():
+        yield
+
+
+@pytest.fixture(scope="session")
+def captures() -> Any:
+    """Of models that jobs of this process have in common: seconds for each of them else."""
+    from shoal.tests.client.captures import Captures
+
+    return Captures()
+
+
+@pytest.fixture(scope="module")
+def captures_once(captures: Any) -> Iterator[None]:
+    """A model that was captured before is not captured again, whatever the job."""
+    with captures.shared():
         yield
 
 

@@ -30,6 +30,8 @@ from shoal.proto.broker_pb2 import (
 from shoal.sim.scenario.scenario import Scenario
 from shoal.sim.simulate import preview_cluster
 
+pytestmark = pytest.mark.usefixtures("captures_once")
+
 JOB = """
 version = 1
 [model]

@@ -19,6 +19,11 @@ from shoal.sim.options import Setting, SimOptions
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 JOBS = sorted(path.stem for path in EXAMPLES.glob("*.toml"))
+SMALL_BY_DAY = {
+    *("encoder_decoder", "hf_deepseek_v3", "hf_gpt2", "hf_llama"),
+    *("moe", "resnet_digits", "unet"),
+}
+"""Those whose small forms are captured and trained in tests/sim/virtual/test_exactness.py."""
 SCENARIOS = sorted(EXAMPLES.glob("federated/*.toml"))
 
 
@@ -103,7 +108,9 @@ def test_an_example_learns_one_microbatch(name: str) -> None:
         assert loss_of(module(**batch)) < first
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SMALL_BY_DAY else n for n in JOBS]
+)
 def test_an_example_is_captured_for_any_batch_size(name: str) -> None:
     job = load(name)
     module = built(name)

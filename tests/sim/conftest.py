@@ -152,7 +152,7 @@ class Laboratory:
 
 
 @pytest.fixture(scope="session")
-def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
+def laboratory(captures: Any) -> Iterator[Callable[[Job], Laboratory]]:
     """Makes a Laboratory for a job; one per name, model and session."""
     made: dict[str, Laboratory] = {}
     with ExitStack() as open_jobs:
@@ -164,7 +164,8 @@ def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
             key = f"{job.name} {job.model}"
             if key not in made:
                 module = models.build(job)
-                prepared = open_jobs.enter_context(prepare(job))
+                with captures.shared():
+                    prepared = open_jobs.enter_context(prepare(job))
                 made[key] = Laboratory(job, prepared, module)
             return made[key]
 

@@ -23,6 +23,8 @@ from shoal.sim.shaped.staging import check_real
 from shoal.sim.simulate import missed
 from shoal.sim.trace import Trace
 
+pytestmark = pytest.mark.usefixtures("captures_once")
+
 NET = """
 import torch.nn.functional as F
 from torch import nn

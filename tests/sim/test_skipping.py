@@ -35,6 +35,8 @@ from shoal.sim.report.summary import Summary
 from shoal.sim.virtual.world import PeerSpec
 from shoal.tests.sim.virtual.test_routes import plain
 
+pytestmark = pytest.mark.usefixtures("plans_once")
+
 STEPS, MICROBATCHES = 5, 6
 JOB: dict[str, Any] = {
     "version": 1,

@@ -2,7 +2,7 @@
 core operators and under bf16, at another batch size than the captured one."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -294,7 +294,15 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES, scope="module")
+ALIKE = ("qwen3_moe", "olmoe")
+"""Experts as mixtral's, of which the others are a case of their own each: by night."""
+
+
+def by_day(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(n, marks=pytest.mark.slow) if n in ALIKE else n for n in names]
+
+
+@pytest.fixture(params=by_day(CASES), scope="module")
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
@@ -433,7 +441,7 @@ def test_every_cut_of_the_core_form_has_the_ports_of_the_full_one(case: Case) ->
             assert (value in lowered.graph.grads) == (value in graph.grads)
 
 
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("name", by_day(EXPERTS))
 def test_grouped_experts_equal_the_plain_loop_over_them(name: str) -> None:
     case = CASES[name]
     graph = case.captured.graph.bind(3)

@@ -149,7 +149,7 @@ def crossing(flow):
 @settings(deadline=None)
 @given(st.data())
 def test_the_checker_proves_the_lists(chain, data):
-    n, name = data.draw(st.integers(2, 40)), data.draw(st.sampled_from(SUMS))
+    n, name = data.draw(st.integers(2, 25)), data.draw(st.sampled_from(SUMS))
     plan, stages = wide(chain, n, name)
     order = check(plan, stages, (), lists_of(plan, stages)).order
     phases = [a.phase for p, a in order if p == "p0" and a.content is ExchangeContent.GRADIENT]

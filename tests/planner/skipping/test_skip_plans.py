@@ -47,13 +47,16 @@ def captured(module: nn.Module, *, labels: bool = True) -> Graph:
     return capture(module, {"x": text, "y": text} if labels else {"x": text.float()}).graph
 
 
-GRAPH = captured(gpt(6, 16, 1, 8, 0.0))
+@cache
+def whole() -> Graph:
+    """Captured when the first test runs, not when tests are collected."""
+    return captured(gpt(6, 16, 1, 8, 0.0))
 
 
 def request_of(
     speeds: list[float],
     *,
-    graph: Graph = GRAPH,
+    graph: Graph | None = None,
     microbatches: int = 6,
     memory: int = 1 << 30,
     latency_s: float = 0.02,
@@ -73,7 +76,7 @@ def request_of(
         np.full(n, np.inf),
     )
     asked = PlannerOptions(**{"scheduler": "op-fence", **options})  # type: ignore[arg-type]
-    return PlanRequest(graph.bind(2), offers, microbatches, 2, 1, asked, links)
+    return PlanRequest((graph or whole()).bind(2), offers, microbatches, 2, 1, asked, links)
 
 
 @pytest.mark.parametrize(

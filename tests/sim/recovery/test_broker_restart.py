@@ -122,7 +122,9 @@ def test_clients_see_the_same_events_when_it_dies_while_training(lab: Lab) -> No
     assert played.story == lab.calm.story
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize(
+    "part", [pytest.param(k, marks=pytest.mark.slow) if k % 2 else k for k in range(8)]
+)
 def test_it_may_die_at_any_moment(lab: Lab, part: int) -> None:
     """Before each event that it handles and each instruction that it carries out, and at evenly
     spaced moments of everybody else's."""

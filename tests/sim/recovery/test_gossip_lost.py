@@ -15,7 +15,7 @@ from shoal.sim.virtual.world import World
 from shoal.tests.sim.played import ask
 from shoal.tests.sim.played_rounds import Rounds, assert_same_versions, outcome, sites, sync_of
 
-pytestmark = pytest.mark.usefixtures("plans_once")
+pytestmark = pytest.mark.usefixtures("plans_once", "masks_once")
 
 TRAIN: dict[str, Any] = {"steps": 9, "eval_every": 6}
 """Three rounds: a pair and one alone, then all, then all."""
@@ -31,23 +31,25 @@ FOUR = sites(1e7, 1e7, 1e7, 1e7)
     "method",
     ["saps", *(pytest.param(m, marks=pytest.mark.slow) for m in ("noloco", "random-pairs"))],
 )
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
     tables = TABLES | {"sync": sync_of(method)}
     rounds.play(FOUR, **tables)
-    for at in rounds.moments(4, part, 2):
+    for at in rounds.moments(2, part, 4):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **tables)
         rounds.assert_expected(world, run, what=f"{name} at record {at}")
 
 
 @pytest.mark.parametrize("method", ["saps", pytest.param("noloco", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 6))]
+)
 def test_a_holder_of_a_pipeline_dies_at_any_moment(rounds: Rounds, part: int, method: str) -> None:
     tables = TABLES | {"plan": {"replicas": 3, "stages": 2}, "sync": sync_of(method)}
     peers = sites(*[1e7] * 7)
     rounds.play(peers, **tables)
-    for at in rounds.moments(3, part, 4):
+    for at in rounds.moments(2, part, 6):
         name = f"p{at % 6}"
         world, run = rounds.play(peers, {at: name}, **tables)
         rounds.assert_expected(world, run, what=f"{name} at record {at}")

@@ -35,6 +35,8 @@ from shoal.sim.plain import oracle
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
 
+pytestmark = pytest.mark.usefixtures("plans_once")
+
 STEPS = 7
 JOB: dict[str, Any] = {
     "version": 1,

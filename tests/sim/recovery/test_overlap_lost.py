@@ -26,11 +26,11 @@ FOUR = sites(1e7, 1e7, 1e7, 1e7)
 
 
 @pytest.mark.parametrize(
-    "part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 6))]
+    "part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 12))]
 )
 def test_a_member_dies_at_any_moment(rounds: Rounds, part: int) -> None:
     rounds.play(FOUR, **TABLES)
-    for at in rounds.moments(6, part, 6):
+    for at in rounds.moments(3, part, 12):
         name = f"p{at % 3}"
         world, run = rounds.play(FOUR, {at: name}, **TABLES)
         rounds.assert_expected(world, run, what=f"{name} at record {at}")
@@ -78,7 +78,7 @@ def test_a_run_is_paused_while_steps_are_ahead_and_goes_on(rounds: Rounds) -> No
 
 def test_who_comes_late_takes_the_version_and_is_ahead_from_then_on(rounds: Rounds) -> None:
     """In place of one that is gone."""
-    world, run = rounds.start(FOUR[:3], **TABLES | {"train": {"steps": 120}})
+    world, run = rounds.start(FOUR[:3], **TABLES | {"train": {"steps": 60}})
     world.until(lambda: any(e.round_done.round == 1 for e in world.events(run)), 600)
     world.kill(world.broker.machine.runs[run].record.replicas[2].peers[0])
     world.until(lambda: any(e.round_done.round == 3 for e in world.events(run)), 600)

@@ -17,6 +17,8 @@ from shoal.sim.virtual.wan import Wan
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played_rounds import Rounds, sites, sync_of
 
+pytestmark = pytest.mark.usefixtures("plans_once", "masks_once")
+
 TRAIN = {"steps": 15, "batch": 40, "eval_every": 6}
 """Five rounds, of which the last one gathers; evaluations are due behind steps 6, 12 and 15."""
 
@@ -28,8 +30,8 @@ def done_of(world: World, run: str) -> list[RoundDone]:
 @pytest.mark.parametrize("count", [4, 5])
 @pytest.mark.parametrize("method", GOSSIP)
 def test_the_weights_are_those_of_a_plain_loop(rounds: Rounds, method: str, count: int) -> None:
-    peers = sites(*[1e9] * count)
-    world, run = rounds.play(peers, sync=sync_of(method), plan={"replicas": count}, train=TRAIN)
+    peers, train = sites(*[1e9] * count), TRAIN | {"batch": 4 * count}
+    world, run = rounds.play(peers, sync=sync_of(method), plan={"replicas": count}, train=train)
     rounds.assert_expected(world, run)
     pairs = [pairs_of(d.members) for d in done_of(world, run)]
     assert [len(p) for p in pairs] == [2, 2, 2, 2, 0]
@@ -40,7 +42,7 @@ def test_evaluations_change_nothing_of_what_is_trained(rounds: Rounds, method: s
     """Who meets whom, every version, and every byte between replicas."""
     found, told = [], []
     for every in (0, 3):
-        train = TRAIN | {"eval_every": every, "steps": 9}
+        train = TRAIN | {"eval_every": every, "steps": 9, "batch": 16}
         peers, plan = sites(*[1e9] * 4), {"replicas": 4}
         world, run = rounds.play(peers, sync=sync_of(method), plan=plan, train=train)
         found.append(
@@ -60,7 +62,10 @@ def test_a_pipeline_of_weak_peers_meets_strong_ones(rounds: Rounds) -> None:
     strong = [PeerSpec(name=f"q{i}", place=f"rack{i}", memory_bytes=1 << 30) for i in range(3)]
     for method in ("saps", "noloco"):
         world, run = rounds.play(
-            [*weak, *strong], sync=sync_of(method), plan={"replicas": 4}, train=TRAIN
+            [*weak, *strong],
+            sync=sync_of(method),
+            plan={"replicas": 4},
+            train=TRAIN | {"batch": 16},
         )
         replicas = world.broker.machine.runs[b.RunId(run)].record.replicas
         assert sorted(len(r.plan.stages) for r in replicas if r.plan) == [1, 1, 1, 2]
@@ -82,7 +87,7 @@ def test_pairs_are_those_with_fast_links(rounds: Rounds) -> None:
         down=np.full(5, 1e8),
     )
     sync = sync_of("saps") | {"options": {"keep": 0.25, "recent": 4, "threshold": "1MB/s"}}
-    train = TRAIN | {"steps": 24, "eval_every": 0}
+    train = TRAIN | {"steps": 24, "eval_every": 0, "batch": 16}
     world, run = rounds.play(
         peers, sync=sync, plan={"replicas": 4}, train=train, wan=Wan(network, seed=0)
     )

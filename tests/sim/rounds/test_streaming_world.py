@@ -31,9 +31,16 @@ def done(world: World, run: str) -> list[RoundDone]:
     return [e.round_done for e in world.events(run) if e.HasField("round_done")]
 
 
-@pytest.mark.parametrize("mix", [0.0, 0.5])
-@pytest.mark.parametrize("overlap", [0, 2])
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize(
+    ("replicas", "overlap", "mix"),
+    [
+        *((2, 0, 0.0), (2, 2, 0.5), (3, 0, 0.5), (3, 2, 0.0)),
+        *(
+            pytest.param(*some, marks=pytest.mark.slow)
+            for some in ((2, 0, 0.5), (2, 2, 0.0), (3, 0, 0.0), (3, 2, 0.5))
+        ),
+    ],
+)
 def test_the_version_is_that_of_a_plain_loop(
     rounds: Rounds, replicas: int, overlap: int, mix: float
 ) -> None:
@@ -93,7 +100,7 @@ def test_a_pipeline_exchanges_fragments_with_a_single_peer(rounds: Rounds) -> No
 ALONE: dict[str, Any] = {
     "plan": {"replicas": 3, "stages": 1},
     "recovery": {"warm_spares": 0},
-    "train": {"steps": 60},
+    "train": {"steps": 36},
 }
 """Nobody keeps copies of a replica's stages, and it is noticed before the run is over."""
 

@@ -63,7 +63,7 @@ def lab(laboratory: Any) -> Ahead:
 def test_a_run_goes_on_after_the_death_of_any_holder_as_if_nothing_had_been(lab: Ahead) -> None:
     """Each has an optimizer and unsent updates of its own, which its copy on another peer has."""
     first = lab.calm.begun
-    moments = range(first, lab.calm.records, max(1, (lab.calm.records - first) // 8))
+    moments = range(first, lab.calm.records, max(1, (lab.calm.records - first) // 4))
     for number, moment in enumerate(moments):
         name = f"p{number % 4}"
         played = lab.play({moment: name})
