@@ -46,6 +46,8 @@ class Local:
     """Of its local steps, as far as they were seen."""
     clients: int = 0
     """Of federated training, that it was to train."""
+    diverged: int = 0
+    """Of these, that moved by what is no finite number, and count for nothing."""
 
     @property
     def loss(self) -> float | None:
@@ -95,7 +97,7 @@ class RoundRow:
     @property
     def came(self) -> int:
         """Clients whose work is in the version."""
-        return sum(m.clients for m in self.members)
+        return sum(m.clients - m.diverged for m in self.members)
 
     @property
     def alike(self) -> float | None:
@@ -236,7 +238,8 @@ class RoundRows:
             steps=work.steps,
             samples=samples,
             losses=tuple(losses),
-            clients=sum(r.count for r in work.cohort),
+            clients=sum(r.count for r in work.cohort) + len(work.left_out),
+            diverged=len(work.left_out),
         )
 
 

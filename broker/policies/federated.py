@@ -59,6 +59,25 @@ class FederatedPolicy(RoundPolicy):
             first += count
         return found
 
+    def without(
+        self, round_: int, work: RoundWork, places: Sequence[int]
+    ) -> tuple[RoundWork, list[int]] | None:
+        before = places_of(work.cohort)
+        gone = sorted({*before} & {*places})
+        there = [i for i, place in enumerate(before) if place not in gone]
+        if not gone or not there:
+            return None
+        found = RoundWork()
+        found.CopyFrom(work)
+        for field in ("cohort", "kept", "weights"):
+            found.ClearField(field)
+        found.cohort.extend(SampleRange(first=before[i], count=1) for i in there)
+        if work.kept:
+            found.kept.extend(work.kept[i] for i in there)
+            found.weights.extend(work.weights[i] for i in there)
+        found.left_out.extend(gone)
+        return found, self._clients(round_, gone)
+
     def members(self, view: RoundView, numbers: Sequence[int]) -> list[RoundMember]:
         """Return replicas as members, by number; the weight of each is its clients' samples, or
         their number."""

@@ -70,6 +70,13 @@ class RoundPolicy:
             **{name: getattr(work, name) for name in _AS_GIVEN},
         )
 
+    def without(
+        self, round_: int, work: RoundWork, places: Sequence[int]
+    ) -> tuple[RoundWork, list[int]] | None:
+        """Return a replica's work of a round without the clients at these places, and their
+        numbers; None: it has none of them, or no others."""
+        return None
+
     # ------------------------------------------------------------ when it closes
 
     def lasts_s(self, run: RunRecord, rounds: RoundRecord) -> float:

@@ -310,9 +310,24 @@ class RoundCoordinator:
             contributions.bad[number] = text
             note = RunEvent(note=f"round {said.round}: {text}")
             return [self.run.record.publish(note, number, now), *self.follow(now)]
+        out = self._leave_out(number, said, now) if said.left_out else []
         contributions.add(number, said.term, member.id)
         counts = number not in contributions.bad  # else it may count yet
-        return self.follow(now) if counts and contributions.is_ready(number) else []
+        follows = counts and contributions.is_ready(number)
+        return [*out, *self.follow(now)] if follows else out
+
+    def _leave_out(self, number: int, said: RoundReport, now: float) -> list[Instruction]:
+        """Clients of a replica have moved by what is no finite number: its work is that of the
+        others."""
+        given = self.rounds.work.given.get(number)
+        found = self._policy.without(said.round, given, said.left_out) if given else None
+        if found is None:
+            return []
+        work, clients = found
+        names = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
+        text = f"round {said.round}: {names} moved by what is no finite number: left out"
+        event = self._publish(now, round_begun=RoundBegun(round=said.round, work=[work]))
+        return [event, self.run.record.publish(RunEvent(note=text), number, now)]
 
     # ------------------------------------------------------------ the version
 

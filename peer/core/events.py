@@ -222,12 +222,14 @@ class RoundResult:
     """What an action of a round came to. hashes: of the version by stage, parts: by segment of the
     plan, from an `APPLY`. drift: squared 2-norm, from a `CONTRIBUTE`. moved: mean square of what
     clients moved, from a `CONTRIBUTE`; squared 2-norm of the mean of all, from an `APPLY`.
-    code, why: what is wrong."""
+    left_out: places of clients that count for nothing, from a `CONTRIBUTE`. code, why: what is
+    wrong."""
 
     hashes: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
     drift: float = 0.0
     moved: float = 0.0
+    left_out: tuple[int, ...] = ()
     code: str = ""
     why: str = ""
 

@@ -12,6 +12,7 @@ bound; and nothing that a peer says beside it follows from clients' data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -133,9 +134,10 @@ class LocalCohort(LocalSteps):
 
     def work(self) -> float:
         """Train the clients of the round. Return the mean over them, by weight, of the squared norm
-        of what each moved; 0 where clients are to be hidden. Raises DataError."""
+        of what each moved; 0 where clients are to be hidden. A client that moved by what is no
+        finite number is left out, unless all did. Raises DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
-        places = places_of(start.cohort)
+        self.left_out, places = (), places_of(start.cohort)
         if not places:
             return 0.0
         own = isinstance(self._partition, OwnSamples)  # of those that are there, whoever they are
@@ -177,24 +179,44 @@ class LocalCohort(LocalSteps):
             self._rows = hidden_mean(seen, held, squares, clip=clip, count=count)
             return 0.0
         moves, began = self._normalised(numbers, weights)
+        seen = _finite(seen, squares)
         if cohorts.by_client:
-            self._rows = rows_of(seen, numbers)
+            rows = rows_of(seen, numbers)
+            finite = [math.isfinite(squares[n]) for n in numbers]
+            self._rows = {name: r[finite] for name, r in rows.items()}
         else:
             mean = mean_of(updates.sent(seen) if updates else seen, weights, moves, began)
             self._senders = updates.by_name() if updates and cohorts.sends.overlap else {}
             with torch.no_grad():
-                for name, tensor in held.items():
-                    tensor.copy_(mean[name])
-        total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in weights.items())
-        return total / sum(weights.values())
+                for name in mean:
+                    held[name].copy_(mean[name])
+        there = {n: w for n, w in weights.items() if math.isfinite(squares[n])}
+        if not there:
+            self._diverge(held)
+            return 0.0
+        self.left_out = tuple(p for p, n in zip(places, numbers, strict=True) if n not in there)
+        total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in there.items())
+        return total / sum(there.values())
+
+    def _diverge(self, held: Mapping[str, Tensor]) -> None:
+        """Give no finite number, for no client has moved by one."""
+        for name, tensor in held.items():
+            if tensor.is_floating_point() and self._cohorts.by_client:
+                self._rows[name] = torch.full((1, tensor.numel()), torch.nan)
+            elif tensor.is_floating_point():
+                tensor.detach().fill_(torch.nan)
 
     def _measured(self, trained: Iterable[Trained], squares: dict[int, float]) -> Iterator[Trained]:
-        """Pass clients on, and note the squared norm of what each moved."""
+        """Pass clients on, and note the squared norm of what each moved; no number of those whose
+        running statistics are none."""
         for some in trained:
             total = torch.zeros(len(some.participants), dtype=torch.float64)
             for name, began in self._executor.parameters.items():
                 moved = (some.values[name].detach() - began.detach()).flatten(1)
                 total += moved.double().square().sum(1).cpu()
+            for name in self._executor.buffers:
+                if (values := some.values[name]).is_floating_point():
+                    total += torch.where(values.isfinite().flatten(1).all(1), 0.0, torch.nan).cpu()
             squares |= zip(some.participants, total.tolist(), strict=True)
             yield some
 
@@ -256,6 +278,21 @@ class LocalCohort(LocalSteps):
     def _read(self, places: npt.NDArray[np.int64]) -> Mapping[str, Tensor]:
         found = self._reader.samples(places.reshape(-1))
         return {name: t.view(*places.shape, *t.shape[1:]) for name, t in found.items()}
+
+
+def _finite(trained: Iterable[Trained], squares: Mapping[int, float]) -> Iterator[Trained]:
+    """Pass on clients that moved by finite numbers. `squares`: as in `hidden_mean`."""
+    for some in trained:
+        there = [i for i, n in enumerate(some.participants) if math.isfinite(squares[n])]
+        if len(there) == len(some.participants):
+            yield some
+        elif there:
+            yield Trained(
+                tuple(some.participants[i] for i in there),
+                {name: values[there] for name, values in some.values.items()},
+                tuple(some.steps[i] for i in there),
+                some.losses[there],
+            )
 
 
 def rows_of(trained: Iterable[Trained], participants: Sequence[int]) -> dict[str, Tensor]:

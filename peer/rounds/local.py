@@ -18,6 +18,8 @@ class LocalSteps:
     def __init__(self, microbatches: int, of_run: int) -> None:
         self._microbatches, self._of_run = microbatches, of_run
         self._start = self._before = broker_pb2.RoundStart()
+        self.left_out: tuple[int, ...] = ()
+        """Places of the round's cohort, of clients that `work` trained and that do not count."""
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """From here on, steps are of this round; those that were ahead of it stay as they were."""

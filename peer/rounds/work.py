@@ -149,7 +149,8 @@ class RoundWork(Generic[V]):
                     return RoundResult(code="nonfinite", why=why)
                 entry.given, entry.round = given, self._round
             drift += self.algebra.drift(entry) if entry.owned else 0.0
-        return RoundResult(drift=drift, moved=self._clients_moved)
+        left_out = self.local.left_out
+        return RoundResult(drift=drift, moved=self._clients_moved, left_out=left_out)
 
     def join(self, plan: broker_pb2.RoundPlan, wiring: RoundWiring) -> None:
         """Frames and actions are of this attempt from here on. `wiring`: by the plan."""
