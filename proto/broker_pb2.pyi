@@ -732,6 +732,28 @@ class RoundPlan(_message.Message):
     scale: float
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., members: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
 
+class SignedKey(_message.Message):
+    __slots__ = ("key", "signature", "certificate")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    signature: bytes
+    certificate: bytes
+    def __init__(self, key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
+class MaskKey(_message.Message):
+    __slots__ = ("run", "round", "member", "exchange")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    member: str
+    exchange: bytes
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., member: _Optional[str] = ..., exchange: _Optional[bytes] = ...) -> None: ...
+
 class RoundSegment(_message.Message):
     __slots__ = ("start", "stop", "aggregator", "givers", "takers", "versions")
     START_FIELD_NUMBER: _ClassVar[int]
