@@ -1,7 +1,8 @@
 """Sums of a round of which nobody sees an addend: pairwise masks (Bonawitz et al. 2017, 1611.04482)
 over fixed-point contributions, and a mask of its own on each, which is lifted when the sum is at
-all members. `keys` has what members tell each other, `shares` how a secret is shared by threshold,
-`masks` what is added, and `member` one member's part in a round, without I/O.
+all members. `keys` has what members tell each other, `masks` what is added, and `member` one
+member's part in a round, without I/O. `dag/rounds/shares.py` is how a secret is shared by
+threshold, and `broker/rounds/unmasking.py` the broker's part.
 
 What goes where, in attempt k at a round with the members M, n of them, and the threshold
 t = n // 2 + 1; the broker passes on what is signed or sealed and reads nothing of it:
@@ -16,8 +17,8 @@ t = n // 2 + 1; the broker passes on what is signed or sealed and reads nothing 
     6  broker               when all of M hold: writes down that attempt k is being unmasked
        broker -> all of M   reveal
     7  each -> broker       its shares of every b; from here on it gives nothing to another attempt
-    8  broker -> all        t members' shares: each finds every b, lifts the masks off the sums, and
-                            applies their mean; then as in any round
+    8  broker -> all        every b, from the shares of t members: each lifts the masks off the sums
+                            and applies their mean; then as in any round
 
 Pairwise masks cancel in the sum of all of M and in no other, so that no key is ever revealed, and
 one set of members is all that can come of an attempt. What a loss comes to:

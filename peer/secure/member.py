@@ -5,7 +5,7 @@
     masked()    what it gives of a part
     hold()      the shares that others dealt to it
     reveal()    these, opened: it has the masked sums of all parts, and so have the others
-    open()      the masks of all, by what enough of them revealed
+    open()      it gets the own masks of all, which follow from what enough of them revealed
     unmasked()  the sum of a part
 
 It reveals in one attempt of a round only, and is in no attempt behind that one. Before, another
@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from torch import Tensor
 
 from ...dag.plan.plan import PeerId
+from ...dag.rounds.shares import SECRET_BYTES, split
 from ...dag.rounds.vector import Span
 from ...proto.broker_pb2 import SignedKey
 from .keys import MemberIdentity, OwnKey, Roster, SecureSumError, roster_of
 from .masks import Words, derived, with_masks
-from .shares import SECRET_BYTES, join, split, weights_at_zero
 
 __all__ = ["SecureMember"]
 
@@ -98,12 +98,12 @@ class SecureMember:
         self._revealed = attempt
         return dict(shares)
 
-    def open(self, revealed: Mapping[PeerId, Mapping[PeerId, bytes]]) -> None:
-        """Find the masks of all members, by what so many as the threshold says revealed. Raises
-        SecureSumError for fewer, and for shares of a mask that its member has not committed to."""
+    def open(self, own_masks: Mapping[PeerId, bytes]) -> None:
+        """Take the own masks of all members. Raises SecureSumError for one that its member has not
+        committed to, and takes none then; and where this member has revealed none."""
         if not self._revealed:
             raise SecureSumError("masks are opened that it did not reveal", self._me)
-        self._now.open(revealed)
+        self._now.open(own_masks)
 
     def unmasked(self, part: Span, total: Tensor) -> Tensor:
         """Return the sum of what all members gave of a part, by the sum of what they gave masked:
@@ -153,7 +153,7 @@ class _Attempt:
     def deal(self, draw: Callable[[int], bytes]) -> dict[PeerId, bytes]:
         """Return for each member the sealed share of this one's own mask."""
         places, threshold = self._roster.places, self._roster.threshold
-        shares = split(self._own_mask, list(places.values()), threshold, draw)
+        shares = split(self._own_mask, places.values(), threshold, draw)
         commitment = _commitment(self._own_mask)
         return {
             member: self._seal(self._me, member).encrypt(_NONCE, commitment + share, None)
@@ -182,24 +182,15 @@ class _Attempt:
         self.shares = {m: opened[_COMMITMENT_BYTES:] for m, opened in found.items()}
         self._commitments = {m: opened[:_COMMITMENT_BYTES] for m, opened in found.items()}
 
-    def open(self, revealed: Mapping[PeerId, Mapping[PeerId, bytes]]) -> None:
-        """Find all masks."""
-        places, threshold = self._roster.places, self._roster.threshold
-        by = [member for member in places if member in revealed][:threshold]
-        if len(by) < threshold:
-            raise SecureSumError(f"{len(by)} members revealed: expected {threshold}")
-        weights, found = weights_at_zero([places[m] for m in by]), []
-        for member in self._roster.members:
-            try:
-                secret = join({places[m]: revealed[m][member] for m in by}, weights)
-            except (KeyError, ValueError):
-                secret = b""
-            if _commitment(secret) != self._commitments.get(member):
-                raise SecureSumError(
-                    "what was revealed is not the mask that it committed to", member
-                )
-            found.append(derived(secret, "own mask", self._roster.digest))
-        self._own_masks = found
+    def open(self, own_masks: Mapping[PeerId, bytes]) -> None:
+        """Take the own masks."""
+        for member, commitment in self._commitments.items():
+            if _commitment(own_masks.get(member, b"")) != commitment:
+                raise SecureSumError("this is not the mask that it committed to", member)
+        self._own_masks = [
+            derived(own_masks[member], "own mask", self._roster.digest)
+            for member in self._commitments
+        ]
 
     def unmasked(self, part: Span, total: Tensor) -> Tensor:
         """Lift the members' own masks."""

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from shoal.dag.plan.plan import PeerId
+from shoal.dag.rounds.shares import joined
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
 from shoal.peer.secure.keys import CertifiedMember
 from shoal.peer.secure.member import SecureMember
-from shoal.proto.broker_pb2 import SignedKey
+from shoal.proto.broker_pb2 import MaskKey, SignedKey
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 AUTHORITY = Authority.new(NOW)
@@ -48,6 +49,12 @@ class Passing:
         self.attempt, self.told = attempt, list(told)
         self.dealt: dict[PeerId, dict[PeerId, bytes]] = {}
         self.revealed: dict[PeerId, dict[PeerId, bytes]] = {}
+
+    def own_masks(self) -> dict[PeerId, bytes]:
+        """As it finds them once enough have revealed."""
+        names = sorted(MaskKey.FromString(signed.key).member for signed in self.told)
+        places = {PeerId(name): place for place, name in enumerate(names, 1)}
+        return joined(self.revealed, places, len(names) // 2 + 1)
 
     def sealed_for(self, member: PeerId) -> dict[PeerId, bytes]:
         return {source: sealed[member] for source, sealed in self.dealt.items()}
@@ -88,6 +95,14 @@ def give(
             start, stop = adder.part
             adder.given[name] = member.masked(adder.part, values[name][start:stop])
     return adders
+
+
+def reveal(members: Mapping[PeerId, SecureMember], passing: Passing) -> None:
+    """All reveal, and each gets the masks."""
+    for name, member in members.items():
+        passing.revealed[name] = member.reveal(passing.attempt)
+    for member in members.values():
+        member.open(passing.own_masks())
 
 
 def hold(members: Mapping[PeerId, SecureMember], passing: Passing) -> None:

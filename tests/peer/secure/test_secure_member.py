@@ -16,10 +16,9 @@ from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
 from shoal.peer.secure.keys import CertifiedMember, SecureSumError
 from shoal.peer.secure.member import SecureMember
-from shoal.peer.secure.shares import join, split, weights_at_zero
 from shoal.proto.broker_pb2 import MaskKey, SignedKey
 
-from .people import NOW, deal, drawn, give, hold, identity, members_of
+from .people import NOW, deal, drawn, give, hold, identity, members_of, reveal
 
 WORD = 2**64
 PARTS = [(0, 4), (4, 9)]
@@ -29,7 +28,7 @@ def wrapped(total: int) -> int:
     return (total + WORD // 2) % WORD - WORD // 2
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_the_sum_is_exact_whoever_is_lost_in_whichever_phase(data: st.DataObject) -> None:
     count, seed = data.draw(st.integers(3, 10)), data.draw(st.integers(0, 10**6))
@@ -59,9 +58,8 @@ def test_the_sum_is_exact_whoever_is_lost_in_whichever_phase(data: st.DataObject
     hold(members, passing)
     gone = lost()
     left = {name: m for name, m in members.items() if name not in gone}
-    revealed = {name: m.reveal(3) for name, m in left.items()}
+    reveal(left, passing)
     for member in left.values():
-        member.open(revealed)
         for adder in adders:
             start, stop = adder.part
             wanted = [wrapped(sum(int(given_[m][i]) for m in members)) for i in range(start, stop)]
@@ -81,9 +79,8 @@ def test_the_mean_has_the_bits_of_a_sum_in_the_clear() -> None:
     passing = deal(members, 1)
     [adder] = give(members, [(0, 9)], fixed)
     hold(members, passing)
-    revealed = {name: m.reveal(1) for name, m in members.items()}
+    reveal(members, passing)
     first = members[PeerId("p0")]
-    first.open(revealed)
     assert torch.equal(plain.grid.mean(first.unmasked((0, 9), adder.total)), plain.mean())
 
 
@@ -225,23 +222,34 @@ def test_it_reveals_in_one_attempt_and_is_in_none_behind_it() -> None:
     assert p0.reveal(1) == shares
 
 
-def test_what_was_revealed_is_the_masks_or_refused() -> None:
+def test_what_is_opened_is_the_masks_or_refused() -> None:
     members = members_of(5)
-    hold(members, deal(members, 1))
-    revealed = {n: m.reveal(1) for n, m in members.items()}
-    p0 = members[PeerId("p0")]
-    with pytest.raises(SecureSumError, match="2 members revealed: expected 3"):
-        p0.open(dict(list(revealed.items())[:2]))
-    zero = torch.zeros(1, dtype=torch.int64)
+    passing = deal(members, 1)
+    hold(members, passing)
+    for name, member in list(members.items())[:2]:
+        passing.revealed[name] = member.reveal(1)
+    with pytest.raises(ValueError, match="shares of 2: expected those of 3"):
+        passing.own_masks()
+    for name, member in members.items():
+        passing.revealed[name] = member.reveal(1)
+    p0, masks = members[PeerId("p0")], passing.own_masks()
     with pytest.raises(SecureSumError, match="not known yet"):
-        p0.unmasked((0, 1), zero)
-    wrong = {**revealed, PeerId("p1"): {**revealed[PeerId("p1")], PeerId("p3"): bytes(33)}}
-    with pytest.raises(SecureSumError, match="p3: what was revealed is not the mask"):
+        p0.unmasked((0, 1), torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(SecureSumError, match="p3: this is not the mask"):
+        p0.open({**masks, PeerId("p3"): masks[PeerId("p2")]})
+    with pytest.raises(SecureSumError, match="p3: this is not the mask"):
+        p0.open({m: mask for m, mask in masks.items() if m != "p3"})
+    passing.revealed[PeerId("p1")] |= {PeerId("p3"): b"\1" * 33}
+    try:
+        wrong = passing.own_masks()
+    except ValueError:
+        wrong = {}
+    with pytest.raises(SecureSumError, match="this is not the mask"):
         p0.open(wrong)
-    lacks = {**revealed, PeerId("p1"): {}}
-    with pytest.raises(SecureSumError, match="not the mask"):
-        p0.open(lacks)
-    p0.open(revealed)
+    passing.revealed[PeerId("p1")] = {}
+    with pytest.raises(ValueError, match="p1 has no share of the secret of p0"):
+        passing.own_masks()
+    p0.open(masks)
 
 
 def test_no_mask_hides_two_things() -> None:
@@ -253,38 +261,3 @@ def test_no_mask_hides_two_things() -> None:
         with pytest.raises(SecureSumError, match="were given already"):
             p0.masked((start, stop), torch.zeros(stop - start, dtype=torch.int64))
     p0.masked((8, 12), values)
-
-
-# ---------------------------------------------------------------- secrets by threshold
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.binary(min_size=32, max_size=32), st.integers(1, 9), st.integers(0, 10**6), st.data())
-def test_any_that_are_enough_find_the_secret_and_fewer_may_have_had_any(
-    secret: bytes, count: int, seed: int, data: st.DataObject
-) -> None:
-    threshold = data.draw(st.integers(1, count))
-    places = list(range(1, count + 1))
-    shares = dict(zip(places, split(secret, places, threshold, drawn(seed)), strict=True))
-    some = data.draw(st.permutations(places))
-    enough = some[:threshold]
-    assert join(shares, weights_at_zero(enough)) == secret
-    if threshold > 1:
-        few = some[: threshold - 1]
-        other = data.draw(st.binary(min_size=32, max_size=32))
-        # Whatever the secret was, one more share makes it so: fewer tell nothing.
-        weights = weights_at_zero([*few, 10])
-        known = sum(int.from_bytes(shares[p], "big") * weights[p] for p in few)
-        prime = 2**256 + 297
-        lacking = (int.from_bytes(other, "big") - known) * pow(weights[10], -1, prime) % prime
-        assert join({**shares, 10: lacking.to_bytes(33, "big")}, weights) == other
-
-
-def test_the_modulus_is_a_prime() -> None:
-    n = 2**256 + 297
-    odd, twos = n - 1, 0
-    while odd % 2 == 0:
-        odd, twos = odd // 2, twos + 1
-    for base in range(2, 42):  # Miller and Rabin
-        power = pow(base, odd, n)
-        assert power in (1, n - 1) or any(pow(power, 2**i, n) == n - 1 for i in range(1, twos))

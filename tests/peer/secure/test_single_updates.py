@@ -8,7 +8,8 @@ hands the attack what it must not have, too, and then it works.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from contextlib import suppress
+from itertools import combinations, permutations
 from typing import Any
 
 import torch
@@ -16,15 +17,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from torch import Tensor
 
 from shoal.dag.plan.plan import PeerId
+from shoal.dag.rounds.shares import joined
 from shoal.peer.secure.keys import roster_of
 from shoal.peer.secure.masks import derived, with_masks
 from shoal.peer.secure.member import SecureMember, _Attempt, _commitment
-from shoal.peer.secure.shares import join, weights_at_zero
 
-from .people import Aggregator, Passing, deal, give, hold, identity, members_of
+from .people import Aggregator, Passing, deal, give, hold, identity, members_of, reveal
 
 PART = (0, 6)
-PLACES = list(range(1, 6))
 
 
 def memory(root: Any) -> Iterator[Any]:
@@ -67,21 +67,17 @@ class Attack:
 
     def _joined(self, found: Sequence[Any]) -> set[bytes]:
         """Secrets of which there are enough shares: 33 bytes by the member whose mask it is, in a
-        dictionary of who has them. Whose is whose it tries out."""
+        dictionary of who has them. Whose that is it tries out."""
         sets = [d for d in found if isinstance(d, dict) and set(d) == set(self._keys)]
         sets = [d for d in sets if all(isinstance(v, bytes) and len(v) == 33 for v in d.values())]
         unique = list({tuple(sorted(d.items())): d for d in sets}.values())
-        made, threshold = set[bytes](), len(self._keys) // 2 + 1
-        for some in combinations(unique, threshold):
-            for places in combinations(range(1, len(self._keys) + 1), threshold):
-                weights = weights_at_zero(places)
-                for member in self._keys:
-                    for order in (some, some[::-1]):
-                        shares = {p: d[member] for p, d in zip(places, order, strict=True)}
-                        try:
-                            made.add(join(shares, weights))
-                        except ValueError:
-                            continue
+        made, names = set[bytes](), list(self._keys)
+        threshold, places = len(names) // 2 + 1, {m: i for i, m in enumerate(names, 1)}
+        for some in permutations(unique, threshold):
+            for owners in combinations(names, threshold):
+                with suppress(ValueError):
+                    held = dict(zip(owners, some, strict=True))
+                    made |= set(joined(held, places, threshold).values())
         return made
 
     def left(self, member: PeerId, given: Tensor) -> Tensor:
@@ -128,13 +124,6 @@ def played(
     [adder] = give(members, [PART], values)
     hold(members, passing)
     return members, passing, adder, values
-
-
-def reveal(members: Mapping[PeerId, SecureMember], passing: Passing) -> None:
-    for name, member in members.items():
-        passing.revealed[name] = member.reveal(passing.attempt)
-    for member in members.values():
-        member.open(passing.revealed)
 
 
 def test_behind_a_round_broker_and_aggregators_know_its_sum_and_nothing_else() -> None:
