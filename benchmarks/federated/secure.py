@@ -1,9 +1,9 @@
 """What masks cost one member of a round: seconds of its processor, and bytes that it sends and gets
 beside what any round has, at 10, 100 and 1,000 members.
 
-One member does all that it does (`peer/secure/member.py`) for a vector of so many numbers; of the
-others there is only what reaches it, made in the shortest way. Seconds are those of the processor
-on one thread. Bytes of the vector are counted as what it is longer by than in fp32.
+One member does all that it does (`peer/secure/secure_member.py`) for a vector of so many numbers;
+of the others there is only what reaches it, made in the shortest way. Seconds are those of the
+processor on one thread. Bytes of the vector are counted as what it is longer by than in fp32.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds.shares import joined
+from shoal.dag.rounds.secret_sharing import joined
 from shoal.dag.rounds.vector import PIECE
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
-from shoal.peer.secure.keys import CertifiedMember, OwnKey, Roster, roster_of
-from shoal.peer.secure.masks import derived
-from shoal.peer.secure.member import SecureMember
+from shoal.peer.secure.pair_masks import derived
+from shoal.peer.secure.round_keys import CertifiedMember, OwnKey, Roster, roster_of
+from shoal.peer.secure.secure_member import SecureMember
 
 NOW = datetime.now(UTC)
 T = TypeVar("T")

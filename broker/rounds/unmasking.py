@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.shares import joined
+from ...dag.rounds.secret_sharing import joined
 
 __all__ = ["Unmasking"]
 

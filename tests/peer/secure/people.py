@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds.shares import joined
+from shoal.dag.rounds.secret_sharing import joined
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
-from shoal.peer.secure.keys import CertifiedMember
-from shoal.peer.secure.member import SecureMember
+from shoal.peer.secure.round_keys import CertifiedMember
+from shoal.peer.secure.secure_member import SecureMember
 from shoal.proto.broker_pb2 import MaskKey, SignedKey
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

@@ -14,8 +14,8 @@ from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.sums import WeightedSum
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
-from shoal.peer.secure.keys import CertifiedMember, SecureSumError
-from shoal.peer.secure.member import SecureMember
+from shoal.peer.secure.round_keys import CertifiedMember, SecureSumError
+from shoal.peer.secure.secure_member import SecureMember
 from shoal.proto.broker_pb2 import MaskKey, SignedKey
 
 from .people import NOW, deal, drawn, give, hold, identity, members_of, reveal

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from torch import Tensor
 
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds.shares import joined
-from shoal.peer.secure.keys import roster_of
-from shoal.peer.secure.masks import derived, with_masks
-from shoal.peer.secure.member import SecureMember, _Attempt, _commitment
+from shoal.dag.rounds.secret_sharing import joined
+from shoal.peer.secure.pair_masks import derived, with_masks
+from shoal.peer.secure.round_keys import roster_of
+from shoal.peer.secure.secure_member import SecureMember, _Attempt, _commitment
 
 from .people import Aggregator, Passing, deal, give, hold, identity, members_of, reveal
 

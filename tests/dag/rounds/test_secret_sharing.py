@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.dag.rounds.shares import joined, split
+from shoal.dag.rounds.secret_sharing import joined, split
 
 PRIME = 2**256 + 297
 

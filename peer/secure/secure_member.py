@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from torch import Tensor
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.shares import SECRET_BYTES, split
+from ...dag.rounds.secret_sharing import SECRET_BYTES, split
 from ...dag.rounds.vector import Span
 from ...proto.broker_pb2 import SignedKey
-from .keys import MemberIdentity, OwnKey, Roster, SecureSumError, roster_of
-from .masks import Words, derived, with_masks
+from .pair_masks import Words, derived, with_masks
+from .round_keys import MemberIdentity, OwnKey, Roster, SecureSumError, roster_of
 
 __all__ = ["SecureMember"]
 
