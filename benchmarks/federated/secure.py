@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -87,7 +88,7 @@ def figures(members: int, elements: int) -> Iterator[Figure]:
     parts = [(at, min(at + PIECE, elements)) for at in range(0, elements, PIECE)]
     for part in parts:
         given = values[: part[1] - part[0]]
-        timed("mask", lambda part=part, given=given: member.masked(part, given))
+        timed("mask", partial(member.masked, part, given))
     timed("agree", lambda: member.hold(sealed))
     shares = timed("agree", lambda: member.reveal(1))
     began = time.process_time()
@@ -97,7 +98,7 @@ def figures(members: int, elements: int) -> Iterator[Figure]:
     timed("agree", lambda: member.open(masks))
     for part in parts:
         total = values[: part[1] - part[0]]
-        timed("unmask", lambda part=part, total=total: member.unmasked(part, total))
+        timed("unmask", partial(member.unmasked, part, total))
     yield from (
         Figure(f"secure_{members}_{what}_s", seconds, "s", "lower")
         for what, seconds in timed.seconds.items()

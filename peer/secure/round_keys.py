@@ -46,8 +46,13 @@ class SecureSumError(ValueError):
 class MemberIdentity(Protocol):
     """Who a member is, and how it tells who others are."""
 
-    member: PeerId
-    certificate: bytes
+    @property
+    def member(self) -> PeerId:
+        """Its id."""
+
+    @property
+    def certificate(self) -> bytes:
+        """By which others check what it signs."""
 
     def sign(self, statement: bytes) -> bytes:
         """Return a signature under a statement."""

@@ -147,7 +147,7 @@ def test_whenever_the_broker_is_started_again_nothing_is_lost() -> None:
         assert play.check() == play.names
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.integers(3, 7),
     st.lists(st.tuples(st.integers(1, 60), st.integers(BROKER, 6)), max_size=6),
