@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.secret_sharing import joined
+from ...dag.rounds.secret_sharing import joined, majority
 
 __all__ = ["Unmasking"]
 
@@ -33,8 +33,8 @@ class Unmasking:
 
     @property
     def threshold(self) -> int:
-        """So many members find the masks (`Roster.threshold`)."""
-        return len(self.members) // 2 + 1
+        """So many members find the masks."""
+        return majority(len(self.members))
 
     @property
     def not_holding(self) -> Sequence[PeerId]:

@@ -6,12 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-__all__ = ["SECRET_BYTES", "SHARE_BYTES", "joined", "split"]
+__all__ = ["SECRET_BYTES", "SHARE_BYTES", "joined", "majority", "split"]
 
 SECRET_BYTES = 32
 _PRIME = 2**256 + 297
 SHARE_BYTES = 33
 M = TypeVar("M", bound=Hashable)
+
+
+def majority(members: int) -> int:
+    """Return a threshold that two sets reach only with a member in both, of so many members, and of
+    so many and all but one of them."""
+    return members // 2 + 1
 
 
 def split(

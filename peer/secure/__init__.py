@@ -33,6 +33,7 @@ one set of members is all that can come of an attempt. What a loss comes to:
     the broker in 6 to 8    it has written down which attempt: it asks for shares again, and each
                             gives the same ones. Another attempt at this round there is not
 
-Two attempts cannot both be unmasked, even if members are told different things: each takes more
-than half of its members, and who revealed in one reveals in no other.
+Two attempts whose members differ by one cannot both be unmasked, even if members are told different
+things: each takes more than half of its members, so somebody would have to reveal in both, and
+nobody does.
 """

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from google.protobuf.message import DecodeError
 
 from ...dag.plan.plan import PeerId
+from ...dag.rounds.secret_sharing import majority
 from ...net.identity.credential import Credential
 from ...net.identity.names import PartyRole
 from ...net.identity.signing import SignatureError, sign, signer_of
@@ -116,8 +117,8 @@ class Roster:
 
     @property
     def threshold(self) -> int:
-        """So many find a mask again: of two sets of so many, some member is in both."""
-        return len(self.members) // 2 + 1
+        """So many find a mask again."""
+        return majority(len(self.members))
 
     @cached_property
     def places(self) -> Mapping[PeerId, int]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.dag.rounds.secret_sharing import joined, split
+from shoal.dag.rounds.secret_sharing import joined, majority, split
 
 PRIME = 2**256 + 297
 
@@ -55,3 +55,10 @@ def test_the_modulus_is_a_prime() -> None:
     for base in range(2, 42):  # Miller and Rabin
         powers = [pow(base, odd * 2**i, PRIME) for i in range(twos)]
         assert powers[0] == 1 or PRIME - 1 in powers
+
+
+def test_two_sets_that_are_enough_have_somebody_in_common() -> None:
+    for members in range(3, 200):
+        assert 2 * majority(members) > members
+        assert majority(members) + majority(members - 1) > members, "of all but one"
+        assert members - majority(members) >= int(0.3 * members), "30 % may be lost"
