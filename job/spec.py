@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from .clients.client_options import Cohorts
+from .clients.client_options import LEAST_MEMBERS, Cohorts
 from .methods import METHODS
 from .plan_options import PlanOptions
 from .rounds import RoundSettings, method_of
@@ -310,6 +310,7 @@ class Job(Settings):
             aggregate=sync.aggregate,
             privacy=sync.privacy,
             sends=sync.client_compression,
+            secure=sync.secure,
         )
 
 
@@ -392,6 +393,24 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
             yield "sync.method", f"all others are, {with_it}: fednova scales moves by itself"
     if job.sync.privacy is not None:
         yield from _not_private(job)
+    if job.sync.secure:
+        yield from _not_secure(job)
+
+
+def _not_secure(job: Job) -> Iterator[tuple[str, str]]:
+    """What sums with masks cannot be of."""
+    if job.sync.aggregate != "mean":
+        why = "all other rules look at each update, and no peer sees one"
+        yield "sync.aggregate", f'"mean" is, with sync.secure: {why}'
+    if job.sync.client_compression.sparse:
+        why = "each client sends numbers at places of its own, and masks cancel only where all do"
+        yield "sync.compression", f'"none" is, with sync.secure: {why}'
+    if job.codec.sync != "none":
+        why = "what is masked are the 64 bits of integers, of which a codec may lose none"
+        yield "codec.sync", f'"none" is, with sync.secure: {why}'
+    if job.plan.replicas != "auto" and job.plan.replicas < LEAST_MEMBERS:
+        why = "of the sum of two each knows the other's part"
+        yield "plan.replicas", f'{LEAST_MEMBERS} or more are, or "auto", with sync.secure: {why}'
 
 
 def _not_private(job: Job) -> Iterator[tuple[str, str]]:

@@ -49,6 +49,7 @@ _OF_CLIENTS: Mapping[str, Any] = {
     "compression_options": CompressionOptions(),
     "client_links": None,
     "client_feedback": "none",
+    "secure": False,
 }
 """Keys of [sync] that are for kind = "federated" alone, with their defaults."""
 EVERY = 50
@@ -105,6 +106,9 @@ class Sync(Settings):
     """federated: the links of clients, which bcrs goes by."""
     client_feedback: Literal["none", "ef"] = "none"
     """federated: what becomes of what a client does not send. "none": it is lost."""
+    secure: bool = False
+    """federated: whether what a peer gives to the mean is masked, so that nobody sees it but in the
+    sum of all."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""

@@ -37,9 +37,16 @@ class Unmasking:
         return majority(len(self.members))
 
     @property
-    def not_holding(self) -> Sequence[PeerId]:
-        """Members that others wait for, before it has begun."""
-        return [m for m in self.members if m not in self._holding]
+    def waited_for(self) -> Sequence[PeerId]:
+        """Members that others wait for, before it has begun: those who have dealt no shares, or else
+        those who do not hold."""
+        silent = [m for m in self.members if m not in self._dealt]
+        return silent or [m for m in self.members if m not in self._holding]
+
+    @property
+    def masks(self) -> Mapping[PeerId, bytes] | None:
+        """All members' own masks; None while fewer than the threshold have revealed."""
+        return self._masks
 
     def goes_on(self, there: Collection[PeerId]) -> bool:
         """Whether something can come of it with the members that are there."""
@@ -55,7 +62,12 @@ class Unmasking:
         sealed for it; None while others have not, and for who is no member."""
         if by in self.members:
             self._dealt.setdefault(by, dict(sealed))
-        if by not in self.members or len(self._dealt) < len(self.members):
+        return self.sealed if by in self.members else None
+
+    @property
+    def sealed(self) -> Mapping[PeerId, Mapping[PeerId, bytes]] | None:
+        """For each member what all sealed for it; None while some have not."""
+        if len(self._dealt) < len(self.members):
             return None
         return {
             m: {source: given.get(m, b"") for source, given in self._dealt.items()}
@@ -67,7 +79,7 @@ class Unmasking:
         whether it is time to begin: all have."""
         if by in self.members:
             self._holding.add(by)
-        return not self.begun and not self.not_holding
+        return not self.begun and self._holding >= set(self.members)
 
     def revealed(self, by: PeerId, shares: Mapping[PeerId, bytes]) -> Mapping[PeerId, bytes] | None:
         """A member has revealed its shares. Return all members' own masks; None while fewer than

@@ -19,6 +19,7 @@ from torch import Tensor
 __all__ = [
     "EXPONENT",
     "FixedPoint",
+    "IntegerSum",
     "LargeContributionError",
     "OverlapSum",
     "WeightedSum",
@@ -110,6 +111,26 @@ class WeightedSum:
         for at, most in self._largest.values():
             mean[at] = most.view(torch.float32)
         return mean
+
+
+class IntegerSum:
+    """A sum of integers modulo 2^64, (elements,), which may be masked. Integers come and go as
+    their bits, two float32 each."""
+
+    def __init__(self, elements: int) -> None:
+        self._sum = torch.zeros(elements, dtype=torch.int64)
+
+    def add(self, values: Tensor, weight: int) -> None:
+        """`values`: (2 × elements,), float32; their weight is in them."""
+        self._sum += values.view(torch.int64)
+
+    def add_multiples(self, values: Tensor) -> None:
+        """Add multiples of the grid, (elements,), int64."""
+        self._sum += values
+
+    def mean(self) -> Tensor:
+        """Return the sum, (2 × elements,), float32: its mean is known behind the masks alone."""
+        return self._sum.view(torch.float32)
 
 
 _MOST_SENDERS = 1 << 24

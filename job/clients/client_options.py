@@ -13,6 +13,7 @@ from .partitioning import Partitioning
 
 __all__ = [
     "AGGREGATES",
+    "LEAST_MEMBERS",
     "AdaptiveOptions",
     "Aggregate",
     "ClientPrivacy",
@@ -23,6 +24,7 @@ __all__ = [
     "FedProxOptions",
     "LocalWork",
     "check_weight",
+    "no_integers",
     "share_of",
 ]
 
@@ -32,6 +34,8 @@ AGGREGATES: Mapping[Aggregate, int] = {"trimmed-mean": 1, "krum": 3, "multi-krum
 least."""
 SPARE_SUMS = 8
 """Sums of a round that the budget has beside one for each round, for rounds that are made again."""
+LEAST_MEMBERS = 3
+"""Peers in a sum with masks: of the sum of two, each would know the other's addend."""
 _MOST_NOISE = 2.0**9
 """Of the noise in a mean: numbers of contributions and results are below 2^10."""
 
@@ -179,6 +183,8 @@ class Cohorts(Settings):
     """How clients are hidden in the sum; None: they are not."""
     sends: ClientCompression = field(default_factory=ClientCompression)
     """What it sends of its update."""
+    secure: bool = False
+    """Whether what peers give to a sum is masked (`peer/secure/`)."""
 
     @classmethod
     def of(
@@ -222,6 +228,8 @@ class Cohorts(Settings):
                 self.privacy.check_fits(self.per_round)
             except SettingsError as error:
                 raise error.inside("privacy") from None
+        if self.secure:
+            self._check_secure()
         if self.per_round > self.clients:
             raise SettingsError(
                 "per_round",
@@ -236,6 +244,30 @@ class Cohorts(Settings):
                 f'"{self.aggregate}" needs {needed} of them for that: expected fewer, or more '
                 "per_round",
             )
+
+    def _check_secure(self) -> None:
+        if self.by_client or self.sends.sparse:
+            raise SettingsError(
+                "secure",
+                f'is true with aggregate = "{self.aggregate}" and compression = '
+                f'"{self.sends.compression}": expected "mean" and "none", as masks cancel in the '
+                "sum of whole updates alone",
+            )
+        if self.per_round < LEAST_MEMBERS:
+            raise SettingsError(
+                "per_round",
+                f"is {self.per_round} with secure = true: expected at least {LEAST_MEMBERS}, since "
+                "of the sum of two each knows the other's part",
+            )
+
+
+def no_integers(name: str) -> str:
+    """Say why sums of this are not masked."""
+    return (
+        f"is true, and the model has {name!r}, integers of which a round takes the largest: that is "
+        "no sum, and masks cancel in sums alone. Expected a model without them, such as with "
+        "GroupNorm in place of BatchNorm"
+    )
 
 
 def check_weight(aggregate: Aggregate, weight: str) -> None:

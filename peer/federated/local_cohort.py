@@ -5,7 +5,8 @@ round); a replica trains those at the places that the broker has handed to it
 (`RoundStart.cohort`), each from the version that the round began with, and its stages come to
 their weighted mean. From there on a round goes as any other. Where each client's contribution
 comes by itself (`Cohorts.by_client`), stages stay at the version, and what clients came to is here
-until it is taken down. So do they where clients are to be hidden: what is given is the mean of what
+until it is taken down. So do they where sums are masked: what stages come to goes into snapshots, which
+other peers keep. So do they where clients are to be hidden: what is given is the mean of what
 they moved, each by no more than `clip`, which has no rounding of weights in it that clip does not
 bound; and nothing that a peer says beside it follows from clients' data.
 """
@@ -79,7 +80,7 @@ class LocalCohort(LocalSteps):
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
         self._rows: dict[str, Tensor] = {}
-        """By name, what each client came to, or the mean of what they moved."""
+        """By name, what each client came to, or the mean of that, or of what they moved."""
         self._cohort = Cohort(graph, training.train, most=most, mu=mu, device=executor.device)
         self._evaluation: ClientEvaluation | None = None
         """None: the only client here has the held-out part of the data for that."""
@@ -174,9 +175,15 @@ class LocalCohort(LocalSteps):
         else:
             mean = mean_of(updates.sent(seen) if updates else seen, weights, moves, began)
             self._senders = updates.by_name() if updates and cohorts.sends.overlap else {}
-            with torch.no_grad():
-                for name, tensor in held.items():
-                    tensor.copy_(mean[name])
+            if cohorts.secure:
+                self._rows = {
+                    name: mean[name].to("cpu", tensor.dtype).float().reshape(-1)
+                    for name, tensor in held.items()
+                }
+            else:
+                with torch.no_grad():
+                    for name, tensor in held.items():
+                        tensor.copy_(mean[name])
         total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in weights.items())
         return total / sum(weights.values())
 

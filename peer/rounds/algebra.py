@@ -181,6 +181,19 @@ class RoundAlgebra(Protocol[V]):
         """Write the mean of a part. `came`: weight and contribution of each giver, as it came, if
         the method passes these on."""
 
+    def integers(self, part: Span, given: V, weight: int, plan: broker_pb2.RoundPlan) -> Tensor:
+        """Return what a contribution, as it is given without masks, adds to a part's sum:
+        (elements,), int64."""
+
+    def bits(self, integers: Tensor) -> WrittenPart[V]:
+        """Write integers, (elements,), int64, as parts of sums with masks are."""
+
+    def read_bits(self, values: V) -> Tensor:
+        """Return the integers that a part of such a sum is, likewise."""
+
+    def mean_of(self, part: Span, total: Tensor, plan: broker_pb2.RoundPlan) -> V:
+        """Return the mean by the sum of integers, as a result without masks has it."""
+
     def whole(self, part: Span, made: Pieces[EntryVersion[V]], coding: PartCoding) -> Buffers:
         """Write a part of a version, with shared state."""
 

@@ -15,13 +15,13 @@ from google.protobuf.message import DecodeError
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.secret_sharing import majority
+from ...job.clients.client_options import LEAST_MEMBERS
 from ...net.identity.credential import Credential
 from ...net.identity.names import PartyRole
 from ...net.identity.signing import SignatureError, sign, signer_of
 from ...proto.broker_pb2 import MaskKey, SignedKey
 
 __all__ = [
-    "LEAST_MEMBERS",
     "CertifiedMember",
     "MemberIdentity",
     "OwnKey",
@@ -30,8 +30,6 @@ __all__ = [
     "roster_of",
 ]
 
-LEAST_MEMBERS = 3
-"""Of the sum of two, each would know the other's addend."""
 _BEGINS = b"shoal mask key\0"
 
 
