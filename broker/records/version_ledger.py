@@ -28,8 +28,9 @@ class VersionLedger:
     round: the one under way, or the next one: so many versions were made. attempt, members,
     joiners: of its exchange, as it was planned last; 0: not yet. exponent: as in RoundPlan.
     holders: in which term a replica made the newest version, by number; of the first version, which
-    all begin from, nobody. unmasked: members of the exchange by their peers' ids, once its masks are
-    to be lifted: there is no other attempt at the round from then on; none: they are not. met: the pairs of the newest rounds, since all met last.
+    all begin from, nobody. unmasked: members of the exchange by their peers' ids, once its masks
+    are lifted: there is no other attempt at the round then. met: the pairs of the newest rounds,
+    since all met last.
     """
 
     def __init__(self, remembers: int = 0) -> None:

@@ -53,8 +53,8 @@ class Attempts:
     @property
     def void(self) -> bool:
         """Whether a member is not there any more, as it was; or an earlier start of the broker
-        planned the attempt, and who has heard of it nobody knows. One that is unmasked never is: its
-        members are those of the round."""
+        planned the attempt, and who has heard of it nobody knows. One that is unmasked never is:
+        its members are those of the round."""
         if self._versions.unmasked:
             return False
         return self._view.attempt is None or any(map(self.is_gone, self._versions.members))

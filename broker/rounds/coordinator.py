@@ -30,7 +30,6 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from ...job.clients.client_options import LEAST_MEMBERS
 from ...proto.broker_pb2 import (
     EXPORTING,
     FAILED,
@@ -92,8 +91,8 @@ class RoundCoordinator:
         self._attempts = Attempts(run, self._view, policy, self._contributions, self._grid)
         self._evaluations = Evaluations(self.rounds, policy)
         self._masks = SecureSums(run)
-        self._given_up = set[int]()
-        """Who is not waited for any more, of an attempt that is unmasked."""
+        self._given_up, self._asked_at = set[int](), 0.0
+        """Who is not waited for any more, of an attempt that is unmasked, and since when it is."""
 
     # ------------------------------------------------------------ what is known
 
@@ -116,7 +115,7 @@ class RoundCoordinator:
 
     @property
     def _attempt_ends(self) -> float:
-        return (self._contributions.since or 0.0) + self._exchange.attempt_s
+        return max(self._contributions.since or 0.0, self._asked_at) + self._exchange.attempt_s
 
     # ------------------------------------------------------------ what follows
 
@@ -244,7 +243,7 @@ class RoundCoordinator:
         missing = [n for n in work if n not in {*ready, *paused}]
         still = [n for n in missing if not is_short(self._replica(n))]
         if self._masks.are_few(len(ready)):
-            return out if still or paused else [*out, *self._fail_few(len(ready), now)]
+            return out if still or paused else [*out, *self._too_few(len(ready), now)]
         enough = self._policy.is_enough(self.rounds, len(ready))
         again = self._view.attempt is not None
         until = contributions.waits_until(ready, still, now, again=again)
@@ -265,7 +264,7 @@ class RoundCoordinator:
         at_gate = [n for n in self._present if is_at_gate(self.rounds, self._replica(n))]
         attempt = self._policy.attempt(self._view, ready, at_gate, now)
         if self._masks.are_few(len(attempt.members)):
-            return self._fail_few(len(attempt.members), now)
+            return self._too_few(len(attempt.members), now)
         out = [self._publish(now, round_planned=self._attempts.begin(attempt, now))]
         self._view.plans |= self._exchange.plans(attempt.groups)
         self._masks.begin((m.replica for m in attempt.members), self._view.plans)
@@ -276,18 +275,13 @@ class RoundCoordinator:
                 out += self._tell_plan(member)
         return [*out, *self._arm(self._attempt_ends)]
 
+    def _too_few(self, members: int, now: float) -> list[Instruction]:
+        return self.run.fail("secure", self._masks.why_few(members), now)
+
     def _tell_plan(self, member: Member) -> list[Instruction]:
         """The part of a peer in the present attempt, if it has one."""
         plan = self._view.plans.get(member.id)
         return [] if plan is None else [Tell(member.stream, BrokerMessage(round_plan=plan))]
-
-    def _fail_few(self, members: int, now: float) -> list[Instruction]:
-        text = (
-            f"{members} peers are left with a contribution to round {self.rounds.versions.round}, and "
-            f"with sync.secure a sum is of {LEAST_MEMBERS} or more: of fewer, each could tell what "
-            "another gave"
-        )
-        return self.run.fail("secure", text, now)
 
     # ------------------------------------------------------------ what peers say
 
@@ -335,7 +329,7 @@ class RoundCoordinator:
             return self.run.fail("secure", f"masks cannot be lifted: {error}", now)
         if not all_hold or self._attempts.void:
             return out
-        told = RoundUnmasked(round=said.round, members=masks.members)
+        told, self._asked_at = RoundUnmasked(round=said.round, members=masks.members), now
         return [*out, self._publish(now, unmasked=told), *masks.ask()]
 
     def _give_up(self, now: float) -> list[Instruction]:
@@ -371,7 +365,7 @@ class RoundCoordinator:
         view, versions, everybody = self._view, self.rounds.versions, self._left
         members = [m.replica for m in versions.members]
         if self._masks.begun and not (everybody and self._masks.goes_on(everybody)):
-            return self._fail_unmasked(now)
+            return self.run.fail("secure", self._masks.why_lost, now)
         if not all(map(view.has_made, everybody)):
             return []
         found = self._policy.agreed(view, {n: self._attempts.hash_of(n) for n in everybody})
@@ -404,14 +398,6 @@ class RoundCoordinator:
             found = [n for n in found if n not in gone | self._given_up]
         joiners = (n for n in versions.joiners if n not in self._given_up)
         return [*found, *(n for n in joiners if n in present)]
-
-    def _fail_unmasked(self, now: float) -> list[Instruction]:
-        text = (
-            f"too few are left of the {len(self._masks.members)} peers of round "
-            f"{self.rounds.versions.round} to lift the masks of its sum; the sum of others would "
-            "tell what the lost ones gave"
-        )
-        return self.run.fail("secure", text, now)
 
     # ------------------------------------------------------------ peers that come back
 

@@ -63,6 +63,22 @@ class SecureSums:
         """Whether so many members would know each other's contributions by their sum."""
         return self.wanted and members < LEAST_MEMBERS
 
+    def why_few(self, members: int) -> str:
+        """Say why a round comes to nothing with so many."""
+        return (
+            f"{members} peers are left with a contribution to round {self._versions.round}, and "
+            f"with sync.secure a sum is of {LEAST_MEMBERS} or more: of fewer, each could tell what "
+            "another gave"
+        )
+
+    @property
+    def why_lost(self) -> str:
+        """Say why an attempt that is unmasked comes to nothing."""
+        return (
+            f"too few are left of the {len(self.members)} peers of round {self._versions.round} to "
+            "lift the masks of its sum, and the sum of others would tell what the lost ones gave"
+        )
+
     # ------------------------------------------------------------ an attempt
 
     def contributed(self, peer: PeerId, said: MemberMasks) -> None:

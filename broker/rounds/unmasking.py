@@ -38,8 +38,8 @@ class Unmasking:
 
     @property
     def waited_for(self) -> Sequence[PeerId]:
-        """Members that others wait for, before it has begun: those who have dealt no shares, or else
-        those who do not hold."""
+        """Members that others wait for, before it has begun: those who have dealt no shares, or
+        else those who do not hold."""
         silent = [m for m in self.members if m not in self._dealt]
         return silent or [m for m in self.members if m not in self._holding]
 

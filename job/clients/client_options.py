@@ -264,8 +264,8 @@ class Cohorts(Settings):
 def no_integers(name: str) -> str:
     """Say why sums of this are not masked."""
     return (
-        f"is true, and the model has {name!r}, integers of which a round takes the largest: that is "
-        "no sum, and masks cancel in sums alone. Expected a model without them, such as with "
+        f"is true, and the model has {name!r}, integers of which a round takes the largest: that "
+        "is no sum, and masks cancel in sums alone. Expected a model without them, such as with "
         "GroupNorm in place of BatchNorm"
     )
 

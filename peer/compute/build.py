@@ -27,10 +27,10 @@ from ...dag.rounds.vector import RunVector
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
 from ...dag.transforms.split_weights import grouped
+from ...job import SettingsError
 from ...net.links.buffers import trim_heap
 from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
-from ...job import SettingsError
 from ..core.rounds.exchange import run_of
 from ..data.reader import Reader
 from ..federated.local_cohort import LocalCohort
@@ -188,8 +188,8 @@ def build_work(
     """Raises ValueError (PlanError, GraphError, TensorSpecError, WeightError, CodecError) when the
     parts of the order do not fit together, OfferError when they take too much memory. `clock` gives
     the seconds of codecs; `files` are the weights files, where the order's weights are more;
-    `noise_key` is of noise in sums that hide clients, `member_of` makes this peer's part in sums that
-    are masked."""
+    `noise_key` is of noise in sums that hide clients, `member_of` makes this peer's part in sums
+    that are masked."""
     plan = order.slice.validate(len(order.graph.operators)).plan
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
@@ -298,8 +298,8 @@ def _rounds(
         if member_of is None:
             raise SettingsError(
                 "sync.secure",
-                f"is true, and {order.peer} has no certificate to sign keys with: expected a network "
-                "without --insecure",
+                f"is true, and {order.peer} has no certificate to sign keys with: expected a "
+                "network without --insecure",
             )
         masks = MaskedSums(order.peer, run_of(order.run), member_of)
     return RoundWork(

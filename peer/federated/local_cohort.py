@@ -5,10 +5,10 @@ round); a replica trains those at the places that the broker has handed to it
 (`RoundStart.cohort`), each from the version that the round began with, and its stages come to
 their weighted mean. From there on a round goes as any other. Where each client's contribution
 comes by itself (`Cohorts.by_client`), stages stay at the version, and what clients came to is here
-until it is taken down. So do they where sums are masked: what stages come to goes into snapshots, which
-other peers keep. So do they where clients are to be hidden: what is given is the mean of what
-they moved, each by no more than `clip`, which has no rounding of weights in it that clip does not
-bound; and nothing that a peer says beside it follows from clients' data.
+until it is taken down; and where sums are masked, for snapshots, which other peers keep, have what
+is in the stages. So do they where clients are to be hidden: what is given is the mean of what they
+moved, each by no more than `clip`, which has no rounding of weights in it that clip does not bound;
+and nothing that a peer says beside it follows from clients' data.
 """
 
 from __future__ import annotations

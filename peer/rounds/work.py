@@ -205,8 +205,8 @@ class RoundWork(Generic[V]):
         self._masks.hear(told)
 
     def unmask(self) -> RoundResult:
-        """Does with masks what was told: opens shares that are sealed for this one, reveals them, or
-        takes the masks that follow from what all revealed."""
+        """Does with masks what was told: opens shares that are sealed for this one, reveals them,
+        or takes the masks that follow from what all revealed."""
         assert self._masks is not None, "sums are not masked"
         try:
             return RoundResult(masks=self._masks.answer())

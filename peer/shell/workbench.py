@@ -4,8 +4,8 @@ done.
 Torch never runs in the event loop:
 
     lane      jobs, in the order in which the machine asked
-    compute   Build, BeginRound, JoinExchange, HearMasks, Compute, the copy of UploadWeights and of a snapshot,
-              Discard
+    compute   Build, BeginRound, JoinExchange, HearMasks, Compute, the copy of UploadWeights and of
+              a snapshot, Discard
     data      Prefetch
     sending   SendFrame: encode
     arriving  decode what came, into the device's store; then the machine hears FrameArrived

@@ -147,8 +147,8 @@ def formed(
     few = len(found.replicas) < LEAST_MEMBERS
     if asked.cohorts is not None and asked.cohorts.secure and few:
         raise NoPlan(
-            f"{len(found.replicas)} peers would train clients, and with sync.secure {LEAST_MEMBERS} "
-            "are needed: of the sum of two each knows the other's part",
+            f"{len(found.replicas)} peers would train clients, and with sync.secure "
+            f"{LEAST_MEMBERS} are needed: of the sum of two each knows the other's part",
             "peers",
         )
     if asked.cohorts is not None:  # what is compared is other training

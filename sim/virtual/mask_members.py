@@ -1,5 +1,5 @@
-"""Members of sums with masks in the virtual world, where all runs are the same: who signs is told by
-a keyed hash, and what is random follows from who draws it. The masks are those of daemons."""
+"""Members of sums with masks in the virtual world, where all runs are the same: who signs is told
+by a keyed hash, and what is random follows from who draws it. The masks are those of daemons."""
 
 from __future__ import annotations
 

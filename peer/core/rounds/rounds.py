@@ -17,8 +17,8 @@
   made meanwhile stays beside the stages. Once it is committed it lands between two steps (`LAND`),
   the same two at every holder of the replica; there it is evaluated, too (`SHOW`).
 - Where sums are masked, what came are masked sums. Who has them all, and the shares that others
-  sealed for it, says so; it reveals the shares when the broker wants them, and applies the sums once
-  it has the masks (`peer/secure/`, in order: `hears`). Meanwhile it waits for the broker alone.
+  sealed for it, says so; it reveals the shares when the broker wants them, and applies the sums
+  once it has the masks (`peer/secure/`). Meanwhile it waits for the broker alone.
 - Who has no version of its own to begin from (it came late, or was lost for too long) waits at the
   gate too, contributes nothing, and gets weights and shared state from those that have applied.
 - A frame of an attempt that has not begun here keeps its place until it has.

@@ -3,46 +3,120 @@ without masks, whoever is lost and whenever the broker is started again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.broker.events import Persist
 from shoal.broker.policies import segments
-from shoal.client import submission
 from shoal.job import Job
 from shoal.job.clients.client_options import ClientPrivacy
-from shoal.proto.broker_pb2 import DONE
+from shoal.peer.core import events as p
+from shoal.proto.broker_pb2 import DONE, FAILED, RunSpec
 from shoal.tests.sim.rounds.test_federated_world import METHODS, assert_expected, job_of, world_of
+
+ROUNDS = 2
 
 
 @pytest.fixture(autouse=True)
 def several_adders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small vectors are divided among all who may add up."""
     monkeypatch.setattr(segments, "UNDIVIDED", 10)
-    monkeypatch.setattr(submission, "with_noise", lambda job: job)
 
 
-def secure(job: Job, *, replicas: int = 3, name: str = "secure") -> Job:
-    sync, plan = replace(job.sync, secure=True), replace(job.plan, replicas=replicas)
-    return replace(job, name=f"{job.name} {name}", sync=sync, plan=plan)
+@pytest.fixture(scope="module")
+def lab(laboratory: Callable[[Job], Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    job = job_of(tmp_path_factory.mktemp("secure"), "fedavg", ROUNDS)
+    sync = replace(job.sync, per_round=10)
+    return laboratory(replace(job, name="secure", sync=sync))
 
 
-def hashes(lab: Any, peers: int = 3) -> list[int]:
-    world = world_of(lab, peers)
-    run = world.submit(lab.spec)
-    events = world.finish(run)
+def spec_of(lab: Any, replicas: int = 3, **sync: Any) -> RunSpec:
+    """The same job with other settings of [sync]."""
+    job = replace(lab.job, sync=replace(lab.job.sync, **sync))
+    spec = RunSpec()
+    spec.CopyFrom(lab.spec)
+    spec.job = replace(job, plan=replace(job.plan, replicas=replicas)).to_json()
+    return spec
+
+
+def hashes(world: Any, run: str) -> list[int]:
+    events = world.events(run)
     assert events[-1].state.phase == DONE, events[-1].state.reason.text
     return [e.round_done.hash for e in events if e.HasField("round_done")]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_versions_are_those_without_masks_to_the_bit(
-    laboratory: Callable[[Job], Any], tmp_path: Path, method: str
-) -> None:
-    job = job_of(tmp_path, method, 3)
-    found = hashes(laboratory(secure(job)))
-    assert len(set(found)) == 3
-    assert found == hashes(laboratory(job))
+@pytest.mark.parametrize(
+    "sync",
+    [
+        *({"method": m, "options": METHODS[m][0]} for m in ("fedavg", "fednova", "fedadam")),
+        {"weight": "equal", "privacy": ClientPrivacy(clip=0.4, epsilon=8.0, delta=1e-5, noise=0.2)},
+    ],
+    ids=["fedavg", "fednova", "fedadam", "privacy"],
+)
+def test_versions_are_those_without_masks_to_the_bit(lab: Any, sync: dict[str, Any]) -> None:
+    def play(secure: bool) -> list[int]:
+        world = world_of(lab)
+        run = world.submit(spec_of(lab, secure=secure, **sync))
+        world.finish(run)
+        return hashes(world, run)
+
+    found = play(secure=True)
+    assert len(set(found)) == ROUNDS
+    assert found == play(secure=False)
+
+
+PHASES = {
+    "it trains": lambda said: isinstance(said, p.BeginRound),
+    "it told its key": lambda said: _told(said, "key"),
+    "it joins": lambda said: isinstance(said, p.JoinExchange),
+    "it dealt": lambda said: _told(said, "sealed"),
+    "it gives": lambda said: isinstance(said, p.SendFrame),
+    "it hears sealed shares": lambda said: _heard(said, "sealed"),
+    "it holds": lambda said: _told(said, "holds"),
+    "it is asked to reveal": lambda said: _heard(said, "reveal"),
+    "it revealed": lambda said: _told(said, "revealed"),
+    "it hears the masks": lambda said: _heard(said, "masks"),
+    "it made the version": lambda said: _made(said),
+}
+"""What a peer does or hears in a round, in order."""
+
+
+def _told(said: Any, what: str) -> bool:
+    if not isinstance(said, p.Tell) or said.message.WhichOneof("kind") != "round":
+        return False
+    masks = said.message.round.masks
+    return bool(getattr(masks, what)) if what != "key" else masks.HasField("key")
+
+
+def _heard(said: Any, what: str) -> bool:
+    if not isinstance(said, p.BrokerSaid) or said.message.WhichOneof("kind") != "round_masks":
+        return False
+    return bool(getattr(said.message.round_masks, what))
+
+
+def _made(said: Any) -> bool:
+    tells = isinstance(said, p.Tell) and said.message.WhichOneof("kind") == "round"
+    return tells and bool(said.message.round.hashes)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_of_ten_peers_three_are_lost_in_any_phase(lab: Any, phase: str) -> None:
+    world, lost = world_of(lab, 10), {"p1", "p4", "p8"}
+    world.until(lambda: len(world.broker.machine.members.pool) == 10)
+    run, checks, seen_by = world.submit(spec_of(lab, 10, secure=True)), world.observe, set[str]()
+
+    def observe(seen: Any) -> None:
+        checks(seen)
+        if seen.who in lost and world.peers[seen.who].alive and PHASES[phase](seen.record):
+            seen_by.add(seen.who)
+            world.kill(seen.who)
+
+    world.observe = observe
+    world.finish(run)
+    assert seen_by == lost, "they were in this phase"
+    done = assert_expected(lab, world, run)
+    inside = 10 if list(PHASES).index(phase) > list(PHASES).index("it holds") else 7
+    assert len(done[0].members) == inside
