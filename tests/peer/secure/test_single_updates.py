@@ -52,8 +52,15 @@ class Attack:
     """Secrets that lie in what somebody holds, and what is left of contributions without them. It
     is told what members committed to, by `hint`, so that it knows whose mask it has."""
 
-    def __init__(self, held: Sequence[Any], passing: Passing, hint: _Attempt) -> None:
-        roster = roster_of(passing.told, identity("p0"), "run", 3, passing.attempt)
+    def __init__(
+        self,
+        held: Sequence[Any],
+        passing: Passing,
+        hint: _Attempt,
+        run: str = "run",
+        round_: int = 3,
+    ) -> None:
+        roster = roster_of(passing.told, identity("p0"), run, round_, passing.attempt)
         self._keys, self._digest = roster.members, roster.digest
         found = list(memory(held))
         secrets = {s for s in found if isinstance(s, bytes) and len(s) == 32}
@@ -80,7 +87,7 @@ class Attack:
                     made |= set(joined(held, places, threshold).values())
         return made
 
-    def left(self, member: PeerId, given: Tensor) -> Tensor:
+    def left(self, member: PeerId, given: Tensor, part: tuple[int, int]) -> Tensor:
         """What is left of a masked contribution."""
         adds, subtracts = [], []
         if member in self._own:
@@ -97,14 +104,14 @@ class Attack:
                 key = derived(pair, "pair mask", self._digest)
                 (adds if member < other else subtracts).append(key)
         words = given.numpy().view("uint64")
-        return torch.from_numpy(with_masks(words, PART, subtracts, adds).view("int64"))
+        return torch.from_numpy(with_masks(words, part, subtracts, adds).view("int64"))
 
 
 def known_sets(
     attack: Attack, adder: Aggregator, values: Mapping[PeerId, Tensor], honest: Sequence[PeerId]
 ) -> list[tuple[PeerId, ...]]:
     """Sets of members the sum of whose contributions came out."""
-    left = {m: attack.left(m, adder.given[m]) for m in honest}
+    left = {m: attack.left(m, adder.given[m], adder.part) for m in honest}
     return [
         some
         for size in range(1, len(honest) + 1)

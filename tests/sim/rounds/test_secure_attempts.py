@@ -164,6 +164,7 @@ def test_it_begins_when_all_hold_and_gives_masks_when_enough_revealed() -> None:
     found = Unmasking([c, a, b])
     assert found.dealt(a, {b: b"ab"}) is None
     assert found.dealt(stranger, {}) is None
+    assert found.waited_for == [b, c], "who has not dealt"
     assert found.dealt(b, {}) is None
     sealed = found.dealt(c, {b: b"cb"})
     assert sealed is not None
@@ -171,7 +172,7 @@ def test_it_begins_when_all_hold_and_gives_masks_when_enough_revealed() -> None:
     assert not found.holds(a)
     assert not found.holds(stranger)
     assert not found.holds(b)
-    assert found.not_holding == [c]
+    assert found.waited_for == [c], "who does not hold"
     assert not found.goes_on([a, b])
     assert found.holds(c)
     with pytest.raises(AssertionError, match="before it is written down"):

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.events import Persist
+from shoal.broker import events as b
 from shoal.broker.policies import segments
 from shoal.job import Job
 from shoal.job.clients.client_options import ClientPrivacy
 from shoal.peer.core import events as p
-from shoal.proto.broker_pb2 import DONE, FAILED, RunSpec
+from shoal.peer.core.rounds.rounds import Rounds
+from shoal.proto.broker_pb2 import DONE, FAILED, RoundMasks, RunSpec
 from shoal.tests.sim.rounds.test_federated_world import METHODS, assert_expected, job_of, world_of
 
 ROUNDS = 2
@@ -120,3 +121,113 @@ def test_of_ten_peers_three_are_lost_in_any_phase(lab: Any, phase: str) -> None:
     done = assert_expected(lab, world, run)
     inside = 10 if list(PHASES).index(phase) > list(PHASES).index("it holds") else 7
     assert len(done[0].members) == inside
+
+
+def test_whenever_the_broker_is_started_again_the_versions_are_the_same(lab: Any) -> None:
+    def play(deadly: int) -> tuple[Any, str, int]:
+        world, handled = world_of(lab), 0
+        run, checks = world.submit(spec_of(lab, secure=True)), world.observe
+
+        def observe(seen: Any) -> None:
+            nonlocal handled
+            checks(seen)
+            said = seen.who == "broker" and isinstance(seen.record, b.PeerSaid | b.Persist)
+            about = said and (handled or _is_key(seen.record))
+            handled += bool(about)
+            if about and handled == deadly:
+                world.restart_broker(1.0)
+
+        world.observe = observe
+        world.finish(run)
+        return world, run, handled
+
+    world, run, records = play(0)
+    wanted = hashes(world, run)
+    again = 0
+    for deadly in range(1, records, 4):
+        world, run, _ = play(deadly)
+        assert hashes(world, run) == wanted
+        again += any(e.round_done.attempt > 1 for e in world.events(run))
+    assert 0 < again < records // 4, "each attempt was made again, or none was"
+
+
+def _is_key(record: Any) -> bool:
+    return isinstance(record, b.PeerSaid) and record.message.round.masks.HasField("key")
+
+
+def _deaf(monkeypatch: pytest.MonkeyPatch, who: set[str], to: str) -> None:
+    """Have peers never hear something of masks in the first round."""
+    hears = Rounds.hears
+
+    def hear(self: Rounds, told: RoundMasks) -> None:
+        if self._peer not in who or told.round or not getattr(told, to):
+            hears(self, told)
+
+    monkeypatch.setattr(Rounds, "hears", hear)
+
+
+def test_who_never_holds_is_left_out(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _deaf(monkeypatch, {"p1"}, "sealed")
+    world = world_of(lab, 4)
+    run = world.submit(spec_of(lab, 4, secure=True))
+    world.finish(run)
+    done = assert_expected(lab, world, run)
+    assert [len(d.members) for d in done] == [3, 3]
+    assert done[0].attempt == 2
+
+
+def test_who_never_lifts_the_masks_takes_the_version_from_others(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _deaf(monkeypatch, {"p1"}, "masks")
+    world = world_of(lab, 4)
+    run = world.submit(spec_of(lab, 4, secure=True))
+    world.finish(run)
+    done = assert_expected(lab, world, run)
+    assert [m.replica for m in done[0].members] == [0, 1, 2, 3]
+    assert [bool(m.term) for m in done[0].members] == [True, False, True, True]
+    assert done[0].attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("deaf", "to", "why"),
+    [
+        (0, "", "2 peers are left with a contribution"),
+        (2, "reveal", "too few peers have revealed their shares of masks in time"),
+    ],
+)
+def test_a_run_ends_where_too_few_are_left(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, deaf: int, to: str, why: str
+) -> None:
+    _deaf(monkeypatch, {f"p{i}" for i in range(deaf)}, to)
+    world = world_of(lab)
+    world.until(lambda: len(world.broker.machine.members.pool) == 3)
+    run, checks = world.submit(spec_of(lab, secure=True)), world.observe
+
+    def observe(seen: Any) -> None:
+        checks(seen)
+        if not deaf and seen.who == "p1" and PHASES["it joins"](seen.record):
+            world.kill("p1")
+
+    world.observe = observe
+    events = world.finish(run)
+    assert events[-1].state.phase == FAILED
+    assert events[-1].state.reason.code == "secure"
+    assert why in events[-1].state.reason.text
+    assert not any(e.HasField("round_done") for e in events)
+
+
+def test_more_than_half_lost_once_shares_are_revealed_end_the_run(lab: Any) -> None:
+    world, lost = world_of(lab, 4), {"p0", "p1"}
+    world.until(lambda: len(world.broker.machine.members.pool) == 4)
+    run, checks = world.submit(spec_of(lab, 4, secure=True)), world.observe
+
+    def observe(seen: Any) -> None:
+        checks(seen)
+        if seen.who in lost and PHASES["it is asked to reveal"](seen.record):
+            world.kill(seen.who)
+
+    world.observe = observe
+    events = world.finish(run)
+    assert events[-1].state.phase == FAILED
+    assert "too few are left of the 4 peers of round 0" in events[-1].state.reason.text
