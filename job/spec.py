@@ -399,12 +399,6 @@ def _not_federated(job: Job) -> Iterator[tuple[str, str]]:
 
 def _not_secure(job: Job) -> Iterator[tuple[str, str]]:
     """What sums with masks cannot be of."""
-    if job.sync.aggregate != "mean":
-        why = "all other rules look at each update, and no peer sees one"
-        yield "sync.aggregate", f'"mean" is, with sync.secure: {why}'
-    if job.sync.client_compression.sparse:
-        why = "each client sends numbers at places of its own, and masks cancel only where all do"
-        yield "sync.compression", f'"none" is, with sync.secure: {why}'
     if job.codec.sync != "none":
         why = "what is masked are the 64 bits of integers, of which a codec may lose none"
         yield "codec.sync", f'"none" is, with sync.secure: {why}'

@@ -246,12 +246,17 @@ class Cohorts(Settings):
             )
 
     def _check_secure(self) -> None:
-        if self.by_client or self.sends.sparse:
+        why = ""
+        if self.by_client:
+            why = f'aggregate = "{self.aggregate}", which looks at each update, and nobody sees one'
+        elif self.sends.sparse:
+            why = (
+                f'compression = "{self.sends.compression}", where each client sends numbers at '
+                "places of its own, and masks cancel only where all have numbers"
+            )
+        if why:
             raise SettingsError(
-                "secure",
-                f'is true with aggregate = "{self.aggregate}" and compression = '
-                f'"{self.sends.compression}": expected "mean" and "none", as masks cancel in the '
-                "sum of whole updates alone",
+                "secure", f"is true with {why}: expected false, or another of these"
             )
         if self.per_round < LEAST_MEMBERS:
             raise SettingsError(

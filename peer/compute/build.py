@@ -36,9 +36,9 @@ from ..data.reader import Reader
 from ..federated.local_cohort import LocalCohort
 from ..host.profile import available_host_bytes
 from ..rounds.local import LocalSteps
-from ..rounds.masked_sums import MaskedSums, MemberOf
 from ..rounds.tensors import TensorAlgebra
 from ..rounds.work import RoundWork
+from ..secure.masked_sums import MaskedSums, MemberOf
 from ..sync.optimizer import StageOptimizer
 from ..sync.strategies import STRATEGIES
 from ..sync.strategy import Holder, Strategy

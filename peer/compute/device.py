@@ -36,8 +36,8 @@ from ..blobs.weights import Serialized, serialize
 from ..core.events import Built, Result, RoundResult
 from ..core.snapshots import in_parts
 from ..core.step import transfer_of
-from ..rounds.masked_sums import MemberOf
 from ..rounds.work import RoundWork
+from ..secure.masked_sums import MemberOf
 from ..sync.optimizer import learning_rate
 from .build import BuiltStages, Inputs, build_work
 from .exchange import Taken, present

@@ -19,7 +19,7 @@ import torch
 from ...dag.schedule.schedule import Action
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ..core.events import Result
-from ..rounds.masked_sums import MemberOf
+from ..secure.masked_sums import MemberOf
 from .device import TorchDevice
 
 __all__ = ["StretchedDevice"]

@@ -126,7 +126,8 @@ class LocalCohort(LocalSteps):
 
     def work(self) -> float:
         """Train the clients of the round. Return the mean over them, by weight, of the squared norm
-        of what each moved; 0 where clients are to be hidden. Raises DataError."""
+        of what each moved; 0 where clients, or what peers give, are to be hidden. Raises
+        DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
         places = places_of(start.cohort)
         if not places:
@@ -184,6 +185,8 @@ class LocalCohort(LocalSteps):
                 with torch.no_grad():
                     for name, tensor in held.items():
                         tensor.copy_(mean[name])
+        if cohorts.secure:
+            return 0.0
         total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in weights.items())
         return total / sum(weights.values())
 

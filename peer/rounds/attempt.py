@@ -27,9 +27,9 @@ from ...dag.rounds.wiring import (
 )
 from ...net.links.frame import Arrived, FrameKey
 from ...proto import broker_pb2
+from ..secure.masked_sums import MaskedSums
 from .algebra import Buffers, PartSum, Pieces, RoundAlgebra, WrittenPart
 from .coding import PartCoding, flat_spec
-from .masked_sums import MaskedSums
 from .side_by_side import SideBySide
 
 __all__ = ["ClientRows", "EarlyFrames", "RoundAttempt", "most_of_any"]

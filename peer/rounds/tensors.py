@@ -159,7 +159,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
 
     def drift(self, held: HeldEntry[Tensor]) -> float:
         given = self._numbers(held)
-        if held.entry.is_buffer or given is None or self._privacy is not None:
+        if held.entry.is_buffer or given is None or self._privacy is not None or self._masks:
             return 0.0
         given = given.mean(0) if self.most_rows else given
         return float(square_of(given - self.began(held) if self.strategy.apart else given))

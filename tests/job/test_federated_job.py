@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,20 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
     assert plain.privacy is None
 
 
+def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
+    found, plain = (
+        job(sync={"secure": True, "per_round": 3}).rounds,
+        job(sync={"per_round": 3}).rounds,
+    )
+    assert found is not None
+    assert plain is not None
+    assert (found.secure, found.keeps_given) == (True, False)
+    assert (plain.secure, plain.keeps_given) == (False, True)
+    assert found.exchange_bytes == plain.exchange_bytes + 16
+    assert found.cohorts is not None
+    assert replace(found, cohorts=replace(found.cohorts, secure=False)) == plain
+
+
 @pytest.mark.parametrize(
     ("tables", "key", "words"),
     [
@@ -162,6 +177,12 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
             | {"data": {"partition": None}},
             *("sync.privacy", 'for kind = "fed'),
         ),
+        ({"sync": {**KRUM, "secure": True}}, "sync.secure", "nobody sees one"),
+        ({"sync": {"secure": True, "compression": "topk"}}, "sync.secure", "of its own"),
+        ({"sync": {"secure": True}, "codec": {"sync": "bf16"}}, "codec.sync", "64 bits"),
+        ({"sync": {"secure": True}, "plan": {"replicas": 2}}, "plan.replicas", "3 or more"),
+        ({"sync": {"secure": True, "per_round": 2}}, "sync.per_round", "the other's part"),
+        ({"sync": {"kind": "local", "secure": True}}, "sync.secure", 'for kind = "federated"'),
         ({"sync": {"local": {"passes": 1, "steps": 2}}}, "sync.local", "exactly one"),
         ({"sync": {"method": "diloco"}}, "sync.method", 'of kind "local"'),
         ({"sync": {"method": "fedavg", "options": {"lr": 1.0}}}, "sync.options.lr", "not a known"),

@@ -74,8 +74,9 @@ class Rounds:
         self._shown = False
         self._heard: list[broker_pb2.RoundMasks] = []
         """What the broker told of the masks of the attempt, and is to be done."""
-        self._holds = self._unmasked = False
-        """Whether it has told that it holds the masked sums, and whether it has the masks."""
+        self._holds = self._unmasked = self._unsound = False
+        """Whether it has told that it holds the masked sums, whether it has the masks, and whether
+        it takes no part in the attempt, whose keys or shares are not as they should be."""
         self._drift = self._clients_moved = 0.0
         self._told: list[broker_pb2.RoundReport] = []
         """Reports that the broker may lack, should it be started again."""
@@ -151,7 +152,7 @@ class Rounds:
         if self.computing or (self.start is not None and not self._taken_down):
             return []
         exchange = self._exchange
-        if self._waits_since is None and exchange.wiring.gets:
+        if self._unsound or (self._waits_since is None and exchange.wiring.gets):
             return []
         if exchange.plan is not None and not exchange.begun:
             exchange.joins()
@@ -190,7 +191,7 @@ class Rounds:
             self._heard.append(told)
 
     def _forget_masks(self) -> None:
-        self._heard, self._holds, self._unmasked = [], False, False
+        self._heard, self._holds, self._unmasked, self._unsound = [], False, False, False
 
     def _link(self) -> list[e.Instruction]:
         """With those of the plan."""
@@ -217,6 +218,7 @@ class Rounds:
         exchange, attempt = self._exchange, self._exchange.attempt
         if self._for != attempt and action.kind is not Kind.CONTRIBUTE:
             return []  # another attempt has come meanwhile
+        self._unsound = self._unsound or found.code == "masks"
         match action.kind:
             case Kind.CONTRIBUTE:
                 self._drift, self._clients_moved = found.drift, found.moved

@@ -10,8 +10,8 @@ from torch import Tensor
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import Span
 from ...proto.broker_pb2 import MaskShare, MemberMasks, RoundMasks, RoundPlan
-from ..secure.round_keys import SecureSumError
-from ..secure.secure_member import SecureMember
+from .round_keys import SecureSumError
+from .secure_member import SecureMember
 
 __all__ = ["MaskedSums", "MemberOf"]
 
