@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Generic, TypeVar
 
 from ...dag.execute.execute import TensorSpecError
@@ -235,8 +236,8 @@ class RoundAttempt(Generic[V]):
         """Mask a contribution. Raises LargeContributionError."""
         givers = (g for s in self.plan.segments for g in s.givers)
         weight = next(g.weight for g in givers if g.peer == self.peer)
-        integers = self._algebra.integers(part, given.values, weight, self.plan)
-        return self._algebra.bits(masks.masked(part, integers))
+        mask = partial(masks.masked, part)
+        return self._algebra.masked(part, given.values, weight, self.plan, mask)
 
     def add(self, part: Span, giver: PeerId, given: WrittenPart[V], block: int = 0) -> None:
         """Adds a contribution once. Raises LargeContributionError."""
@@ -280,6 +281,6 @@ class RoundAttempt(Generic[V]):
             else:
                 values = self._came.get((hop, part))
             if hop == RESULT and values is not None and self._masks is not None:
-                total = self._masks.unmasked(part, self._algebra.read_bits(values))
-                values = self._algebra.mean_of(part, total, self.plan)
+                lift = partial(self._masks.unmasked, part)
+                values = self._algebra.unmasked(part, values, self.plan, lift)
             yield part, values

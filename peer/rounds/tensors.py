@@ -32,7 +32,7 @@ from ...job.rounds import RoundSettings
 from ...job.settings import Settings, SettingsError
 from ...proto import broker_pb2
 from ..sync.norm import square_of
-from .algebra import Buffers, EntryVersion, HeldEntry, Pieces, RoundAlgebra, WrittenPart
+from .algebra import Buffers, EntryVersion, HeldEntry, OnIntegers, Pieces, RoundAlgebra, WrittenPart
 from .coding import CountedCoding, PartCoding
 from .side_by_side import joined
 from .strategies import codings_of, strategy_of
@@ -333,21 +333,16 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         ]
         return torch.cat(noise) * (self._privacy.noise * self._privacy.clip)
 
-    def integers(
-        self, part: Span, given: Tensor, weight: int, plan: broker_pb2.RoundPlan
+    def masked(
+        self, part: Span, given: Tensor, weight: int, plan: broker_pb2.RoundPlan, mask: OnIntegers
+    ) -> WrittenPart[Tensor]:
+        bits = mask(self._grid(plan).fixed(given, weight)).view(torch.float32)
+        return WrittenPart(RAW.encode(bits).buffers, bits)
+
+    def unmasked(
+        self, part: Span, total: Tensor, plan: broker_pb2.RoundPlan, lift: OnIntegers
     ) -> Tensor:
-        return self._grid(plan).fixed(given, weight)
-
-    def bits(self, integers: Tensor) -> WrittenPart[Tensor]:
-        """Two float32 each, with the bits of an int64."""
-        values = integers.view(torch.float32)
-        return WrittenPart(RAW.encode(values).buffers, values)
-
-    def read_bits(self, values: Tensor) -> Tensor:
-        return values.view(torch.int64)
-
-    def mean_of(self, part: Span, total: Tensor, plan: broker_pb2.RoundPlan) -> Tensor:
-        mean = self._grid(plan).mean(total)
+        mean = self._grid(plan).mean(lift(total.view(torch.int64)))
         return torch.cat([values for _, values in self._scaled(part, mean, plan)])
 
     def _scaled(
@@ -369,7 +364,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         if came:
             return WrittenPart(joined(came), mean)
         if self._masks:
-            return self.bits(self.read_bits(mean))
+            return WrittenPart(RAW.encode(mean).buffers, mean)
         return self._write([*self._scaled(part, mean, plan)], coding, plan.round, "")
 
     def whole(self, part: Span, made: Pieces[EntryVersion[Tensor]], coding: PartCoding) -> Buffers:

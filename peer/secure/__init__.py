@@ -1,8 +1,9 @@
 """Sums of a round of which nobody sees an addend: pairwise masks (Bonawitz et al. 2017, 1611.04482)
 over fixed-point contributions, and a mask of its own on each, which is lifted when the sum is at
-all members. `round_keys` has what members tell each other, `pair_masks` what is added, and
-`secure_member` one member's part in a round, without I/O. `dag/rounds/secret_sharing.py` is how a
-secret is shared by threshold, and `broker/rounds/unmasking.py` the broker's part.
+all members. `round_keys` has what members tell each other, `pair_masks` what is added,
+`secure_member` one member's part in a round, without I/O, and `masked_sums` brings it and the
+messages of rounds together. `dag/rounds/secret_sharing.py` is how a secret is shared by threshold,
+and `broker/rounds/unmasking.py` the broker's part.
 
 What goes where, in attempt k at a round with the members M, n of them, and the threshold
 t = n // 2 + 1; the broker passes on what is signed or sealed and reads nothing of it:
