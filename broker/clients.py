@@ -60,9 +60,16 @@ class ClientRequests:
             text += "again when some have, or cancel some"
             return [Reject(event.request, "RESOURCE_EXHAUSTED", text)]
         try:
-            lease = read_spec(event.spec).recovery.lease
+            wanted = read_spec(event.spec)
         except RunSpecError as error:
             return [Reject(event.request, "INVALID_ARGUMENT", str(error))]
+        if wanted.cohorts is not None and wanted.cohorts.secure and not self._options.identities:
+            text = (
+                "sync.secure of the run is true, and the peers of a broker with --insecure have no "
+                "certificates to sign keys of masks with: expected a network without --insecure"
+            )
+            return [Reject(event.request, "INVALID_ARGUMENT", text)]
+        lease = wanted.recovery.lease
         if lease is not None and lease < (least := 2 * self._options.heartbeat_s):
             text = (
                 f"recovery.lease of the run is {lease:g} s: expected at least {least:g} s, for the "

@@ -56,6 +56,8 @@ class BrokerOptions:
     """The same of all runs together: eight such subjects. A journal has at most twice as much."""
     relays: bool = False
     """Whether peers that cannot be dialled are reached through the broker."""
+    identities: bool = True
+    """Whether peers have certificates; without them no sum can be masked."""
     data_s: float = 600.0
     """How long a peer may take to make the manifest of its own data: reading and hashing 100 GB."""
     probe_s: float = 5.0
@@ -69,7 +71,10 @@ class BrokerOptions:
         if not self.probe_s >= 0:
             raise ValueError(f"broker option probe_s is {self.probe_s}: expected >= 0")
         for field in fields(self):
-            if field.name not in ("probe_s", "relays") and not getattr(self, field.name) > 0:
+            if (
+                field.name not in ("probe_s", "relays", "identities")
+                and not getattr(self, field.name) > 0
+            ):
                 raise ValueError(
                     f"broker option {field.name} is {getattr(self, field.name)}: expected > 0"
                 )

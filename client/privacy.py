@@ -15,9 +15,9 @@ from typing import Any
 
 from ..dag.ir.graph import Graph
 from ..job import Job, SettingsError
-from ..job.clients.client_options import ClientPrivacy
+from ..job.clients.client_options import ClientPrivacy, no_integers
 
-__all__ = ["check_hides", "least_noise", "spent_epsilon", "with_noise"]
+__all__ = ["check_hides", "check_sums", "least_noise", "spent_epsilon", "with_noise"]
 
 _MARGIN = 1.0 + 1e-9
 """Of noise that a search found, whose last digits may be too small."""
@@ -33,6 +33,13 @@ def check_hides(graph: Graph) -> None:
             "no noise can be added to: expected a model without them, such as with GroupNorm in "
             "place of BatchNorm",
         )
+
+
+def check_sums(graph: Graph) -> None:
+    """Raises SettingsError for a model of which a round makes more than sums, with masks."""
+    integer = next((b.name for b in graph.buffers if b.update and not b.spec.is_floating), "")
+    if integer:
+        raise SettingsError("sync.secure", no_integers(integer))
 
 
 def least_noise(epsilon: float, delta: float, sums: int) -> float:

@@ -61,7 +61,7 @@ from .models.division import why_it_depends
 from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
-from .privacy import check_hides, with_noise
+from .privacy import check_hides, check_sums, with_noise
 
 __all__ = [
     "Prepared",
@@ -283,6 +283,8 @@ def _captured(
         )
     if of is not None and of.privacy is not None:
         check_hides(captured.graph)
+    if of is not None and of.secure:
+        check_sums(captured.graph)
     return captured
 
 

@@ -253,8 +253,14 @@ class RoundSettings(Settings):
     @property
     def keeps_given(self) -> bool:
         """Whether a contribution may be in snapshots, which go to other peers: of many clients it
-        is too much, and of clients that noise hides it has none yet."""
-        return not self.most_rows and self.privacy is None
+        is too much, and of clients that noise hides it has none yet. What masks hide goes nowhere
+        without them."""
+        return not self.most_rows and self.privacy is None and not self.secure
+
+    @property
+    def secure(self) -> bool:
+        """Whether what peers give to a sum is masked."""
+        return self.cohorts is not None and self.cohorts.secure
 
     @property
     def privacy(self) -> ClientPrivacy | None:
@@ -305,6 +311,8 @@ class RoundSettings(Settings):
         written = 0 if codec == "none" else 2 if codec in ("bf16", "fp16") else 1
         rows = 2 if self.overlap else 1  # numbers, and how many sent them
         taken = rows * (4 + written + 8 // max(2, self.replicas))
+        if self.secure:  # integers of 64 bits go, and others come in place of a mean
+            taken += 16
         return taken + 4 + 4 * method_of(self.method).kept
 
     @property

@@ -311,4 +311,5 @@ class Job(Settings):
             privacy=sync.privacy,
             sends=sync.client_compression,
             vhl=sync.vhl if sync.virtual_data == "vhl" else None,
+            secure=sync.secure,
         )

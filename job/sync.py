@@ -50,6 +50,7 @@ _OF_CLIENTS: Mapping[str, Any] = {
     "client_links": None,
     "client_feedback": "none",
     "virtual_data": "none",
+    "secure": False,
 }
 """Keys of [sync] that are for kind = "federated" alone, with their defaults."""
 EVERY = 50
@@ -110,6 +111,9 @@ class Sync(Settings):
     """federated: labelled noise that clients train on besides."""
     vhl: VhlOptions = field(default_factory=VhlOptions)
     """Of virtual_data = "vhl"."""
+    secure: bool = False
+    """federated: whether what a peer gives to the mean is masked, so that nobody sees it but in the
+    sum of all."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""

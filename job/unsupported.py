@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from .clients.client_options import LEAST_MEMBERS
 from .methods import METHODS
 from .plan_options import PlanOptions
 from .rounds import method_of
@@ -119,6 +120,18 @@ def _not_federated(job: _Tables) -> Iterator[tuple[str, str]]:
         yield "model.dtype", '"fp32" is, with sync.virtual_data = "vhl"'
     if job.sync.privacy is not None:
         yield from _not_private(job)
+    if job.sync.secure:
+        yield from _not_secure(job)
+
+
+def _not_secure(job: _Tables) -> Iterator[tuple[str, str]]:
+    """What sums with masks cannot be of."""
+    if job.codec.sync != "none":
+        why = "what is masked are the 64 bits of integers, of which a codec may lose none"
+        yield "codec.sync", f'"none" is, with sync.secure: {why}'
+    if job.plan.replicas != "auto" and job.plan.replicas < LEAST_MEMBERS:
+        why = "of the sum of two each knows the other's part"
+        yield "plan.replicas", f'{LEAST_MEMBERS} or more are, or "auto", with sync.secure: {why}'
 
 
 def _not_private(job: _Tables) -> Iterator[tuple[str, str]]:

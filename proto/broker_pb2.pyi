@@ -311,7 +311,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class RoundReport(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "mean_moved", "parts")
+    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "mean_moved", "masks", "parts")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +326,7 @@ class RoundReport(_message.Message):
     CLIENTS_MOVED_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     MEAN_MOVED_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
@@ -341,8 +342,9 @@ class RoundReport(_message.Message):
     clients_moved: float
     left_out: _containers.RepeatedScalarFieldContainer[int]
     mean_moved: float
+    masks: MemberMasks
     parts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., mean_moved: _Optional[float] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., mean_moved: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links", "again_bytes")
@@ -551,7 +553,7 @@ class Drained(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class BrokerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover", "round_start", "round_plan")
+    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover", "round_start", "round_plan", "round_masks")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
@@ -568,6 +570,7 @@ class BrokerMessage(_message.Message):
     HANDOVER_FIELD_NUMBER: _ClassVar[int]
     ROUND_START_FIELD_NUMBER: _ClassVar[int]
     ROUND_PLAN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_MASKS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     assign: Assign
@@ -584,7 +587,8 @@ class BrokerMessage(_message.Message):
     handover: HandoverReply
     round_start: RoundStart
     round_plan: RoundPlan
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ..., round_start: _Optional[_Union[RoundStart, _Mapping]] = ..., round_plan: _Optional[_Union[RoundPlan, _Mapping]] = ...) -> None: ...
+    round_masks: RoundMasks
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ..., round_start: _Optional[_Union[RoundStart, _Mapping]] = ..., round_plan: _Optional[_Union[RoundPlan, _Mapping]] = ..., round_masks: _Optional[_Union[RoundMasks, _Mapping]] = ...) -> None: ...
 
 class HandoverReply(_message.Message):
     __slots__ = ("run", "term", "within_s", "reason")
@@ -703,7 +707,7 @@ class SampleRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RoundPlan(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "fragment", "final", "by_client", "members", "scale")
+    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "fragment", "final", "by_client", "members", "keys", "scale")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -717,6 +721,7 @@ class RoundPlan(_message.Message):
     FINAL_FIELD_NUMBER: _ClassVar[int]
     BY_CLIENT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
@@ -731,8 +736,69 @@ class RoundPlan(_message.Message):
     final: bool
     by_client: bool
     members: int
+    keys: _containers.RepeatedCompositeFieldContainer[SignedKey]
     scale: float
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., members: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., members: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SignedKey, _Mapping]]] = ..., scale: _Optional[float] = ...) -> None: ...
+
+class SignedKey(_message.Message):
+    __slots__ = ("key", "signature", "certificate")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    signature: bytes
+    certificate: bytes
+    def __init__(self, key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
+class MaskKey(_message.Message):
+    __slots__ = ("run", "round", "member", "exchange")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    member: str
+    exchange: bytes
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., member: _Optional[str] = ..., exchange: _Optional[bytes] = ...) -> None: ...
+
+class MemberMasks(_message.Message):
+    __slots__ = ("key", "sealed", "holds", "revealed")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    REVEALED_FIELD_NUMBER: _ClassVar[int]
+    key: SignedKey
+    sealed: _containers.RepeatedCompositeFieldContainer[MaskShare]
+    holds: bool
+    revealed: _containers.RepeatedCompositeFieldContainer[MaskShare]
+    def __init__(self, key: _Optional[_Union[SignedKey, _Mapping]] = ..., sealed: _Optional[_Iterable[_Union[MaskShare, _Mapping]]] = ..., holds: _Optional[bool] = ..., revealed: _Optional[_Iterable[_Union[MaskShare, _Mapping]]] = ...) -> None: ...
+
+class MaskShare(_message.Message):
+    __slots__ = ("member", "share")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    share: bytes
+    def __init__(self, member: _Optional[str] = ..., share: _Optional[bytes] = ...) -> None: ...
+
+class RoundMasks(_message.Message):
+    __slots__ = ("run", "term", "round", "attempt", "sealed", "reveal", "masks")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    REVEAL_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    round: int
+    attempt: int
+    sealed: _containers.RepeatedCompositeFieldContainer[MaskShare]
+    reveal: bool
+    masks: _containers.RepeatedCompositeFieldContainer[MaskShare]
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., sealed: _Optional[_Iterable[_Union[MaskShare, _Mapping]]] = ..., reveal: _Optional[bool] = ..., masks: _Optional[_Iterable[_Union[MaskShare, _Mapping]]] = ...) -> None: ...
 
 class RoundSegment(_message.Message):
     __slots__ = ("start", "stop", "aggregator", "givers", "takers", "versions")
@@ -1435,7 +1501,7 @@ class Recalled(_message.Message):
     def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "formed", "term", "renamed", "replica", "report", "local", "keepers")
+    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "unmasked", "formed", "term", "renamed", "replica", "report", "local", "keepers")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1448,6 +1514,7 @@ class RunEvent(_message.Message):
     ROUND_PLANNED_FIELD_NUMBER: _ClassVar[int]
     ROUND_DONE_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    UNMASKED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
@@ -1467,6 +1534,7 @@ class RunEvent(_message.Message):
     round_planned: RoundPlanned
     round_done: RoundDone
     evaluated: VersionEvaluated
+    unmasked: RoundUnmasked
     formed: Formation
     term: int
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
@@ -1474,7 +1542,7 @@ class RunEvent(_message.Message):
     report: PlanReport
     local: _containers.RepeatedScalarFieldContainer[str]
     keepers: _containers.RepeatedCompositeFieldContainer[Keeper]
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., unmasked: _Optional[_Union[RoundUnmasked, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ...) -> None: ...
 
 class RoundBegun(_message.Message):
     __slots__ = ("round", "work")
@@ -1531,6 +1599,14 @@ class RoundPlanned(_message.Message):
     joiners: _containers.RepeatedScalarFieldContainer[int]
     exponent: int
     def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., joiners: _Optional[_Iterable[int]] = ..., exponent: _Optional[int] = ...) -> None: ...
+
+class RoundUnmasked(_message.Message):
+    __slots__ = ("round", "members")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RoundMember(_message.Message):
     __slots__ = ("replica", "weight", "unit", "term", "group", "attempt", "source")

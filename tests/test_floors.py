@@ -58,7 +58,9 @@ ORDER = {
     "job": """
         encodings units words < settings < clients gossip methods plan_options < rounds tables
         < stripped sync training < unsupported < spec""",
-    "peer": "blobs data hours logs sync < core host < rounds < federated < compute < shell < entry",
+    "peer": """
+        blobs data hours logs secure sync < core host < rounds < federated < compute < shell
+        < entry""",
     "peer/core": """
         peer_program reports snapshots < events < options rates run_links snapshot_manager step
         < rounds < assignment attachment < drain < machine""",

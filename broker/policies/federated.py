@@ -12,6 +12,7 @@ import numpy as np
 
 from ...dag.rounds.cohorts import WEIGHT_UNIT, cohort_of, effective_lengths, places_of
 from ...job import Training
+from ...job.clients.client_options import LEAST_MEMBERS
 from ...job.rounds import method_of
 from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundWork, SampleRange
 from ..records.rounds import RoundRecord
@@ -43,6 +44,8 @@ class FederatedPolicy(RoundPolicy):
         kept, weights = self._sent(run)
         mine = [run.replicas[n] for n in numbers]
         counts = divide(self._cohorts.per_round, [r.round_step_s for r in mine])
+        if self._cohorts.secure and sum(map(bool, counts)) < LEAST_MEMBERS:
+            counts = divide(self._cohorts.per_round, [0.0] * len(mine))
         for n, replica, count in zip(numbers, mine, counts, strict=True):
             if count:
                 found.append(

@@ -29,7 +29,7 @@ class RoundRecord:
     def apply(self, event: RunEvent) -> None:
         """Raises ValueError for what cannot have been."""
         kind, versions, work = event.WhichOneof("kind"), self.versions, self.work
-        if kind not in ("round_begun", "round_planned", "round_done"):
+        if kind not in ("round_begun", "round_planned", "unmasked", "round_done"):
             return
         number = getattr(event, kind).round
         if number != versions.round:
@@ -41,6 +41,8 @@ class RoundRecord:
             case "round_planned":
                 versions.planned(event.round_planned)
                 work.planned()
+            case "unmasked":
+                versions.unmask(event.unmasked)
             case "round_done":
                 work.done(event.round_done)
                 versions.done(event.round_done, event.at_s)

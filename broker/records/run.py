@@ -34,7 +34,7 @@ __all__ = ["RunRecord"]
 
 _FAR = (WAITING, BUILDING, RUNNING, EXPORTING, CANCELLED, FAILED, DONE)
 """Phases in the order in which a run is said to stand in one of its replicas'."""
-_OF_ROUNDS = ("round_begun", "round_planned", "round_done", "evaluated")
+_OF_ROUNDS = ("round_begun", "round_planned", "unmasked", "round_done", "evaluated")
 
 
 class RunRecord:

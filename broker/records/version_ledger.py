@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from ...dag.rounds.sums import EXPONENT
-from ...proto.broker_pb2 import RoundDone, RoundMember, RoundPlanned
+from ...proto.broker_pb2 import RoundDone, RoundMember, RoundPlanned, RoundUnmasked
 from ...proto.journal_pb2 import MetPairs, RoundsKept
 
 __all__ = ["VersionLedger", "pairs_of"]
@@ -28,7 +28,9 @@ class VersionLedger:
     round: the one under way, or the next one: so many versions were made. attempt, members,
     joiners: of its exchange, as it was planned last; 0: not yet. exponent: as in RoundPlan.
     holders: in which term a replica made the newest version, by number; of the first version, which
-    all begin from, nobody. met: the pairs of the newest rounds, since all met last.
+    all begin from, nobody. unmasked: members of the exchange by their peers' ids, once its masks
+    are lifted: there is no other attempt at the round then. met: the pairs of the newest rounds,
+    since all met last.
     """
 
     def __init__(self, remembers: int = 0) -> None:
@@ -37,6 +39,7 @@ class VersionLedger:
         """`first`: the round whose version all begin from."""
         self.members: tuple[RoundMember, ...] = ()
         self.joiners: tuple[int, ...] = ()
+        self.unmasked: tuple[str, ...] = ()
         self.exponent = EXPONENT
         self.holders: dict[int, int] = {}
         self.met: deque[tuple[tuple[int, int], ...]] = deque(maxlen=remembers)
@@ -62,10 +65,18 @@ class VersionLedger:
 
     def planned(self, planned: RoundPlanned) -> None:
         """Another attempt. Raises ValueError where it is none."""
+        if self.unmasked:
+            raise ValueError(f"attempt {planned.attempt}, and attempt {self.attempt} is unmasked")
         if planned.attempt <= self.attempt:
             raise ValueError(f"attempt {planned.attempt}, behind attempt {self.attempt}")
         self.attempt, self.exponent = planned.attempt, planned.exponent
         self.members, self.joiners = tuple(planned.members), tuple(planned.joiners)
+
+    def unmask(self, told: RoundUnmasked) -> None:
+        """The masks of the attempt are to be lifted. Raises ValueError where there is none."""
+        if not self.attempt or self.unmasked:
+            raise ValueError(f"masks of round {self.round} are lifted in attempt {self.attempt}")
+        self.unmasked = tuple(told.members)
 
     def done(self, done: RoundDone, at_s: float) -> None:
         """The version is made."""
@@ -74,6 +85,7 @@ class VersionLedger:
         else:
             self.met.clear()
         self.round, self.attempt, self.members, self.joiners = self.round + 1, 0, (), ()
+        self.unmasked = ()
         self.holders = {m.replica: m.term for m in (*done.members, *done.joined)}
         self.done_at_s = at_s
 
@@ -85,6 +97,7 @@ class VersionLedger:
             attempt=self.attempt,
             members=self.members,
             joiners=self.joiners,
+            unmasked=self.unmasked,
             exponent=self.exponent,
             done_at_s=self.done_at_s,
             holders=[RoundMember(replica=n, term=term) for n, term in self.holders.items()],
@@ -94,6 +107,7 @@ class VersionLedger:
     def restore(self, kept: RoundsKept) -> None:
         self.round, self.attempt, self.exponent = kept.round, kept.attempt, kept.exponent
         self.members, self.joiners = tuple(kept.members), tuple(kept.joiners)
+        self.unmasked = tuple(kept.unmasked)
         self.holders = {m.replica: m.term for m in kept.holders}
         self.done_at_s = kept.done_at_s
         for m in kept.met:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import RoundDone, RoundMember, RoundPlanned, RoundReport, RunEvent
@@ -53,7 +53,10 @@ class Attempts:
     @property
     def void(self) -> bool:
         """Whether a member is not there any more, as it was; or an earlier start of the broker
-        planned the attempt, and who has heard of it nobody knows."""
+        planned the attempt, and who has heard of it nobody knows. One that is unmasked never is:
+        its members are those of the round."""
+        if self._versions.unmasked:
+            return False
         return self._view.attempt is None or any(map(self.is_gone, self._versions.members))
 
     def of(self, number: int) -> int:
@@ -166,12 +169,13 @@ class Attempts:
         found = self._judged(self._policy.differ(self._view, others, like))
         return self.convict(found, "made another version, or had others make one", now)
 
-    def late(self, now: float) -> list[Instruction] | None:
-        """The attempt has ended, and some have not made the version: make ready for another one,
-        without who is to blame; with all, where one pair has others who add up, or all wait for one
+    def late(self, now: float, masked: Collection[int] = ()) -> list[Instruction] | None:
+        """The attempt has ended, and some have not made the version, or have not got as far as to
+        lift masks (`masked`: these, where sums have some): make ready for another one, without who
+        is to blame; with all, where one pair has others who add up, or all wait for one
         another. None: they did so too often."""
         view, inside = self._view, self._versions.inside
-        waiting = [n for n in inside if not view.has_made(n)]
+        waiting = [n for n in inside if (n in masked if masked else not view.has_made(n))]
         view.troubled.update(waiting)
         blame = self._policy.late(view, waiting)
         out = self._judged(blame) or (() if view.disputes.between(inside) else waiting)

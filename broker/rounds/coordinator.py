@@ -37,9 +37,10 @@ from ...proto.broker_pb2 import (
     BrokerMessage,
     RoundBegun,
     RoundReport,
+    RoundUnmasked,
     RunEvent,
 )
-from ..events import Instruction, SetTimer, Tell
+from ..events import Instruction, Log, SetTimer, Tell
 from ..membership.member import Member, clean
 from ..membership.membership import Membership
 from ..policies.disputes import Disputes
@@ -53,6 +54,7 @@ from .evaluations import Evaluations
 from .exchange import ExchangePlanner
 from .grid import Grid
 from .saving import finish, last_start, save_version
+from .secure_sums import SecureSums
 
 __all__ = ["RoundCoordinator"]
 
@@ -88,6 +90,9 @@ class RoundCoordinator:
         self._contributions = Contributions(run, policy, since)
         self._attempts = Attempts(run, self._view, policy, self._contributions, self._grid)
         self._evaluations = Evaluations(self.rounds, policy)
+        self._masks = SecureSums(run)
+        self._given_up, self._asked_at = set[int](), 0.0
+        """Who is not waited for any more, of an attempt that is unmasked, and since when it is."""
 
     # ------------------------------------------------------------ what is known
 
@@ -110,7 +115,7 @@ class RoundCoordinator:
 
     @property
     def _attempt_ends(self) -> float:
-        return (self._contributions.since or 0.0) + self._exchange.attempt_s
+        return max(self._contributions.since or 0.0, self._asked_at) + self._exchange.attempt_s
 
     # ------------------------------------------------------------ what follows
 
@@ -156,7 +161,9 @@ class RoundCoordinator:
         ended = self.run.ended or self._frozen or self.rounds.work.over
         if ended or not versions.attempt or attempts.void or now < self._attempt_ends:
             return self.follow(now)
-        out = attempts.late(now)
+        if self._masks.begun:
+            return self._give_up(now)
+        out = attempts.late(now, self._masks.waited_for)
         if out is None:
             text = f"{versions.attempt} attempts at round {versions.round}, in each of which "
             return self.run.fail("round", f"{text}all waited for others", now)
@@ -235,6 +242,8 @@ class RoundCoordinator:
         paused = {n for n in work if ready and self._replica(n).record.paused}
         missing = [n for n in work if n not in {*ready, *paused}]
         still = [n for n in missing if not is_short(self._replica(n))]
+        if self._masks.are_few(len(ready)):
+            return out if still or paused else [*out, *self._too_few(len(ready), now)]
         enough = self._policy.is_enough(self.rounds, len(ready))
         again = self._view.attempt is not None
         until = contributions.waits_until(ready, still, now, again=again)
@@ -254,14 +263,20 @@ class RoundCoordinator:
             return self.run.fail("privacy", text, now)
         at_gate = [n for n in self._present if is_at_gate(self.rounds, self._replica(n))]
         attempt = self._policy.attempt(self._view, ready, at_gate, now)
+        if self._masks.are_few(len(attempt.members)):
+            return self._too_few(len(attempt.members), now)
         out = [self._publish(now, round_planned=self._attempts.begin(attempt, now))]
         self._view.plans |= self._exchange.plans(attempt.groups)
+        self._masks.begin((m.replica for m in attempt.members), self._view.plans)
         inside = {m.replica for m in attempt.members}
         self._disputes.left_out(n for n in ready if n not in inside)
         for number in (*(n for n in ready if n in inside), *attempt.joiners):
             for member in self._replica(number).context.holders():
                 out += self._tell_plan(member)
         return [*out, *self._arm(self._attempt_ends)]
+
+    def _too_few(self, members: int, now: float) -> list[Instruction]:
+        return self.run.fail("secure", self._masks.why_few(members), now)
 
     def _tell_plan(self, member: Member) -> list[Instruction]:
         """The part of a peer in the present attempt, if it has one."""
@@ -292,11 +307,39 @@ class RoundCoordinator:
         inside = number in rounds.versions.inside
         if not inside or said.attempt != self._attempts.of(number):
             return [replica.context.ignored("round", member, f"attempt {said.attempt}")]
+        if self._masks.begun and said.HasField("problem"):  # and there is no other attempt
+            why = clean(said.problem.text, 500)
+            fields = (("run", self.run.id), ("peer", member.id), ("why", why))
+            return [Log("round_hindered", fields, "warning")]
         if said.HasField("problem"):
             out, again = self._attempts.hindered(number, member, said, now)
             return [*out, *self._close(now)] if again else out
+        if said.HasField("masks"):
+            return self._unmask(member, said, now)
         view.made.setdefault(number, {})[member.id] = said
         return self.follow(now) if view.has_made(number) else []
+
+    def _unmask(self, member: Member, said: RoundReport, now: float) -> list[Instruction]:
+        """A member of the attempt has dealt shares of its mask, holds what it takes to lift masks,
+        or has revealed shares."""
+        masks = self._masks
+        try:
+            out, all_hold = masks.said(member, said.masks)
+        except ValueError as error:
+            return self.run.fail("secure", f"masks cannot be lifted: {error}", now)
+        if not all_hold or self._attempts.void:
+            return out
+        told, self._asked_at = RoundUnmasked(round=said.round, members=masks.members), now
+        return [*out, self._publish(now, unmasked=told), *masks.ask()]
+
+    def _give_up(self, now: float) -> list[Instruction]:
+        """The attempt has ended, and some have not made the version that is unmasked: they are not
+        waited for any more."""
+        if not self._masks.lifted:
+            text = "too few peers have revealed their shares of masks in time"
+            return self.run.fail("secure", f"round {self.rounds.versions.round}: {text}", now)
+        self._given_up.update(n for n in self._left if not self._view.has_made(n))
+        return self.follow(now)
 
     def _contributed(
         self, number: int, member: Member, said: RoundReport, now: float
@@ -312,6 +355,7 @@ class RoundCoordinator:
             return [self.run.record.publish(note, number, now), *self.follow(now)]
         out = self._leave_out(number, said, now) if said.left_out else []
         contributions.add(number, said.term, member.id)
+        self._masks.contributed(member.id, said.masks)
         counts = number not in contributions.bad  # else it may count yet
         follows = counts and contributions.is_ready(number)
         return [*out, *self.follow(now)] if follows else out
@@ -333,9 +377,10 @@ class RoundCoordinator:
 
     def _commit(self, now: float) -> list[Instruction]:
         """When all have made it."""
-        view, versions, present = self._view, self.rounds.versions, self._present
+        view, versions, everybody = self._view, self.rounds.versions, self._left
         members = [m.replica for m in versions.members]
-        everybody = [*members, *(n for n in versions.joiners if n in present)]
+        if self._masks.begun and not (everybody and self._masks.goes_on(everybody)):
+            return self.run.fail("secure", self._masks.why_lost, now)
         if not all(map(view.has_made, everybody)):
             return []
         found = self._policy.agreed(view, {n: self._attempts.hash_of(n) for n in everybody})
@@ -346,6 +391,8 @@ class RoundCoordinator:
         out = self._attempts.differ(others, equal[0], now)
         self._disputes.done(members)
         done = self._attempts.done(version, equal, now)
+        for member in done.members if self._masks.begun else ():
+            member.term = member.term if member.replica in equal else 0  # it takes it from others
         if (uploads := self._policy.uploads(view, members)) is not None:
             done.uploads.CopyFrom(uploads)
         self._exchange_s = done.exchange_s
@@ -355,6 +402,17 @@ class RoundCoordinator:
             self._evaluations = Evaluations(self.rounds, self._policy)
             return [*out, *finish(self.run, now)]
         return [*out, *self._hand_out(equal, now)]
+
+    @property
+    def _left(self) -> list[int]:
+        """Members and joiners of the attempt that are to make its version."""
+        versions, present = self.rounds.versions, self._present
+        found = [m.replica for m in versions.members]
+        if self._masks.begun:
+            gone = {m.replica for m in versions.members if self._attempts.is_gone(m)}
+            found = [n for n in found if n not in gone | self._given_up]
+        joiners = (n for n in versions.joiners if n not in self._given_up)
+        return [*found, *(n for n in joiners if n in present)]
 
     # ------------------------------------------------------------ peers that come back
 
@@ -366,4 +424,4 @@ class RoundCoordinator:
         if self.rounds.work.over and replica.record.phase == EXPORTING:
             starts.append(last_start(self.run, replica))
         told = [Tell(member.stream, BrokerMessage(round_start=s)) for s in starts]
-        return [*told, *self._tell_plan(member)]
+        return [*told, *self._tell_plan(member), *self._masks.tell(member)]

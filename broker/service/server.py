@@ -156,7 +156,8 @@ class Broker:
     async def __aenter__(self) -> Broker:
         config = self.config
         log.debug("broker_config %s", config)
-        options = replace(config.options, relays=not config.insecure)
+        secured = not config.insecure
+        options = replace(config.options, relays=secured, identities=secured)
         if config.swarm:
             try:
                 check_available()

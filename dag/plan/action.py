@@ -7,8 +7,9 @@
              exchange of stage 1's gradients: give what was made here, add up in phase 1, pass on
              totals in phase 3, take the result in phase 4; others likewise, by `ExchangeContent`
     U     update: divide by the weight, clip, optimizer step, buffers
-    C X A V L  of a round between replicas: take down what was moved since the last version, begin
-          an exchange, apply its result, show the version, have it land; in no list
+    C X M A V L  of a round between replicas: take down what was moved since the last version, begin
+          an exchange, do what masks of its sums ask for, apply its result, show the version, have
+          it land; in no list
 
 What each action takes and gives stands in `dag/schedule/flow.py`.
 """
@@ -62,6 +63,8 @@ class Kind(StrEnum):
     """What the stages have moved since the last version is taken down, for a round."""
     EXCHANGE = "X"
     """The exchange of a round begins here: what this peer gives to itself is added."""
+    UNMASK = "M"
+    """What the broker told of the masks of an exchange is done."""
     APPLY = "A"
     """The result of a round becomes the next version."""
     SHOW = "V"
@@ -164,6 +167,7 @@ TRAITS: Mapping[Kind, KindTraits] = {
     Kind.UPDATE: KindTraits("step", "update"),
     Kind.CONTRIBUTE: KindTraits("round"),
     Kind.EXCHANGE: KindTraits("round"),
+    Kind.UNMASK: KindTraits("round"),
     Kind.APPLY: KindTraits("round"),
     Kind.SHOW: KindTraits("round"),
     Kind.LAND: KindTraits("round"),

@@ -16,7 +16,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["EXPONENT", "LargeContributionError", "OverlapSum", "WeightedSum", "fits"]
+__all__ = [
+    "EXPONENT",
+    "FixedPoint",
+    "IntegerSum",
+    "LargeContributionError",
+    "OverlapSum",
+    "WeightedSum",
+    "fits",
+]
 
 EXPONENT = 10
 """What contributions are taken to be below, until one is not: weights and their differences are."""
@@ -42,6 +50,34 @@ def without(values: Tensor, integers: Sequence[slice]) -> Tensor:
     return values
 
 
+class FixedPoint:
+    """The grid of a sum. weight: of all that will be added."""
+
+    def __init__(self, weight: int, exponent: int) -> None:
+        self.weight, self.exponent = weight, exponent
+        self._scale = 62 - exponent - weight.bit_length()
+        """The grid is 2^-scale."""
+
+    def fixed(self, values: Tensor, weight: int) -> Tensor:
+        """Return numbers × weight as multiples of the grid: (elements,), int64. Raises
+        LargeContributionError."""
+        if not fits(values, self.exponent):
+            raise LargeContributionError(
+                f"an element is {float(values.abs().amax()):g}: expected a number below "
+                f"2^{self.exponent}"
+            )
+        return self.rounded(values.to("cpu", torch.float64) * float(weight))
+
+    def rounded(self, exact: Tensor) -> Tensor:
+        """Return numbers, (elements,), float64, as multiples of the grid, int64."""
+        return (exact * math.ldexp(1.0, self._scale)).round_().to(torch.int64)
+
+    def mean(self, total: Tensor) -> Tensor:
+        """Return the mean, (elements,), float32, of a sum of such multiples."""
+        found = total.to(torch.float64) * math.ldexp(1.0, -self._scale)
+        return (found / float(self.weight)).to(torch.float32)
+
+
 class WeightedSum:
     """A sum of vectors of one length, on the host. `weight`: of all that will be added; `integers`:
     which of the elements are."""
@@ -49,42 +85,52 @@ class WeightedSum:
     def __init__(
         self, elements: int, weight: int, exponent: int, integers: Sequence[slice] = ()
     ) -> None:
-        self.weight, self.exponent = weight, exponent
+        self.grid = FixedPoint(weight, exponent)
         self._largest: dict[int, tuple[slice, Tensor]] = {}
         self._integers = tuple(integers)
-        self._scale = 62 - exponent - weight.bit_length()
-        """The grid is 2^-scale."""
         self._sum = torch.zeros(elements, dtype=torch.int64)
 
     def add(self, values: Tensor, weight: int) -> None:
         """`values`: (elements,), float32. Raises LargeContributionError, and adds nothing."""
-        numbers = without(values, self._integers)
-        if not fits(numbers, self.exponent):
-            raise LargeContributionError(
-                f"an element is {float(numbers.abs().amax()):g}: expected a number below "
-                f"2^{self.exponent}"
-            )
+        exact = self.grid.fixed(without(values, self._integers), weight)
         for at in self._integers:
             given = values[at].view(torch.int64)
             _, most = self._largest.get(at.start, (at, given))
             self._largest[at.start] = at, torch.maximum(most, given)
-        exact = numbers.to("cpu", torch.float64) * float(weight)
-        self._sum += (exact * math.ldexp(1.0, self._scale)).round_().to(torch.int64)
+        self._sum += exact
 
     def add_noise(self, values: Tensor) -> None:
         """Add `values`, (elements,), float64, to the sum as it is, but for integers. They are
         rounded to the grid first: so what noise is added to shows in no digit of the result that
         the sum alone would not have."""
-        noise = without(values, self._integers)
-        self._sum += (noise * math.ldexp(1.0, self._scale)).round_().to(torch.int64)
+        self._sum += self.grid.rounded(without(values, self._integers))
 
     def mean(self) -> Tensor:
         """(elements,), float32."""
-        found = self._sum.to(torch.float64) * math.ldexp(1.0, -self._scale)
-        mean = (found / float(self.weight)).to(torch.float32)
+        mean = self.grid.mean(self._sum)
         for at, most in self._largest.values():
             mean[at] = most.view(torch.float32)
         return mean
+
+
+class IntegerSum:
+    """A sum of integers modulo 2^64, (elements,), which may be masked. Integers come and go as
+    their bits, two float32 each."""
+
+    def __init__(self, elements: int) -> None:
+        self._sum = torch.zeros(elements, dtype=torch.int64)
+
+    def add(self, values: Tensor, weight: int) -> None:
+        """`values`: (2 × elements,), float32; their weight is in them."""
+        self._sum += values.view(torch.int64)
+
+    def add_multiples(self, values: Tensor) -> None:
+        """Add multiples of the grid, (elements,), int64."""
+        self._sum += values
+
+    def mean(self) -> Tensor:
+        """Return the sum, (2 × elements,), float32: its mean is known behind the masks alone."""
+        return self._sum.view(torch.float32)
 
 
 _MOST_SENDERS = 1 << 24

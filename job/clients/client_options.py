@@ -14,6 +14,7 @@ from .partitioning import Partitioning
 
 __all__ = [
     "AGGREGATES",
+    "LEAST_MEMBERS",
     "AdaptiveOptions",
     "Aggregate",
     "ClientPrivacy",
@@ -23,6 +24,7 @@ __all__ = [
     "FedNovaOptions",
     "FedProxOptions",
     "check_weight",
+    "no_integers",
     "share_of",
 ]
 
@@ -32,6 +34,8 @@ AGGREGATES: Mapping[Aggregate, int] = {"trimmed-mean": 1, "krum": 3, "multi-krum
 least."""
 SPARE_SUMS = 8
 """Sums of a round that the budget has beside one for each round, for rounds that are made again."""
+LEAST_MEMBERS = 3
+"""Peers in a sum with masks: of the sum of two, each would know the other's addend."""
 _MOST_NOISE = 2.0**9
 """Of the noise in a mean: numbers of contributions and results are below 2^10."""
 
@@ -166,6 +170,8 @@ class Cohorts(Settings):
     """What it sends of its update."""
     vhl: VhlOptions | None = None
     """Of the virtual data that clients train on besides; None: there is none."""
+    secure: bool = False
+    """Whether what peers give to a sum is masked (`peer/secure/`)."""
 
     @classmethod
     def of(
@@ -209,6 +215,8 @@ class Cohorts(Settings):
                 self.privacy.check_fits(self.per_round)
             except SettingsError as error:
                 raise error.inside("privacy") from None
+        if self.secure:
+            self._check_secure()
         if self.per_round > self.clients:
             raise SettingsError(
                 "per_round",
@@ -223,6 +231,35 @@ class Cohorts(Settings):
                 f'"{self.aggregate}" needs {needed} of them for that: expected fewer, or more '
                 "per_round",
             )
+
+    def _check_secure(self) -> None:
+        why = ""
+        if self.by_client:
+            why = f'aggregate = "{self.aggregate}", which looks at each update, and nobody sees one'
+        elif self.sends.sparse:
+            why = (
+                f'compression = "{self.sends.compression}", where each client sends numbers at '
+                "places of its own, and masks cancel only where all have numbers"
+            )
+        if why:
+            raise SettingsError(
+                "secure", f"is true with {why}: expected false, or another of these"
+            )
+        if self.per_round < LEAST_MEMBERS:
+            raise SettingsError(
+                "per_round",
+                f"is {self.per_round} with secure = true: expected at least {LEAST_MEMBERS}, since "
+                "of the sum of two each knows the other's part",
+            )
+
+
+def no_integers(name: str) -> str:
+    """Say why sums of this are not masked."""
+    return (
+        f"is true, and the model has {name!r}, integers of which a round takes the largest: that "
+        "is no sum, and masks cancel in sums alone. Expected a model without them, such as with "
+        "GroupNorm in place of BatchNorm"
+    )
 
 
 def check_weight(aggregate: Aggregate, weight: str) -> None:

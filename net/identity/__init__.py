@@ -4,6 +4,7 @@ names        how subjects and roles are written into certificates
 token        the text that a peer's owner pastes: whom to trust, and the right to join
 authority    the broker's own: it signs certificates, and says where the broker is (discovery/)
 credential   a key with its certificate, on disk and in gRPC's terms
+signing      statements under such a key, and who signed one
 diagnosis    why there is no TLS connection to a broker, in words
 enroll       the first contact: from a token to a credential, and its renewal
 

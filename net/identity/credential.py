@@ -34,6 +34,7 @@ __all__ = [
     "end_of",
     "load_key",
     "new_key",
+    "party_in",
     "request_of",
     "server_credentials",
     "shown_end",
@@ -162,15 +163,7 @@ class Credential:
     @cached_property
     def party(self) -> Party:
         """In whose name it is."""
-        try:
-            names = self._leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        except x509.ExtensionNotFound:
-            names = x509.SubjectAlternativeName([])
-        uris = [u.encode() for u in names.get_values_for_type(x509.UniformResourceIdentifier)]
-        party = party_of({"peer_uri": uris})
-        if party is None:
-            raise CredentialError("the certificate names nobody: expected one of a broker of shoal")
-        return party
+        return party_in(self._leaf)
 
     @property
     def begins(self) -> datetime:
@@ -198,6 +191,19 @@ class Credential:
         """To serve with; a server that asks for certificates believes the authority alone."""
         pair = (self.key, self.certificate)
         return grpc.ssl_server_certificate_configuration([pair], self.authority)
+
+
+def party_in(certificate: x509.Certificate) -> Party:
+    """Return in whose name a certificate is. Raises CredentialError."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        names = x509.SubjectAlternativeName([])
+    uris = [u.encode() for u in names.get_values_for_type(x509.UniformResourceIdentifier)]
+    party = party_of({"peer_uri": uris})
+    if party is None:
+        raise CredentialError("the certificate names nobody: expected one of a broker of shoal")
+    return party
 
 
 @lru_cache(maxsize=4096)

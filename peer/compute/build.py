@@ -27,15 +27,18 @@ from ...dag.rounds.vector import RunVector
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
 from ...dag.transforms.split_weights import grouped
+from ...job import SettingsError
 from ...net.links.buffers import trim_heap
 from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
+from ..core.rounds.exchange import run_of
 from ..data.reader import Reader
 from ..federated.local_cohort import LocalCohort
 from ..host.profile import available_host_bytes
 from ..rounds.local import LocalSteps
 from ..rounds.tensors import TensorAlgebra
 from ..rounds.work import RoundWork
+from ..secure.masked_sums import MaskedSums, MemberOf
 from ..sync.optimizer import StageOptimizer
 from ..sync.strategies import STRATEGIES
 from ..sync.strategy import Holder, Strategy
@@ -180,11 +183,13 @@ def build_work(
     clock: Callable[[], float] = time.perf_counter,
     files: Mapping[str, Tensor] | None = None,
     noise_key: StreamKey = secret_key,
+    member_of: MemberOf | None = None,
 ) -> BuiltStages:
     """Raises ValueError (PlanError, GraphError, TensorSpecError, WeightError, CodecError) when the
     parts of the order do not fit together, OfferError when they take too much memory. `clock` gives
     the seconds of codecs; `files` are the weights files, where the order's weights are more;
-    `noise_key` is of noise in sums that hide clients."""
+    `noise_key` is of noise in sums that hide clients, `member_of` makes this peer's part in sums
+    that are masked."""
     plan = order.slice.validate(len(order.graph.operators)).plan
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
@@ -254,7 +259,7 @@ def build_work(
     files = order.weights if files is None else files
     if settings and settings.cohorts:
         local = LocalCohort.of(order.training, plan, order.graph, held[0].executor, reader)
-    rounds = _rounds(order, vector, local, held, noise_key) if settings else None
+    rounds = _rounds(order, vector, local, held, noise_key, member_of) if settings else None
     data = CheckedReader(order.run, graph, reader, private=order.private)
     return BuiltStages(
         order, graph, flow, wire, held, exchange, streams, data, unread, files, rounds
@@ -274,8 +279,9 @@ def _rounds(
     local: LocalSteps,
     held: Mapping[int, LocalStage],
     noise_key: StreamKey,
+    member_of: MemberOf | None,
 ) -> RoundWork[Tensor]:
-    """Make what rounds need. Raises CodecError."""
+    """Make what rounds need. Raises CodecError, SettingsError."""
     assert order.training.rounds is not None, "a run without rounds has no work of them"
     stages = [h.stage for h in held.values()]
     tensors: dict[str, list[Tensor]] = {v: [] for v in _entries_of(vector, stages)}
@@ -287,7 +293,18 @@ def _rounds(
             tensors[value].append(named[value])
     settings = order.training.rounds
     algebra = TensorAlgebra(vector, settings, order.run, noise_key)
-    return RoundWork(algebra, settings, local, peer=order.peer, stages=stages, copies=tensors)
+    masks = None
+    if settings.secure:
+        if member_of is None:
+            raise SettingsError(
+                "sync.secure",
+                f"is true, and {order.peer} has no certificate to sign keys with: expected a "
+                "network without --insecure",
+            )
+        masks = MaskedSums(order.peer, run_of(order.run), member_of)
+    return RoundWork(
+        algebra, settings, local, peer=order.peer, stages=stages, copies=tensors, masks=masks
+    )
 
 
 def _strategy(

@@ -37,6 +37,7 @@ from ..core.events import Built, Result, RoundResult
 from ..core.snapshots import in_parts
 from ..core.step import transfer_of
 from ..rounds.work import RoundWork
+from ..secure.masked_sums import MemberOf
 from ..sync.optimizer import learning_rate
 from .build import BuiltStages, Inputs, build_work
 from .exchange import Taken, present
@@ -57,7 +58,8 @@ _OF_HOLDERS = (ExchangeContent.GRADIENT, ExchangeContent.DELTA)
 class TorchDevice:
     """Computes the stages of one assignment on one device. `device` is a torch device name; `clock`
     gives the seconds that reports have of codecs; `noise_key` the key of noise that hides clients
-    in sums: only simulations have another one."""
+    in sums: only simulations have another one. `member_of` makes its part in sums that are masked;
+    None: it has no certificate for that."""
 
     def __init__(
         self,
@@ -65,9 +67,10 @@ class TorchDevice:
         *,
         clock: Callable[[], float] = time.perf_counter,
         noise_key: StreamKey = secret_key,
+        member_of: MemberOf | None = None,
     ) -> None:
         self.device = torch.device(device)
-        self._clock, self._noise_key = clock, noise_key
+        self._clock, self._noise_key, self._member_of = clock, noise_key, member_of
         self.peak_bytes = 0
         """Most that was held at once since `build`; on a CPU counted, not measured."""
         self._went_on_at = -1  # the first step behind snapshots
@@ -98,7 +101,9 @@ class TorchDevice:
                 records = rebuilt_records(order, records)
             if goes_on:
                 order = replace(order, weights=records.over(order.weights), resumed=())
-            self._work = work = build_work(order, self.device, self._clock, files, self._noise_key)
+            self._work = work = build_work(
+                order, self.device, self._clock, files, self._noise_key, self._member_of
+            )
             if goes_on:
                 records.load(work)
         self.peak_bytes = 0

@@ -19,6 +19,7 @@ import torch
 from ...dag.schedule.schedule import Action
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ..core.events import Result
+from ..secure.masked_sums import MemberOf
 from .device import TorchDevice
 
 __all__ = ["StretchedDevice"]
@@ -40,8 +41,9 @@ class StretchedDevice(TorchDevice):
         wall: Callable[[], float] = time.perf_counter,
         cpu: Callable[[], float] = time.thread_time,
         wait: Callable[[float], None] = time.sleep,
+        member_of: MemberOf | None = None,
     ) -> None:
-        super().__init__(device, clock=wall)
+        super().__init__(device, clock=wall, member_of=member_of)
         if self.device.type != "cpu":
             raise ValueError(
                 f"device {self.device} cannot be stretched: expected cpu, where the work shows in "

@@ -237,6 +237,13 @@ class Assignment:
             return []
         return [*self.rounds.planned(plan, now), *self._advance(now)]
 
+    def round_masks(self, told: broker_pb2.RoundMasks, now: float) -> list[e.Instruction]:
+        """What others told of the masks of an exchange, or what is wanted of this peer."""
+        if self.rounds is None:
+            return []
+        self.rounds.hears(told)
+        return self._advance(now)
+
     def round_timer(self, now: float) -> list[e.Instruction]:
         return [] if self.rounds is None else self.rounds.timer(now)
 

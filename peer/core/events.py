@@ -11,7 +11,7 @@ assignment that caused a record, so that a stale answer is recognised and droppe
     LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
     Built BuildFailed DataReady DataFailed    SendFrame Release
     Computed ComputeFailed FrameQueued        SendProbe BeginRound JoinExchange
-    FrameArrived FrameRefused
+    FrameArrived FrameRefused                 HearMasks
     FrameAcknowledged
     ExportedWeights ExportFailed
     RoundReady SnapshotTaken SnapshotFailed   TakeSnapshot KeepSnapshot DropSnapshot
@@ -63,6 +63,7 @@ __all__ = [
     "FrameQueued",
     "FrameRefused",
     "HangUp",
+    "HearMasks",
     "Instruction",
     "JoinExchange",
     "KeepSnapshot",
@@ -223,7 +224,7 @@ class RoundResult:
     plan, from an `APPLY`. drift: squared 2-norm, from a `CONTRIBUTE`. moved: mean square of what
     clients moved, from a `CONTRIBUTE`; squared 2-norm of the mean of all, from an `APPLY`.
     left_out: places of clients that count for nothing, from a `CONTRIBUTE`. code, why: what is
-    wrong."""
+    wrong. masks: what the broker is told of masks, where sums have some."""
 
     hashes: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
@@ -232,6 +233,7 @@ class RoundResult:
     left_out: tuple[int, ...] = ()
     code: str = ""
     why: str = ""
+    masks: broker_pb2.MemberMasks | None = None
 
 
 @immutable
@@ -488,6 +490,14 @@ class JoinExchange(OfTerm):
 
 
 @immutable
+class HearMasks(OfTerm):
+    """What the broker told of the masks of an exchange, which the next action of a round is about;
+    in order with `Compute`, without an answer."""
+
+    told: broker_pb2.RoundMasks
+
+
+@immutable
 class Prefetch(OfStep):
     """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
 
@@ -578,6 +588,7 @@ Instruction = (
     | PrefetchFrozen
     | BeginRound
     | JoinExchange
+    | HearMasks
     | Prefetch
     | Compute
     | SendFrame

@@ -333,7 +333,7 @@ class PeerMachine:
                 return self._snapshot_ordered(message.snapshot, now)
             case "handover":
                 return self._handover_told(message.handover, now)
-            case "start" | "export" | "committed" | "round_start" | "round_plan":
+            case "start" | "export" | "committed" | "round_start" | "round_plan" | "round_masks":
                 body = getattr(message, kind)
                 part = self.assignment
                 if part is None or not part.matches(body.run, body.term):
@@ -346,6 +346,8 @@ class PeerMachine:
                     return part.round_begins(body, now)
                 if kind == "round_plan":
                     return part.round_planned(body, now)
+                if kind == "round_masks":
+                    return part.round_masks(body, now)
                 part.export_asked()
         return []
 

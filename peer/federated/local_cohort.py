@@ -5,9 +5,10 @@ round); a replica trains those at the places that the broker has handed to it
 (`RoundStart.cohort`), each from the version that the round began with, and its stages come to
 their weighted mean. From there on a round goes as any other. Where each client's contribution
 comes by itself (`Cohorts.by_client`), stages stay at the version, and what clients came to is here
-until it is taken down. So do they where clients are to be hidden: what is given is the mean of what
-they moved, each by no more than `clip`, which has no rounding of weights in it that clip does not
-bound; and nothing that a peer says beside it follows from clients' data.
+until it is taken down; and where sums are masked, for snapshots, which other peers keep, have what
+is in the stages. So do they where clients are to be hidden: what is given is the mean of what they
+moved, each by no more than `clip`, which has no rounding of weights in it that clip does not bound;
+and nothing that a peer says beside it follows from clients' data.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class LocalCohort(LocalSteps):
             graph, training.train, most=most, mu=mu, virtual=virtual, device=executor.device
         )
         self._rows: dict[str, Tensor] = {}
-        """By name, what each client came to, or the mean of what they moved."""
+        """By name, what each client came to, or the mean of that, or of what they moved."""
         self._evaluation: ClientEvaluation | None = None
         """None: the only client here has the held-out part of the data for that."""
         if isinstance(partition, Partition):
@@ -134,8 +135,8 @@ class LocalCohort(LocalSteps):
 
     def work(self) -> float:
         """Train the clients of the round. Return the mean over them, by weight, of the squared norm
-        of what each moved; 0 where clients are to be hidden. A client that moved by what is no
-        finite number is left out, unless all did. Raises DataError."""
+        of what each moved; 0 where clients, or what peers give, are to be hidden. A client that
+        moved by what is no finite number is left out, unless all did. Raises DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
         self.left_out, places = (), places_of(start.cohort)
         if not places:
@@ -187,14 +188,22 @@ class LocalCohort(LocalSteps):
         else:
             mean = mean_of(updates.sent(seen) if updates else seen, weights, moves, began)
             self._senders = updates.by_name() if updates and cohorts.sends.overlap else {}
-            with torch.no_grad():
-                for name in mean:
-                    held[name].copy_(mean[name])
+            if cohorts.secure:
+                self._rows = {
+                    name: found.to("cpu", held[name].dtype).float().reshape(-1)
+                    for name, found in mean.items()
+                }
+            else:
+                with torch.no_grad():
+                    for name in mean:
+                        held[name].copy_(mean[name])
         there = {n: w for n, w in weights.items() if math.isfinite(squares[n])}
         if not there:
             self._diverge(held)
             return 0.0
         self.left_out = tuple(p for p, n in zip(places, numbers, strict=True) if n not in there)
+        if cohorts.secure:
+            return 0.0
         total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in there.items())
         return total / sum(there.values())
 
@@ -203,6 +212,8 @@ class LocalCohort(LocalSteps):
         for name, tensor in held.items():
             if tensor.is_floating_point() and self._cohorts.by_client:
                 self._rows[name] = torch.full((1, tensor.numel()), torch.nan)
+            elif tensor.is_floating_point() and self._cohorts.secure:
+                self._rows[name] = torch.full((tensor.numel(),), torch.nan)
             elif tensor.is_floating_point():
                 tensor.detach().fill_(torch.nan)
 

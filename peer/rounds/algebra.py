@@ -12,7 +12,7 @@ In snapshots the values of an entry are called
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -23,13 +23,23 @@ from ...proto import broker_pb2
 from .coding import PartCoding
 from .strategy import RoundStrategy
 
-__all__ = ["EntryVersion", "HeldEntry", "PartSum", "Pieces", "RoundAlgebra", "WrittenPart"]
+__all__ = [
+    "EntryVersion",
+    "HeldEntry",
+    "OnIntegers",
+    "PartSum",
+    "Pieces",
+    "RoundAlgebra",
+    "WrittenPart",
+]
 
 _BASE, _GIVEN = "base", "given"
 
 T = TypeVar("T")
 V = TypeVar("V")
 Buffers = tuple[memoryview, ...]
+OnIntegers = Callable[[Tensor], Tensor]
+"""Makes integers of integers, (elements,), int64."""
 Pieces = Sequence[tuple[VectorPiece, T]]
 """Pieces in order, each with something of it, or of its entry."""
 
@@ -180,6 +190,17 @@ class RoundAlgebra(Protocol[V]):
     ) -> WrittenPart[V]:
         """Write the mean of a part. `came`: weight and contribution of each giver, as it came, if
         the method passes these on."""
+
+    def masked(
+        self, part: Span, given: V, weight: int, plan: broker_pb2.RoundPlan, mask: OnIntegers
+    ) -> WrittenPart[V]:
+        """Mask a contribution to a part. `given`: as it is written without masks. Raises
+        LargeContributionError."""
+        raise TypeError("values are no integers here, which masks are on")
+
+    def unmasked(self, part: Span, total: V, plan: broker_pb2.RoundPlan, lift: OnIntegers) -> V:
+        """Return the mean by a masked sum, as a result without masks has it."""
+        raise TypeError("values are no integers here, which masks are on")
 
     def whole(self, part: Span, made: Pieces[EntryVersion[V]], coding: PartCoding) -> Buffers:
         """Write a part of a version, with shared state."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Generic, TypeVar
 
 from ...dag.execute.execute import TensorSpecError
@@ -27,6 +28,7 @@ from ...dag.rounds.wiring import (
 )
 from ...net.links.frame import Arrived, FrameKey
 from ...proto import broker_pb2
+from ..secure.masked_sums import MaskedSums
 from .algebra import Buffers, PartSum, Pieces, RoundAlgebra, WrittenPart
 from .coding import PartCoding, flat_spec
 from .side_by_side import SideBySide
@@ -136,8 +138,11 @@ class RoundAttempt(Generic[V]):
         wiring: RoundWiring,
         peer: PeerId,
         algebra: RoundAlgebra[V],
+        masks: MaskedSums | None = None,
     ) -> None:
+        """`masks`: those that are on all that is given; None: sums are not masked."""
         self.plan, self.wiring, self.peer, self._algebra = plan, wiring, peer, algebra
+        self._masks = masks
         self.given: dict[tuple[Span, int], Buffers] = {}
         self.applied = self.over = False
         self.codings = dict(algebra.codings)
@@ -208,7 +213,8 @@ class RoundAttempt(Generic[V]):
             self.add(part, PeerId(key.source), written, key.microbatch)
             return
         most = self.plan.exponent + 1 if key.hop == RESULT else 128  # what a codec rounds up
-        if not self._algebra.fits(part, values, most):
+        masked = key.hop == RESULT and self._masks is not None
+        if not masked and not self._algebra.fits(part, values, most):
             raise LargeContributionError(f"{key}: an element is no number below 2^{most}")
         with self._lock:
             if not self.over:
@@ -220,10 +226,18 @@ class RoundAttempt(Generic[V]):
         """Return what this peer gives of a part, or of a block of it. Raises
         LargeContributionError, TensorSpecError for clients that are not there."""
         if not self.wiring.by_client:
-            return self._algebra.give(part, mine, self.plan, self.codings[GIVE])
+            given = self._algebra.give(part, mine, self.plan, self.codings[GIVE])
+            return given if self._masks is None else self._masked(part, given, self._masks)
         rows = self.wiring.blocks(part, self.peer)[block]
         coding = PartCoding(self._algebra.vector, "none", rows=len(rows))
         return self._algebra.give_rows(part, mine, rows, self.plan, coding)
+
+    def _masked(self, part: Span, given: WrittenPart[V], masks: MaskedSums) -> WrittenPart[V]:
+        """Mask a contribution. Raises LargeContributionError."""
+        givers = (g for s in self.plan.segments for g in s.givers)
+        weight = next(g.weight for g in givers if g.peer == self.peer)
+        mask = partial(masks.masked, part)
+        return self._algebra.masked(part, given.values, weight, self.plan, mask)
 
     def add(self, part: Span, giver: PeerId, given: WrittenPart[V], block: int = 0) -> None:
         """Adds a contribution once. Raises LargeContributionError."""
@@ -263,6 +277,10 @@ class RoundAttempt(Generic[V]):
         for part, source, _ in self.wiring.takes if hop == RESULT else self.wiring.gets:
             if hop == RESULT and source == self.peer:
                 found = self.result(part)
-                yield part, found.values if found else None
+                values = found.values if found else None
             else:
-                yield part, self._came.get((hop, part))
+                values = self._came.get((hop, part))
+            if hop == RESULT and values is not None and self._masks is not None:
+                lift = partial(self._masks.unmasked, part)
+                values = self._algebra.unmasked(part, values, self.plan, lift)
+            yield part, values

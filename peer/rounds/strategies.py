@@ -54,6 +54,8 @@ def codings_of(
     else:
         given, result = (PartCoding(vector, text, least=0) for text in strategy.codecs)
     whole = PartCoding(vector, "none", rows=1 + len(strategy.slots))
+    if settings.secure:
+        given = result = PartCoding(vector, "none", rows=2)  # the bits of integers
     if settings.overlap:
         given = CountedCoding(vector, settings.codec)
     found = {GIVE: given, RESULT: result, VERSION: whole}

@@ -18,13 +18,21 @@ from ...dag.execute.execute import TensorSpecError
 from ...dag.rounds.combiners import combined, middle_integers
 from ...dag.rounds.digest import digest
 from ...dag.rounds.noise import StreamKey, gaussian, secret_key
-from ...dag.rounds.sums import LargeContributionError, OverlapSum, WeightedSum, fits
+from ...dag.rounds.sums import (
+    FixedPoint,
+    IntegerSum,
+    LargeContributionError,
+    OverlapSum,
+    WeightedSum,
+    fits,
+)
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
+from ...job.clients.client_options import no_integers
 from ...job.rounds import RoundSettings
-from ...job.settings import Settings
+from ...job.settings import Settings, SettingsError
 from ...proto import broker_pb2
 from ..sync.norm import square_of
-from .algebra import Buffers, EntryVersion, HeldEntry, Pieces, RoundAlgebra, WrittenPart
+from .algebra import Buffers, EntryVersion, HeldEntry, OnIntegers, Pieces, RoundAlgebra, WrittenPart
 from .coding import CountedCoding, PartCoding
 from .side_by_side import joined
 from .strategies import codings_of, strategy_of
@@ -55,7 +63,7 @@ class _Whole(_Mean):
 
 class TensorAlgebra(RoundAlgebra[Tensor]):
     """Tensors of one holder. `replica`: the id of its replica. Raises CodecError for a codec that
-    rounds cannot have."""
+    rounds cannot have, SettingsError for integers in a vector whose sums are masked."""
 
     def __init__(
         self,
@@ -67,6 +75,10 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         """`noise_key`: of what is added to sums where clients are to be hidden."""
         self.vector, self.strategy = vector, strategy_of(settings)
         self.codings = codings_of(self.strategy, settings, vector)
+        self._masks = settings.secure
+        integer = next((e.name for e in vector.entries if e.integer), "")
+        if self._masks and integer:
+            raise SettingsError("sync.secure", no_integers(integer))
         self._cohorts, self.most_rows = settings.cohorts, settings.most_rows
         self._privacy, self.keeps_given = settings.privacy, settings.keeps_given
         self._seed, self._noise_key = settings.seed, noise_key
@@ -147,7 +159,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
 
     def drift(self, held: HeldEntry[Tensor]) -> float:
         given = self._numbers(held)
-        if held.entry.is_buffer or given is None or self._privacy is not None:
+        if held.entry.is_buffer or given is None or self._privacy is not None or self._masks:
             return 0.0
         given = given.mean(0) if self.most_rows else given
         return float(square_of(given - self.began(held) if self.strategy.apart else given))
@@ -290,23 +302,56 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
                 whole[at] = found
         return dict(zip(came, made, strict=True))
 
-    def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum | OverlapSum:
+    def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum | OverlapSum | IntegerSum:
+        """Where clients are to be hidden noise is in the sum before anything else is."""
+        grid, elements = self._grid(plan), part[1] - part[0]
+        if self._masks:
+            masked = IntegerSum(elements)
+            if self._privacy is not None:
+                masked.add_multiples(grid.rounded(self._noise(part, plan)))
+            return masked
+        total = WeightedSum(elements, grid.weight, plan.exponent, self.vector.integers(part))
+        if self._privacy is not None:
+            total.add_noise(self._noise(part, plan))
+        return OverlapSum(total, elements, *self._overlap) if self._overlap else total
+
+    def _grid(self, plan: broker_pb2.RoundPlan) -> FixedPoint:
         """Where clients are to be hidden the mean is over as many as a round asks, however many
-        came, and noise is in the sum before anything else is."""
-        integers, elements = self.vector.integers(part), part[1] - part[0]
-        if self._privacy is None:
-            total = WeightedSum(elements, plan.weight, plan.exponent, integers)
-            return OverlapSum(total, elements, *self._overlap) if self._overlap else total
-        assert self._cohorts is not None, "no clients"
-        clients = max(plan.weight, self._cohorts.per_round)  # what more of them weigh is no error
-        total = WeightedSum(elements, clients, plan.exponent, integers)
+        came."""
+        weight = plan.weight
+        if self._privacy is not None:
+            assert self._cohorts is not None, "no clients"
+            weight = max(weight, self._cohorts.per_round)  # what more of them weigh is no error
+        return FixedPoint(weight, plan.exponent)
+
+    def _noise(self, part: Span, plan: broker_pb2.RoundPlan) -> Tensor:
+        assert self._privacy is not None, "no client is hidden"
         key = self._noise_key(self._seed, plan.round, plan.attempt)
         noise = [
             gaussian(key, f"{piece.entry.value} {piece.start}", piece.elements)
             for piece in self.vector.pieces(part)
         ]
-        total.add_noise(torch.cat(noise) * (self._privacy.noise * self._privacy.clip))
-        return total
+        return torch.cat(noise) * (self._privacy.noise * self._privacy.clip)
+
+    def masked(
+        self, part: Span, given: Tensor, weight: int, plan: broker_pb2.RoundPlan, mask: OnIntegers
+    ) -> WrittenPart[Tensor]:
+        bits = mask(self._grid(plan).fixed(given, weight)).view(torch.float32)
+        return WrittenPart(RAW.encode(bits).buffers, bits)
+
+    def unmasked(
+        self, part: Span, total: Tensor, plan: broker_pb2.RoundPlan, lift: OnIntegers
+    ) -> Tensor:
+        mean = self._grid(plan).mean(lift(total.view(torch.int64)))
+        return torch.cat([values for _, values in self._scaled(part, mean, plan)])
+
+    def _scaled(
+        self, part: Span, mean: Tensor, plan: broker_pb2.RoundPlan
+    ) -> Iterator[tuple[VectorPiece, Tensor]]:
+        """Multiply parameters by what the plan says."""
+        for piece, [values] in self.cut(part, mean):
+            scaled = plan.scale and not piece.entry.is_buffer
+            yield piece, values * plan.scale if scaled else values
 
     def result(
         self,
@@ -318,11 +363,9 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     ) -> WrittenPart[Tensor]:
         if came:
             return WrittenPart(joined(came), mean)
-        each = []
-        for piece, [values] in self.cut(part, mean):
-            scaled = plan.scale and not piece.entry.is_buffer
-            each.append((piece, values * plan.scale if scaled else values))
-        return self._write(each, coding, plan.round, "")
+        if self._masks:
+            return WrittenPart(RAW.encode(mean).buffers, mean)
+        return self._write([*self._scaled(part, mean, plan)], coding, plan.round, "")
 
     def whole(self, part: Span, made: Pieces[EntryVersion[Tensor]], coding: PartCoding) -> Buffers:
         """The values, then slots one after the other."""

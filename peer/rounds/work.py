@@ -6,6 +6,7 @@ holders of other replicas, and the next version.
     join(plan, wiring)  the exchange, in place of an earlier attempt
     accept, payload     its frames; in any thread
     exchange()          what this peer gives to itself is added
+    hear(told), unmask()  where sums are masked: what the broker told of masks, and what is done
     apply()             the next version is made, and in the stages unless local steps go on
     carry_out(kind)     one of the last three; or the version is in the stages for an evaluation
                         (SHOW), or lands there that was made beside local steps (LAND)
@@ -45,6 +46,8 @@ from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
 from ..core.events import RoundResult
+from ..secure.masked_sums import MaskedSums
+from ..secure.round_keys import SecureSumError
 from .algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra
 from .attempt import EarlyFrames, RoundAttempt, most_of_any
 from .local import LocalSteps
@@ -68,9 +71,11 @@ class RoundWork(Generic[V]):
         peer: PeerId,
         stages: Iterable[Stage],
         copies: Mapping[str, Sequence[Any]],
+        masks: MaskedSums | None = None,
     ) -> None:
+        """`masks`: of sums of which nobody sees an addend."""
         self.algebra, self.local, self.peer = algebra, local, peer
-        self.vector, self._settings = algebra.vector, settings
+        self.vector, self._settings, self._masks = algebra.vector, settings, masks
         here = [e for e in self.vector.entries if e.spec.elements and copies.get(e.value)]
         self._of_stages = [
             [e.value for e in here if s.start <= e.operator < s.stop]
@@ -111,6 +116,8 @@ class RoundWork(Generic[V]):
         """Begins a round; in the one that it is in only the local steps are others from here on."""
         self.local.begin(start)
         self.algebra.begin(start)
+        if self._masks is not None:
+            self._masks.begin(start.round)
         if self._attempt and self._attempt.plan.round < start.round:
             self._attempt.end()
         for entry in self._entries.values():
@@ -125,6 +132,8 @@ class RoundWork(Generic[V]):
                 return self.contribute()
             case Kind.EXCHANGE:
                 return self.exchange()
+            case Kind.UNMASK:
+                return self.unmask()
             case Kind.APPLY:
                 return self.apply()
         for entry in self._entries.values():
@@ -149,21 +158,27 @@ class RoundWork(Generic[V]):
                     return RoundResult(code="nonfinite", why=why)
                 entry.given, entry.round = given, self._round
             drift += self.algebra.drift(entry) if entry.owned else 0.0
-        left_out = self.local.left_out
-        return RoundResult(drift=drift, moved=self._clients_moved, left_out=left_out)
+        masks = self._masks.key if self._masks is not None else None
+        moved, left_out = self._clients_moved, self.local.left_out
+        return RoundResult(drift=drift, moved=moved, left_out=left_out, masks=masks)
 
     def join(self, plan: broker_pb2.RoundPlan, wiring: RoundWiring) -> None:
         """Frames and actions are of this attempt from here on. `wiring`: by the plan."""
         for entry in self._entries.values():
             entry.applied, entry.replaces = None, False
-        attempt = RoundAttempt(plan, wiring, self.peer, self.algebra)
+        attempt = RoundAttempt(plan, wiring, self.peer, self.algebra, self._masks)
         with self._lock:
             self._attempt = attempt
 
     def exchange(self) -> RoundResult:
         """Encodes what it gives, and adds that where it adds up itself: as others will read it, so
         that it makes no difference who adds up."""
-        attempt = self._joined
+        attempt, dealt = self._joined, None
+        if self._masks is not None and attempt.wiring.gives:
+            try:
+                dealt = self._masks.deal(attempt.plan)
+            except SecureSumError as error:
+                return _unsound(error)
         for arrived in self.early.take(attempt.number):
             try:
                 self.accept(arrived)
@@ -183,7 +198,21 @@ class RoundWork(Generic[V]):
             attempt.given[part, block] = given.buffers
             if by == self.peer:
                 attempt.add(part, self.peer, given, block)
-        return RoundResult()
+        return RoundResult(masks=dealt)
+
+    def hear(self, told: broker_pb2.RoundMasks) -> None:
+        """Take what the broker tells of masks, for the next `unmask`."""
+        assert self._masks is not None, "sums are not masked"
+        self._masks.hear(told)
+
+    def unmask(self) -> RoundResult:
+        """Does with masks what was told: opens shares that are sealed for this one, reveals them,
+        or takes the masks that follow from what all revealed."""
+        assert self._masks is not None, "sums are not masked"
+        try:
+            return RoundResult(masks=self._masks.answer())
+        except SecureSumError as error:
+            return _unsound(error)
 
     def apply(self) -> RoundResult:
         """Makes the next version of what came; nothing changes unless all of it is here."""
@@ -319,6 +348,10 @@ class RoundWork(Generic[V]):
             f"<RoundWork round {self._round}, {len(self._entries)} of {len(self.vector.entries)} "
             f"entries, attempt {self._attempt.plan.attempt if self._attempt else 'none'}>"
         )
+
+
+def _unsound(error: SecureSumError) -> RoundResult:
+    return RoundResult(code="masks", why=str(error))
 
 
 def _missing(why: str) -> RoundResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from contextlib import suppress
 import grpc
 import grpc.aio
 
+from ...dag.plan.plan import PeerId
 from ...net.identity.authority import utc
 from ...net.identity.credential import Credential, server_credentials
 from ...net.identity.enroll import (
@@ -31,6 +33,8 @@ from ...net.local import joined
 from ..host.addresses import to_dial
 from ..host.config import PeerConfig
 from ..logs import note
+from ..secure.round_keys import CertifiedMember
+from ..secure.secure_member import SecureMember
 from .attempt import finder_of
 from .relayed import OWN
 
@@ -105,6 +109,12 @@ class Credentials:
             )
         self.now = first
         self._config = config
+
+    def member(self, peer: PeerId, run: str, round_: int) -> SecureMember:
+        """Return the part of this peer in a round whose sums are masked."""
+        identity = CertifiedMember(self.now, lambda: utc(time.time()))
+        assert identity.member == peer, f"{peer} has the certificate of {identity.member}"
+        return SecureMember(identity, run, round_, secrets.token_bytes)
 
     def _next(self, broker: str) -> Credential:
         """A new one: by the old one, or by the token when the host slept past its end."""

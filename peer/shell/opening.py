@@ -76,10 +76,11 @@ def open_worker(
             monthly_bytes=config.monthly_bytes,
         )
     secret = host_secret(config.host_state or config.state) if config.data else b""
+    member_of = None if credentials is None else credentials.member
     device = (
-        TorchDevice(config.device)
+        TorchDevice(config.device, member_of=member_of)
         if config.stretch == 1
-        else StretchedDevice(config.device, stretch=config.stretch)
+        else StretchedDevice(config.device, stretch=config.stretch, member_of=member_of)
     )
     snapshots = SnapshotStore(me.snapshots)
     server = grpc.aio.server(options=SERVER_OPTIONS)

@@ -4,8 +4,8 @@ done.
 Torch never runs in the event loop:
 
     lane      jobs, in the order in which the machine asked
-    compute   Build, BeginRound, JoinExchange, Compute, the copy of UploadWeights and of a snapshot,
-              Discard
+    compute   Build, BeginRound, JoinExchange, HearMasks, Compute, the copy of UploadWeights and of
+              a snapshot, Discard
     data      Prefetch
     sending   SendFrame: encode
     arriving  decode what came, into the device's store; then the machine hears FrameArrived
@@ -65,6 +65,7 @@ Work = (
     | e.PrefetchFrozen
     | e.BeginRound
     | e.JoinExchange
+    | e.HearMasks
     | e.Discard
     | e.UploadWeights
 )
@@ -242,6 +243,12 @@ class DeviceRuntime:
                     lambda: (
                         self._device.rounds.join(plan, wiring) if self.holds(run, term) else None
                     ),
+                    _nothing,
+                    calls.crash,
+                )
+            case e.HearMasks(run, term, told):
+                self._compute.do(
+                    lambda: self._device.rounds.hear(told) if self.holds(run, term) else None,
                     _nothing,
                     calls.crash,
                 )

@@ -21,6 +21,7 @@ from ...dag.ir.graph import Graph
 from ...dag.plan.report import Alternative, PlanWithReport
 from ...dag.schedule.filled import filled
 from ...dag.transforms.vocabulary import planned_graph
+from ...job.clients.client_options import LEAST_MEMBERS
 from ...job.gossip import SapsOptions
 from ...job.rounds import RoundSettings, SparseLocoOptions, StreamingOptions, options_of
 from ...job.training import Training
@@ -143,6 +144,13 @@ def formed(
         return ReplicasFormed(
             ask.replica, ask.version, broker_pb2.Formation(kind="allreduce", reasons=reasons)
         )
+    few = len(found.replicas) < LEAST_MEMBERS
+    if asked.cohorts is not None and asked.cohorts.secure and few:
+        raise NoPlan(
+            f"{len(found.replicas)} peers would train clients, and with sync.secure "
+            f"{LEAST_MEMBERS} are needed: of the sum of two each knows the other's part",
+            "peers",
+        )
     if asked.cohorts is not None:  # what is compared is other training
         found = replace(found, alternatives=(), reasons=(_CLIENTS,))
     clients = _clients(ask, found)
@@ -168,6 +176,8 @@ def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:
     spec = TensorShape((1 << 20,), "float32", 4 << 20)
     text = rounds.contribution_codec
     given = 4.0 if text == "none" else typical_bytes(parse(text), spec) / (1 << 20)
+    if rounds.secure:  # integers, both ways
+        return 8.0
     if rounds.most_rows:  # and one mean comes back
         return given * (rounds.most_rows / replicas + 1) / 2
     match options_of(rounds.method, rounds.options):

@@ -14,6 +14,7 @@ from ...dag.ir.graph import Graph
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
 from ...job.rounds import RoundSettings
+from ...job.settings import SettingsError
 from ...peer.rounds.algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra, WrittenPart
 from ...peer.rounds.coding import PartCoding
 from ...peer.rounds.local import LocalSteps
@@ -35,6 +36,12 @@ class GhostVector:
     """What all ghosts of a run have in common of its vector."""
 
     def __init__(self, graph: Graph, settings: RoundSettings) -> None:
+        if settings.secure:
+            raise SettingsError(
+                "sync.secure",
+                "is true, and ghosts add up hashes, which no mask is for: expected --virtual, or "
+                "secure = false",
+            )
         self.vector, self.settings = RunVector.of(graph, settings.fragments), settings
         self.codings = codings_of(strategy_of(settings), settings, self.vector)
         self._parts: dict[Span, tuple[tuple[VectorPiece, ...], Words]] = {}

@@ -306,6 +306,8 @@ class PeerShell:
                 world.after(OVERHEAD_S, lambda: self.handle(ready))
             case p.JoinExchange(plan=plan, wiring=wiring):
                 self.device.rounds.join(plan, wiring)
+            case p.HearMasks(told=told):
+                self.device.rounds.hear(told)
             case p.Prefetch(run, term, step):
                 read: p.Event = p.DataReady(run, term, step)
                 try:

@@ -30,6 +30,7 @@ from ..trace import Mark, Trace
 from .broker_shell import BrokerShell
 from .clock import Observe, Observed, StalledError, VirtualClock
 from .control import BROKER, Control
+from .mask_members import known_member
 from .orders import Orders
 from .peer_shell import PeerShell
 from .spec import PeerDevice, PeerSpec
@@ -272,5 +273,5 @@ class World(VirtualClock):
 def torch_device(spec: PeerSpec) -> PeerDevice:
     """Real tensors on the CPU."""
     # This process's seconds are none of the world's: reports are the same in every run; and so is
-    # noise, of which a plain loop must have the same.
-    return TorchDevice("cpu", clock=lambda: 0.0, noise_key=known_key)
+    # noise, of which a plain loop must have the same, and what masks are made of.
+    return TorchDevice("cpu", clock=lambda: 0.0, noise_key=known_key, member_of=known_member)

@@ -117,11 +117,13 @@ def test_a_model_with_running_statistics_is_refused(
         "    return Normed()\n"
     )
     job = replace(job_of(noise=9.0), folder=tmp_path)
-    with (
-        pytest.raises(SettingsError, match=r"sync\.privacy.*running_mean.*GroupNorm"),
-        submission.prepare(job),
+    masked = replace(job, sync=replace(job.sync, privacy=None, per_round=4, secure=True))
+    for wrong, words in (
+        (job, r"sync\.privacy.*running_mean.*GroupNorm"),
+        (masked, r"sync\.secure.*num_batches_tracked.*the largest.*GroupNorm"),
     ):
-        pass
+        with pytest.raises(SettingsError, match=words), submission.prepare(wrong):
+            pass
 
 
 def test_without_the_accountant_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

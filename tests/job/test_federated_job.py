@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,6 +123,20 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
     assert plain.privacy is None
 
 
+def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
+    found, plain = (
+        job(sync={"secure": True, "per_round": 3}).rounds,
+        job(sync={"per_round": 3}).rounds,
+    )
+    assert found is not None
+    assert plain is not None
+    assert (found.secure, found.keeps_given) == (True, False)
+    assert (plain.secure, plain.keeps_given) == (False, True)
+    assert found.exchange_bytes == plain.exchange_bytes + 16
+    assert found.cohorts is not None
+    assert replace(found, cohorts=replace(found.cohorts, secure=False)) == plain
+
+
 @pytest.mark.parametrize(
     ("tables", "key", "words"),
     [
@@ -183,6 +198,12 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
             {"sync": {**PRIVATE, "virtual_data": "vhl"}},
             *("sync.virtual_data", "further classes too, which no export has"),
         ),
+        ({"sync": {**KRUM, "secure": True}}, "sync.secure", "nobody sees one"),
+        ({"sync": {"secure": True, "compression": "topk"}}, "sync.secure", "of its own"),
+        ({"sync": {"secure": True}, "codec": {"sync": "bf16"}}, "codec.sync", "64 bits"),
+        ({"sync": {"secure": True}, "plan": {"replicas": 2}}, "plan.replicas", "3 or more"),
+        ({"sync": {"secure": True, "per_round": 2}}, "sync.per_round", "the other's part"),
+        ({"sync": {"kind": "local", "secure": True}}, "sync.secure", 'for kind = "federated"'),
         ({"sync": {"local": {"passes": 1, "steps": 2}}}, "sync.local", "exactly one"),
         ({"sync": {"vhl": {"alpha": 2.0}}}, "sync.vhl", 'virtual_data = "vhl"'),
         ({"sync": {"virtual_data": "fedimpro"}}, "sync.virtual_data", "vhl"),

@@ -202,7 +202,7 @@ def test_gossip_is_between_replicas_and_has_options_by_method(
         ("codec", 'feedback = "ef22"', '"ahead"'),
         ("sync", 'method = "powersdg"', 'did you mean "powersgd"?'),
         ("sync", 'collectives = "ring"', 'did you mean "collective"?'),
-        ("sync", "secure = true", "is not a known key"),
+        ("sync", "secures = true", 'did you mean "secure"?'),
         ("data", 'where = "url"', '"peer"'),
         ("data", 'kind = "module"', '"arrays"'),
         ("train", "stop = {loss = 1.0}", 'did you mean "steps"?'),

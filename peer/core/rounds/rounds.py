@@ -16,6 +16,9 @@
 - With overlap, steps of the next round go on behind CONTRIBUTE (`RoundStart.ahead`), and what is
   made meanwhile stays beside the stages. Once it is committed it lands between two steps (`LAND`),
   the same two at every holder of the replica; there it is evaluated, too (`SHOW`).
+- Where sums are masked, what came are masked sums. Who has them all, and the shares that others
+  sealed for it, says so; it reveals the shares when the broker wants them, and applies the sums
+  once it has the masks (`peer/secure/`). Meanwhile it waits for the broker alone.
 - Who has no version of its own to begin from (it came late, or was lost for too long) waits at the
   gate too, contributes nothing, and gets weights and shared state from those that have applied.
 - A frame of an attempt that has not begun here keeps its place until it has.
@@ -69,6 +72,11 @@ class Rounds:
         self._landed = True
         """Whether the version that the round began with is in the stages."""
         self._shown = False
+        self._heard: list[broker_pb2.RoundMasks] = []
+        """What the broker told of the masks of the attempt, and is to be done."""
+        self._holds = self._unmasked = self._unsound = False
+        """Whether it has told that it holds the masked sums, whether it has the masks, and whether
+        it takes no part in the attempt, whose keys or shares are not as they should be."""
         self._drift = self._clients_moved = 0.0
         self._told: list[broker_pb2.RoundReport] = []
         """Reports that the broker may lack, should it be started again."""
@@ -112,6 +120,7 @@ class Rounds:
         self.start = start
         self._taken_down = self._applied = self._shown = False
         self._landed = not (start.late or (start.evaluate and start.apart))
+        self._forget_masks()
         self._told = []  # all that was before is on the broker's disk
         self._exchange.begin_round()
         self._waits_since, self._busy_s = None, 0.0
@@ -143,13 +152,19 @@ class Rounds:
         if self.computing or (self.start is not None and not self._taken_down):
             return []
         exchange = self._exchange
-        if self._waits_since is None and exchange.wiring.gets:
+        if self._unsound or (self._waits_since is None and exchange.wiring.gets):
             return []
         if exchange.plan is not None and not exchange.begun:
             exchange.joins()
             join = e.JoinExchange(self._replica, self._term, exchange.plan, exchange.wiring)
             return [join, *self._compute(Kind.EXCHANGE, exchange.plan.round)]
-        if exchange.plan is None or self._applied or not exchange.complete:
+        if exchange.plan is None or not exchange.complete:
+            return []
+        if self._heard:
+            hear = e.HearMasks(self._replica, self._term, self._heard.pop(0))
+            return [hear, *self._compute(Kind.UNMASK, exchange.plan.round)]
+        masked = bool(exchange.plan.keys) and not self._unmasked
+        if self._applied or masked:
             return []
         self._applied = True
         return self._compute(Kind.APPLY, exchange.plan.round)
@@ -162,11 +177,21 @@ class Rounds:
         if behind or (plan.round, plan.attempt) <= known:
             return []
         exchange.planned(plan)
+        self._forget_masks()
         self._applied = False
         self._told = [r for r in self._told if not r.attempt or r.round < plan.round]
         if exchange.wiring.gets and self._waits_since is not None:
             self._waits_since = now
         return [*self._link(), e.SetTimer("round", now + plan.patience_s)]
+
+    def hears(self, told: broker_pb2.RoundMasks) -> None:
+        """What the broker tells of masks is done in its order, once the sums are here."""
+        plan = self._exchange.plan
+        if plan is not None and (told.round, told.attempt) == (plan.round, plan.attempt):
+            self._heard.append(told)
+
+    def _forget_masks(self) -> None:
+        self._heard, self._holds, self._unmasked, self._unsound = [], False, False, False
 
     def _link(self) -> list[e.Instruction]:
         """With those of the plan."""
@@ -193,6 +218,7 @@ class Rounds:
         exchange, attempt = self._exchange, self._exchange.attempt
         if self._for != attempt and action.kind is not Kind.CONTRIBUTE:
             return []  # another attempt has come meanwhile
+        self._unsound = self._unsound or found.code == "masks"
         match action.kind:
             case Kind.CONTRIBUTE:
                 self._drift, self._clients_moved = found.drift, found.moved
@@ -201,7 +227,12 @@ class Rounds:
                 if found.code:
                     return [self._report(attempt, now, found)]
                 patience = exchange.plan.patience_s if exchange.plan is not None else 0.0
-                return [*exchange.begins(), e.SetTimer("round", now + patience)]
+                dealt = [] if found.masks is None else [self._report(attempt, now, found)]
+                return [*dealt, *exchange.begins(), e.SetTimer("round", now + patience)]
+            case Kind.UNMASK:
+                self._holds = self._holds or found.masks is not None
+                self._unmasked = self._unmasked or not (found.code or found.masks)
+                return [self._report(attempt, now, found)] if found.code or found.masks else []
             case Kind.APPLY:
                 versions = [] if found.code else exchange.sends_versions()
                 return [self._report(attempt, now, found), *versions]
@@ -249,6 +280,8 @@ class Rounds:
             sent_bytes=self._exchange.sent_bytes,
             waited_s=self._busy_s + now - (now if self._waits_since is None else self._waits_since),
         )
+        if found.masks is not None:
+            report.masks.CopyFrom(found.masks)
         if found.code:
             report.problem.CopyFrom(common_pb2.Reason(code=found.code, text=found.why[:2000]))
         self._told.append(report)
@@ -271,7 +304,7 @@ class Rounds:
     def timer(self, now: float) -> list[e.Instruction]:
         """The plan's patience is over."""
         exchange = self._exchange
-        if self._applied or not exchange.begun:
+        if self._applied or self._holds or not exchange.begun:
             return []
         lacks, contributions = exchange.lacking()
         code = "late" if contributions else "unsummed"

@@ -1,0 +1,121 @@
+"""What masks cost one member of a round: seconds of its processor, and bytes that it sends and gets
+beside what any round has, at 10, 100 and 1,000 members.
+
+One member does all that it does (`peer/secure/secure_member.py`) for a vector of so many numbers;
+of the others there is only what reaches it, made in the shortest way. Seconds are those of the
+processor on one thread. Bytes of the vector are counted as what it is longer by than in fp32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TypeVar
+
+import torch
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from shoal.benchmarks.table import Figure, arguments, report
+from shoal.dag.plan.plan import PeerId
+from shoal.dag.rounds.secret_sharing import joined
+from shoal.dag.rounds.vector import PIECE
+from shoal.net.identity.authority import Authority
+from shoal.net.identity.names import Party, PartyRole
+from shoal.peer.secure.pair_masks import derived
+from shoal.peer.secure.round_keys import CertifiedMember, OwnKey, Roster, roster_of
+from shoal.peer.secure.secure_member import SecureMember
+
+NOW = datetime.now(UTC)
+T = TypeVar("T")
+draw = random.Random(0).randbytes
+
+
+class Timed:
+    """Seconds of the processor, by what was done."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, what: str, does: Callable[[], T]) -> T:
+        began = time.process_time()
+        found = does()
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - began
+        return found
+
+
+def sealed_and_masks(
+    roster: Roster, keys: dict[PeerId, OwnKey], me: PeerId
+) -> tuple[dict[PeerId, bytes], dict[PeerId, dict[PeerId, bytes]]]:
+    """What the others deal to the first member, and what enough members reveal: shares are drawn,
+    and the secret is what they are of."""
+    some = list(roster.members)[: roster.threshold]
+    revealed = {m: {u: b"\0" + draw(32) for u in roster.members} for m in some}
+    masks = joined(revealed, roster.places, roster.threshold)
+    sealed = {}
+    for member in roster.members:
+        if member != me:
+            shared = roster.shared(keys[member].exchange, me)
+            about = roster.digest, member.encode(), me.encode()
+            commitment = hashlib.sha256(b"shoal own mask\0" + masks[member]).digest()
+            key = ChaCha20Poly1305(derived(shared, "sealed share", *about))
+            sealed[member] = key.encrypt(bytes(12), commitment + revealed[me][member], None)
+    return sealed, revealed
+
+
+def figures(members: int, elements: int) -> Iterator[Figure]:
+    """Of one member among so many."""
+    authority, timed = Authority.new(NOW), Timed()
+    identities = [
+        CertifiedMember(
+            authority.credential(Party(PartyRole.PEER, f"p{i:05}"), NOW, timedelta(days=1)),
+            lambda: NOW,
+        )
+        for i in range(members)
+    ]
+    me = identities[0].member
+    keys = {i.member: OwnKey(i, "run", 0, draw) for i in identities[1:]}
+    member = timed("agree", lambda: SecureMember(identities[0], "run", 0, draw))
+    told = [member.key, *(k.said for k in keys.values())]
+    dealt = timed("agree", lambda: member.deal(1, told))
+    roster = roster_of(told, identities[1], "run", 0, 1)
+    sealed, revealed = sealed_and_masks(roster, keys, me)
+    sealed[me] = dealt[me]
+    values = torch.ones(min(PIECE, elements), dtype=torch.int64)
+    parts = [(at, min(at + PIECE, elements)) for at in range(0, elements, PIECE)]
+    for part in parts:
+        given = values[: part[1] - part[0]]
+        timed("mask", partial(member.masked, part, given))
+    timed("agree", lambda: member.hold(sealed))
+    shares = timed("agree", lambda: member.reveal(1))
+    began = time.process_time()
+    masks = joined(revealed, roster.places, roster.threshold)
+    broker_s = time.process_time() - began
+    masks[me] = member._now._own_mask
+    timed("agree", lambda: member.open(masks))
+    for part in parts:
+        total = values[: part[1] - part[0]]
+        timed("unmask", partial(member.unmasked, part, total))
+    yield from (
+        Figure(f"secure_{members}_{what}_s", seconds, "s", "lower")
+        for what, seconds in timed.seconds.items()
+    )
+    sent = told[0].ByteSize() + sum(map(len, dealt.values())) + sum(map(len, shares.values()))
+    got = sum(s.ByteSize() for s in told) + sum(map(len, sealed.values())) + 32 * members
+    yield Figure(f"secure_{members}_sent", sent / 1e3, "KB", "lower")
+    yield Figure(f"secure_{members}_got", got / 1e3, "KB", "lower")
+    yield Figure(f"secure_{members}_vector", 4 * elements / 1e6, "MB each way", "lower")
+    yield Figure(f"secure_{members}_broker_s", broker_s, "s", "lower")
+
+
+if __name__ == "__main__":
+    parser = arguments(__doc__)
+    parser.add_argument("--elements", type=int, default=1_000_000)
+    parser.add_argument("--members", type=int, nargs="+", default=[10, 100, 1000])
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    found = [f for n in asked.members for f in figures(n, asked.elements)]
+    report("secure", found, asked.json)

@@ -1,0 +1,163 @@
+"""What the broker does for rounds whose sums are masked (`peer/secure/`): it passes on what members
+tell each other, and says when all lift the masks (`Unmasking`). It sees public keys, sealed shares
+and, of an attempt whose masks are lifted, masks; it has no vector that they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from ...dag.plan.plan import PeerId
+from ...job.clients.client_options import LEAST_MEMBERS
+from ...proto.broker_pb2 import (
+    BrokerMessage,
+    MaskShare,
+    MemberMasks,
+    RoundMasks,
+    RoundPlan,
+    SignedKey,
+)
+from ..events import Instruction, Tell
+from ..membership.member import Member
+from ..runs.run import Run
+from .unmasking import Unmasking
+
+__all__ = ["SecureSums"]
+
+
+class SecureSums:
+    """Masks of the round under way. wanted: whether sums of the run have any."""
+
+    def __init__(self, run: Run) -> None:
+        """Of an attempt that an earlier start of the broker had unmasked, it asks again."""
+        cohorts = run.submitted.requirements.cohorts
+        self.wanted = cohorts is not None and cohorts.secure
+        self._run, self._versions = run, run.rounds.versions
+        self._keys: dict[PeerId, SignedKey] = {}
+        self._now: Unmasking | None = None
+        if self._versions.unmasked:
+            self._now = Unmasking(list(map(PeerId, self._versions.unmasked)), begun=True)
+
+    @property
+    def begun(self) -> bool:
+        """Whether members are asked to reveal: the round is made of these, whoever is lost."""
+        return bool(self._versions.unmasked)
+
+    @property
+    def lifted(self) -> bool:
+        """Whether the masks are known."""
+        return self._now is not None and self._now.masks is not None
+
+    @property
+    def members(self) -> Sequence[PeerId]:
+        """Peers of the attempt's members; none where there is no attempt."""
+        return self._now.members if self._now is not None else ()
+
+    @property
+    def waited_for(self) -> Collection[int]:
+        """Numbers of replicas that others wait for, before masks are lifted."""
+        waited = set(self._now.waited_for) if self._now is not None else set[PeerId]()
+        records = (r.record for r in self._run.replicas)
+        return [r.number for r in records if waited & set(r.peers)]
+
+    def are_few(self, members: int) -> bool:
+        """Whether so many members would know each other's contributions by their sum."""
+        return self.wanted and members < LEAST_MEMBERS
+
+    def why_few(self, members: int) -> str:
+        """Say why a round comes to nothing with so many."""
+        return (
+            f"{members} peers are left with a contribution to round {self._versions.round}, and "
+            f"with sync.secure a sum is of {LEAST_MEMBERS} or more: of fewer, each could tell what "
+            "another gave"
+        )
+
+    @property
+    def why_lost(self) -> str:
+        """Say why an attempt that is unmasked comes to nothing."""
+        return (
+            f"too few are left of the {len(self.members)} peers of round {self._versions.round} to "
+            "lift the masks of its sum, and the sum of others would tell what the lost ones gave"
+        )
+
+    # ------------------------------------------------------------ an attempt
+
+    def contributed(self, peer: PeerId, said: MemberMasks) -> None:
+        """A member has told its key with its contribution."""
+        self._keys[peer] = said.key
+
+    def begin(self, members: Iterable[int], plans: Mapping[PeerId, RoundPlan]) -> None:
+        """Another attempt: its members are told each other's keys in their plans."""
+        if not self.wanted:
+            return
+        peers = [p for n in members for p in self._run.replicas[n].record.peers]
+        self._now = Unmasking(peers)
+        keys = [self._keys.get(p, SignedKey()) for p in self._now.members]
+        for peer in peers:
+            plans[peer].keys.extend(keys)
+
+    def goes_on(self, there: Collection[int]) -> bool:
+        """Whether something can come of it with the members that are left."""
+        if self._now is None:
+            return True
+        return self._now.goes_on([p for n in there for p in self._run.replicas[n].record.peers])
+
+    def said(self, member: Member, said: MemberMasks) -> tuple[list[Instruction], bool]:
+        """A member has done its next step in the attempt. Return what others are told of that, and
+        whether all hold, so that the masks may be lifted: that is to be written down before they
+        are asked (`ask`). Raises ValueError for shares that are none."""
+        now = self._now
+        if now is None or member.id not in now.members:
+            return [], False
+        if said.sealed:
+            known = now.sealed is not None
+            now.dealt(member.id, _by_member(said.sealed))
+            return self._tell(member if known else None), False
+        if said.holds:
+            return [], now.holds(member.id)
+        if not said.revealed or not self.begun:
+            return [], False
+        known = now.masks is not None
+        if now.revealed(member.id, _by_member(said.revealed)) is None:
+            return [], False
+        return self._tell(member if known else None), False
+
+    def ask(self) -> list[Instruction]:
+        """Have members reveal: it is written down."""
+        assert self._now is not None, "nothing is to be revealed"
+        assert self.begun, "it is not written down yet"
+        self._now.begun = True
+        return self._tell(None)
+
+    def tell(self, member: Member) -> list[Instruction]:
+        """Tell a member where the attempt stands."""
+        now = self._now
+        if now is None or member.id not in now.members:
+            return []
+        told = RoundMasks(round=self._versions.round, attempt=self._versions.attempt)
+        if now.masks is not None:
+            told.masks.extend(_shares(now.masks))
+        elif now.begun:
+            told.reveal = True
+        elif now.sealed is not None:
+            told.sealed.extend(_shares(now.sealed[member.id]))
+        else:
+            return []
+        for replica in self._run.replicas:
+            if member.id in replica.record.peers:
+                told.run, told.term = replica.id, replica.record.term
+        return [Tell(member.stream, BrokerMessage(round_masks=told))]
+
+    def _tell(self, only: Member | None) -> list[Instruction]:
+        """Tell one, or all that are there."""
+        if only is not None:
+            return self.tell(only)
+        there = [m for r in self._run.replicas if r.record.running for m in r.context.holders()]
+        return [i for member in there for i in self.tell(member)]
+
+
+def _shares(by_member: Mapping[PeerId, bytes]) -> list[MaskShare]:
+    return [MaskShare(member=member, share=share) for member, share in by_member.items()]
+
+
+def _by_member(shares: Iterable[MaskShare]) -> dict[PeerId, bytes]:
+    return {PeerId(s.member): s.share for s in shares}
