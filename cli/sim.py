@@ -138,6 +138,13 @@ def sim(
         Path | None, typer.Option(help="Write the summary to this file; -: print it, as JSON.")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Also train the plain loop.")] = False,
+    baselines: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Federated: also train so many clients alone, and one model on all samples.",
+        ),
+    ] = None,
     compare: Annotated[
         bool,
         typer.Option("--compare", help="Real, shaped: measure the alternatives for a few steps."),
@@ -170,6 +177,7 @@ def sim(
         json=json,
         report=report,
         verify=verify,
+        baselines=baselines,
         compare=compare,
         secure=secure,
         keep=keep,

@@ -43,6 +43,9 @@ class SimOptions:
     report: Path | None = None
     """Folder of page, pictures, events.jsonl and summary.json."""
     verify: bool = False
+    baselines: int | None = None
+    """Of federated training: of at most so many clients, what they come to alone, and by one model
+    of all samples; None: not asked for."""
     compare: bool = False
     """Measure what the plan is compared with, too: real processes over shaped links only."""
     compare_s: float = float("inf")
@@ -74,6 +77,7 @@ class SimOptions:
             if (value := getattr(self, flag)) is not None:
                 words += [f"--{flag}", str(value)]
         words += ["--verify"] if self.verify else []
+        words += [] if self.baselines is None else ["--baselines", str(self.baselines)]
         words += ["--compare"] if self.compare and not self.by_itself else []
         return shlex.join(words)
 
@@ -99,6 +103,8 @@ class Setting:
         OSError for one that cannot be read."""
         if not options.scenario:
             cls._check_compares(options, shaped=False)
+            if options.baselines is not None:
+                raise SettingsError("", "--baselines needs a scenario with a federated job")
             return cls._on_loopback(options)
         if options.peers is not None:
             raise SettingsError(
@@ -118,6 +124,8 @@ class Setting:
             changed["expect"] = replace(scenario.expect, loss_below=None)  # of the whole length
         scenario = replace(scenario, **changed)  # type: ignore[arg-type]
         job = _changed(job, options)
+        if options.baselines is not None:
+            _check_baselines(job, ghost=world == "ghost")
         return cls(
             job=job,
             scenario=scenario,
@@ -155,3 +163,19 @@ def _changed(job: Job, options: SimOptions) -> Job:
     if options.steps is not None:
         job = replace(job, train=job.train.lasting(options.steps))
     return job if options.seed is None else replace(job, seed=options.seed)
+
+
+def _check_baselines(job: Job, *, ghost: bool) -> None:
+    """Raises SettingsError for a job, or a world, that has none."""
+    why = ""
+    partition = job.data.partition
+    if job.sync.kind != "federated":
+        why = f'sync.kind is "{job.sync.kind}": expected "federated"'
+    elif partition is None:
+        why = 'data.where is "peer", and nobody else may read the samples'
+    elif not partition.held_out:
+        why = "clients hold no samples out: expected data.partition.held_out above 0"
+    elif ghost:
+        why = "ghosts have no tensors: expected --virtual"
+    if why:
+        raise SettingsError("", f"--baselines: {why}")

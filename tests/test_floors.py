@@ -71,7 +71,7 @@ ORDER = {
         < replicas requests < answers < service""",
     "sim": """
         front plain processes scenario trace < ghost live options report virtual
-        < faults following monitor < verify < cluster modelled < shaped < simulate""",
+        < faults following monitor < baselines verify < cluster modelled < shaped < simulate""",
     "sim/report": "summary words < measures text < pictures tables < page < rounds < write",
 }
 """By room that has rooms inside: these and its own files, from the ground up. What stands between

@@ -19,6 +19,7 @@ from ...dag.plan.routes import Segment, segments
 from ...dag.schedule.convert_plan import plan_from_proto
 from ...job import Job
 from ...proto import broker_pb2
+from ..baselines import add_baselines
 from ..following import Following
 from ..front import Front, Packed
 from ..ghost.hashes import expected
@@ -165,6 +166,9 @@ def run_modelled(
         with _one_thread():
             expected = scenario.expect.max_loss_difference
             verify(setting.job, followed, facts, front, one_stage, shown.say, expected)
+    if not summary.exit and options.baselines is not None:
+        with _one_thread():
+            add_baselines(setting.job, followed, facts, front, options.baselines, shown.say)
     return trace, followed.report
 
 

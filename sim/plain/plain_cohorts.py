@@ -32,7 +32,14 @@ from .oracle import learning_rate, optimizer_of
 from .plain_vhl import VhlClient, with_noise
 from .robust import AGGREGATES
 
-__all__ = ["aggregate_of", "committed_cohorts", "expected_versions"]
+__all__ = [
+    "aggregate_of",
+    "committed_cohorts",
+    "expected_versions",
+    "last_version",
+    "local_training",
+    "reading",
+]
 
 _METHODS: Mapping[str, type[FedAvg]] = {
     "fedavg": FedAvg,
@@ -116,36 +123,61 @@ def expected_versions(
     """The held-out loss of the version after each round, by number of rounds, as far as the run
     evaluated them. `size`: samples of a held-out microbatch."""
     wanted = {e.evaluated.step for e in events if e.HasField("evaluated")}
-    names, inside = [n for n, p in module.named_parameters() if p.requires_grad], ""
     found: dict[int, float] = {}
 
-    def look(count: int, result: FederatedResult) -> None:
+    def look(count: int, state: Named) -> None:
         if count + 1 in wanted:
-            state = {n: result.shared[inside + n] for n in names}
             found[count + 1] = _held_out(module, state, job, reader, size)
 
+    last_version(module, job, events, reader, committed=look)
+    return found
+
+
+def last_version(
+    module: nn.Module,
+    job: Job,
+    events: Sequence[RunEvent],
+    reader: Reader,
+    *,
+    committed: Callable[[int, Named], None] = lambda count, state: None,
+) -> Named:
+    """Return the parameters that the run should have come to, by name. `committed` sees each
+    round's number and its version."""
+    names, inside = [n for n, p in module.named_parameters() if p.requires_grad], ""
+
+    def version(result: FederatedResult) -> Named:
+        return {n: result.shared[inside + n] for n in names}
+
     local, cohorts = module, committed_cohorts(events, job, reader)
-    read: Callable[[Any], Mapping[str, Any]] = _reading(reader)
+    read: Callable[[Any], Mapping[str, Any]] = reading(reader)
     if job.sync.virtual_data == "vhl":
         client, inside = VhlClient.of(module, job, reader), "module."
         cohorts, read, local = with_noise(cohorts, job), client.reading(reader, job.seed), client
-    train_cohorts(
+    made = train_cohorts(
         local,
         cohorts,
         read,
         _METHODS[job.sync.chosen](**job.sync.options),
-        lr=lambda count: learning_rate(job.train, count, job.train.steps or 0),
-        momentum=job.train.momentum,
-        optimizer=lambda local: optimizer_of(local, job.train),
-        clip=job.train.clip,
+        **local_training(job),
         aggregate=aggregate_of(job, events),
         overlap=job.sync.client_compression.overlap,
-        committed=look,
+        committed=lambda count, result: committed(count, version(result)),
     )
-    return found
+    return version(made)
 
 
-def _reading(reader: Reader) -> Callable[[Sequence[int]], Mapping[str, Tensor]]:
+def local_training(job: Job) -> dict[str, Any]:
+    """Return what `train_cohorts` is told of a client's own steps."""
+    return {
+        "lr": lambda count: learning_rate(job.train, count, job.train.steps or 0),
+        "momentum": job.train.momentum,
+        "optimizer": lambda local: optimizer_of(local, job.train),
+        "clip": job.train.clip,
+    }
+
+
+def reading(reader: Reader) -> Callable[[Sequence[int]], Mapping[str, Tensor]]:
+    """Return what reads samples by their numbers."""
     return lambda at: reader.samples(np.array(at))
 
 

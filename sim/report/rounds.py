@@ -15,7 +15,7 @@ from .pictures.picture import Picture
 from .summary import Summary, names_of
 from .words import figure, percent, seconds, size
 
-__all__ = ["behind_rounds", "clients_of", "rounds_of"]
+__all__ = ["baselines_of", "behind_rounds", "clients_of", "rounds_of"]
 
 MOST_REPLICAS = 4
 """That have a line of their own."""
@@ -97,6 +97,10 @@ def _rounds_of_clients(s: Summary) -> Section:
     return Section("Rounds", table(heads, rows, range(len(heads))), wide=True, note=note)
 
 
+_SPREAD = {"least": "_least", "median": "_median", "most": "_most"}
+"""How keys of clients' own numbers end."""
+
+
 def clients_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
     """Curves of what versions come to on clients' own samples, one picture for each number; none
     where nobody holds samples out."""
@@ -117,6 +121,22 @@ def clients_of(s: Summary, pictures: dict[str, Picture]) -> list[Section]:
         note += " over all of these, and the least, the median and the most of a client."
         made.append(Section(f"Clients' {name}", picture.svg(), note=note))
     return made
+
+
+def baselines_of(s: Summary) -> list[Section]:
+    """A table of what federated training is held against; none where nobody asked."""
+    if not s.baselines:
+        return []
+    keys = names_of(s.baselines[0])
+    heads = ["", *(f"{n} {what}" for n in keys.values() for what in ("mean", *_SPREAD))]
+    rows = [
+        [str(r["name"]), *(figure(r[k + end]) for k in keys for end in ("", *_SPREAD.values()))]
+        for r in s.baselines
+    ]
+    note = f"On what {s.baselines[0]['clients']} clients hold out. Pooled: one model on the samples"
+    note += " of all clients, for as many steps. Local only: each client alone, for the steps that"
+    note += " it made in the run. Plain loops, on one machine."
+    return [Section("Baselines", table(heads, rows, range(1, len(heads))), wide=True, note=note)]
 
 
 def behind_rounds(verdict: Verdict, s: Summary) -> Verdict:

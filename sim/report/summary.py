@@ -156,6 +156,9 @@ class Summary:
     """Of each version that was evaluated on clients' own held-out samples: `round`, how many
     `clients`, and of the loss and each metric `clients_NAME` over all samples, and as
     `clients_NAME_least`, `_median` and `_most` those of the clients' own means."""
+    baselines: tuple[Mapping[str, float | int | str], ...] = ()
+    """Of federated training what it is held against, as `client_baselines` gives it: `name`, and
+    numbers as in `clients`."""
     step_seconds: tuple[float, ...] = ()
     """The seconds of every step."""
     memory: tuple[Mapping[str, Any], ...] = ()
@@ -179,8 +182,9 @@ def unigram_entropy(pieces: Iterable[bytes]) -> float:
     return -sum(n / total * math.log(n / total) for n in counts.values())
 
 
-def names_of(found: Mapping[str, float | int]) -> dict[str, str]:
-    """Return which numbers one of `Summary.clients` has, what they are called by their keys."""
+def names_of(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return which numbers one of `Summary.clients` or `Summary.baselines` has, what they are
+    called by their keys."""
     return {key: key.removeprefix("clients_") for key in found if f"{key}_least" in found}
 
 

@@ -5,7 +5,8 @@ A line whose measurement does not exist is left out, never filled with a guess.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ...job.words import WRONG_CHOICE, count_of
 from ...planner.answers.preview import WORTH_SAYING
@@ -117,12 +118,17 @@ def _learned(s: Summary) -> Iterator[str]:
 def _clients(s: Summary) -> Iterator[str]:
     """What the last version that was evaluated comes to on clients' own samples."""
     for found in s.clients[-1:]:
-        numbers = [
-            f"{name} {found[key]:.3f} (least {found[f'{key}_least']:.3f}, median "
-            f"{found[f'{key}_median']:.3f}, most {found[f'{key}_most']:.3f})"
-            for key, name in names_of(found).items()
-        ]
-        yield f"clients  {found['clients']} on their own samples: {', '.join(numbers)}"
+        yield f"clients  {found['clients']} on their own samples: {_spread(found)}"
+    for row in s.baselines:
+        yield f"         {row['name']}, {row['clients']} of them: {_spread(row)}"
+
+
+def _spread(found: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {found[key]:.3f} (least {found[f'{key}_least']:.3f}, median "
+        f"{found[f'{key}_median']:.3f}, most {found[f'{key}_most']:.3f})"
+        for key, name in names_of(found).items()
+    )
 
 
 def _made_anew(s: Summary) -> Iterator[str]:

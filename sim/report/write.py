@@ -22,7 +22,7 @@ from .pictures.crowd import crowd, groups_of
 from .pictures.heat import heat_map
 from .pictures.picture import Picture
 from .pictures.timeline import MOST_ROWS, overview, timeline, window
-from .rounds import behind_rounds, clients_of, rounds_of
+from .rounds import baselines_of, behind_rounds, clients_of, rounds_of
 from .summary import Summary, write_json
 from .tables import comparison, happened
 from .text import own_step_s
@@ -91,6 +91,7 @@ def write_report(
         *_learning(summary, found, trace, pictures),
         *rounds_of(summary, pictures),
         *clients_of(summary, pictures),
+        *baselines_of(summary),
         *_wire(summary, trace, found, verdict, pictures),
         *_memory(summary, proto, names or {}, verdict, pictures),
         *_words(summary, trace, found, proto, names or {}),

@@ -17,6 +17,7 @@ from ...job.tables import Recovery
 from ...planner.schedulers.alternatives import ALONE
 from ...planner.schedulers.coded import UNCOMPRESSED
 from ...proto import broker_pb2
+from ..baselines import add_baselines
 from ..cluster import ClusterRun, beside, evaluate_half, shortened, train, wait_for_peers
 from ..faults.churn import absent_at_first, churn_of
 from ..faults.faults import Faults
@@ -204,6 +205,9 @@ def _verify(
     scenario, followed = setting.scenario, trained.followed
     assert scenario is not None
     expected = scenario.expect.max_loss_difference
+    if not followed.summary.exit and options.baselines is not None:
+        job, most = setting.job, options.baselines
+        add_baselines(job, followed, trained.facts, front, most, shown.say)
     if followed.summary.exit or not (options.verify or expected is not None):
         return
 

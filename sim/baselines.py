@@ -1,0 +1,37 @@
+"""What federated training is held against, for the report of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..job import Job
+from ..peer.data.reader import Reader
+from .following import Following
+from .front import Facts, Front
+from .plain.client_baselines import client_baselines
+
+__all__ = ["add_baselines"]
+
+
+def add_baselines(
+    job: Job,
+    followed: Following,
+    facts: Facts,
+    front: Front,
+    most: int,
+    say: Callable[[str], None],
+) -> None:
+    """Train the baselines of a federated run, and put them into its summary. `most`: as in
+    `client_baselines`."""
+    if facts.random:
+        say("no baselines: the graph draws masks, and a plain loop draws others")
+        return
+    say("training the baselines: the run once more, one model of all samples, clients alone")
+    reader = Reader(facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=1)
+    with front.module(job) as module:
+        try:
+            rows = client_baselines(module, facts.job, followed.events, reader, most)
+        except ValueError as error:  # of a model with running statistics
+            say(f"no baselines: {error}")
+            return
+    followed.summary.baselines = tuple(rows)
