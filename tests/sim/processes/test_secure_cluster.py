@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shoal.client.front import SimulationFront
@@ -14,6 +15,7 @@ from shoal.sim.live import LiveState, LiveView
 from shoal.sim.processes import LocalCluster
 from shoal.sim.report import Summary
 from shoal.sim.verify import verify
+from shoal.tests.sim.rounds.test_federated_world import MODEL
 
 JOB = """
 version = 1
@@ -68,3 +70,55 @@ def test_the_losses_are_those_of_the_plain_loop(tmp_path: Path, public: list[str
     token = (tmp_path / "run" / "broker" / "join-token").read_text()
     assert token.split(".")[2] not in logs
     assert "PRIVATE" not in logs
+
+
+CLIENTS = """
+version = 1
+[model]
+factory = "model.py:small"
+[data]
+kind = "arrays"
+source = "data.npz"
+partition = { kind = "dirichlet", alpha = 0.5, clients = 12, seed = 3 }
+[sync]
+kind = "federated"
+method = "fedavg"
+per_round = 6
+secure = true
+[plan]
+replicas = 3
+[train]
+rounds = 3
+batch = 4
+lr = 0.2
+optimizer = "sgd"
+momentum = 0.5
+schedule = "constant"
+warmup = 0
+clip = 0.0
+weight_decay = 0.0
+eval_every = 1
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_sums_are_masked_by_keys_that_certificates_sign(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    x = np.random.default_rng(0).normal(size=(120, 6)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=(x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0))
+    (tmp_path / "job.toml").write_text(CLIENTS)
+    job = Job.from_toml(tmp_path / "job.toml")
+    summary, front = Summary(name="masked", world="real", seed=0), SimulationFront()
+    try:
+        with LocalCluster(peers=[[]] * 3, folder=tmp_path / "run", secure=True) as cluster:
+            shown = LiveView(LiveState("masked"), "nothing")
+            names = wait_for_peers(cluster, front, 3)
+            trained = train(cluster, front, job, tmp_path / "run", summary, shown, names)
+        verify(job, trained.followed, trained.facts, front, lambda _: [], shown.say)
+    finally:
+        front.close()
+    assert summary.exit == 0, summary.error
+    done = [e.round_done for e in trained.followed.events if e.HasField("round_done")]
+    assert [len(d.members) for d in done] == [3] * 3
+    assert all(d.drift == 0.0 for d in done), "nothing of a single peer is told"
