@@ -70,7 +70,7 @@ def test_others_of_its_peer_count(
 
 
 @pytest.mark.parametrize(
-    "sync", [{"aggregate": "median", "weight": "equal"}, {"compression": "topk"}]
+    "sync", [{"aggregate": "median", "weight": "equal"}, {"secure": True}, {"compression": "topk"}]
 )
 def test_whatever_is_made_of_contributions(
     laboratory: Callable[[Job], Any], tmp_path: Path, sync: dict[str, Any]
