@@ -4,6 +4,7 @@ each version that was evaluated should have come to."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ...dag.rounds.cohorts import cohort_of, places_of
 from ...job import Job
+from ...job.rounds import options_of
 from ...peer.data.partition import partition_of
 from ...peer.data.reader import Reader
 from ...peer.federated.batches import Participant, batches
@@ -38,6 +40,7 @@ __all__ = [
     "expected_versions",
     "last_version",
     "local_training",
+    "method_of",
     "reading",
 ]
 
@@ -157,13 +160,19 @@ def last_version(
         local,
         cohorts,
         read,
-        _METHODS[job.sync.chosen](**job.sync.options),
+        method_of(job),
         **local_training(job),
         aggregate=aggregate_of(job, events),
         overlap=job.sync.client_compression.overlap,
         committed=lambda count, result: committed(count, version(result)),
     )
     return version(made)
+
+
+def method_of(job: Job) -> FedAvg:
+    """Return the job's method with all of its options, those that it leaves out as well."""
+    options = options_of(job.sync.chosen, job.sync.options)
+    return _METHODS[job.sync.chosen](**{f.name: getattr(options, f.name) for f in fields(options)})
 
 
 def local_training(job: Job) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from shoal.sim.plain.client_methods import (
     Update,
     copies,
 )
-from shoal.sim.plain.plain_cohorts import committed_cohorts
+from shoal.sim.plain.plain_cohorts import committed_cohorts, expected_versions
 from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual.world import PeerSpec
 
@@ -142,6 +142,23 @@ def test_the_version_is_that_of_a_plain_loop(
     sizes = partition.sizes - partition.held_out_sizes
     clients = cohort_of(12, lab.job.seed, 0, range(5))
     assert sum(m.weight for m in done[0].members) == sum(sizes[c] for c in clients)
+
+
+@pytest.mark.parametrize("method", ["fedavgm", "fedadam"])
+def test_a_plain_loop_has_the_options_that_a_job_leaves_out(
+    laboratory: Callable[[Job], Any], tmp_path: Path, method: str
+) -> None:
+    job = job_of(tmp_path, method)
+    open_ = replace(job, name=f"{method} as it is", sync=replace(job.sync, options={}))
+    lab = laboratory(open_)
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    events = world.finish(run)
+    said = {
+        e.evaluated.step: e.evaluated.evaluation.loss for e in events if e.HasField("evaluated")
+    }
+    wanted = expected_versions(lab.module, lab.job, events, lab.reader(), size=4)
+    assert wanted == pytest.approx(said, rel=1e-4)
 
 
 @pytest.mark.parametrize("peers", [1, 2])
