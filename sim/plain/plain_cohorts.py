@@ -4,7 +4,6 @@ each version that was evaluated should have come to."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from ...dag.rounds.cohorts import cohort_of, places_of
 from ...job import Job
 from ...job.rounds import options_of
+from ...job.settings import plain
 from ...peer.data.partition import partition_of
 from ...peer.data.reader import Reader
 from ...peer.federated.batches import Participant, batches
@@ -171,8 +171,8 @@ def last_version(
 
 def method_of(job: Job) -> FedAvg:
     """Return the job's method with all of its options, those that it leaves out as well."""
-    options = options_of(job.sync.chosen, job.sync.options)
-    return _METHODS[job.sync.chosen](**{f.name: getattr(options, f.name) for f in fields(options)})
+    options = plain(options_of(job.sync.chosen, job.sync.options))
+    return _METHODS[job.sync.chosen](**options)
 
 
 def local_training(job: Job) -> dict[str, Any]:

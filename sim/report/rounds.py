@@ -130,7 +130,10 @@ def baselines_of(s: Summary) -> list[Section]:
     keys = names_of(s.baselines[0])
     heads = ["", *(f"{n} {what}" for n in keys.values() for what in ("mean", *_SPREAD))]
     rows = [
-        [str(r["name"]), *(figure(r[k + end]) for k in keys for end in ("", *_SPREAD.values()))]
+        [
+            str(r["name"]),
+            *(figure(float(r[k + end])) for k in keys for end in ("", *_SPREAD.values())),
+        ]
         for r in s.baselines
     ]
     note = f"On what {s.baselines[0]['clients']} clients hold out. Pooled: one model on the samples"
