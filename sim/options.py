@@ -44,8 +44,8 @@ class SimOptions:
     """Folder of page, pictures, events.jsonl and summary.json."""
     verify: bool = False
     baselines: int | None = None
-    """Of federated training: of at most so many clients, what they come to alone, and by one model
-    of all samples; None: not asked for."""
+    """Clients of a federated run, at most, that are also trained alone, beside one model of all
+    samples; None: nothing is."""
     compare: bool = False
     """Measure what the plan is compared with, too: real processes over shaped links only."""
     compare_s: float = float("inf")

@@ -92,7 +92,7 @@ class RoundCoordinator:
         self._evaluations = Evaluations(self.rounds, policy)
         self._masks = SecureSums(run)
         self._given_up, self._asked_at = set[int](), 0.0
-        """Who is not waited for any more, of an attempt that is unmasked, and since when it is."""
+        """Replicas that an unmasked attempt does not wait for, and when it was unmasked."""
 
     # ------------------------------------------------------------ what is known
 
@@ -353,7 +353,8 @@ class RoundCoordinator:
             contributions.bad[number] = text
             note = RunEvent(note=f"round {said.round}: {text}")
             return [self.run.record.publish(note, number, now), *self.follow(now)]
-        out = self._leave_out(number, said, now) if said.left_out else []
+        first = not contributions.is_ready(number)  # later ones change no plan that weighs it
+        out = self._leave_out(number, said, now) if said.left_out and first else []
         contributions.add(number, said.term, member.id)
         self._masks.contributed(member.id, said.masks)
         counts = number not in contributions.bad  # else it may count yet

@@ -43,7 +43,7 @@ class SecureSumError(ValueError):
 
 
 class MemberIdentity(Protocol):
-    """Who a member is, and how it tells who others are."""
+    """Identity of a member, and the authority by which it knows others."""
 
     @property
     def member(self) -> PeerId:
@@ -107,7 +107,7 @@ class OwnKey:
 
 @dataclass(frozen=True)
 class Roster:
-    """Whose contributions an attempt adds up, all of them and no other. members: the public key of
+    """Members whose contributions an attempt adds up, all of them and no other. members: the public key of
     each, by id, ascending. digest: of all that was agreed on, with the attempt's number."""
 
     members: Mapping[PeerId, bytes]
