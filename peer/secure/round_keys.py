@@ -107,7 +107,7 @@ class OwnKey:
 
 @dataclass(frozen=True)
 class Roster:
-    """Members whose contributions an attempt adds up, all of them and no other. members: the public key of
+    """Members whose contributions an attempt adds up, and no others. members: the public key of
     each, by id, ascending. digest: of all that was agreed on, with the attempt's number."""
 
     members: Mapping[PeerId, bytes]
