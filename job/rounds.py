@@ -15,6 +15,7 @@ from .clients.client_options import (
     FedAvgOptions,
     FedNovaOptions,
     FedProxOptions,
+    ScaffoldOptions,
 )
 from .gossip import NoLocoOptions, PairOptions, SapsOptions, SapsOuterOptions
 from .settings import Settings, SettingsError, at_least, at_most
@@ -169,6 +170,9 @@ class RoundMethod:
     normalises: bool = False
     """Of federated training: whether a client's move is divided by what its local steps count for,
     which is known of SGD alone."""
+    controls: bool = False
+    """Of federated training: whether each client has a control variate, which it keeps from one of
+    its rounds to the next."""
 
 
 LOCAL: Mapping[str, RoundMethod] = {
@@ -200,6 +204,7 @@ FEDERATED: Mapping[str, RoundMethod] = {
     "fedavg": RoundMethod(options=FedAvgOptions, kept=1),
     "fedprox": RoundMethod(options=FedProxOptions, kept=1),
     "fednova": RoundMethod(options=FedNovaOptions, kept=1, normalises=True),
+    "scaffold": RoundMethod(options=ScaffoldOptions, kept=2, controls=True),
     "fedavgm": RoundMethod(options=FedAvgMOptions, kept=2),
     "fedadam": RoundMethod(options=AdaptiveOptions, kept=3),
     "fedyogi": RoundMethod(options=AdaptiveOptions, kept=3),

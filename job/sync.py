@@ -240,6 +240,11 @@ class Sync(Settings):
         return method_of(self.chosen) if self.kind not in ("allreduce", "auto") else None
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep something from one of their rounds to the next."""
+        return self.of_rounds is not None and self.of_rounds.controls
+
+    @property
     def within(self) -> str:
         """The method by which a replica's own holders have equal weights after every step."""
         return self.chosen if self.kind == "allreduce" else "exact"

@@ -122,6 +122,35 @@ def _not_federated(job: _Tables) -> Iterator[tuple[str, str]]:
         yield from _not_private(job)
     if job.sync.secure:
         yield from _not_secure(job)
+    if job.sync.keeps_state:
+        yield from _not_controlled(job)
+
+
+def _not_controlled(job: _Tables) -> Iterator[tuple[str, str]]:
+    """What cannot be beside control variates, the mean of which is to be that of all clients."""
+    sync, train, with_it = job.sync, job.train, f'with sync.method = "{job.sync.chosen}"'
+    if not sync.local.steps:
+        yield "sync.local", f"{{ steps = N }} is, {with_it}: all clients make as many"
+    if sync.weight != "equal":
+        yield "sync.weight", f'"equal" is, {with_it}, whose means are over clients'
+    if train.optimizer != "sgd" or train.momentum:
+        why = "what a client moved is its mean gradient only then"
+        yield "train.optimizer", f'"sgd" with momentum 0 is, {with_it}: {why}'
+    if sync.aggregate != "mean":
+        yield "sync.aggregate", f'"mean" is, {with_it}'
+    if sync.compression not in ("none", "topk"):
+        why = "clients that send more would count for more"
+        yield "sync.compression", f'"none" and "topk" are, {with_it}: {why}'
+    if job.codec.sync != "none":
+        yield "codec.sync", f'"none" is, {with_it}'
+    if sync.virtual_data != "none":
+        yield "sync.virtual_data", f'"none" is, {with_it}'
+    if job.model.dtype != "fp32":
+        yield "model.dtype", f'"fp32" is, {with_it}'
+    if sync.privacy is not None or sync.secure:
+        key = "secure" if sync.secure else "privacy"
+        why = "a client's control variate is what it moved, and lies at a peer as it is"
+        yield f"sync.{key}", f"it is not, {with_it}: {why}"
 
 
 def _not_secure(job: _Tables) -> Iterator[tuple[str, str]]:

@@ -311,7 +311,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class RoundReport(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "mean_moved", "masks", "parts")
+    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "mean_moved", "masks", "parts")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +325,7 @@ class RoundReport(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_MOVED_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     MEAN_MOVED_FIELD_NUMBER: _ClassVar[int]
     MASKS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -341,10 +342,11 @@ class RoundReport(_message.Message):
     evaluation: Evaluation
     clients_moved: float
     left_out: _containers.RepeatedScalarFieldContainer[int]
+    lost: _containers.RepeatedScalarFieldContainer[int]
     mean_moved: float
     masks: MemberMasks
     parts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., mean_moved: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., mean_moved: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links", "again_bytes")
@@ -659,7 +661,7 @@ class Assign(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., round: _Optional[_Union[RoundStart, _Mapping]] = ...) -> None: ...
 
 class RoundStart(_message.Message):
-    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate", "ahead", "ahead_samples", "late", "fragment", "apart", "gathers", "cohort", "kept", "weights")
+    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate", "ahead", "ahead_samples", "late", "fragment", "apart", "gathers", "cohort", "kept", "weights", "trained", "afresh")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -678,6 +680,8 @@ class RoundStart(_message.Message):
     COHORT_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    AFRESH_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
@@ -696,7 +700,9 @@ class RoundStart(_message.Message):
     cohort: _containers.RepeatedCompositeFieldContainer[SampleRange]
     kept: _containers.RepeatedScalarFieldContainer[int]
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., apart: _Optional[bool] = ..., gathers: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., kept: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    trained: _containers.RepeatedScalarFieldContainer[int]
+    afresh: bool
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., apart: _Optional[bool] = ..., gathers: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., kept: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., afresh: _Optional[bool] = ...) -> None: ...
 
 class SampleRange(_message.Message):
     __slots__ = ("first", "count")
@@ -707,7 +713,7 @@ class SampleRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RoundPlan(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "fragment", "final", "by_client", "members", "keys", "scale")
+    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "fragment", "final", "by_client", "members", "keys", "scale", "share")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -723,6 +729,7 @@ class RoundPlan(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
@@ -738,7 +745,8 @@ class RoundPlan(_message.Message):
     members: int
     keys: _containers.RepeatedCompositeFieldContainer[SignedKey]
     scale: float
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., members: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SignedKey, _Mapping]]] = ..., scale: _Optional[float] = ...) -> None: ...
+    share: float
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., members: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SignedKey, _Mapping]]] = ..., scale: _Optional[float] = ..., share: _Optional[float] = ...) -> None: ...
 
 class SignedKey(_message.Message):
     __slots__ = ("key", "signature", "certificate")
@@ -1553,7 +1561,7 @@ class RoundBegun(_message.Message):
     def __init__(self, round: _Optional[int] = ..., work: _Optional[_Iterable[_Union[RoundWork, _Mapping]]] = ...) -> None: ...
 
 class RoundWork(_message.Message):
-    __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment", "final", "cohort", "kept", "left_out", "weights", "planned")
+    __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment", "final", "cohort", "kept", "left_out", "weights", "trained", "afresh", "lost", "planned")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -1568,6 +1576,9 @@ class RoundWork(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    AFRESH_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
     replica: int
     term: int
@@ -1583,8 +1594,11 @@ class RoundWork(_message.Message):
     kept: _containers.RepeatedScalarFieldContainer[int]
     left_out: _containers.RepeatedScalarFieldContainer[int]
     weights: _containers.RepeatedScalarFieldContainer[int]
+    trained: _containers.RepeatedScalarFieldContainer[int]
+    afresh: bool
+    lost: _containers.RepeatedScalarFieldContainer[int]
     planned: int
-    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., kept: _Optional[_Iterable[int]] = ..., left_out: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ...) -> None: ...
+    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., kept: _Optional[_Iterable[int]] = ..., left_out: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., afresh: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ...) -> None: ...
 
 class RoundPlanned(_message.Message):
     __slots__ = ("round", "attempt", "members", "joiners", "exponent")

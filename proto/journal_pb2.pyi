@@ -80,7 +80,7 @@ class RunKept(_message.Message):
     def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaKept, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., rounds: _Optional[_Union[RoundsKept, _Mapping]] = ...) -> None: ...
 
 class RoundsKept(_message.Message):
-    __slots__ = ("round", "attempt", "committed", "work", "members", "joiners", "exponent", "next", "returned", "done_at_s", "holders", "before", "past", "met", "sums", "unmasked")
+    __slots__ = ("round", "attempt", "committed", "work", "members", "joiners", "exponent", "next", "returned", "done_at_s", "holders", "before", "past", "met", "sums", "stateful", "homes", "trained", "states_lost", "unmasked")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,10 @@ class RoundsKept(_message.Message):
     PAST_FIELD_NUMBER: _ClassVar[int]
     MET_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
+    STATEFUL_FIELD_NUMBER: _ClassVar[int]
+    HOMES_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    STATES_LOST_FIELD_NUMBER: _ClassVar[int]
     UNMASKED_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: int
@@ -112,8 +116,12 @@ class RoundsKept(_message.Message):
     past: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RoundWork]
     met: _containers.RepeatedCompositeFieldContainer[MetPairs]
     sums: int
+    stateful: _containers.RepeatedScalarFieldContainer[int]
+    homes: _containers.RepeatedScalarFieldContainer[int]
+    trained: _containers.RepeatedScalarFieldContainer[int]
+    states_lost: bool
     unmasked: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., committed: _Optional[int] = ..., work: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., joiners: _Optional[_Iterable[int]] = ..., exponent: _Optional[int] = ..., next: _Optional[int] = ..., returned: _Optional[_Iterable[_Union[_broker_pb2.SampleRange, _Mapping]]] = ..., done_at_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., before: _Optional[int] = ..., past: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., met: _Optional[_Iterable[_Union[MetPairs, _Mapping]]] = ..., sums: _Optional[int] = ..., unmasked: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., committed: _Optional[int] = ..., work: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., joiners: _Optional[_Iterable[int]] = ..., exponent: _Optional[int] = ..., next: _Optional[int] = ..., returned: _Optional[_Iterable[_Union[_broker_pb2.SampleRange, _Mapping]]] = ..., done_at_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., before: _Optional[int] = ..., past: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., met: _Optional[_Iterable[_Union[MetPairs, _Mapping]]] = ..., sums: _Optional[int] = ..., stateful: _Optional[_Iterable[int]] = ..., homes: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., states_lost: _Optional[bool] = ..., unmasked: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MetPairs(_message.Message):
     __slots__ = ("replicas",)

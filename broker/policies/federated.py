@@ -10,17 +10,24 @@ from typing import Literal
 
 import numpy as np
 
-from ...dag.rounds.cohorts import WEIGHT_UNIT, cohort_of, effective_lengths, places_of
+from ...dag.rounds.cohorts import (
+    WEIGHT_UNIT,
+    cohort_of,
+    effective_lengths,
+    places_of,
+    ranges_of,
+)
 from ...job import Training
 from ...job.clients.client_options import LEAST_MEMBERS
 from ...job.rounds import method_of
-from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundWork, SampleRange
+from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundWork
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
 from .handing import divide
 from .policy import RoundPolicy
 from .round_view import PlannedAttempt, RoundView
+from .stateful import place_clients
 from .uploads import Update, links_of, weights_of
 
 __all__ = ["FederatedPolicy"]
@@ -40,25 +47,46 @@ class FederatedPolicy(RoundPolicy):
     def work(self, run: RunRecord, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
         """Return places of the cohort, as many for each replica as its speed is worth."""
         assert run.rounds is not None, f"run {run.id} has no rounds"
-        ledger, found, first = run.rounds.work, list[RoundWork](), 0
+        ledger, found = run.rounds.work, list[RoundWork]()
         kept, weights = self._sent(run)
-        mine = [run.replicas[n] for n in numbers]
-        counts = divide(self._cohorts.per_round, [r.round_step_s for r in mine])
-        if self._cohorts.secure and sum(map(bool, counts)) < LEAST_MEMBERS:
-            counts = divide(self._cohorts.per_round, [0.0] * len(mine))
-        for n, replica, count in zip(numbers, mine, counts, strict=True):
-            if count:
-                found.append(
-                    RoundWork(
-                        replica=n,
-                        term=replica.term,
-                        first_step=replica.committed,
-                        cohort=[SampleRange(first=first, count=count)],
-                        kept=kept[first : first + count],
-                        weights=weights[first : first + count],
-                        final=ledger.committed + 1 >= ledger.total,
-                    )
+        homes, number = run.rounds.homes, run.rounds.versions.round
+        if homes is None:
+            shares, afresh = self._shared_out(run, numbers), False
+        else:
+            asked = self._clients(number, range(self._cohorts.per_round))
+            seconds = {n: run.replicas[n].round_step_s for n in numbers}
+            running = [r.number for r in run.replicas if r.running]
+            placed = place_clients(homes, asked, seconds, running)
+            shares, afresh = placed.places, placed.afresh
+        for n, places in shares.items():
+            trained = list[int]()
+            if homes is not None:
+                clients = self._clients(number, places)
+                trained = [0 if afresh else homes.trained(c) for c in clients]
+            found.append(
+                RoundWork(
+                    replica=n,
+                    term=run.replicas[n].term,
+                    first_step=run.replicas[n].committed,
+                    cohort=ranges_of(places),
+                    kept=[kept[p] for p in places if kept],
+                    weights=[weights[p] for p in places if weights],
+                    trained=trained,
+                    afresh=afresh,
+                    final=ledger.committed + 1 >= ledger.total,
                 )
+            )
+        return found
+
+    def _shared_out(self, run: RunRecord, numbers: Sequence[int]) -> dict[int, range]:
+        """Return by replica the places that it trains, of clients that are the same everywhere."""
+        seconds, found, first = [run.replicas[n].round_step_s for n in numbers], {}, 0
+        counts = divide(self._cohorts.per_round, seconds)
+        if self._cohorts.secure and sum(map(bool, counts)) < LEAST_MEMBERS:
+            counts = divide(self._cohorts.per_round, [0.0] * len(seconds))
+        for n, count in zip(numbers, counts, strict=True):
+            if count:
+                found[n] = range(first, first + count)
             first += count
         return found
 
@@ -72,12 +100,12 @@ class FederatedPolicy(RoundPolicy):
             return None
         found = RoundWork()
         found.CopyFrom(work)
-        for field in ("cohort", "kept", "weights"):
-            found.ClearField(field)
-        found.cohort.extend(SampleRange(first=before[i], count=1) for i in there)
-        if work.kept:
-            found.kept.extend(work.kept[i] for i in there)
-            found.weights.extend(work.weights[i] for i in there)
+        found.ClearField("cohort")
+        found.cohort.extend(ranges_of([before[i] for i in there]))
+        for name in ("kept", "weights", "trained"):
+            if told := getattr(work, name):
+                found.ClearField(name)
+                getattr(found, name).extend(told[i] for i in there)
         found.left_out.extend(gone)
         return found, self._clients(round_, gone)
 
@@ -117,15 +145,22 @@ class FederatedPolicy(RoundPolicy):
         weights = sizes[inside] if cohorts.weight == "samples" else None
         return float(np.average(lengths[inside], weights=weights) / lengths.max())
 
+    def share(self, view: RoundView, members: Sequence[RoundMember]) -> float:
+        """Return which share of all clients is in the members' work."""
+        return sum(map(view.rounds.work.units, (m.replica for m in members))) / self._cohorts.clients
+
     def attempt(
         self, view: RoundView, ready: Sequence[int], at_gate: Sequence[int], now: float
     ) -> PlannedAttempt:
         """Return the next attempt, in which each client's contribution comes by itself if the
         aggregate wants that: to one member, if clients are chosen by all that they came to."""
         found, cohorts = super().attempt(view, ready, at_gate, now), self._cohorts
+        [group] = found.groups
+        if self._sync.keeps_state:
+            group = replace(group, share=self.share(view, found.members))
+            return replace(found, groups=[group])
         if not cohorts.by_client:
             return found
-        [group] = found.groups
         return replace(found, groups=[replace(group, by_client=True, whole=cohorts.chooses)])
 
     @property

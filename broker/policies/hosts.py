@@ -27,12 +27,22 @@ class HostsPolicy(FederatedPolicy):
         order = cohort_of(clients, self._seed, run.rounds.versions.round, range(clients))
         there = {run.replicas[n].client: n for n in numbers}
         chosen = [(there[c], place) for place, c in enumerate(order) if c in there]
+        homes = run.rounds.homes
+        afresh = homes is not None and (homes.lost or not homes.known)
+
+        def trained(place: int) -> list[int]:
+            if homes is None:
+                return []
+            return [0 if afresh else homes.trained(order[place])]
+
         return [
             RoundWork(
                 replica=n,
                 term=run.replicas[n].term,
                 first_step=run.replicas[n].committed,
                 cohort=[SampleRange(first=place, count=1)],
+                trained=trained(place),
+                afresh=afresh,
                 final=ledger.committed + 1 >= ledger.total,
             )
             for n, place in sorted(chosen[: self._asked])

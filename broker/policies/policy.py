@@ -32,6 +32,8 @@ _AS_GIVEN = (
     "cohort",
     "kept",
     "weights",
+    "trained",
+    "afresh",
     "ahead",
     "ahead_samples",
     "late",

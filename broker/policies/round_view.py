@@ -25,14 +25,15 @@ class ExchangeGroup:
     """Replicas that exchange with each other. weights: of what each gives, by number. joiners: who
     takes the version from them. alike: whether they come to one version. apart: pairs of which
     neither gives the other a sum or a version, as long as there is another who can. scale: what
-    the mean of parameters is multiplied by; 0: nothing. by_client: as in RoundPlan. whole: whether
-    one of them adds up all."""
+    the mean of parameters is multiplied by; 0: nothing. share, by_client: as in RoundPlan. whole:
+    whether one of them adds up all."""
 
     weights: Mapping[int, int]
     joiners: Sequence[int] = ()
     alike: bool = True
     apart: Collection[frozenset[int]] = ()
     scale: float = 0.0
+    share: float = 0.0
     by_client: bool = False
     whole: bool = False
 

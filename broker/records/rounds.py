@@ -1,9 +1,11 @@
-"""What of a run's rounds outlives the broker: a ledger of versions and a ledger of work."""
+"""What of a run's rounds outlives the broker: a ledger of versions, a ledger of work,
+and where the state of clients is."""
 
 from __future__ import annotations
 
 from ...proto.broker_pb2 import Checkpoint, RoundPosition, RunEvent
 from ...proto.journal_pb2 import RoundsKept
+from .client_homes import ClientHomes
 from .version_ledger import VersionLedger
 from .work_ledger import WorkLedger
 
@@ -13,8 +15,11 @@ __all__ = ["RoundRecord"]
 class RoundRecord:
     """Changes by events only."""
 
-    def __init__(self, versions: VersionLedger, work: WorkLedger) -> None:
-        self.versions, self.work = versions, work
+    def __init__(
+        self, versions: VersionLedger, work: WorkLedger, homes: ClientHomes | None = None
+    ) -> None:
+        """`homes`: of clients that have state."""
+        self.versions, self.work, self.homes = versions, work, homes
 
     def begin_from(self, saved: Checkpoint) -> None:
         """The run goes on from the version of another one."""
@@ -38,21 +43,29 @@ class RoundRecord:
             case "round_begun":
                 versions.begin(event.at_s)
                 work.begin(event.round_begun)
+                if self.homes is not None:
+                    self.homes.begin(event.round_begun)
             case "round_planned":
                 versions.planned(event.round_planned)
                 work.planned()
             case "unmasked":
                 versions.unmask(event.unmasked)
             case "round_done":
+                if self.homes is not None:
+                    self.homes.done(event.round_done, work.given)
                 work.done(event.round_done)
                 versions.done(event.round_done, event.at_s)
 
     def kept(self) -> RoundsKept:
-        """Both ledgers, for `restore`."""
+        """All ledgers, for `restore`."""
         found = self.versions.kept()
         found.MergeFrom(self.work.kept())
+        if self.homes is not None:
+            self.homes.keep(found)
         return found
 
     def restore(self, kept: RoundsKept) -> None:
         self.versions.restore(kept)
         self.work.restore(kept)
+        if self.homes is not None:
+            self.homes.restore(kept)

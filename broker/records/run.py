@@ -22,6 +22,7 @@ from ...proto.broker_pb2 import (
 )
 from ...proto.journal_pb2 import Decision, RunAdded, RunHappened, RunKept
 from ..events import Publish, Watched
+from .client_homes import ClientHomes
 from .cohort_ledger import CohortLedger
 from .history import History
 from .replica import ReplicaRecord
@@ -53,11 +54,13 @@ class RunRecord:
         self.replicas = tuple(ReplicaRecord(run, number) for number in range(needs.replicas))
         self.rounds = None
         if needs.has_rounds:
-            work = WorkLedger(run.spec.steps, run.spec.microbatches, needs.replicas)
+            work, homes = WorkLedger(run.spec.steps, run.spec.microbatches, needs.replicas), None
             if needs.cohorts is not None:
                 hidden, rounds = needs.cohorts.privacy, run.spec.steps
                 work = CohortLedger(rounds, hidden.sums(rounds) if hidden else 0)
-            self.rounds = RoundRecord(VersionLedger(needs.sync.remembered), work)
+                if needs.sync.keeps_state:
+                    homes = ClientHomes(needs.cohorts.clients, needs.seed)
+            self.rounds = RoundRecord(VersionLedger(needs.sync.remembered), work, homes)
             if run.spec.HasField("resumed"):
                 self.rounds.begin_from(run.spec.resumed)
         self._spec_bytes = run.spec.ByteSize()

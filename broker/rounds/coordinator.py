@@ -30,6 +30,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
+from ...dag.rounds.cohorts import places_of
 from ...proto.broker_pb2 import (
     EXPORTING,
     FAILED,
@@ -38,6 +39,7 @@ from ...proto.broker_pb2 import (
     RoundBegun,
     RoundReport,
     RoundUnmasked,
+    RoundWork,
     RunEvent,
 )
 from ..events import Instruction, Log, SetTimer, Tell
@@ -354,12 +356,26 @@ class RoundCoordinator:
             note = RunEvent(note=f"round {said.round}: {text}")
             return [self.run.record.publish(note, number, now), *self.follow(now)]
         first = not contributions.is_ready(number)  # later ones change no plan that weighs it
-        out = self._leave_out(number, said, now) if said.left_out and first else []
+        out = self._lose(number, said, now) if first else []
+        out += self._leave_out(number, said, now) if said.left_out and first else []
         contributions.add(number, said.term, member.id)
         self._masks.contributed(member.id, said.masks)
         counts = number not in contributions.bad  # else it may count yet
         follows = counts and contributions.is_ready(number)
         return [*out, *self.follow(now)] if follows else out
+
+    def _lose(self, number: int, said: RoundReport, now: float) -> list[Instruction]:
+        """A replica does not have the state of some of its clients, which began without."""
+        given, known = self.rounds.work.given.get(number), self.rounds.homes
+        if given is None or known is None or not said.lost or given.lost:
+            return []
+        work = RoundWork()
+        work.CopyFrom(given)
+        work.lost.extend(sorted({*said.lost} & {*places_of(given.cohort)}))
+        count = f"{len(work.lost)} client{'s' * (len(work.lost) > 1)}"
+        text = f"round {said.round}: the state of {count} is gone: all begin the next one without"
+        event = self._publish(now, round_begun=RoundBegun(round=said.round, work=[work]))
+        return [event, self.run.record.publish(RunEvent(note=text), number, now)]
 
     def _leave_out(self, number: int, said: RoundReport, now: float) -> list[Instruction]:
         """Clients of a replica have moved by what is no finite number: its work is that of the

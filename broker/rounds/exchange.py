@@ -79,6 +79,7 @@ class ExchangePlanner:
                     fragment=work.fragment,
                     final=work.final,
                     scale=exchange.scale,
+                    share=exchange.share,
                     by_client=exchange.by_client,
                 )
         for peer, plan in made.items():

@@ -6,7 +6,7 @@ them under the key (seed, COHORT, round) (`permutation.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...proto.broker_pb2 import SampleRange
 from .permutation import Domain, key, permute
 
-__all__ = ["WEIGHT_UNIT", "cohort_of", "effective_lengths", "places_of"]
+__all__ = ["WEIGHT_UNIT", "cohort_of", "effective_lengths", "places_of", "ranges_of"]
 
 WEIGHT_UNIT = 1 << 20
 """What a sample counts for where weights of clients are told: they are integers, and shares are
@@ -24,6 +24,17 @@ not."""
 def places_of(ranges: Iterable[SampleRange]) -> list[int]:
     """Return the places of a cohort that lie in these ranges."""
     return [place for r in ranges for place in range(r.first, r.first + r.count)]
+
+
+def ranges_of(places: Sequence[int]) -> list[SampleRange]:
+    """Return ranges of places, given in ascending order."""
+    found: list[SampleRange] = []
+    for place in places:
+        if found and place == found[-1].first + found[-1].count:
+            found[-1].count += 1
+        else:
+            found.append(SampleRange(first=place, count=1))
+    return found
 
 
 def cohort_of(clients: int, seed: int, round_: int, places: Iterable[int]) -> list[int]:

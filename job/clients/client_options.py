@@ -23,6 +23,7 @@ __all__ = [
     "FedAvgOptions",
     "FedNovaOptions",
     "FedProxOptions",
+    "ScaffoldOptions",
     "check_weight",
     "no_integers",
     "share_of",
@@ -61,6 +62,19 @@ class FedProxOptions(Settings):
 class FedNovaOptions(Settings):
     """fednova (Wang et al. 2020): the mean is of what clients moved by one step of theirs, so that
     who makes more steps does not count for more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaffoldOptions(Settings):
+    """scaffold (Karimireddy et al. 2020): clients are corrected by how their gradients differ from
+    those of all, as far as that is known from rounds that they were in."""
+
+    lr: float = 1.0
+    """The server's learning rate."""
+
+    def check(self) -> None:
+        if not self.lr > 0:
+            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
 from ..core.rounds.exchange import run_of
 from ..data.reader import Reader
+from ..federated.client_states import ClientStates
 from ..federated.local_cohort import LocalCohort
 from ..host.profile import available_host_bytes
 from ..rounds.local import LocalSteps
@@ -184,12 +185,13 @@ def build_work(
     files: Mapping[str, Tensor] | None = None,
     noise_key: StreamKey = secret_key,
     member_of: MemberOf | None = None,
+    states: ClientStates | None = None,
 ) -> BuiltStages:
     """Raises ValueError (PlanError, GraphError, TensorSpecError, WeightError, CodecError) when the
     parts of the order do not fit together, OfferError when they take too much memory. `clock` gives
     the seconds of codecs; `files` are the weights files, where the order's weights are more;
     `noise_key` is of noise in sums that hide clients, `member_of` makes this peer's part in sums
-    that are masked."""
+    that are masked. `states`: where clients' is kept from round to round; None: in memory."""
     plan = order.slice.validate(len(order.graph.operators)).plan
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
@@ -258,7 +260,10 @@ def build_work(
     exchange = Exchanges(order.peer, wire, held, device)
     files = order.weights if files is None else files
     if settings and settings.cohorts:
-        local = LocalCohort.of(order.training, plan, order.graph, held[0].executor, reader)
+        states = states or ClientStates()
+        states.begin(run_of(order.run))
+        executor = held[0].executor
+        local = LocalCohort.of(order.training, plan, order.graph, executor, reader, states)
     rounds = _rounds(order, vector, local, held, noise_key, member_of) if settings else None
     data = CheckedReader(order.run, graph, reader, private=order.private)
     return BuiltStages(

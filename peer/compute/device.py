@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -36,6 +38,7 @@ from ..blobs.weights import Serialized, serialize
 from ..core.events import Built, Result, RoundResult
 from ..core.snapshots import in_parts
 from ..core.step import transfer_of
+from ..federated.client_states import ClientStates
 from ..rounds.work import RoundWork
 from ..secure.masked_sums import MemberOf
 from ..sync.optimizer import learning_rate
@@ -59,7 +62,8 @@ class TorchDevice:
     """Computes the stages of one assignment on one device. `device` is a torch device name; `clock`
     gives the seconds that reports have of codecs; `noise_key` the key of noise that hides clients
     in sums: only simulations have another one. `member_of` makes its part in sums that are masked;
-    None: it has no certificate for that."""
+    None: it has no certificate for that. `clients`: the folder of clients' state; None: it is in
+    memory."""
 
     def __init__(
         self,
@@ -68,9 +72,13 @@ class TorchDevice:
         clock: Callable[[], float] = time.perf_counter,
         noise_key: StreamKey = secret_key,
         member_of: MemberOf | None = None,
+        clients: Path | None = None,
     ) -> None:
         self.device = torch.device(device)
-        self._clock, self._noise_key, self._member_of = clock, noise_key, member_of
+        self._clock, states = clock, ClientStates(clients)
+        self._built = partial(
+            build_work, clock=clock, noise_key=noise_key, member_of=member_of, states=states
+        )
         self.peak_bytes = 0
         """Most that was held at once since `build`; on a CPU counted, not measured."""
         self._went_on_at = -1  # the first step behind snapshots
@@ -101,9 +109,7 @@ class TorchDevice:
                 records = rebuilt_records(order, records)
             if goes_on:
                 order = replace(order, weights=records.over(order.weights), resumed=())
-            self._work = work = build_work(
-                order, self.device, self._clock, files, self._noise_key, self._member_of
-            )
+            self._work = work = self._built(order, self.device, files=files)
             if goes_on:
                 records.load(work)
         self.peak_bytes = 0

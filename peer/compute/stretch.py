@@ -42,8 +42,9 @@ class StretchedDevice(TorchDevice):
         cpu: Callable[[], float] = time.thread_time,
         wait: Callable[[float], None] = time.sleep,
         member_of: MemberOf | None = None,
+        clients: Path | None = None,
     ) -> None:
-        super().__init__(device, clock=wall, member_of=member_of)
+        super().__init__(device, clock=wall, member_of=member_of, clients=clients)
         if self.device.type != "cpu":
             raise ValueError(
                 f"device {self.device} cannot be stretched: expected cpu, where the work shows in "

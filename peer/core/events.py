@@ -223,14 +223,16 @@ class RoundResult:
     """What an action of a round came to. hashes: of the version by stage, parts: by segment of the
     plan, from an `APPLY`. drift: squared 2-norm, from a `CONTRIBUTE`. moved: mean square of what
     clients moved, from a `CONTRIBUTE`; squared 2-norm of the mean of all, from an `APPLY`.
-    left_out: places of clients that count for nothing, from a `CONTRIBUTE`. code, why: what is
-    wrong. masks: what the broker is told of masks, where sums have some."""
+    left_out: places of clients that count for nothing, lost: of those whose state is gone, from a
+    `CONTRIBUTE`. code, why: what is wrong. masks: what the broker is told of masks, where sums have
+    some."""
 
     hashes: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
     drift: float = 0.0
     moved: float = 0.0
     left_out: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
     code: str = ""
     why: str = ""
     masks: broker_pb2.MemberMasks | None = None

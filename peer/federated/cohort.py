@@ -29,6 +29,9 @@ __all__ = ["Cohort", "Trained"]
 AHEAD_BYTES = 16 << 20
 """Of inputs that are read before their step."""
 Indices = npt.NDArray[np.int64]
+Corrections = Callable[[Sequence[int]], Mapping[str, Tensor]]
+"""By numbers of participants, what is added to their gradients: by parameter, (participants,
+*shape)."""
 Key = Callable[[int, int], int]
 """By number of a participant and of its step, the key of random numbers (`dag/ir/random.py`)."""
 Read = Callable[[Indices], Mapping[str, Tensor]]
@@ -85,19 +88,23 @@ class Cohort:
         rate: float | None = None,
         key: Key = lambda number, step: number << 32 | step,
         round_: int = 0,
+        corrections: Corrections | None = None,
     ) -> Iterator[Trained]:
         """`version`: parameters and buffers by name, that all begin from. `cohort`: participants
         with the samples of each of their steps. `rate`: the learning rate of all steps; None: as
         [train] has it of each. `key`: of what is random in a participant's step. `round_`: of
-        which the noise hangs besides. Yields up to `most` of them at once."""
+        which the noise hangs besides. `corrections`: of gradients, before they are clipped. Yields
+        up to `most` of them at once."""
         longest = sorted(cohort, key=lambda one: -len(one[1]))
         for first in range(0, len(longest), self._most):
             some = longest[first : first + self._most]
             try:
-                yield self._together(version, some, read, rate, key, round_)
+                yield self._together(version, some, read, rate, key, round_, corrections)
             except _IdleError:
                 for one in some:
-                    yield self._together(version, [one], read, rate, key, round_)
+                    yield self._together(
+                        version, [one], read, rate, key, round_, corrections
+                    )
 
     def _together(
         self,
@@ -107,9 +114,11 @@ class Cohort:
         rate: float | None,
         key: Key,
         round_: int,
+        corrections: Corrections | None,
     ) -> Trained:
         train = self._train if rate is None else self._constant(rate)
-        stack = _Stack(self._graph, train, version, len(cohort), self._device, self._mu)
+        bends = corrections([p.number for p, _ in cohort]) if corrections else {}
+        stack = _Stack(self._graph, train, version, len(cohort), self._device, self._mu, bends)
         weighs, device = self._graph.weight is not None, self._device
         losses = torch.zeros(len(cohort), dtype=torch.float64, device=device)
         counts = torch.tensor([len(plan) for _, plan in cohort], device=device).double()
@@ -234,7 +243,9 @@ class _Stack:
         copies: int,
         device: torch.device,
         mu: float,
+        bends: Mapping[str, Tensor],
     ) -> None:
+        self._bends = bends
         self._graph, self._train, self._active, self._steps = graph, train, copies, 0
         self._mu, self._began = mu, {n: t.detach().to(device) for n, t in version.items()}
 
@@ -288,6 +299,8 @@ class _Stack:
                 grads[name] = grad / weights.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
             if self._mu:
                 grads[name] = grads[name] + self._mu * (self._leaves[name] - self._began[name])
+            if name in self._bends:
+                grads[name] = grads[name] + self._bends[name][: self._active]
         if self._train.clip > 0 and grads:
             squares = sum(
                 (g.double().flatten(1).square().sum(1) for g in grads.values()),

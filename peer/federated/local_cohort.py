@@ -14,7 +14,7 @@ and nothing that a peer says beside it follows from clients' data.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +34,13 @@ from ..data.manifest import DataError
 from ..data.partition import Partition, partition_of
 from ..data.reader import Reader
 from ..rounds.local import LocalSteps
+from ..rounds.strategy import State
 from ..sync.optimizer import learning_rate
 from .batches import Participant, batches
 from .client_evaluation import ClientEvaluation
+from .client_states import ClientStates
 from .cohort import Cohort, Trained
+from .control_variates import ControlVariates
 from .sparse_updates import SparseUpdates
 from .vhl_loss import VirtualData
 
@@ -70,6 +73,7 @@ class LocalCohort(LocalSteps):
         executor: StageExecutor,
         partition: Partition | OwnSamples,
         reader: Reader,
+        states: ClientStates,
     ) -> None:
         super().__init__(1, 1)
         assert training.rounds is not None
@@ -79,7 +83,8 @@ class LocalCohort(LocalSteps):
         self._senders: Mapping[str, Tensor] = {}
         self._trained = [p.name for p in graph.parameters if p.trainable]
         size = sum(p.numel() * p.element_size() for p in executor.parameters.values())
-        size *= 2 + training.train.optimizer_slots + self._cohorts.sends.sparse
+        controls = method_of(training.rounds.method).controls
+        size *= 2 + training.train.optimizer_slots + self._cohorts.sends.sparse + 2 * controls
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
         virtual = None
@@ -89,6 +94,7 @@ class LocalCohort(LocalSteps):
         self._cohort = Cohort(
             graph, training.train, most=most, mu=mu, virtual=virtual, device=executor.device
         )
+        self._controls = ControlVariates(graph, states) if controls else None
         self._rows: dict[str, Tensor] = {}
         """By name, what each client came to, or the mean of that, or of what they moved."""
         self._evaluation: ClientEvaluation | None = None
@@ -111,8 +117,9 @@ class LocalCohort(LocalSteps):
         graph: Graph,
         executor: StageExecutor,
         reader: Reader,
+        states: ClientStates,
     ) -> LocalCohort:
-        """What trains clients under a plan, of the run's partition. Raises PlanError for a plan of
+        """What trains clients under a plan, of the run's partition, whose `states` are kept. Raises PlanError for a plan of
         which no peer has the whole model, SettingsError or DataError for a partition that cannot
         be."""
         if len(plan.stages) != 1 or len(plan.stages[0].holders) != 1:
@@ -127,18 +134,25 @@ class LocalCohort(LocalSteps):
             partition = OwnSamples(reader.manifest.train)
         else:
             partition = partition_of(cohorts.partition, cohorts.labels, reader)
-        return cls(training, graph, executor, partition, reader)
+        return cls(training, graph, executor, partition, reader, states)
 
     def position(self, step: int) -> float:
         """Return where the round stands in the learning rate's schedule, which counts rounds."""
         return float(self._start.round)
 
-    def work(self) -> float:
+    @property
+    def to_gradient(self) -> float:
+        rate = learning_rate(self._training.train, self._start.round)
+        steps = self._cohorts.local.steps
+        return 1.0 / (steps * rate) if self._controls and steps and rate > 0 else 0.0
+
+    def work(self, shared: Mapping[str, State]) -> float:
         """Train the clients of the round. Return the mean over them, by weight, of the squared norm
         of what each moved; 0 where clients, or what peers give, are to be hidden. A client that
-        moved by what is no finite number is left out, unless all did. Raises DataError."""
+        moved by what is no finite number is left out, unless all did; one whose state is not here
+        has none. Raises DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
-        self.left_out, places = (), places_of(start.cohort)
+        self.left_out, self.lost, places = (), (), places_of(start.cohort)
         if not places:
             return 0.0
         own = isinstance(self._partition, OwnSamples)  # of those that are there, whoever they are
@@ -150,6 +164,8 @@ class LocalCohort(LocalSteps):
         if own and len(places) > 1:
             raise DataError(f"round {start.round} has {len(places)} clients here: there is one")
         numbers = cohort_of(cohorts.clients, seed, start.round, places)
+        lost = self._begin_controls(shared, numbers)
+        self.lost = tuple(p for p, n in zip(places, numbers, strict=True) if n in lost)
         some = [Participant(n, self._partition.train(n)) for n in numbers]
         plans = batches(
             some,
@@ -166,7 +182,8 @@ class LocalCohort(LocalSteps):
             return step_key(seed, start.round * cohorts.clients + number, step)
 
         mine = [*zip(some, plans, strict=True)]
-        trained = self._cohort.work(held, mine, self._read, rate, random_key, start.round)
+        bends = self._corrections if self._controls else None
+        trained = self._cohort.work(held, mine, self._read, rate, random_key, start.round, bends)
         weights = dict.fromkeys(numbers, 1)
         updates = self._updates(numbers) if cohorts.sends.sparse else None
         if updates:
@@ -186,7 +203,10 @@ class LocalCohort(LocalSteps):
             finite = [math.isfinite(squares[n]) for n in numbers]
             self._rows = {name: r[finite] for name, r in rows.items()}
         else:
-            mean = mean_of(updates.sent(seen) if updates else seen, weights, moves, began)
+            seen = updates.sent(seen) if updates else seen
+            if self._controls:
+                seen = self._controls.followed(seen, self._executor.parameters)
+            mean = mean_of(seen, weights, moves, began)
             self._senders = updates.by_name() if updates and cohorts.sends.overlap else {}
             if cohorts.secure:
                 self._rows = {
@@ -206,6 +226,26 @@ class LocalCohort(LocalSteps):
             return 0.0
         total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in there.items())
         return total / sum(there.values())
+
+    def _begin_controls(
+        self, shared: Mapping[str, State], numbers: Sequence[int]
+    ) -> Collection[int]:
+        """Begin the round of control variates. Return clients whose own is not here. Raises
+        DataError for what the broker cannot have meant."""
+        start = self._start
+        if self._controls is None:
+            return ()
+        if len(start.trained) != len(numbers):
+            raise DataError(
+                f"round {start.round} says of {len(start.trained)} clients when they were trained: "
+                f"expected that of {len(numbers)}"
+            )
+        trained = dict(zip(numbers, start.trained, strict=True))
+        return self._controls.begin(shared, trained, start.round, self.to_gradient)
+
+    def _corrections(self, clients: Sequence[int]) -> dict[str, Tensor]:
+        assert self._controls is not None, "there are no control variates"
+        return self._controls.corrections(clients, self._executor.device)
 
     def _diverge(self, held: Mapping[str, Tensor]) -> None:
         """Give no finite number, for no client has moved by one."""

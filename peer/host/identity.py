@@ -5,6 +5,8 @@ FOLDER/lock        held by the running process, of any host that shares the fold
                    with locks (NFS of Linux has them), and names both; free when it is gone
 FOLDER/scratch/    what this process fetched; emptied at every start and at the end
 FOLDER/snapshots/  what a run can go on from; stays until the broker says that nobody needs it
+FOLDER/clients/    state of clients of the newest federated run that has such; stays until another
+                   one is worked on here
 """
 
 from __future__ import annotations
@@ -59,6 +61,10 @@ class Incarnation:
     @property
     def snapshots(self) -> Path:
         return self.scratch.with_name("snapshots")
+
+    @property
+    def clients(self) -> Path:
+        return self.scratch.with_name("clients")
 
 
 class Identity:

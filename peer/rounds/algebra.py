@@ -264,6 +264,11 @@ class HeldEntry(Generic[V]):
         self.version, self.applied, self.replaces = self.applied or self.version, None, False
         self.given = None
 
+    def forget(self) -> None:
+        """Begin anew with what all share of it."""
+        version, first = self.version, self.algebra.first(self, self.version.values)
+        self.version = EntryVersion(version.values, first.state, version.own)
+
     def apply(self, version: EntryVersion[V], *, beside: bool, whole: bool, final: bool) -> None:
         """Take a version, which is in the stages unless steps go on `beside` it. `whole`: it came
         from another replica, and nothing of local steps is left; `final`: nothing follows."""

@@ -3,10 +3,13 @@ schedule they stand. Both are the run's, and the broker says which of them are w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from ...proto import broker_pb2
 from ..data.manifest import DataError
+from .strategy import State
 
 __all__ = ["LocalSteps"]
 
@@ -20,14 +23,23 @@ class LocalSteps:
         self._start = self._before = broker_pb2.RoundStart()
         self.left_out: tuple[int, ...] = ()
         """Places of the round's cohort, of clients that `work` trained and that do not count."""
+        self.lost: tuple[int, ...] = ()
+        """Places of the round's cohort, of clients whose state is not here any more."""
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """From here on, steps are of this round; those that were ahead of it stay as they were."""
         self._before, self._start = self._start, start
 
-    def work(self) -> float:
+    @property
+    def to_gradient(self) -> float:
+        """What a client's move of the round is multiplied by to be its mean gradient; 0: it is none.
+        """
+        return 0.0
+
+    def work(self, shared: Mapping[str, State]) -> float:
         """Do what is still to be done of the round before it is taken down: nothing, once the steps
-        of the plan are done. Return the mean square of what clients moved."""
+        of the plan are done. `shared`: by entry of the vector, what all replicas share. Return the
+        mean square of what clients moved."""
         return 0.0
 
     def evaluate(self) -> list[broker_pb2.ClientNumber]:

@@ -13,6 +13,7 @@ from .fed_opt import FedAdagradRounds, FedAdamRounds, FedAvgMRounds, FedYogiRoun
 from .gossip import GossipRounds
 from .noloco import NoLocoRounds
 from .saps import SapsRounds
+from .scaffold import ScaffoldRounds
 from .side_by_side import SideBySide
 from .sparse_loco import SparseLocoRounds
 from .strategy import RoundStrategy
@@ -32,6 +33,7 @@ STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "fedavg": RoundStrategy,
     "fedprox": RoundStrategy,
     "fednova": RoundStrategy,
+    "scaffold": ScaffoldRounds,
     "fedavgm": FedAvgMRounds,
     "fedadam": FedAdamRounds,
     "fedyogi": FedYogiRounds,

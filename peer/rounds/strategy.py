@@ -60,6 +60,10 @@ class RoundStrategy:
     def begin(self, number: int, *, gathers: bool) -> None:
         """What follows is of this round; `gathers`: of gossip, all meet in it."""
 
+    def planned(self, share: float, to_gradient: float) -> None:
+        """What comes is of an exchange with moves of so large a share of all clients; `to_gradient`
+        as `LocalSteps` has it."""
+
     def coding(self, vector: RunVector) -> PartCoding | None:
         """What writes contributions and results of this round alone; None: the same as ever."""
         return None

@@ -123,6 +123,8 @@ class RoundWork(Generic[V]):
         for entry in self._entries.values():
             if entry.round < start.round:
                 entry.commit(late=start.late > 0)
+            if start.afresh:
+                entry.forget()
         self._round, self._ahead, self._fragment = start.round, start.ahead > 0, start.fragment
 
     def carry_out(self, kind: Kind) -> RoundResult:
@@ -145,7 +147,8 @@ class RoundWork(Generic[V]):
         drift, strategy = 0.0, self.algebra.strategy
         whole = self._ahead or strategy.apart or strategy.mix > 0.0
         if all(entry.given is None for entry in self._entries.values()):
-            self._clients_moved = self.local.work()
+            shared = {value: e.version.state for value, e in self._entries.items()}
+            self._clients_moved = self.local.work(shared)
         for entry in self._entries.values():
             if not self.vector.is_in(entry.entry, self._fragment) or not (whole or entry.owned):
                 continue
@@ -159,13 +162,19 @@ class RoundWork(Generic[V]):
                 entry.given, entry.round = given, self._round
             drift += self.algebra.drift(entry) if entry.owned else 0.0
         masks = self._masks.key if self._masks is not None else None
-        moved, left_out = self._clients_moved, self.local.left_out
-        return RoundResult(drift=drift, moved=moved, left_out=left_out, masks=masks)
+        return RoundResult(
+            drift=drift,
+            moved=self._clients_moved,
+            left_out=self.local.left_out,
+            lost=self.local.lost,
+            masks=masks,
+        )
 
     def join(self, plan: broker_pb2.RoundPlan, wiring: RoundWiring) -> None:
         """Frames and actions are of this attempt from here on. `wiring`: by the plan."""
         for entry in self._entries.values():
             entry.applied, entry.replaces = None, False
+        self.algebra.strategy.planned(plan.share, self.local.to_gradient)
         attempt = RoundAttempt(plan, wiring, self.peer, self.algebra, self._masks)
         with self._lock:
             self._attempt = attempt

@@ -78,9 +78,11 @@ def open_worker(
     secret = host_secret(config.host_state or config.state) if config.data else b""
     member_of = None if credentials is None else credentials.member
     device = (
-        TorchDevice(config.device, member_of=member_of)
+        TorchDevice(config.device, member_of=member_of, clients=me.clients)
         if config.stretch == 1
-        else StretchedDevice(config.device, stretch=config.stretch, member_of=member_of)
+        else StretchedDevice(
+            config.device, stretch=config.stretch, member_of=member_of, clients=me.clients
+        )
     )
     snapshots = SnapshotStore(me.snapshots)
     server = grpc.aio.server(options=SERVER_OPTIONS)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from ...dag.rounds.cohorts import cohort_of, places_of
 from ...job import Training
 from ...peer.rounds.local import LocalSteps
+from ...peer.rounds.strategy import State
 from .hashes import MASK
 from .round_hashes import trained
 from .stage_hash import HeldHash
@@ -30,7 +31,7 @@ class GhostClients(LocalSteps):
         """Return the round, which the learning rate's schedule counts."""
         return float(self._start.round)
 
-    def work(self) -> float:
+    def work(self, shared: Mapping[str, State]) -> float:
         """Train the clients of the round."""
         rounds, start = self._training.rounds, self._start
         assert rounds is not None

@@ -79,6 +79,7 @@ def train_cohorts(
     result = FederatedResult(method.shared)
     for count, cohort in enumerate(cohorts):
         rate, total = rate_of(lr, count), sum(work.weight for work in cohort)
+        method.start(count)
         losses: dict[int, list[float]] = {}
         came, masks = list[Update](), list[Named]()
         for work in cohort:

@@ -19,7 +19,7 @@ method is in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +67,9 @@ class FedAvg:
         self.shared = shared
         self.zeros = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in shared.items()}
 
+    def start(self, count: int) -> None:
+        """The beginning of round `count`, from 0."""
+
     def bend(self, client: int, name: str, local: Tensor) -> Tensor | float:
         """Return what is added to the gradient of a parameter, `local` at the client."""
         return 0.0
@@ -112,15 +115,31 @@ class FedProx(FedAvg):
 
 class Scaffold(FedAvg):
     """Control variates, of each client and their mean; `clients` is N, however few come. Its means
-    are over clients, whatever their weights."""
+    are over clients, whatever their weights.
 
-    def __init__(self, clients: int, lr: Rate = 1.0) -> None:
-        self.clients, self.lr = clients, lr
+    `afresh`: rounds that begin with none. `lost`: by round, clients that begin it with none of their
+    own, which their mean is told nothing of."""
+
+    def __init__(
+        self,
+        clients: int,
+        lr: Rate = 1.0,
+        *,
+        afresh: Collection[int] = (),
+        lost: Mapping[int, Collection[int]] | None = None,
+    ) -> None:
+        self.clients, self.lr, self.afresh, self.lost = clients, lr, afresh, lost or {}
 
     def begin(self, shared: Named) -> None:
         super().begin(shared)
         self.c = copies(self.zeros)
         self.own = [copies(self.zeros) for _ in range(self.clients)]
+
+    def start(self, count: int) -> None:
+        if count in self.afresh:
+            self.c, self.own = copies(self.zeros), [copies(self.zeros) for _ in self.own]
+        for client in self.lost.get(count, ()):
+            self.own[client] = copies(self.zeros)
 
     def bend(self, client: int, name: str, local: Tensor) -> Tensor | float:
         return (self.c[name] - self.own[client][name]).to(local.dtype)
@@ -131,6 +150,8 @@ class Scaffold(FedAvg):
             for u in came:
                 if u.momentum:
                     raise ValueError("SCAFFOLD's c_i are gradients of SGD without momentum")
+                if not u.rate:
+                    continue
                 change = -was - u.moved[name] / (u.steps * u.rate)
                 self.own[u.client][name] += change
                 c += change / self.clients

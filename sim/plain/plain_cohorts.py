@@ -28,6 +28,7 @@ from .client_methods import (
     FedProx,
     FedYogi,
     Named,
+    Scaffold,
 )
 from .hidden import hidden_mean
 from .oracle import learning_rate, optimizer_of
@@ -160,7 +161,7 @@ def last_version(
         local,
         cohorts,
         read,
-        method_of(job),
+        method_of(job, events),
         **local_training(job),
         aggregate=aggregate_of(job, events),
         overlap=job.sync.client_compression.overlap,
@@ -169,10 +170,28 @@ def last_version(
     return version(made)
 
 
-def method_of(job: Job) -> FedAvg:
-    """Return the job's method with all of its options, those that it leaves out as well."""
+def method_of(job: Job, events: Iterable[RunEvent] = ()) -> FedAvg:
+    """Return the job's method with all of its options, those that it leaves out as well. `events`:
+    of the run, which say where clients lost their state."""
     options = plain(options_of(job.sync.chosen, job.sync.options))
+    if job.sync.chosen == "scaffold":
+        return _scaffold(job, events, **options)
     return _METHODS[job.sync.chosen](**options)
+
+
+def _scaffold(job: Job, events: Iterable[RunEvent], **options: Any) -> Scaffold:
+    assert job.rounds is not None
+    cohorts = job.rounds.cohorts
+    assert cohorts is not None, f"{job.name} has no clients"
+    afresh, lost = set[int](), dict[int, list[int]]()
+    for event in events:
+        number = event.round_begun.round
+        for work in event.round_begun.work:
+            afresh |= {number} if work.afresh else set()
+            lost.setdefault(number, []).extend(
+                cohort_of(cohorts.clients, job.seed, number, work.lost)
+            )
+    return Scaffold(cohorts.clients, afresh=afresh, lost=lost, **options)
 
 
 def local_training(job: Job) -> dict[str, Any]:

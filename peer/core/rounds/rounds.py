@@ -277,6 +277,7 @@ class Rounds:
             clients_moved=self._clients_moved,
             mean_moved=found.moved if attempt else 0.0,
             left_out=found.left_out,
+            lost=found.lost,
             sent_bytes=self._exchange.sent_bytes,
             waited_s=self._busy_s + now - (now if self._waits_since is None else self._waits_since),
         )

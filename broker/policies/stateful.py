@@ -1,0 +1,55 @@
+"""Clients that have state: where each is trained in a round.
+
+State stays with the replica that trained the client last (`broker/records/client_homes.py`), so it
+is trained there again, and whose replica is not in the round is left out of it. Where the state of
+some is gone for good, all begin without: its mean, which all replicas share, would be that of no
+clients any more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..records.client_homes import ClientHomes
+from .handing import divide
+
+__all__ = ["StatefulWork", "place_clients"]
+
+
+@dataclass(frozen=True)
+class StatefulWork:
+    """places: by replica, which of the cohort it trains, ascending. afresh: whether no client has
+    state from here on."""
+
+    places: Mapping[int, Sequence[int]]
+    afresh: bool
+
+
+def place_clients(
+    homes: ClientHomes,
+    asked: Sequence[int],
+    seconds: Mapping[int, float],
+    running: Collection[int],
+) -> StatefulWork:
+    """Return where the clients of a cohort are trained. `asked`: by place of the cohort, the
+    client. `seconds`: by replica that is in the round, how long it takes for one, 0: not known.
+    `running`: replicas that are at work, in the round or not."""
+    at = [homes.replica(client) for client in asked]
+    lost = homes.lost or any(n is not None and n not in running for n in at)
+    afresh = lost or not homes.known or not any(n is None or n in seconds for n in at)
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    new = []
+    for place, number in enumerate(at):
+        if afresh or number is None:
+            new.append(place)
+        elif number in seconds:
+            found[number].append(place)
+    replicas = sorted(seconds)
+    whole = len(new) + sum(map(len, found.values()))
+    share = dict(zip(replicas, divide(whole, [seconds[n] for n in replicas]), strict=True))
+    for place in new:
+        most = max(replicas, key=lambda n: (share[n] - len(found[n]), -n))
+        found[most].append(place)
+    return StatefulWork({n: sorted(found[n]) for n in replicas if found[n]}, afresh)

@@ -1,0 +1,93 @@
+"""State of clients from one of their rounds to the next, at the peer that trains them.
+
+A state is a vector of float32. Which one holds the broker says: `trained` is the number behind the
+last committed round that the client was in. Of each client the state of that round is kept and, as
+long as nobody knows whether the round counts, that which it came to in a later one.
+
+    FOLDER/RUN/CLIENT.TRAINED    the numbers, little-endian
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...net.surroundings import write_whole
+
+__all__ = ["ClientStates"]
+
+_NAME = re.compile(r"(\d+)\.(\d+)")
+
+
+class ClientStates:
+    """States of one run's clients, on disk below `folder`; None: in memory."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder, self._run = folder, ""
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._files: dict[int, set[int]] = {}
+        """By client, of which rounds there are states."""
+
+    def begin(self, run: str) -> None:
+        """What follows is of this run; of others nothing is kept. Raises OSError."""
+        if run == self._run:
+            return
+        self._run, self._kept, self._files = run, {}, {}
+        if self._folder is None:
+            return
+        for other in self._folder.iterdir() if self._folder.is_dir() else ():
+            if other.name != run:
+                shutil.rmtree(other, ignore_errors=True)
+        self._of_run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self._of_run.iterdir():
+            if found := _NAME.fullmatch(path.name):
+                self._files.setdefault(int(found[1]), set()).add(int(found[2]))
+            else:
+                path.unlink()  # of a write that was cut short
+
+    @property
+    def _of_run(self) -> Path:
+        assert self._folder is not None, "there is no folder"
+        return self._folder / self._run
+
+    def load(self, client: int, trained: int, numbers: int) -> Tensor | None:
+        """Return a client's state, (numbers,), float32, on the host; None: it is not here."""
+        if self._folder is None:
+            found = self._kept.get((client, trained))
+        elif trained not in self._files.get(client, ()):
+            return None
+        else:
+            try:
+                data = bytearray((self._of_run / f"{client}.{trained}").read_bytes())
+            except OSError:
+                return None
+            found = torch.from_numpy(np.frombuffer(data, "<f4"))
+        return found if found is not None and found.shape == (numbers,) else None
+
+    def keep(self, client: int, trained: int, before: int, state: Tensor) -> None:
+        """Keep what a client came to in round trained - 1, until it is known to count, beside that
+        of `before`, and no other. `state`: (numbers,). Raises OSError."""
+        now = state.detach().to("cpu", torch.float32)
+        there = self._files.setdefault(client, set())
+        for old in there - {trained, before}:
+            self._drop(client, old)
+        if self._folder is None:
+            self._kept[client, trained] = now.clone()
+        else:
+            path = self._of_run / f"{client}.{trained}"
+            part = path.with_suffix(".part")
+            with open(part, "wb", buffering=0) as file:
+                write_whole(file, now.contiguous().numpy().astype("<f4").tobytes(), part)
+            os.replace(part, path)
+        self._files[client] = (there & {before}) | {trained}
+
+    def _drop(self, client: int, trained: int) -> None:
+        self._kept.pop((client, trained), None)
+        if self._folder is not None:
+            (self._of_run / f"{client}.{trained}").unlink(missing_ok=True)
