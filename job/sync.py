@@ -106,7 +106,8 @@ class Sync(Settings):
     client_links: ClientLinks | None = None
     """federated: the links of clients, which bcrs goes by."""
     client_feedback: Literal["none", "ef"] = "none"
-    """federated: what becomes of what a client does not send. "none": it is lost."""
+    """federated: what becomes of what a client does not send. "none": it is lost. "ef": the client
+    adds it to what it moves in its next round."""
     virtual_data: Literal["none", "vhl"] = "none"
     """federated: labelled noise that clients train on besides."""
     vhl: VhlOptions = field(default_factory=VhlOptions)
@@ -177,13 +178,6 @@ class Sync(Settings):
                     "every",
                     f"is {self.every}, and a client's work in a round is local: leave it out",
                 )
-            if self.client_feedback == "ef":
-                raise SettingsError(
-                    "client_feedback",
-                    'is "ef", for which a client keeps what it did not send until its next round. '
-                    "That round may be on another peer, and clients have no state that goes with "
-                    'them: expected "none"',
-                )
             check_weight(self.aggregate, self.weight)
             if not 1 <= self.over_select < math.inf:
                 raise SettingsError("over_select", f"is {self.over_select}: expected at least 1")
@@ -226,6 +220,7 @@ class Sync(Settings):
             compression=self.compression,
             compression_options=self.compression_options,
             client_links=self.client_links,
+            client_feedback=self.client_feedback,
         )
 
     @property
@@ -242,6 +237,11 @@ class Sync(Settings):
     @property
     def keeps_state(self) -> bool:
         """Whether clients keep something from one of their rounds to the next."""
+        return self.client_feedback == "ef" or self.has_controls
+
+    @property
+    def has_controls(self) -> bool:
+        """Whether what clients keep are control variates, whose mean all replicas share."""
         return self.of_rounds is not None and self.of_rounds.controls
 
     @property

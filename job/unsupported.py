@@ -122,7 +122,7 @@ def _not_federated(job: _Tables) -> Iterator[tuple[str, str]]:
         yield from _not_private(job)
     if job.sync.secure:
         yield from _not_secure(job)
-    if job.sync.keeps_state:
+    if job.sync.has_controls:
         yield from _not_controlled(job)
 
 
@@ -141,6 +141,9 @@ def _not_controlled(job: _Tables) -> Iterator[tuple[str, str]]:
     if sync.compression not in ("none", "topk"):
         why = "clients that send more would count for more"
         yield "sync.compression", f'"none" and "topk" are, {with_it}: {why}'
+    if sync.client_feedback != "none":
+        why = "clients keep one thing from round to round"
+        yield "sync.client_feedback", f'"none" is, {with_it}: {why}'
     if job.codec.sync != "none":
         yield "codec.sync", f'"none" is, {with_it}'
     if sync.virtual_data != "none":

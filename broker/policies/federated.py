@@ -27,7 +27,7 @@ from ..records.submitted import SubmittedRun
 from .handing import divide
 from .policy import RoundPolicy
 from .round_view import PlannedAttempt, RoundView
-from .stateful import place_clients
+from .stateful import StatefulWork, place_clients
 from .uploads import Update, links_of, weights_of
 
 __all__ = ["FederatedPolicy"]
@@ -51,18 +51,14 @@ class FederatedPolicy(RoundPolicy):
         kept, weights = self._sent(run)
         homes, number = run.rounds.homes, run.rounds.versions.round
         if homes is None:
-            shares, afresh = self._shared_out(run, numbers), False
+            placed = StatefulWork(self._shared_out(run, numbers), (), afresh=False)
         else:
             asked = self._clients(number, range(self._cohorts.per_round))
             seconds = {n: run.replicas[n].round_step_s for n in numbers}
             running = [r.number for r in run.replicas if r.running]
-            placed = place_clients(homes, asked, seconds, running)
-            shares, afresh = placed.places, placed.afresh
-        for n, places in shares.items():
-            trained = list[int]()
-            if homes is not None:
-                clients = self._clients(number, places)
-                trained = [0 if afresh else homes.trained(c) for c in clients]
+            shared = self._sync.has_controls
+            placed = place_clients(homes, asked, seconds, running, shared=shared)
+        for n, places in placed.places.items():
             found.append(
                 RoundWork(
                     replica=n,
@@ -71,8 +67,8 @@ class FederatedPolicy(RoundPolicy):
                     cohort=ranges_of(places),
                     kept=[kept[p] for p in places if kept],
                     weights=[weights[p] for p in places if weights],
-                    trained=trained,
-                    afresh=afresh,
+                    trained=[placed.trained[p] for p in places if placed.trained],
+                    afresh=placed.afresh,
                     final=ledger.committed + 1 >= ledger.total,
                 )
             )
@@ -156,7 +152,7 @@ class FederatedPolicy(RoundPolicy):
         aggregate wants that: to one member, if clients are chosen by all that they came to."""
         found, cohorts = super().attempt(view, ready, at_gate, now), self._cohorts
         [group] = found.groups
-        if self._sync.keeps_state:
+        if self._sync.has_controls:
             group = replace(group, share=self.share(view, found.members))
             return replace(found, groups=[group])
         if not cohorts.by_client:

@@ -1,9 +1,9 @@
 """Clients that have state: where each is trained in a round.
 
 State stays with the replica that trained the client last (`broker/records/client_homes.py`), so it
-is trained there again, and whose replica is not in the round is left out of it. Where the state of
-some is gone for good, all begin without: its mean, which all replicas share, would be that of no
-clients any more.
+is trained there again, and whose replica is not in the round is left out of it. Whose state is gone
+for good begins without; and so do all, where replicas share the mean of all states, for it would be
+that of no clients any more.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ __all__ = ["StatefulWork", "place_clients"]
 
 @dataclass(frozen=True)
 class StatefulWork:
-    """places: by replica, which of the cohort it trains, ascending. afresh: whether no client has
-    state from here on."""
+    """places: by replica, which of the cohort it trains, ascending. trained: by place of the cohort,
+    as in RoundStart. afresh: whether no client has state from here on."""
 
     places: Mapping[int, Sequence[int]]
+    trained: Sequence[int]
     afresh: bool
 
 
@@ -32,17 +33,23 @@ def place_clients(
     asked: Sequence[int],
     seconds: Mapping[int, float],
     running: Collection[int],
+    *,
+    shared: bool,
 ) -> StatefulWork:
     """Return where the clients of a cohort are trained. `asked`: by place of the cohort, the
     client. `seconds`: by replica that is in the round, how long it takes for one, 0: not known.
-    `running`: replicas that are at work, in the round or not."""
+    `running`: replicas that are at work, in the round or not. `shared`: whether replicas share the
+    mean of all states."""
     at = [homes.replica(client) for client in asked]
-    lost = homes.lost or any(n is not None and n not in running for n in at)
-    afresh = lost or not homes.known or not any(n is None or n in seconds for n in at)
+    lost = [homes.lost and shared, *(n is not None and n not in running for n in at)]
+    if not any(n is None or n not in running or n in seconds for n in at):
+        lost = [True for _ in lost]  # else nobody would be in the round
+    afresh = shared and (any(lost) or not homes.known)
     found: defaultdict[int, list[int]] = defaultdict(list)
-    new = []
+    new, trained = list[int](), [homes.trained(client) for client in asked]
     for place, number in enumerate(at):
-        if afresh or number is None:
+        if afresh or number is None or lost[1 + place]:
+            trained[place] = 0
             new.append(place)
         elif number in seconds:
             found[number].append(place)
@@ -52,4 +59,5 @@ def place_clients(
     for place in new:
         most = max(replicas, key=lambda n: (share[n] - len(found[n]), -n))
         found[most].append(place)
-    return StatefulWork({n: sorted(found[n]) for n in replicas if found[n]}, afresh)
+    places = {n: sorted(found[n]) for n in replicas if found[n]}
+    return StatefulWork(places, trained, afresh)

@@ -373,7 +373,9 @@ class RoundCoordinator:
         work.CopyFrom(given)
         work.lost.extend(sorted({*said.lost} & {*places_of(given.cohort)}))
         count = f"{len(work.lost)} client{'s' * (len(work.lost) > 1)}"
-        text = f"round {said.round}: the state of {count} is gone: all begin the next one without"
+        text = f"round {said.round}: the state of {count} is gone"
+        if self.run.submitted.requirements.sync.has_controls:
+            text += ": all begin the next one without"
         event = self._publish(now, round_begun=RoundBegun(round=said.round, work=[work]))
         return [event, self.run.record.publish(RunEvent(note=text), number, now)]
 

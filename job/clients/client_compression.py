@@ -103,6 +103,8 @@ class ClientCompression(Settings):
     compression: Compression = "none"
     compression_options: CompressionOptions = field(default_factory=CompressionOptions)
     client_links: ClientLinks | None = None
+    client_feedback: Literal["none", "ef"] = "none"
+    """What becomes of what a client does not send; "ef": it is added to what it moves next."""
 
     def check(self) -> None:
         options, usual = self.compression_options, CompressionOptions()
@@ -110,6 +112,12 @@ class ClientCompression(Settings):
             raise SettingsError(
                 "compression_options",
                 'is given with compression = "none": leave it out, or name '
+                'one of "topk", "bcrs", "bcrs+opwa"',
+            )
+        if self.compression == "none" and self.feedback:
+            raise SettingsError(
+                "client_feedback",
+                'is "ef" with compression = "none", where clients send all: leave it out, or name '
                 'one of "topk", "bcrs", "bcrs+opwa"',
             )
         for key, kind in _ONLY_OF.items():
@@ -133,6 +141,11 @@ class ClientCompression(Settings):
     def sparse(self) -> bool:
         """Whether clients send a part of what they moved."""
         return self.compression != "none"
+
+    @property
+    def feedback(self) -> bool:
+        """Whether a client keeps what it does not send until its next round."""
+        return self.client_feedback == "ef"
 
     @property
     def by_links(self) -> bool:

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -62,8 +61,7 @@ class TorchDevice:
     """Computes the stages of one assignment on one device. `device` is a torch device name; `clock`
     gives the seconds that reports have of codecs; `noise_key` the key of noise that hides clients
     in sums: only simulations have another one. `member_of` makes its part in sums that are masked;
-    None: it has no certificate for that. `clients`: the folder of clients' state; None: it is in
-    memory."""
+    None: it has no certificate for that. clients: their state from round to round."""
 
     def __init__(
         self,
@@ -72,12 +70,16 @@ class TorchDevice:
         clock: Callable[[], float] = time.perf_counter,
         noise_key: StreamKey = secret_key,
         member_of: MemberOf | None = None,
-        clients: Path | None = None,
+        clients: ClientStates | None = None,
     ) -> None:
         self.device = torch.device(device)
-        self._clock, states = clock, ClientStates(clients)
+        self._clock, self.clients = clock, clients or ClientStates()
         self._built = partial(
-            build_work, clock=clock, noise_key=noise_key, member_of=member_of, states=states
+            build_work,
+            clock=clock,
+            noise_key=noise_key,
+            member_of=member_of,
+            states=self.clients,
         )
         self.peak_bytes = 0
         """Most that was held at once since `build`; on a CPU counted, not measured."""

@@ -19,6 +19,7 @@ import torch
 from ...dag.schedule.schedule import Action
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ..core.events import Result
+from ..federated.client_states import ClientStates
 from ..secure.masked_sums import MemberOf
 from .device import TorchDevice
 
@@ -42,7 +43,7 @@ class StretchedDevice(TorchDevice):
         cpu: Callable[[], float] = time.thread_time,
         wait: Callable[[float], None] = time.sleep,
         member_of: MemberOf | None = None,
-        clients: Path | None = None,
+        clients: ClientStates | None = None,
     ) -> None:
         super().__init__(device, clock=wall, member_of=member_of, clients=clients)
         if self.device.type != "cpu":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor
 
 from ...net.surroundings import write_whole
+from ..data.manifest import DataError
 
-__all__ = ["ClientStates"]
+__all__ = ["ClientStates", "RoundStates"]
 
 _NAME = re.compile(r"(\d+)\.(\d+)")
 
@@ -91,3 +93,36 @@ class ClientStates:
         self._kept.pop((client, trained), None)
         if self._folder is not None:
             (self._of_run / f"{client}.{trained}").unlink(missing_ok=True)
+
+
+class RoundStates:
+    """States of clients in one round. `trained`: by client, as in RoundStart. numbers: of a state.
+    lost: clients whose state is not here, and should be; it is 0, as of who was never trained."""
+
+    def __init__(
+        self, states: ClientStates, trained: Mapping[int, int], round_: int, numbers: int
+    ) -> None:
+        self._states, self._trained, self._round = states, trained, round_
+        self.numbers = numbers
+        self.lost = {n for n, since in trained.items() if since and self._found(n) is None}
+
+    def _found(self, client: int) -> Tensor | None:
+        return self._states.load(client, self._trained[client], self.numbers)
+
+    def rows(self, clients: Sequence[int]) -> Tensor:
+        """Return the states of these, (clients, numbers), float32, on the host."""
+        rows = torch.zeros(len(clients), self.numbers)
+        for row, client in zip(rows, clients, strict=True):
+            found = self._found(client) if self._trained[client] else None
+            if found is not None:
+                row.copy_(found)
+        return rows
+
+    def keep(self, clients: Sequence[int], rows: Tensor) -> None:
+        """Keep what these have behind the round. Raises DataError."""
+        for client, row in zip(clients, rows, strict=True):
+            try:
+                self._states.keep(client, self._round + 1, self._trained[client], row)
+            except OSError as error:
+                text = f"the state of client {client} cannot be kept: {error}"
+                raise DataError(text) from error

@@ -17,58 +17,36 @@ import torch
 from torch import Tensor
 
 from ...dag.ir.graph import Graph
-from ..data.manifest import DataError
 from ..rounds.scaffold import CONTROL
 from ..rounds.strategy import State
-from .client_states import ClientStates
+from .client_states import RoundStates
 from .cohort import Trained
 
 __all__ = ["ControlVariates"]
 
 
 class ControlVariates:
-    """Control variates of clients, one vector over all that is trained."""
+    """Control variates of the clients of one round, each a vector over all that is trained.
+    `shared`: by entry, what all replicas share. `states`: c_i. `to_gradient`: as `LocalSteps` has
+    it."""
 
-    def __init__(self, graph: Graph, states: ClientStates) -> None:
-        self._states = states
+    def __init__(
+        self,
+        graph: Graph,
+        shared: Mapping[str, State],
+        states: RoundStates,
+        to_gradient: float,
+    ) -> None:
         self._shapes = {p.name: p.spec.shape for p in graph.parameters if p.trainable}
         self._sizes = [p.spec.elements for p in graph.parameters if p.trainable]
-        self._mean = torch.zeros(sum(self._sizes))
-        self._trained: Mapping[int, int] = {}
-        self._lost = set[int]()
-        self._round, self._to_gradient = -1, 0.0
-
-    def begin(
-        self,
-        shared: Mapping[str, State],
-        trained: Mapping[int, int],
-        round_: int,
-        to_gradient: float,
-    ) -> set[int]:
-        """What follows is of this round. `shared`: by entry, what all replicas share. `trained`: by
-        client, as in RoundStart. `to_gradient`: as `LocalSteps` has it. Return clients whose
-        control variate is not here, and should be: they have that of who was never trained."""
         self._mean = torch.cat([shared[f"param:{name}"][CONTROL] for name in self._shapes])
-        self._trained, self._round, self._to_gradient = trained, round_, to_gradient
-        self._lost = {n for n, since in trained.items() if since and self._found(n) is None}
-        return self._lost
+        self._states, self._to_gradient = states, to_gradient
 
-    def _found(self, client: int) -> Tensor | None:
-        return self._states.load(client, self._trained[client], len(self._mean))
-
-    def _rows(self, clients: Sequence[int]) -> Tensor:
-        """c_i of these, (clients, numbers)."""
-        none = torch.zeros_like(self._mean)
-        rows = [self._found(n) if self._trained[n] and n not in self._lost else none for n in clients]
-        return torch.stack([none if row is None else row for row in rows])
-
-    def corrections(
-        self, clients: Sequence[int], device: torch.device | str
-    ) -> dict[str, Tensor]:
-        """Return by parameter what is added to the gradients of these, c - c_i, (clients,
-        *shape)."""
-        bends = (self._mean - self._rows(clients)).to(device)
-        parts = torch.split(bends, self._sizes, dim=1)
+    def corrections(self, clients: Sequence[int], device: torch.device) -> dict[str, Tensor]:
+        """Return by parameter what is added to the gradients of these, c - c_i, (clients, *shape).
+        """
+        added = (self._mean - self._states.rows(clients)).to(device)
+        parts = torch.split(added, self._sizes, dim=1)
         shapes = zip(self._shapes.items(), parts, strict=True)
         return {name: part.view(-1, *shape) for (name, shape), part in shapes}
 
@@ -78,15 +56,10 @@ class ControlVariates:
         """Pass clients on, and keep the control variate of each behind the round. `began`: what all
         came from, by parameter. Raises DataError where it cannot be kept."""
         for some in trained:
-            moved = [began[n].detach() - some.values[n].detach() for n in self._shapes]
-            whole = torch.cat([m.flatten(1) for m in moved], dim=1).to("cpu", torch.float32)
-            own = self._rows(some.participants)
+            own = self._states.rows(some.participants)
             if self._to_gradient > 0:
+                moved = [began[n].detach() - some.values[n].detach() for n in self._shapes]
+                whole = torch.cat([m.flatten(1) for m in moved], dim=1).to("cpu", torch.float32)
                 own = own - self._mean + whole * self._to_gradient
-            for row, client in zip(own, some.participants, strict=True):
-                try:
-                    self._states.keep(client, self._round + 1, self._trained[client], row)
-                except OSError as error:
-                    text = f"the control variate of client {client} cannot be kept: {error}"
-                    raise DataError(text) from error
+            self._states.keep(some.participants, own)
             yield some

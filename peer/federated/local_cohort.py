@@ -14,7 +14,8 @@ and nothing that a peer says beside it follows from clients' data.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ from ..rounds.strategy import State
 from ..sync.optimizer import learning_rate
 from .batches import Participant, batches
 from .client_evaluation import ClientEvaluation
-from .client_states import ClientStates
+from .client_states import ClientStates, RoundStates
 from .cohort import Cohort, Trained
 from .control_variates import ControlVariates
 from .sparse_updates import SparseUpdates
@@ -84,7 +85,8 @@ class LocalCohort(LocalSteps):
         self._trained = [p.name for p in graph.parameters if p.trainable]
         size = sum(p.numel() * p.element_size() for p in executor.parameters.values())
         controls = method_of(training.rounds.method).controls
-        size *= 2 + training.train.optimizer_slots + self._cohorts.sends.sparse + 2 * controls
+        sparse = self._cohorts.sends.sparse + 2 * self._cohorts.sends.feedback
+        size *= 2 + training.train.optimizer_slots + sparse + 2 * controls
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
         virtual = None
@@ -94,7 +96,8 @@ class LocalCohort(LocalSteps):
         self._cohort = Cohort(
             graph, training.train, most=most, mu=mu, virtual=virtual, device=executor.device
         )
-        self._controls = ControlVariates(graph, states) if controls else None
+        self._graph, self._states, self._controls = graph, states, controls
+        """Whether clients have control variates."""
         self._rows: dict[str, Tensor] = {}
         """By name, what each client came to, or the mean of that, or of what they moved."""
         self._evaluation: ClientEvaluation | None = None
@@ -164,7 +167,8 @@ class LocalCohort(LocalSteps):
         if own and len(places) > 1:
             raise DataError(f"round {start.round} has {len(places)} clients here: there is one")
         numbers = cohort_of(cohorts.clients, seed, start.round, places)
-        lost = self._begin_controls(shared, numbers)
+        states = self._states_of(numbers)
+        lost = states.lost if states else ()
         self.lost = tuple(p for p, n in zip(places, numbers, strict=True) if n in lost)
         some = [Participant(n, self._partition.train(n)) for n in numbers]
         plans = batches(
@@ -182,10 +186,14 @@ class LocalCohort(LocalSteps):
             return step_key(seed, start.round * cohorts.clients + number, step)
 
         mine = [*zip(some, plans, strict=True)]
-        bends = self._corrections if self._controls else None
-        trained = self._cohort.work(held, mine, self._read, rate, random_key, start.round, bends)
+        controls, added = None, None
+        if self._controls and states:
+            controls = ControlVariates(self._graph, shared, states, self.to_gradient)
+            added = partial(controls.corrections, device=self._executor.device)
+        trained = self._cohort.work(held, mine, self._read, rate, random_key, start.round, added)
         weights = dict.fromkeys(numbers, 1)
-        updates = self._updates(numbers) if cohorts.sends.sparse else None
+        rests = None if self._controls else states
+        updates = self._updates(numbers, rests) if cohorts.sends.sparse else None
         if updates:
             weights = dict(zip(numbers, start.weights, strict=True))
         elif cohorts.weight == "samples":
@@ -204,8 +212,8 @@ class LocalCohort(LocalSteps):
             self._rows = {name: r[finite] for name, r in rows.items()}
         else:
             seen = updates.sent(seen) if updates else seen
-            if self._controls:
-                seen = self._controls.followed(seen, self._executor.parameters)
+            if controls:
+                seen = controls.followed(seen, self._executor.parameters)
             mean = mean_of(seen, weights, moves, began)
             self._senders = updates.by_name() if updates and cohorts.sends.overlap else {}
             if cohorts.secure:
@@ -227,25 +235,20 @@ class LocalCohort(LocalSteps):
         total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in there.items())
         return total / sum(there.values())
 
-    def _begin_controls(
-        self, shared: Mapping[str, State], numbers: Sequence[int]
-    ) -> Collection[int]:
-        """Begin the round of control variates. Return clients whose own is not here. Raises
-        DataError for what the broker cannot have meant."""
+    def _states_of(self, numbers: Sequence[int]) -> RoundStates | None:
+        """Return what these clients have kept; None: clients keep nothing. Raises DataError for what
+        the broker cannot have meant."""
         start = self._start
-        if self._controls is None:
-            return ()
+        if not self._controls and not self._cohorts.sends.feedback:
+            return None
         if len(start.trained) != len(numbers):
             raise DataError(
                 f"round {start.round} says of {len(start.trained)} clients when they were trained: "
                 f"expected that of {len(numbers)}"
             )
         trained = dict(zip(numbers, start.trained, strict=True))
-        return self._controls.begin(shared, trained, start.round, self.to_gradient)
-
-    def _corrections(self, clients: Sequence[int]) -> dict[str, Tensor]:
-        assert self._controls is not None, "there are no control variates"
-        return self._controls.corrections(clients, self._executor.device)
+        sizes = (self._executor.parameters[name].numel() for name in self._trained)
+        return RoundStates(self._states, trained, start.round, sum(sizes))
 
     def _diverge(self, held: Mapping[str, Tensor]) -> None:
         """Give no finite number, for no client has moved by one."""
@@ -306,8 +309,8 @@ class LocalCohort(LocalSteps):
     def clients(self, value: str) -> Tensor | None:
         return self._rows.pop(value.partition(":")[2], None)
 
-    def _updates(self, numbers: Sequence[int]) -> SparseUpdates:
-        """Return what takes down the updates of these clients. Raises DataError for what the broker
+    def _updates(self, numbers: Sequence[int], rests: RoundStates | None) -> SparseUpdates:
+        """Return what takes down the updates of these clients, and keeps the `rests`. Raises DataError for what the broker
         cannot have meant."""
         start, base = self._start, {n: self._executor.parameters[n] for n in self._trained}
         elements = sum(t.numel() for t in base.values())
@@ -319,7 +322,7 @@ class LocalCohort(LocalSteps):
             )
         if 0 in start.weights:
             raise DataError(f"round {start.round} has a client that weighs nothing")
-        return SparseUpdates(base, dict(zip(numbers, start.kept, strict=True)))
+        return SparseUpdates(base, dict(zip(numbers, start.kept, strict=True)), rests)
 
     def senders(self, value: str) -> Tensor | None:
         """Return how many of the round's clients sent each number of a parameter, (elements,)

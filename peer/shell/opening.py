@@ -13,6 +13,7 @@ from ...proto import broker_pb2
 from ..compute.device import TorchDevice
 from ..compute.stretch import StretchedDevice
 from ..core.snapshots import SnapshotStore
+from ..federated.client_states import ClientStates
 from ..host.addresses import to_dial
 from ..host.config import PeerConfig
 from ..host.host import Host
@@ -77,11 +78,12 @@ def open_worker(
         )
     secret = host_secret(config.host_state or config.state) if config.data else b""
     member_of = None if credentials is None else credentials.member
+    clients = ClientStates(me.clients)
     device = (
-        TorchDevice(config.device, member_of=member_of, clients=me.clients)
+        TorchDevice(config.device, member_of=member_of, clients=clients)
         if config.stretch == 1
         else StretchedDevice(
-            config.device, stretch=config.stretch, member_of=member_of, clients=me.clients
+            config.device, stretch=config.stretch, member_of=member_of, clients=clients
         )
     )
     snapshots = SnapshotStore(me.snapshots)

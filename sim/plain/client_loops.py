@@ -24,12 +24,13 @@ __all__ = ["ClientWork", "FederatedResult", "passes", "train_cohorts"]
 class ClientWork:
     """What one client does in a round: a local step on each of `batches`, sample numbers or what
     else the loop is told to read. `weight`: such as how many samples it has. `kept`: so many
-    numbers of its update it sends; None: all."""
+    numbers of its update it sends; None: all. `new`: whether it has nothing from earlier rounds."""
 
     client: int
     batches: Sequence[Any]
     weight: float = 1.0
     kept: int | None = None
+    new: bool = False
 
 
 @dataclass
@@ -60,6 +61,7 @@ def train_cohorts(
     clip: float = 0.0,
     aggregate: Callable[[Sequence[Named]], Named] | None = None,
     overlap: tuple[float, int] | None = None,
+    feedback: bool = False,
     committed: Callable[[int, FederatedResult], None] = lambda count, result: None,
 ) -> FederatedResult:
     """Train from the module's weights, which stay as they are: a cohort in each round. The module
@@ -68,7 +70,8 @@ def train_cohorts(
     `optimizer` makes the local one, fresh for each client, in place of SGD with `momentum`; its
     rate is `lr`. `clip`: the largest norm of a gradient, 0: any. `aggregate`: what is made of what
     clients moved, in place of their weighted mean. `overlap`: gamma and D, by which numbers that
-    few clients sent count for more. A round without a cohort changes nothing. `committed` sees each
+    few clients sent count for more. `feedback`: whether what a client does not send is added to what
+    it moves next. A round without a cohort changes nothing. `committed` sees each
     round's number and the result so far. Raises ValueError where training changes a buffer: nothing
     says what its mean would be."""
     make = optimizer or (lambda m: torch.optim.SGD(m.parameters(), lr=1.0, momentum=momentum))
@@ -76,7 +79,7 @@ def train_cohorts(
     weights = {n: p for n, p in local.named_parameters() if p.requires_grad}
     buffers = copies(dict(local.named_buffers()))
     method.begin(copies(weights))
-    result = FederatedResult(method.shared)
+    result, rests = FederatedResult(method.shared), dict[int, Named]()
     for count, cohort in enumerate(cohorts):
         rate, total = rate_of(lr, count), sum(work.weight for work in cohort)
         method.start(count)
@@ -104,7 +107,11 @@ def train_cohorts(
                     raise ValueError(f"training changes the buffer {name}")
             moved = {n: p.detach().double() - method.shared[n] for n, p in weights.items()}
             if work.kept is not None:
-                moved, mask = sent(moved, work.kept)
+                rest = {} if work.new else rests.get(work.client, {})
+                whole = {n: m + rest.get(n, 0.0) for n, m in moved.items()}
+                moved, mask = sent(whole, work.kept)
+                if feedback:
+                    rests[work.client] = {n: m - moved[n] for n, m in whole.items()}
                 masks.append(mask)
             steps, share = len(work.batches), work.weight / total
             came.append(Update(work.client, share, steps, moved, rate, momentum))

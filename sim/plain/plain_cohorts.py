@@ -76,8 +76,10 @@ def committed_cohorts(
                 if missing := inside - work.keys():
                     raise ValueError(f"round {done.round} has members {missing} without work")
                 places = sorted(p for n in inside for p in places_of(work[n].cohort))
-                sent = dict[int, tuple[int, int]]()
+                sent, new = dict[int, tuple[int, int]](), set[int]()
                 for w in (work[n] for n in inside):
+                    new |= {*w.lost}
+                    new |= {p for p, t in zip(places_of(w.cohort), w.trained) if not t}
                     told = zip(w.kept, w.weights, strict=True)
                     sent |= zip(places_of(w.cohort), told, strict=False)
                 clients = cohort_of(cohorts.clients, job.seed, done.round, places)
@@ -95,7 +97,8 @@ def committed_cohorts(
                 found = []
                 for place, p, plan in zip(places, some, plans, strict=True):
                     kept, weight = sent.get(place, (None, 1 if alike else len(p.samples)))
-                    found.append(ClientWork(p.number, [b.tolist() for b in plan], weight, kept))
+                    steps = [b.tolist() for b in plan]
+                    found.append(ClientWork(p.number, steps, weight, kept, place in new))
                 yield found
 
 
@@ -165,6 +168,7 @@ def last_version(
         **local_training(job),
         aggregate=aggregate_of(job, events),
         overlap=job.sync.client_compression.overlap,
+        feedback=job.sync.client_compression.feedback,
         committed=lambda count, result: committed(count, version(result)),
     )
     return version(made)
