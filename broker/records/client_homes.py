@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from ...dag.rounds.cohorts import cohort_of, places_of
+from ...dag.rounds.cohorts import cohort_of, places_of, state_number
 from ...proto.broker_pb2 import RoundBegun, RoundDone, RoundWork
 from ...proto.journal_pb2 import RoundsKept
 
@@ -22,7 +22,8 @@ class ClientHomes:
         """`seed`: the run's."""
         self._seed, self.lost = seed, False
         self._trained: npt.NDArray[np.int64] = np.zeros(clients, np.int64)
-        """By client, the number behind the last committed round that it was in; 0: none."""
+        """By client, the number of its state, of the last committed round that it was in; 0: it has
+        none."""
         self._replica: npt.NDArray[np.int32] = np.full(clients, -1, np.int32)
 
     @property
@@ -31,7 +32,7 @@ class ClientHomes:
         return bool(self._trained.any())
 
     def trained(self, client: int) -> int:
-        """Return the number behind the last round that a client was in; 0: it has no state."""
+        """Return the number of a client's state; 0: it has none."""
         return int(self._trained[client])
 
     def replica(self, client: int) -> int | None:
@@ -47,9 +48,10 @@ class ClientHomes:
     def done(self, done: RoundDone, work: Mapping[int, RoundWork]) -> None:
         """A round is committed. `work`: of it, by replica."""
         for member in done.members:
-            places = places_of(work[member.replica].cohort)
+            places, number = places_of(work[member.replica].cohort), member.replica
             for client in cohort_of(len(self._trained), self._seed, done.round, places):
-                self._trained[client], self._replica[client] = done.round + 1, member.replica
+                self._trained[client] = state_number(done.round, member.term)
+                self._replica[client] = number
 
     def keep(self, kept: RoundsKept) -> None:
         """Write all of it, for `restore`."""

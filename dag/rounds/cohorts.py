@@ -14,11 +14,18 @@ import numpy.typing as npt
 from ...proto.broker_pb2 import SampleRange
 from .permutation import Domain, key, permute
 
-__all__ = ["WEIGHT_UNIT", "cohort_of", "effective_lengths", "places_of", "ranges_of"]
+__all__ = ["WEIGHT_UNIT", "cohort_of", "effective_lengths", "places_of", "ranges_of", "state_number"]
 
 WEIGHT_UNIT = 1 << 20
 """What a sample counts for where weights of clients are told: they are integers, and shares are
 not."""
+_TERMS = 1 << 20
+
+
+def state_number(round_: int, term: int) -> int:
+    """Return the number of the state of clients that a replica trained in a round and in a term of
+    its own, above 0: another peer that trains the same ones in its place has another."""
+    return (round_ + 1) * _TERMS + term % _TERMS
 
 
 def places_of(ranges: Iterable[SampleRange]) -> list[int]:

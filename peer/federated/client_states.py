@@ -1,8 +1,8 @@
 """State of clients from one of their rounds to the next, at the peer that trains them.
 
-A state is a vector of float32. Which one holds the broker says: `trained` is the number behind the
-last committed round that the client was in. Of each client the state of that round is kept and, as
-long as nobody knows whether the round counts, that which it came to in a later one.
+A state is a vector of float32, and `trained` its number (`dag/rounds/cohorts.py`). Which one holds
+the broker says. Of each client that one is kept and, as long as nobody knows whether its round
+counts, the one that it came to since.
 
     FOLDER/RUN/CLIENT.TRAINED    the numbers, little-endian
 """
@@ -34,7 +34,7 @@ class ClientStates:
         self._folder, self._run = folder, ""
         self._kept: dict[tuple[int, int], Tensor] = {}
         self._files: dict[int, set[int]] = {}
-        """By client, of which rounds there are states."""
+        """By client, the numbers of its states."""
 
     def begin(self, run: str) -> None:
         """What follows is of this run; of others nothing is kept. Raises OSError."""
@@ -69,12 +69,14 @@ class ClientStates:
                 data = bytearray((self._of_run / f"{client}.{trained}").read_bytes())
             except OSError:
                 return None
+            if len(data) != 4 * numbers:
+                return None
             found = torch.from_numpy(np.frombuffer(data, "<f4"))
         return found if found is not None and found.shape == (numbers,) else None
 
     def keep(self, client: int, trained: int, before: int, state: Tensor) -> None:
-        """Keep what a client came to in round trained - 1, until it is known to count, beside that
-        of `before`, and no other. `state`: (numbers,). Raises OSError."""
+        """Keep what a client came to, until it is known to count, beside the state of number
+        `before`, and no other. `state`: (numbers,). Raises OSError."""
         now = state.detach().to("cpu", torch.float32)
         there = self._files.setdefault(client, set())
         for old in there - {trained, before}:
@@ -96,13 +98,14 @@ class ClientStates:
 
 
 class RoundStates:
-    """States of clients in one round. `trained`: by client, as in RoundStart. numbers: of a state.
+    """States of clients in one round. `trained`: by client, as in RoundStart. `behind`: the number of
+    those that they come to. numbers: of a state.
     lost: clients whose state is not here, and should be; it is 0, as of who was never trained."""
 
     def __init__(
-        self, states: ClientStates, trained: Mapping[int, int], round_: int, numbers: int
+        self, states: ClientStates, trained: Mapping[int, int], behind: int, numbers: int
     ) -> None:
-        self._states, self._trained, self._round = states, trained, round_
+        self._states, self._trained, self._behind = states, trained, behind
         self.numbers = numbers
         self.lost = {n for n, since in trained.items() if since and self._found(n) is None}
 
@@ -122,7 +125,7 @@ class RoundStates:
         """Keep what these have behind the round. Raises DataError."""
         for client, row in zip(clients, rows, strict=True):
             try:
-                self._states.keep(client, self._round + 1, self._trained[client], row)
+                self._states.keep(client, self._behind, self._trained[client], row)
             except OSError as error:
                 text = f"the state of client {client} cannot be kept: {error}"
                 raise DataError(text) from error

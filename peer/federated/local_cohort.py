@@ -26,7 +26,7 @@ from ...dag.execute.execute import StageExecutor
 from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
 from ...dag.plan.plan import Plan, PlanError
-from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of
+from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of, state_number
 from ...dag.transforms.virtual_classes import above_loss
 from ...job import SettingsError, Training
 from ...job.rounds import method_of, options_of
@@ -248,7 +248,8 @@ class LocalCohort(LocalSteps):
             )
         trained = dict(zip(numbers, start.trained, strict=True))
         sizes = (self._executor.parameters[name].numel() for name in self._trained)
-        return RoundStates(self._states, trained, start.round, sum(sizes))
+        behind = state_number(start.round, start.term)
+        return RoundStates(self._states, trained, behind, sum(sizes))
 
     def _diverge(self, held: Mapping[str, Tensor]) -> None:
         """Give no finite number, for no client has moved by one."""

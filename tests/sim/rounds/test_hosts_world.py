@@ -16,6 +16,7 @@ from shoal.broker.events import Persist
 from shoal.broker.records.run import RunRecord
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
+from shoal.job.clients.local_work import LocalWork
 from shoal.job.clients.partitioning import Partitioning
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.sources import resolve
@@ -23,8 +24,7 @@ from shoal.peer.federated.batches import Participant, batches
 from shoal.proto import broker_pb2
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain.client_loops import ClientWork, train_cohorts
-from shoal.sim.plain.client_methods import FedAvgM
-from shoal.sim.plain.plain_cohorts import aggregate_of
+from shoal.sim.plain.plain_cohorts import aggregate_of, method_of
 from shoal.sim.virtual.world import PeerSpec
 
 from .test_federated_world import exported, job_of
@@ -55,7 +55,8 @@ class Hosts:
             source="patients",
             partition=Partitioning(kind="by-peer", clients=len(SAMPLES)),
         )
-        plan, sync = replace(lab.job.plan, replicas="auto"), replace(lab.job.sync, per_round=2)
+        plan = replace(lab.job.plan, replicas="auto", scheduler="auto")
+        sync = replace(lab.job.sync, per_round=2)
         job = replace(lab.job, data=data, plan=plan, sync=sync)
         for i, count in enumerate(SAMPLES):
             rng = np.random.default_rng(count)
@@ -93,7 +94,7 @@ class Hosts:
             self.lab.module,
             self.cohorts(events, client_of),
             lambda at: {k: t[list(at)] for k, t in whole.items()},
-            FedAvgM(0.5, 0.8),
+            method_of(self.job, events),
             lr=self.job.train.lr,
             momentum=self.job.train.momentum,
             aggregate=aggregate_of(self.job),
@@ -127,7 +128,8 @@ class Hosts:
                         seed=self.job.seed,
                         round_=number,
                         batch=self.job.train.batch,
-                        passes=2,
+                        passes=self.job.sync.local.passes,
+                        steps=self.job.sync.local.steps,
                     )
                     found[-1].append(ClientWork(client, [b.tolist() for b in plan], weight))
         return found
@@ -182,6 +184,44 @@ def test_hosts_that_may_be_wrong_are_borne_with(hosts: Hosts, aggregate: str) ->
     world.finish(run)
     done = hosts.assert_expected(world, run)
     assert [len(d.members) for d in done] == [3] * 4
+
+
+def test_hosts_keep_control_variates_and_a_new_start_has_none(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    job = job_of(tmp_path, "fedavg", 6)
+    sync = replace(
+        job.sync, method="scaffold", local=LocalWork(steps=3), weight="equal", options={"lr": 0.8}
+    )
+    job = replace(job, name="hosts", sync=sync, train=replace(job.train, momentum=0.0))
+    hosts = Hosts.of(laboratory(job), tmp_path)
+    hosts.job = replace(hosts.job, sync=replace(hosts.job.sync, per_round=3))
+    hosts.spec.job = hosts.job.to_json()
+    world = hosts.world()
+    run = world.submit(hosts.spec)
+    world.finish(run)
+    done = hosts.assert_expected(world, run)
+    assert [len(d.members) for d in done] == [3] * 6
+    events = world.events(run)
+    assert [e.round_begun.round for e in events if any(w.afresh for w in e.round_begun.work)] == [0]
+    world = hosts.world()  # with one that dies, and comes back with an empty disk
+    run, checks, seen_rounds = world.submit(hosts.spec), world.observe, 0
+    spec = next(p for p in hosts.peers if p.name == "h1")
+
+    def observe(seen: Any) -> None:
+        nonlocal seen_rounds
+        checks(seen)
+        seen_rounds += isinstance(seen.record, BeginRound) and seen.who == "h1"
+        if seen_rounds == 3 and world.peers["h1"].alive and world.peers["h1"].incarnation == 0:
+            world.kill("h1")
+            world.after(0.2, lambda: world.join(spec))
+            world.stretch("h0", 1e5)
+
+    world.observe = observe
+    world.finish(run)
+    hosts.assert_expected(world, run)
+    method = method_of(hosts.job, world.events(run))
+    assert any(method.lost.values()), "it was found to have none"
 
 
 def test_another_peer_of_a_host_goes_on_with_its_client(hosts: Hosts) -> None:
