@@ -35,7 +35,8 @@ ORDER = {
         round_rows < runs < journal rounds < placement < registry < clients < machine
         < service validate""",
     "broker/policies": """
-        disputes handing pairs segments uploads < round_view < policy < federated gossip < hosts
+        disputes handing pairs segments uploads < round_view stateful < policy < federated gossip
+        < hosts
         < policies""",
     "broker/service": """
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service

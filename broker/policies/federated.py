@@ -143,7 +143,8 @@ class FederatedPolicy(RoundPolicy):
 
     def share(self, view: RoundView, members: Sequence[RoundMember]) -> float:
         """Return which share of all clients is in the members' work."""
-        return sum(map(view.rounds.work.units, (m.replica for m in members))) / self._cohorts.clients
+        trained = sum(view.rounds.work.units(m.replica) for m in members)
+        return trained / self._cohorts.clients
 
     def attempt(
         self, view: RoundView, ready: Sequence[int], at_gate: Sequence[int], now: float

@@ -20,8 +20,8 @@ __all__ = ["StatefulWork", "place_clients"]
 
 @dataclass(frozen=True)
 class StatefulWork:
-    """places: by replica, which of the cohort it trains, ascending. trained: by place of the cohort,
-    as in RoundStart. afresh: whether no client has state from here on."""
+    """places: by replica, which of the cohort it trains, ascending. trained: by place of that, as in
+    RoundStart. afresh: whether no client has state from here on."""
 
     places: Mapping[int, Sequence[int]]
     trained: Sequence[int]

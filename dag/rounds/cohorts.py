@@ -14,7 +14,14 @@ import numpy.typing as npt
 from ...proto.broker_pb2 import SampleRange
 from .permutation import Domain, key, permute
 
-__all__ = ["WEIGHT_UNIT", "cohort_of", "effective_lengths", "places_of", "ranges_of", "state_number"]
+__all__ = [
+    "WEIGHT_UNIT",
+    "cohort_of",
+    "effective_lengths",
+    "places_of",
+    "ranges_of",
+    "state_number",
+]
 
 WEIGHT_UNIT = 1 << 20
 """What a sample counts for where weights of clients are told: they are integers, and shares are

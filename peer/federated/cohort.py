@@ -102,9 +102,7 @@ class Cohort:
                 yield self._together(version, some, read, rate, key, round_, corrections)
             except _IdleError:
                 for one in some:
-                    yield self._together(
-                        version, [one], read, rate, key, round_, corrections
-                    )
+                    yield self._together(version, [one], read, rate, key, round_, corrections)
 
     def _together(
         self,

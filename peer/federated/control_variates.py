@@ -1,12 +1,12 @@
-"""SCAFFOLD's clients (Karimireddy et al. 2020, 1910.06378, algorithm 1, option II): control variates
-of those that one peer trains, and what local gradients are corrected by.
+"""SCAFFOLD's clients (Karimireddy et al. 2020, 1910.06378, algorithm 1, option II): control
+variates of those that one peer trains, and what local gradients are corrected by.
 
     g   <- g + c - c_i               in each local step
     c_i <- c_i - c + D_i / (steps · rate)
 
 with D_i what the client moved, towards where it came from. What a client sends a part of only, it
 has moved by that part: so the mean of all c_i stays c, which the server has
-(`peer/rounds/scaffold.py`).
+(`peer/rounds/fed_opt.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...dag.ir.graph import Graph
-from ..rounds.scaffold import CONTROL
+from ..rounds.fed_opt import CONTROL
 from ..rounds.strategy import State
 from .client_states import RoundStates
 from .cohort import Trained
@@ -43,12 +43,11 @@ class ControlVariates:
         self._states, self._to_gradient = states, to_gradient
 
     def corrections(self, clients: Sequence[int], device: torch.device) -> dict[str, Tensor]:
-        """Return by parameter what is added to the gradients of these, c - c_i, (clients, *shape).
-        """
+        """Return by parameter what is added to the gradients of these, c - c_i, (clients, *shape)."""
         added = (self._mean - self._states.rows(clients)).to(device)
         parts = torch.split(added, self._sizes, dim=1)
         shapes = zip(self._shapes.items(), parts, strict=True)
-        return {name: part.view(-1, *shape) for (name, shape), part in shapes}
+        return {name: part.view(-1, *map(int, shape)) for (name, shape), part in shapes}
 
     def followed(
         self, trained: Iterable[Trained], began: Mapping[str, Tensor]

@@ -122,9 +122,9 @@ class LocalCohort(LocalSteps):
         reader: Reader,
         states: ClientStates,
     ) -> LocalCohort:
-        """What trains clients under a plan, of the run's partition, whose `states` are kept. Raises PlanError for a plan of
-        which no peer has the whole model, SettingsError or DataError for a partition that cannot
-        be."""
+        """What trains clients under a plan, of the run's partition, and keeps their `states`. Raises
+        PlanError for a plan of which no peer has the whole model, SettingsError or DataError for a
+        partition that cannot be."""
         if len(plan.stages) != 1 or len(plan.stages[0].holders) != 1:
             raise PlanError(f"{plan!r}: expected one stage on one peer, which trains clients")
         assert training.rounds is not None
@@ -236,8 +236,8 @@ class LocalCohort(LocalSteps):
         return total / sum(there.values())
 
     def _states_of(self, numbers: Sequence[int]) -> RoundStates | None:
-        """Return what these clients have kept; None: clients keep nothing. Raises DataError for what
-        the broker cannot have meant."""
+        """Return what these clients have kept; None: clients keep nothing. Raises DataError for
+        what the broker cannot have meant."""
         start = self._start
         if not self._controls and not self._cohorts.sends.feedback:
             return None
@@ -311,8 +311,8 @@ class LocalCohort(LocalSteps):
         return self._rows.pop(value.partition(":")[2], None)
 
     def _updates(self, numbers: Sequence[int], rests: RoundStates | None) -> SparseUpdates:
-        """Return what takes down the updates of these clients, and keeps the `rests`. Raises DataError for what the broker
-        cannot have meant."""
+        """Return what takes down the updates of these clients, and keeps the `rests`. Raises
+        DataError for what the broker cannot have meant."""
         start, base = self._start, {n: self._executor.parameters[n] for n in self._trained}
         elements = sum(t.numel() for t in base.values())
         told = len(start.kept), len(start.weights)

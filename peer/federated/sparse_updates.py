@@ -23,7 +23,8 @@ __all__ = ["SparseUpdates"]
 
 class SparseUpdates:
     """Updates of one round. `base`: by name, the parameters that clients began from. `kept`: by
-    participant, how many numbers of its update it sends, at least 1, at most all. `rests`: of clients, what they did not send until now; None: it is lost.
+    participant, how many numbers of its update it sends, at least 1, at most all. `rests`: what
+    participants have not sent until now; None: it is lost.
 
     senders: (numbers of an update,) float32, how many of the participants so far sent each."""
 
@@ -40,8 +41,8 @@ class SparseUpdates:
         self.senders = torch.zeros(sum(self._sizes), device=device)
 
     def sent(self, trained: Iterable[Trained]) -> Iterator[Trained]:
-        """Yield participants as if each had moved by what it sends, and nothing else. Raises DataError
-        where the rest cannot be kept."""
+        """Yield participants as if each had moved by what it sends, and nothing else. Raises
+        DataError where the rest cannot be kept."""
         for some in trained:
             moved = [(some.values[n] - t).flatten(1) for n, t in self._base.items()]
             whole = torch.cat(moved, dim=1)  # (participants, numbers of an update)

@@ -1,12 +1,20 @@
-"""The server's optimizers of federated averaging (FedAvgM: Hsu et al. 2019, 1909.06335; FedAdam,
-FedYogi, FedAdagrad: Reddi et al. 2021, 2003.00295, algorithm 2). D is the mean of what clients
-moved, towards where they came from:
+"""The server's rules of federated averaging that are no plain mean (FedAvgM: Hsu et al. 2019,
+1909.06335; FedAdam, FedYogi, FedAdagrad: Reddi et al. 2021, 2003.00295, algorithm 2). D is the
+mean of what clients moved, towards where they came from:
 
     FedAvgM      m <- μ·m + D                     θ <- θ - η·m
     the others   m <- β₁·m + (1 - β₁)·D           θ <- θ - η·m / (√v + ε)
     FedAdam      v <- β₂·v + (1 - β₂)·D²
     FedYogi      v <- v - (1 - β₂)·D²·sign(v - D²)
     FedAdagrad   v <- v + D²
+
+SCAFFOLD (Karimireddy et al. 2020, 1910.06378, algorithm 1, option II), of K clients of N that each
+made as many steps, with g what a move is multiplied by to be a mean gradient, 1 / (steps · rate):
+
+    θ <- θ - η·D                c <- c + (K/N)·(g·D - c)
+
+So c stays the mean over all N clients of their own c_i, which `peer/federated/control_variates.py`
+has: each of the K goes from c_i to c_i - c + g·D_i.
 """
 
 from __future__ import annotations
@@ -15,11 +23,20 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...job.clients.client_options import AdaptiveOptions, FedAvgMOptions
+from ...job.clients.client_options import AdaptiveOptions, FedAvgMOptions, ScaffoldOptions
 from .strategy import RoundStrategy, State
 
-__all__ = ["FedAdagradRounds", "FedAdamRounds", "FedAvgMRounds", "FedYogiRounds"]
+__all__ = [
+    "CONTROL",
+    "FedAdagradRounds",
+    "FedAdamRounds",
+    "FedAvgMRounds",
+    "FedYogiRounds",
+    "ScaffoldRounds",
+]
 
+CONTROL = "control"
+"""The slot of SCAFFOLD's c."""
 _MOMENTUM, _SQUARE = "momentum", "square"
 
 
@@ -81,3 +98,23 @@ class FedAdagradRounds(_Adaptive):
 
     def second(self, before: Tensor, squared: Tensor) -> Tensor:
         return before + squared
+
+
+class ScaffoldRounds(RoundStrategy):
+    """The mean of all control variates, which all share."""
+
+    options: ScaffoldOptions
+    slots: ClassVar[tuple[str, ...]] = (CONTROL,)
+    _share = _to_gradient = 0.0
+
+    def planned(self, share: float, to_gradient: float) -> None:
+        self._share, self._to_gradient = share, to_gradient
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        step, control = mean * self.options.lr, state[CONTROL]
+        if self._to_gradient > 0:
+            gradient = mean * self._to_gradient
+            change = gradient - control
+            change = change * self._share
+            control = control + change
+        return base - step, {CONTROL: control}

@@ -4,12 +4,12 @@ schedule they stand. Both are the run's, and the broker says which of them are w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from ...proto import broker_pb2
 from ..data.manifest import DataError
-from .strategy import State
 
 __all__ = ["LocalSteps"]
 
@@ -32,11 +32,10 @@ class LocalSteps:
 
     @property
     def to_gradient(self) -> float:
-        """What a client's move of the round is multiplied by to be its mean gradient; 0: it is none.
-        """
+        """What a client's move of the round is multiplied by to be a mean gradient; 0: it is none."""
         return 0.0
 
-    def work(self, shared: Mapping[str, State]) -> float:
+    def work(self, shared: Mapping[str, Mapping[str, Any]]) -> float:
         """Do what is still to be done of the round before it is taken down: nothing, once the steps
         of the plan are done. `shared`: by entry of the vector, what all replicas share. Return the
         mean square of what clients moved."""

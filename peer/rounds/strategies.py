@@ -9,11 +9,16 @@ from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings, options_of
 from .coding import CountedCoding, PartCoding
 from .diloco import DilocoRounds, StreamingRounds
-from .fed_opt import FedAdagradRounds, FedAdamRounds, FedAvgMRounds, FedYogiRounds
+from .fed_opt import (
+    FedAdagradRounds,
+    FedAdamRounds,
+    FedAvgMRounds,
+    FedYogiRounds,
+    ScaffoldRounds,
+)
 from .gossip import GossipRounds
 from .noloco import NoLocoRounds
 from .saps import SapsRounds
-from .scaffold import ScaffoldRounds
 from .side_by_side import SideBySide
 from .sparse_loco import SparseLocoRounds
 from .strategy import RoundStrategy

@@ -70,9 +70,9 @@ def train_cohorts(
     `optimizer` makes the local one, fresh for each client, in place of SGD with `momentum`; its
     rate is `lr`. `clip`: the largest norm of a gradient, 0: any. `aggregate`: what is made of what
     clients moved, in place of their weighted mean. `overlap`: gamma and D, by which numbers that
-    few clients sent count for more. `feedback`: whether what a client does not send is added to what
-    it moves next. A round without a cohort changes nothing. `committed` sees each
-    round's number and the result so far. Raises ValueError where training changes a buffer: nothing
+    few clients sent count for more. `feedback`: whether what a client does not send is added to
+    what it moves next. A round without a cohort changes nothing. `committed` sees each round's
+    number and the result so far. Raises ValueError where training changes a buffer: nothing
     says what its mean would be."""
     make = optimizer or (lambda m: torch.optim.SGD(m.parameters(), lr=1.0, momentum=momentum))
     local = copy.deepcopy(module)

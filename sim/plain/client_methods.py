@@ -117,8 +117,8 @@ class Scaffold(FedAvg):
     """Control variates, of each client and their mean; `clients` is N, however few come. Its means
     are over clients, whatever their weights.
 
-    `afresh`: rounds that begin with none. `lost`: by round, clients that begin it with none of their
-    own, which their mean is told nothing of."""
+    `afresh`: rounds that begin with none. `lost`: by round, clients that begin it with none of
+    their own, which their mean is told nothing of."""
 
     def __init__(
         self,

@@ -79,7 +79,8 @@ def committed_cohorts(
                 sent, new = dict[int, tuple[int, int]](), set[int]()
                 for w in (work[n] for n in inside):
                     new |= {*w.lost}
-                    new |= {p for p, t in zip(places_of(w.cohort), w.trained) if not t}
+                    trained = zip(places_of(w.cohort), w.trained, strict=False)  # if any is told
+                    new |= {p for p, number in trained if not number}
                     told = zip(w.kept, w.weights, strict=True)
                     sent |= zip(places_of(w.cohort), told, strict=False)
                 clients = cohort_of(cohorts.clients, job.seed, done.round, places)

@@ -235,7 +235,7 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
         ({"sync": {"method": "fednova"}}, "train.optimizer", "SGD"),
         ({"sync": {"compression": "top"}}, "sync.compression", '"topk"'),
         ({"sync": {"compression": "bcrs"}}, "sync.client_links", "is missing"),
-        ({"sync": {"client_feedback": "ef"}}, "sync.client_feedback", "may be on another peer"),
+        ({"sync": {"client_feedback": "ef"}}, "sync.client_feedback", "where clients send all"),
         (
             {"sync": {"compression_options": {"least_ratio": 0.5}}},
             "sync.compression_options",

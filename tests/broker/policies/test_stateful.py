@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,4 +99,4 @@ def test_new_clients_go_where_least_is_done_for_their_speed() -> None:
 def test_ranges_are_those_of_places(places: set[int]) -> None:
     found = ranges_of(sorted(places))
     assert places_of(found) == sorted(places)
-    assert all(b.first > a.first + a.count for a, b in zip(found, found[1:], strict=False))
+    assert all(b.first > a.first + a.count for a, b in pairwise(found))

@@ -44,7 +44,7 @@ def test_of_each_client_there_is_what_counts_and_what_may_count(
             for one, since in counted.items():
                 found = states.load(one, since, SIZE)
                 assert (found is None) == (since == 0)
-                assert since == 0 or found is not None and torch.equal(found, row(since))
+                assert since == 0 or (found is not None and torch.equal(found, row(since)))
         assert len([*(folder / "run").iterdir()]) <= 6, "two of each client at most"
 
 
@@ -76,7 +76,7 @@ def test_a_full_disk_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("shoal.peer.federated.client_states.write_whole", full)
-    with pytest.raises(DataError, match="state of client 4 cannot be kept.*No space left"):
+    with pytest.raises(DataError, match=r"state of client 4 cannot be kept.*No space left"):
         RoundStates(states, {4: 0}, 0, SIZE).keep([4], row(1.0)[None])
 
 
