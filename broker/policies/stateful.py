@@ -20,7 +20,7 @@ __all__ = ["StatefulWork", "place_clients"]
 
 @dataclass(frozen=True)
 class StatefulWork:
-    """places: by replica, which of the cohort it trains, ascending. trained: by place of that, as in
+    """places: by replica, which of the cohort it trains, ascending. trained: by place, as in
     RoundStart. afresh: whether no client has state from here on."""
 
     places: Mapping[int, Sequence[int]]

@@ -98,9 +98,9 @@ class ClientStates:
 
 
 class RoundStates:
-    """States of clients in one round, of so many numbers each. `trained`: by client, as in RoundStart.
-    `behind`: the number of the states that they come to. lost: clients whose state is not here, and
-    should be; it is 0, as of who was never trained."""
+    """States of clients in one round, of so many numbers each. `trained`: by client, as in
+    RoundStart. `behind`: the number of the states that they come to. lost: clients whose state is
+    not here, and should be; it is 0, as of who was never trained."""
 
     def __init__(
         self, states: ClientStates, trained: Mapping[int, int], behind: int, numbers: int

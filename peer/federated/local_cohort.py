@@ -122,7 +122,7 @@ class LocalCohort(LocalSteps):
         reader: Reader,
         states: ClientStates,
     ) -> LocalCohort:
-        """What trains clients under a plan, of the run's partition, and keeps their `states`. Raises
+        """What trains clients under a plan, of the run's partition, and keeps `states`. Raises
         PlanError for a plan of which no peer has the whole model, SettingsError or DataError for a
         partition that cannot be."""
         if len(plan.stages) != 1 or len(plan.stages[0].holders) != 1:

@@ -32,7 +32,7 @@ class LocalSteps:
 
     @property
     def to_gradient(self) -> float:
-        """What a client's move of the round is multiplied by to be a mean gradient; 0: it is none."""
+        """What a client's move of the round is times to be a mean gradient; 0: it is none."""
         return 0.0
 
     def work(self, shared: Mapping[str, Mapping[str, Any]]) -> float:
