@@ -31,7 +31,7 @@ AHEAD_BYTES = 16 << 20
 Indices = npt.NDArray[np.int64]
 Corrections = Callable[[Sequence[int]], Mapping[str, Tensor]]
 """By numbers of participants, what is added to their gradients: by parameter, (participants,
-*shape)."""
+numbers)."""
 Key = Callable[[int, int], int]
 """By number of a participant and of its step, the key of random numbers (`dag/ir/random.py`)."""
 Read = Callable[[Indices], Mapping[str, Tensor]]
@@ -298,7 +298,7 @@ class _Stack:
             if self._mu:
                 grads[name] = grads[name] + self._mu * (self._leaves[name] - self._began[name])
             if name in self._bends:
-                grads[name] = grads[name] + self._bends[name][: self._active]
+                grads[name] = grads[name] + self._bends[name][: self._active].view_as(grads[name])
         if self._train.clip > 0 and grads:
             squares = sum(
                 (g.double().flatten(1).square().sum(1) for g in grads.values()),

@@ -37,17 +37,15 @@ class ControlVariates:
         states: RoundStates,
         to_gradient: float,
     ) -> None:
-        self._shapes = {p.name: p.spec.shape for p in graph.parameters if p.trainable}
-        self._sizes = [p.spec.elements for p in graph.parameters if p.trainable]
-        self._mean = torch.cat([shared[f"param:{name}"][CONTROL] for name in self._shapes])
+        self._sizes = {p.name: p.spec.elements for p in graph.parameters if p.trainable}
+        self._mean = torch.cat([shared[f"param:{name}"][CONTROL] for name in self._sizes])
         self._states, self._to_gradient = states, to_gradient
 
     def corrections(self, clients: Sequence[int], device: torch.device) -> dict[str, Tensor]:
-        """Return by parameter what is added to the gradients of these, c - c_i, (clients, *shape)."""
+        """Return by parameter what is added to gradients of these, c - c_i, (clients, numbers)."""
         added = (self._mean - self._states.rows(clients)).to(device)
-        parts = torch.split(added, self._sizes, dim=1)
-        shapes = zip(self._shapes.items(), parts, strict=True)
-        return {name: part.view(-1, *map(int, shape)) for (name, shape), part in shapes}
+        parts = torch.split(added, [*self._sizes.values()], dim=1)
+        return dict(zip(self._sizes, parts, strict=True))
 
     def followed(
         self, trained: Iterable[Trained], began: Mapping[str, Tensor]
@@ -57,7 +55,7 @@ class ControlVariates:
         for some in trained:
             own = self._states.rows(some.participants)
             if self._to_gradient > 0:
-                moved = [began[n].detach() - some.values[n].detach() for n in self._shapes]
+                moved = [began[n].detach() - some.values[n].detach() for n in self._sizes]
                 whole = torch.cat([m.flatten(1) for m in moved], dim=1).to("cpu", torch.float32)
                 own = own - self._mean + whole * self._to_gradient
             self._states.keep(some.participants, own)
