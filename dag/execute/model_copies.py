@@ -82,10 +82,10 @@ class ModelCopies:
         loss_of: LossOf | None = None,
     ) -> CopiesForward:
         """`parameters`, `buffers`: by name, those that operators read at least, (copies, *shape);
-        gradients are those of parameters that require one, none where none does. `inputs`: by argument, (copies, batch, ...). `keys`:
-        of each copy's random numbers (`dag/ir/random.py`), where operators draw some. `loss_of`: in
-        place of the graph's loss; such steps are never replayed from a record, which would keep
-        what the first one's loss read."""
+        gradients are those of parameters that require one, none where none does. `inputs`: by
+        argument, (copies, batch, ...). `keys`: of each copy's random numbers (`dag/ir/random.py`),
+        where operators draw some. `loss_of`: in place of the graph's loss; such steps are never
+        replayed from a record, which would keep what the first one's loss read."""
         batch = next(iter(inputs.values())).shape[1]
         return self._of(batch).run(parameters, buffers, inputs, keys, loss_of)
 

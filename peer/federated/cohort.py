@@ -42,8 +42,8 @@ Read = Callable[[Indices], Mapping[str, Tensor]]
 @dataclass(frozen=True, slots=True)
 class Trained:
     """What some participants came to, in the order of `participants`. values: by name, of trained
-    parameters and of buffers that steps update, (participants, *shape). steps, losses: (participants,) each; losses are the
-    mean over a participant's steps."""
+    parameters and of buffers that steps update, (participants, *shape). steps, losses:
+    (participants,) each; losses are the mean over a participant's steps."""
 
     participants: tuple[int, ...]
     values: dict[str, Tensor]
