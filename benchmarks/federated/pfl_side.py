@@ -22,19 +22,42 @@ from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.algorithm.fedprox import FedProx, FedProxParams
+from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
 from pfl.callback.base import TrainingProcessCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.user_state import InMemoryUserStateStorage
 from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
+from pfl.internal.bridge import FrameworkBridgeFactory
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from round_log import RoundLog, perceptron  # type: ignore[import-not-found]
 
+
+class Scaffold(SCAFFOLD):  # type: ignore[misc]
+    """With c_i added to gradients, and c taken from them: both have the other sign here."""
+
+    def train_one_user(self, *args: Any, **named: Any) -> Any:
+        bridge = FrameworkBridgeFactory.scaffold_bridge()
+        as_it_is = bridge.do_control_variate_sgd
+
+        def turned(*given: Any, local_c: Any, server_c: Any) -> None:
+            as_it_is(*given, local_c=server_c, server_c=local_c)
+
+        bridge.do_control_variate_sgd = turned
+        try:
+            return super().train_one_user(*args, **named)
+        finally:
+            bridge.do_control_variate_sgd = as_it_is
+
+
 ALGORITHMS = {
     "FederatedAveraging": (FederatedAveraging, NNAlgorithmParams),
     "FedProx": (FedProx, FedProxParams),
+    "SCAFFOLD": (Scaffold, SCAFFOLDParams),
+    "SCAFFOLD as it is": (SCAFFOLD, SCAFFOLDParams),
 }
 RATE = 0.1
 
@@ -82,12 +105,12 @@ class Watch(TrainingProcessCallback):  # type: ignore[misc]
 def play(problem: dict[str, Any], task: dict[str, Any]) -> RoundLog:
     x, y = torch.from_numpy(problem["x"]), torch.from_numpy(problem["y"])
     rounds, cohort = problem["cohorts"].shape
-    batch = problem["steps"].shape[-1]
+    batch, who = problem["steps"].shape[-1], problem["cohorts"].reshape(-1)
 
     def of_user(turn: int) -> Any:
         """The data of the client whose turn it is, counted over all rounds."""
         at = torch.from_numpy(problem["steps"][turn // cohort, turn % cohort].reshape(-1))
-        return Dataset(raw_data=[x[at], y[at]], user_id=str(turn))
+        return Dataset(raw_data=[x[at], y[at]], user_id=str(who[turn]))
 
     turns = count()
     net = Net([problem[f"start{i}"] for i in range(4)])
@@ -98,6 +121,9 @@ def play(problem: dict[str, Any], task: dict[str, Any]) -> RoundLog:
         central_optimizer=torch.optim.SGD(net.parameters(), 1.0),
     )
     algorithm, parameters = ALGORITHMS[task["algorithm"]]
+    states = {}
+    if "SCAFFOLD" in task["algorithm"]:
+        states["user_state_storage"] = InMemoryUserStateStorage()
     algorithm().run(
         backend=SimulatedBackend(
             training_data=FederatedDataset(of_user, lambda: next(turns)),
@@ -111,6 +137,7 @@ def play(problem: dict[str, Any], task: dict[str, Any]) -> RoundLog:
             train_cohort_size=cohort,
             val_cohort_size=0,
             **task["arguments"],
+            **states,
         ),
         model_train_params=NNTrainHyperParams(
             local_num_epochs=1, local_learning_rate=RATE, local_batch_size=batch

@@ -49,10 +49,11 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Method:
-    """A method as [sync] has it."""
+    """A method as [sync] has it, with what else it has there."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    sync: Mapping[str, Any] = field(default_factory=dict)
 
 
 MEAN = Method("fedavg")
@@ -125,6 +126,7 @@ class Problem:
                 "sync": {
                     **{"kind": "federated", "method": method.name, "per_round": self.per_round},
                     **{"local": {"passes": self.passes}, "options": dict(method.options)},
+                    **method.sync,
                 },
                 "plan": {"replicas": PEERS, "scheduler": "uniform"},
                 "train": {
@@ -156,8 +158,11 @@ class Problem:
             if events[-1].state.phase != DONE:
                 raise RuntimeError(events[-1].state.reason.text)
             done = [e.round_done for e in events if e.HasField("round_done")]
-            if len(done) != self.rounds or any(len(d.members) != PEERS for d in done):
-                raise RuntimeError(f"{len(done)} rounds: expected {self.rounds} of all peers")
+            begun = [len(e.round_begun.work) for e in events if e.HasField("round_begun")]
+            if len(done) != self.rounds or begun != [len(d.members) for d in done]:
+                raise RuntimeError(
+                    f"{len(done)} rounds: expected {self.rounds} of all peers that had clients"
+                )
             return Played(
                 weights=_exported(world, events),
                 accuracies=_accuracies(events),

@@ -81,11 +81,11 @@ class ModelCopies:
         keys: Sequence[int] = (),
         loss_of: LossOf | None = None,
     ) -> CopiesForward:
-        """`parameters`, `buffers`: by name, (copies, *shape); gradients are those of parameters
-        that require one, none where none does. `inputs`: by argument, (copies, batch, ...). `keys`:
-        of each copy's random numbers (`dag/ir/random.py`), where operators draw some. `loss_of`: in
-        place of the graph's loss; such steps are never replayed from a record, which would keep
-        what the first one's loss read."""
+        """`parameters`, `buffers`: by name, those that operators read at least, (copies, *shape);
+        gradients are those of parameters that require one, none where none does. `inputs`: by
+        argument, (copies, batch, ...). `keys`: of each copy's random numbers (`dag/ir/random.py`),
+        where operators draw some. `loss_of`: in place of the graph's loss; such steps are never
+        replayed from a record, which would keep what the first one's loss read."""
         batch = next(iter(inputs.values())).shape[1]
         return self._of(batch).run(parameters, buffers, inputs, keys, loss_of)
 
@@ -93,10 +93,14 @@ class ModelCopies:
         self, version: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
     ) -> CopiesForward:
         """As `run` without gradients, of copies that are all alike, which need no keys: `version`
-        has parameters and buffers by name, (*shape)."""
+        has parameters and buffers by name, (*shape), those that operators read at least."""
         count = len(next(iter(inputs.values())))
         parameters, buffers = (
-            {t.name: version[t.name].detach().expand(count, *version[t.name].shape) for t in of}
+            {
+                t.name: version[t.name].detach().expand(count, *version[t.name].shape)
+                for t in of
+                if t.name in version
+            }
             for of in (self._graph.parameters, self._graph.buffers)
         )
         return self.run(parameters, buffers, inputs)
@@ -129,7 +133,9 @@ class _Bound:
         owner: fx.GraphModule = self.module.module
         named_tensors = [*owner.named_parameters(), *owner.named_buffers()]
         self._names = {name: by_tensor[id(t)] for name, t in named_tensors}
-        self._standing, self._apart = tuple(hollow), self.module.takes_key
+        read = {*self._names.values()}
+        self._standing = tuple(v for v in hollow if v in read)
+        self._apart = self.module.takes_key
         self._came, self._records = Counter[_Shape](), dict[_Shape, Callable[..., _Made]]()
 
     def run(

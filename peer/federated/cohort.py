@@ -41,9 +41,9 @@ Read = Callable[[Indices], Mapping[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What some participants came to, in the order of `participants`. values: by parameter and
-    floating buffer, (participants, *shape). steps, losses: (participants,) each; losses are the
-    mean over a participant's steps."""
+    """What some participants came to, in the order of `participants`. values: by name, of trained
+    parameters and of buffers that steps update, (participants, *shape). steps, losses:
+    (participants,) each; losses are the mean over a participant's steps."""
 
     participants: tuple[int, ...]
     values: dict[str, Tensor]
@@ -247,15 +247,18 @@ class _Stack:
         self._graph, self._train, self._active, self._steps = graph, train, copies, 0
         self._mu, self._began = mu, {n: t.detach().to(device) for n, t in version.items()}
 
-        def stacked(tensor: Tensor) -> Tensor:
-            own = tensor.detach().to(device)
-            return own.expand(copies, *own.shape).clone()
+        def stacked(name: str, moves: bool) -> Tensor:
+            own = version[name].detach().to(device)
+            every = own.expand(copies, *own.shape)
+            return every.clone() if moves else every
 
-        trainable = {p.name: p.trainable for p in graph.parameters}
-        self._parameters = {n: stacked(version[n]) for n in trainable}
-        self._buffers = {b.name: stacked(version[b.name]) for b in graph.buffers}
+        # What no operator reads is in no stage.
+        trainable = {p.name: p.trainable for p in graph.parameters if p.name in version}
         self._trainable = trainable
+        self._parameters = {n: stacked(n, moves) for n, moves in trainable.items()}
         self._rules = {b.name: b.update for b in graph.buffers if b.update}
+        buffers = (b.name for b in graph.buffers if b.name in version)
+        self._buffers = {n: stacked(n, n in self._rules) for n in buffers}
         self._begin({})
 
     def _begin(self, state: Mapping[str, Tensor]) -> None:
@@ -324,5 +327,6 @@ class _Stack:
                 buffer.copy_((1 - rule.factor) * buffer.double() + rule.factor * value)
 
     def values(self) -> dict[str, Tensor]:
-        """Parameters and buffers of all copies."""
-        return {**self._parameters, **self._buffers}
+        """Parameters and buffers of all copies, without those that stay as they are."""
+        trained = {n: p for n, p in self._parameters.items() if self._trainable[n]}
+        return {**trained, **{n: self._buffers[n] for n in self._rules}}

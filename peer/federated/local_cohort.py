@@ -83,7 +83,8 @@ class LocalCohort(LocalSteps):
         self._executor, self._partition, self._reader = executor, partition, reader
         self._senders: Mapping[str, Tensor] = {}
         self._trained = [p.name for p in graph.parameters if p.trainable]
-        size = sum(p.numel() * p.element_size() for p in executor.parameters.values())
+        self._updated = [b.name for b in graph.buffers if b.update]
+        size = sum(p.numel() * p.element_size() for p in self._moving.values())
         controls = method_of(training.rounds.method).controls
         sparse = self._cohorts.sends.sparse + 2 * self._cohorts.sends.feedback
         size *= 2 + training.train.optimizer_slots + sparse + 2 * controls
@@ -227,7 +228,7 @@ class LocalCohort(LocalSteps):
                         held[name].copy_(mean[name])
         there = {n: w for n, w in weights.items() if math.isfinite(squares[n])}
         if not there:
-            self._diverge(held)
+            self._diverge()
             return 0.0
         self.left_out = tuple(p for p, n in zip(places, numbers, strict=True) if n not in there)
         if cohorts.secure:
@@ -251,9 +252,15 @@ class LocalCohort(LocalSteps):
         behind = state_number(start.round, start.term)
         return RoundStates(self._states, trained, behind, sum(sizes))
 
-    def _diverge(self, held: Mapping[str, Tensor]) -> None:
+    @property
+    def _moving(self) -> dict[str, Tensor]:
+        """What local steps change of the stage."""
+        trained = {n: self._executor.parameters[n] for n in self._trained}
+        return {**trained, **{n: self._executor.buffers[n] for n in self._updated}}
+
+    def _diverge(self) -> None:
         """Give no finite number, for no client has moved by one."""
-        for name, tensor in held.items():
+        for name, tensor in self._moving.items():
             if tensor.is_floating_point() and self._cohorts.by_client:
                 self._rows[name] = torch.full((1, tensor.numel()), torch.nan)
             elif tensor.is_floating_point() and self._cohorts.secure:
@@ -266,10 +273,11 @@ class LocalCohort(LocalSteps):
         running statistics are none."""
         for some in trained:
             total = torch.zeros(len(some.participants), dtype=torch.float64)
-            for name, began in self._executor.parameters.items():
+            for name in self._trained:
+                began = self._executor.parameters[name]
                 moved = (some.values[name].detach() - began.detach()).flatten(1)
                 total += moved.double().square().sum(1).cpu()
-            for name in self._executor.buffers:
+            for name in self._updated:
                 if (values := some.values[name]).is_floating_point():
                     total += torch.where(values.isfinite().flatten(1).all(1), 0.0, torch.nan).cpu()
             squares |= zip(some.participants, total.tolist(), strict=True)
@@ -305,7 +313,8 @@ class LocalCohort(LocalSteps):
             momentum=train.momentum,
         )
         by = dict(zip(cohort, lengths.max() / lengths, strict=True))
-        return {n: weights[n] * by[n] for n in numbers}, self._executor.parameters
+        began = {n: self._executor.parameters[n] for n in self._trained}
+        return {n: weights[n] * by[n] for n in numbers}, began
 
     def clients(self, value: str) -> Tensor | None:
         return self._rows.pop(value.partition(":")[2], None)

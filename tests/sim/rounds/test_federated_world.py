@@ -39,7 +39,7 @@ from shoal.sim.plain.client_methods import (
     Update,
     copies,
 )
-from shoal.sim.plain.plain_cohorts import committed_cohorts, expected_versions
+from shoal.sim.plain.plain_cohorts import committed_cohorts, expected_versions, last_version
 from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual.world import PeerSpec
 
@@ -386,6 +386,48 @@ def test_clients_by_key_are_as_many_as_the_data_has(
     assert [len(c) for c in cohorts] == [3] * 3, "of four"
     sizes = [int((names[:108] == name).sum()) for name in sorted({*names.tolist()})]
     assert list(lab.spec.client_sizes) == [n - int(n * 0.2 + 0.5) for n in sizes]
+
+
+FROZEN = """
+import torch
+from torch import nn
+
+def small():
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base = nn.Linear(6, 8).requires_grad_(False)
+            self.register_buffer("unread", torch.ones(3), persistent=False)
+            self.register_buffer("scale", torch.full((8,), 0.5))
+            self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x, y):
+            made = self.base(x)
+            made = torch.tanh(made + self.scale * self.up(self.down(made)))
+            return {"loss": nn.functional.cross_entropy(self.head(made), y)}
+
+    return Adapted()
+"""
+
+
+@pytest.mark.parametrize("method", ["fednova", "fedprox"])
+def test_of_a_model_that_is_partly_frozen_the_rest_is_trained(
+    laboratory: Callable[[Job], Any], tmp_path: Path, method: str
+) -> None:
+    """Beside a buffer that nothing reads, which no stage has."""
+    job = job_of(tmp_path, method)
+    (tmp_path / "model.py").write_text(FROZEN)
+    lab = laboratory(replace(job, name=f"frozen {method}"))
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    world.finish(run)
+    events, got = world.events(run), exported(world, run)
+    assert events[-1].state.phase == DONE, events[-1].state.reason.text
+    wanted = last_version(lab.module, lab.job, events, lab.reader())
+    assert sorted(wanted) == ["down.weight", "head.bias", "head.weight", "up.weight"]
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(got[name], tensor.float(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("change", ["fewer sizes", "no partition"])
