@@ -171,7 +171,9 @@ def test_of_more_than_are_wanted_the_first_to_come_make_the_round(hosts: Hosts) 
     assert any(1 not in {m.replica for m in d.members} for d in done)
 
 
-@pytest.mark.parametrize("aggregate", ["median", "trimmed-mean"])
+@pytest.mark.parametrize(
+    "aggregate", ["median", "trimmed-mean", pytest.param("flag", marks=pytest.mark.slow)]
+)
 def test_hosts_that_may_be_wrong_are_borne_with(hosts: Hosts, aggregate: str) -> None:
     byzantine: Any = 1 if aggregate == "trimmed-mean" else "20%"
     sync = replace(
