@@ -103,6 +103,8 @@ class ClientRequests:
                 out += run.pause(now)
             elif wanted == "resume":
                 out += run.unpause(now)
+            elif wanted == "finish":
+                out += run.finish(now)
             elif not run.ended:
                 out += run.cancel(now)
         except ValueError as error:

@@ -162,7 +162,7 @@ class RunAsked:
 
     request: RequestId
     run: RunId
-    wanted: Literal["cancel", "pause", "resume", "recall"]
+    wanted: Literal["cancel", "pause", "resume", "finish", "recall"]
     by: str = ""
 
 

@@ -34,7 +34,17 @@ from .base import (
 if TYPE_CHECKING:
     from ..client import Client, Run
 
-__all__ = ["cancel", "evaluate", "export", "logs", "pause_run", "resume", "train", "watch"]
+__all__ = [
+    "cancel",
+    "evaluate",
+    "export",
+    "finish",
+    "logs",
+    "pause_run",
+    "resume",
+    "train",
+    "watch",
+]
 
 
 class Format(Enum):
@@ -112,6 +122,21 @@ def cancel(run: RunId, broker: Broker = None, json: Json = False) -> None:
             print_json(state_row(state))
         else:
             echo(f"run {run} is {phase_name(state)}")
+
+
+@app.command()
+@verb
+def finish(run: RunId, broker: Broker = None, json: Json = False) -> None:
+    """End a run in rounds early, and keep what it came to: with the round that is under way, or the
+    one behind it, it is done and has its weights. Example: shoal finish r-3f2"""
+    with _opened(run, broker, Path("runs")) as (_, found):
+        state = found.finish()
+        if json:
+            print_json(state_row(state))
+        else:
+            over = phase_name(state) == "done"
+            ends = "is done" if over else f"ends soon, with its weights: shoal watch {run}"
+            echo(f"run {run} {ends}")
 
 
 @app.command()

@@ -1509,7 +1509,7 @@ class Recalled(_message.Message):
     def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "unmasked", "formed", "term", "renamed", "replica", "report", "local", "keepers")
+    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "unmasked", "finishing", "formed", "term", "renamed", "replica", "report", "local", "keepers")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1523,6 +1523,7 @@ class RunEvent(_message.Message):
     ROUND_DONE_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     UNMASKED_FIELD_NUMBER: _ClassVar[int]
+    FINISHING_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
@@ -1543,6 +1544,7 @@ class RunEvent(_message.Message):
     round_done: RoundDone
     evaluated: VersionEvaluated
     unmasked: RoundUnmasked
+    finishing: RunFinishing
     formed: Formation
     term: int
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
@@ -1550,7 +1552,7 @@ class RunEvent(_message.Message):
     report: PlanReport
     local: _containers.RepeatedScalarFieldContainer[str]
     keepers: _containers.RepeatedCompositeFieldContainer[Keeper]
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., unmasked: _Optional[_Union[RoundUnmasked, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., unmasked: _Optional[_Union[RoundUnmasked, _Mapping]] = ..., finishing: _Optional[_Union[RunFinishing, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ...) -> None: ...
 
 class RoundBegun(_message.Message):
     __slots__ = ("round", "work")
@@ -1621,6 +1623,12 @@ class RoundUnmasked(_message.Message):
     round: int
     members: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RunFinishing(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class RoundMember(_message.Message):
     __slots__ = ("replica", "weight", "unit", "term", "group", "attempt", "source")

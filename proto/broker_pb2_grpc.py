@@ -136,6 +136,11 @@ class RunsStub:
                 request_serializer=shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
                 response_deserializer=shoal_dot_proto_dot_broker__pb2.RunState.FromString,
                 _registered_method=True)
+        self.Finish = channel.unary_unary(
+                '/shoal.v1.Runs/Finish',
+                request_serializer=shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
+                response_deserializer=shoal_dot_proto_dot_broker__pb2.RunState.FromString,
+                _registered_method=True)
         self.Recall = channel.unary_unary(
                 '/shoal.v1.Runs/Recall',
                 request_serializer=shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
@@ -195,6 +200,13 @@ class RunsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Finish(self, request, context):
+        """A run in rounds ends early, and exports its last version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Recall(self, request, context):
         """What was submitted, and its newest checkpoint.
         """
@@ -248,6 +260,11 @@ def add_RunsServicer_to_server(servicer, server):
             ),
             'Resume': grpc.unary_unary_rpc_method_handler(
                     servicer.Resume,
+                    request_deserializer=shoal_dot_proto_dot_broker__pb2.RunRequest.FromString,
+                    response_serializer=shoal_dot_proto_dot_broker__pb2.RunState.SerializeToString,
+            ),
+            'Finish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Finish,
                     request_deserializer=shoal_dot_proto_dot_broker__pb2.RunRequest.FromString,
                     response_serializer=shoal_dot_proto_dot_broker__pb2.RunState.SerializeToString,
             ),
@@ -406,6 +423,33 @@ class Runs:
             request,
             target,
             '/shoal.v1.Runs/Resume',
+            shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
+            shoal_dot_proto_dot_broker__pb2.RunState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Finish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Runs/Finish',
             shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
             shoal_dot_proto_dot_broker__pb2.RunState.FromString,
             options,

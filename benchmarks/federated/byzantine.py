@@ -36,7 +36,7 @@ from shoal.peer.data.partition import partition
 CLIENTS, PER_ROUND, STEPS, BATCH, RATE, TOLD, SEEDS = 100, 20, 10, 8, 0.2, 6, (0, 1, 2, 3)
 SHAPES = (64, 32), (1, 32), (32, 10), (1, 10)
 SIZES = [a * b for a, b in SHAPES]
-AGGREGATES = "mean", "median", "trimmed-mean", "krum", "multi-krum"
+AGGREGATES = "mean", "median", "trimmed-mean", "krum", "multi-krum", "flag"
 ATTACKS = "none", "flipped", "scaled", "random", "alie", "reversed", "far"
 STUDENT = 3.182
 """95 % of Student's t with three degrees of freedom lie within."""

@@ -48,6 +48,7 @@ _MAY: dict[str, frozenset[PartyRole]] = {
     "Runs.Cancel": _PEOPLE,
     "Runs.Pause": _PEOPLE,
     "Runs.Resume": _PEOPLE,
+    "Runs.Finish": _PEOPLE,
     "Runs.Recall": _PEOPLE,
     "Runs.Describe": _PEOPLE,
     "Runs.Preview": _PEOPLE,

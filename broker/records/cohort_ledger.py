@@ -37,6 +37,16 @@ class CohortLedger(WorkLedger):
         """Where the run stands between two rounds: no round comes back."""
         return RoundPosition(round=round_, committed=self.committed, next=self.committed)
 
+    def finish(self) -> None:
+        """The run is to end early: with the round under way or, if none is, the next one, since
+        nobody has the version of a run that has made none."""
+        self.finishing = True
+        self._end_with(1)
+
+    @property
+    def rounds_left(self) -> int:
+        return 0
+
     @property
     def spent(self) -> bool:
         """Whether no sum may be made any more."""
@@ -57,7 +67,7 @@ class CohortLedger(WorkLedger):
     def _end_early(self) -> None:
         """Have no round behind this one where the budget has none."""
         if self._budget and self.sums + SPARE_SUMS >= self._budget:
-            self.total = min(self.total, self.committed + bool(self.given))
+            self._end_with(int(self.begun))
 
     def units(self, number: int) -> int:
         """Clients that a replica trains in the round."""

@@ -34,7 +34,7 @@ class RoundRecord:
     def apply(self, event: RunEvent) -> None:
         """Raises ValueError for what cannot have been."""
         kind, versions, work = event.WhichOneof("kind"), self.versions, self.work
-        if kind not in ("round_begun", "round_planned", "unmasked", "round_done"):
+        if kind not in ("round_begun", "round_planned", "unmasked", "round_done", "finishing"):
             return
         number = getattr(event, kind).round
         if number != versions.round:
@@ -50,6 +50,8 @@ class RoundRecord:
                 work.planned()
             case "unmasked":
                 versions.unmask(event.unmasked)
+            case "finishing":
+                work.finish()
             case "round_done":
                 if self.homes is not None:
                     self.homes.done(event.round_done, work.given)

@@ -35,7 +35,7 @@ __all__ = ["RunRecord"]
 
 _FAR = (WAITING, BUILDING, RUNNING, EXPORTING, CANCELLED, FAILED, DONE)
 """Phases in the order in which a run is said to stand in one of its replicas'."""
-_OF_ROUNDS = ("round_begun", "round_planned", "unmasked", "round_done", "evaluated")
+_OF_ROUNDS = ("round_begun", "round_planned", "unmasked", "round_done", "evaluated", "finishing")
 
 
 class RunRecord:
@@ -54,7 +54,8 @@ class RunRecord:
         self.replicas = tuple(ReplicaRecord(run, number) for number in range(needs.replicas))
         self.rounds = None
         if needs.has_rounds:
-            work, homes = WorkLedger(run.spec.steps, run.spec.microbatches, needs.replicas), None
+            of = run.spec.steps, run.spec.microbatches, needs.replicas
+            work, homes = WorkLedger(*of, round_steps=needs.sync.steps), None
             if needs.cohorts is not None:
                 hidden, rounds = needs.cohorts.privacy, run.spec.steps
                 work = CohortLedger(rounds, hidden.sums(rounds) if hidden else 0)

@@ -48,13 +48,17 @@ class WorkLedger:
 
     given: by replica, its work of the round under way; none: it has not begun. total, committed:
     microbatches of the run. past: of replicas that have no work in this round, their last; who was
-    in the round before may go on with what it made ahead.
+    in the round before may go on with what it made ahead. finishing: somebody has asked the run to
+    end early.
     """
 
-    def __init__(self, steps: int, microbatches: int, replicas: int = 1) -> None:
+    def __init__(
+        self, steps: int, microbatches: int, replicas: int = 1, *, round_steps: int = 1
+    ) -> None:
         """`microbatches`: of one step of the run, in which each of `replicas` makes one of its
-        own."""
+        own. `round_steps`: of the run, in a round."""
         self.total, self._whole = steps * microbatches, microbatches
+        self._round, self.finishing = round_steps * microbatches, False
         self._own = microbatches // replicas
         self.committed = self._before = 0  # `_before`: a round ago.
         self.sums = 0
@@ -74,6 +78,22 @@ class WorkLedger:
         self.total -= (self.total - self.committed) % self._own
 
     # ------------------------------------------------------------ the run
+
+    def finish(self) -> None:
+        """The run is to end early: with the next round that is handed out, for the replicas of one
+        under way make no last version of it."""
+        self.finishing = True
+        if not self.begun:
+            self._end_with(self._round)
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds behind the one under way, once it is asked to finish, if nobody is left out."""
+        return int(self.begun and not self.final)
+
+    def _end_with(self, more: int) -> None:
+        """Have no more than so many microbatches committed beside those that are."""
+        self.total = min(self.total, self.committed + more)
 
     @property
     def over(self) -> bool:
@@ -195,6 +215,8 @@ class WorkLedger:
         for joined in done.joined:
             self.past.pop(joined.replica, None)
         self.given = {}
+        if self.finishing:
+            self._end_with(self._round)
 
     def _is_newest(self, work: RoundWork) -> bool:
         """Whether the replica has begun no term with other work since this was handed out."""
@@ -216,10 +238,13 @@ class WorkLedger:
             next=self._next,
             returned=self._returned,
             sums=self.sums,
+            finishing=self.finishing,
+            total=self.total if self.finishing else 0,
         )
 
     def restore(self, kept: RoundsKept) -> None:
-        self.sums = kept.sums
+        self.sums, self.finishing = kept.sums, kept.finishing
+        self.total = kept.total if kept.finishing else self.total
         self.committed, self._before = kept.committed, kept.before
         self.given = {w.replica: w for w in kept.work}
         self.past = {w.replica: w for w in kept.past}

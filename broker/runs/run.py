@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import chain
 
 from ...dag.plan.plan import PeerId
-from ...proto.broker_pb2 import RunState
+from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunFinishing, RunState
 from ..events import Instruction, RunId, Watched
 from ..membership.membership import Membership
 from ..records.rounds import RoundRecord
@@ -76,6 +76,25 @@ class Run:
         for life in self._told:
             life.check_unpause()
         return self._all(lambda life: life.unpause(now))
+
+    def finish(self, now: float) -> list[Instruction]:
+        """Have it end early and in good order, as if no more rounds had been wanted; nothing where
+        it does anyway. Raises ValueError where it has no rounds, or has come to a bad end."""
+        if not self.has_rounds:
+            raise ValueError(
+                f"run {self.id} makes no rounds, and its peers know its last step from the first "
+                'one on: expected one whose [sync] kind is "federated", "local" or "gossip"; '
+                f"`shoal cancel {self.id}` ends it without its weights"
+            )
+        versions, work = self.rounds.versions, self.rounds.work
+        if (phase := self.state.phase) in (FAILED, CANCELLED):
+            raise ValueError(f"run {self.id} is {Phase.Name(phase).lower()}: nothing to finish")
+        if work.finishing or work.over:
+            return []
+        last = versions.round + work.rounds_left
+        text = f"somebody has asked it to finish: it ends with round {last}"
+        events = RunEvent(finishing=RunFinishing(round=versions.round)), RunEvent(note=text)
+        return [self.record.publish(event, 0, now) for event in events]
 
     def cancel(self, now: float) -> list[Instruction]:
         return self._all(lambda life: life.cancel(now))

@@ -139,6 +139,7 @@ def add_services(
             "Submit": unary("Runs.Submit", runs.submit, RunSpec, Submitted),
             "Cancel": unary("Runs.Cancel", runs.of_run("cancel"), RunRequest, RunState),
             "Pause": unary("Runs.Pause", runs.of_run("pause"), RunRequest, RunState),
+            "Finish": unary("Runs.Finish", runs.of_run("finish"), RunRequest, RunState),
             "Resume": unary("Runs.Resume", runs.of_run("resume"), RunRequest, RunState),
             "Recall": unary("Runs.Recall", runs.of_run("recall"), RunRequest, Recalled),
             "Describe": unary("Runs.Describe", runs.describe, DescribeRequest, Description),
@@ -317,7 +318,7 @@ class RunsService:
         return answer
 
     def of_run(
-        self, wanted: Literal["cancel", "pause", "resume", "recall"]
+        self, wanted: Literal["cancel", "pause", "resume", "finish", "recall"]
     ) -> Callable[[RunRequest, Party | None], Awaitable[Message]]:
         """The call that wants this of a run."""
 

@@ -154,6 +154,14 @@ class Run:
         """Ends it; returns its state."""
         return self.client.cancel(self.id)
 
+    def finish(self) -> RunState:
+        """Have it end early and in good order, as if its job wanted no more rounds: with the round
+        under way ("federated"), or the one behind it ("local", "gossip"). Its last version is
+        evaluated, saved and exported. Returns its state; asked again, and behind the last round, it
+        changes nothing. Raises Refused for a run without rounds, and one that was cancelled or has
+        failed."""
+        return self.client.finish(self.id)
+
     def weights(self) -> dict[str, Tensor]:
         """The exported weights under the names of the user's own module, all in memory; of a run
         that goes on, once it has ended.

@@ -233,6 +233,12 @@ class Client:
             state: RunState = self._runs.Resume(broker_pb2.RunRequest(run=run), timeout=CALL_S)
         return state
 
+    def finish(self, run: str) -> RunState:
+        """Have a run in rounds end early, in good order. Raises Refused as `Run.finish` does."""
+        with self.translated():
+            state: RunState = self._runs.Finish(broker_pb2.RunRequest(run=run), timeout=CALL_S)
+        return state
+
     def recall(self, run: str) -> Recalled:
         """What was submitted, and the newest checkpoint that lies with the broker. Raises Refused
         for another's run."""

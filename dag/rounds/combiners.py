@@ -8,9 +8,10 @@ n rows x_1 … x_n, one a client, of which at most f are arbitrary:
     krum            the row with the least score, the sum of its squared distances to the
                     n - f - 2 others that are nearest (Blanchard et al. 2017, 1703.02757, section 4)
     multi-krum      the mean of the n - f rows with the least scores
+    flag            the mean of all as units, cut to a subspace, by the median length (`flag.py`)
 
-Of equal scores the first row counts. Rows of a vector that is divided into parts are chosen by the
-distances in all parts together. Where fewer rows came than the rule needs for its f, f is what they
+Of equal scores the first row counts. Rows of a vector that is divided into parts are chosen and
+weighted by all parts together. Where fewer rows came than the rule needs for its f, f is what they
 allow: (n - 1) // 2 of a trimmed mean, (n - 3) // 2 of the other two, at least 0.
 """
 
@@ -20,6 +21,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from .flag import flag_shares
 
 __all__ = [
     "combined",
@@ -42,6 +45,10 @@ def combined(rule: str, parts: Sequence[Tensor], f: int) -> list[Tensor]:
     if rule == "trimmed-mean":
         return [trimmed_mean(rows, f) for rows in parts]
     n = len(parts[0])
+    if rule == "flag":
+        products = sum((_products(rows) for rows in parts), torch.zeros(n, n).double())
+        shares = flag_shares(products)
+        return [_weighted(rows, shares) for rows in parts]
     distances = sum((squared_distances(rows) for rows in parts), torch.zeros(n, n).double())
     scores = krum_scores(distances, f)
     count = 1 if rule == "krum" else n - _borne(f, n, 3)
@@ -58,6 +65,21 @@ def _mean(rows: Tensor) -> Tensor:
     found = torch.empty(rows.shape[1])
     for at in range(0, rows.shape[1], _CHUNK):
         found[at : at + _CHUNK] = rows[:, at : at + _CHUNK].double().mean(0).float()
+    return found
+
+
+def _weighted(rows: Tensor, shares: Tensor) -> Tensor:
+    found = torch.empty(rows.shape[1])
+    for at in range(0, rows.shape[1], _CHUNK):
+        found[at : at + _CHUNK] = (shares @ rows[:, at : at + _CHUNK].double()).float()
+    return found
+
+
+def _products(rows: Tensor) -> Tensor:
+    found = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for at in range(0, rows.shape[1], _CHUNK):
+        some = rows[:, at : at + _CHUNK].double()
+        found += some @ some.T
     return found
 
 

@@ -29,7 +29,7 @@ __all__ = [
     "share_of",
 ]
 
-Aggregate = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum"]
+Aggregate = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "flag"]
 AGGREGATES: Mapping[Aggregate, int] = {"trimmed-mean": 1, "krum": 3, "multi-krum": 3}
 """Rules that leave out as many clients as may be wrong, f: how many a round has beside 2f, at
 least."""
@@ -217,8 +217,8 @@ class Cohorts(Settings):
 
     @property
     def chooses(self) -> bool:
-        """Whether clients count or do not by the whole of what they came to."""
-        return self.aggregate in ("krum", "multi-krum")
+        """Whether what a client counts for goes by the whole of what clients came to."""
+        return self.aggregate in ("krum", "multi-krum", "flag")
 
     def check(self) -> None:
         at_least(self, 1, "clients", "per_round")

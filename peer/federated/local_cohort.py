@@ -153,8 +153,9 @@ class LocalCohort(LocalSteps):
     def work(self, shared: Mapping[str, State]) -> float:
         """Train the clients of the round. Return the mean over them, by weight, of the squared norm
         of what each moved; 0 where clients, or what peers give, are to be hidden. A client that
-        moved by what is no finite number is left out, unless all did; one whose state is not here
-        has none. Raises DataError."""
+        moved by what is no finite number is left out, unless all did; where clients are hidden it
+        moves by nothing, and nobody hears of it. One whose state is not here has none. Raises
+        DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
         self.left_out, self.lost, places = (), (), places_of(start.cohort)
         if not places:
@@ -384,21 +385,21 @@ def hidden_mean(
     count: int,
 ) -> dict[str, Tensor]:
     """Return, by name, the mean of what participants moved away from `began`, (elements,), float32,
-    on the host; each is shortened to a 2-norm of `clip` at most. `squares`: by participant, the
-    squared norm of what it moved, of those that have come out of `trained`. `count`: of all.
+    on the host; each is shortened to a 2-norm of `clip` at most, and one that moved by what is no
+    finite number counts as one that moved by nothing. `squares`: by participant, the squared norm
+    of what it moved, of those that have come out of `trained`. `count`: of all.
 
     The mean is rounded to float32 and counts as often as there are participants: they get that much
     less than clip, so that one more or less never changes their sum by more."""
-    sums: dict[str, Tensor] = {}
+    sums = {n: torch.zeros_like(t).double() for n, t in began.items() if t.is_floating_point()}
     most = clip / (1.0 + count * 2.0**-22)
-    for some in trained:
+    for some in _finite(trained, squares):
         norms = torch.tensor([squares[n] for n in some.participants], dtype=torch.float64).sqrt()
-        by = torch.where(norms <= most, 1.0, most / norms)  # NaN stays
+        by = torch.where(norms <= most, 1.0, most / norms)
         for name, values in some.values.items():
             if values.is_floating_point():
                 moved = values.detach().double() - began[name].detach().double()
-                found = torch.tensordot(by.to(moved.device), moved, 1)
-                sums[name] = sums[name] + found if name in sums else found
+                sums[name] += torch.tensordot(by.to(moved.device), moved, 1)
     return {n: (s / count).reshape(-1).to("cpu", torch.float32) for n, s in sums.items()}
 
 

@@ -1,7 +1,7 @@
 """Clients that are hidden by noise, the boring way: each one's move is shortened, they are added
 up, noise is added to that, and it is divided by how many a round asks (McMahan et al. 2018,
-1710.06963, algorithm 1). Words of noise are those of simulations (`dag/rounds/noise.py`), made once
-more.
+1710.06963, algorithm 1). A move that is no finite number is none. Words of noise are those of
+simulations (`dag/rounds/noise.py`), made once more.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def hidden_mean(
     total = {name: torch.zeros_like(t) for name, t in moved[0].items()}
     for client in moved:
         norm = math.sqrt(sum(float(t.square().sum()) for t in client.values()))
+        if not math.isfinite(norm):
+            continue  # as one that moved by nothing
         for name, t in client.items():
             total[name] += t * min(1.0, clip / norm if norm else 1.0)
     for name, t in total.items():

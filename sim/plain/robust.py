@@ -4,6 +4,8 @@ median          of each element the middle one, or the mean of the middle two
 trimmed-mean    the mean without the f smallest and the f largest of each element
 krum            the client whose n - f - 2 nearest others are nearest in sum of squares
 multi-krum      the mean of the n - f clients of whom that is so
+flag            units, projected onto the subspace that loses least of them, by a singular value
+                decomposition of all that clients moved; their mean, as long as the middle client
 """
 
 from __future__ import annotations
@@ -64,9 +66,28 @@ def _multi_krum(moved: Sequence[Named], f: int) -> Named:
     return {n: torch.stack([m[n] for m in chosen]).mean(0) for n in moved[0]}
 
 
+def _flag(moved: Sequence[Named], f: int) -> Named:
+    flat = torch.stack([torch.cat([t.flatten() for t in m.values()]) for m in moved], dim=1)
+    lengths = [float(column.norm()) for column in flat.T]
+    units = torch.stack(
+        [c / size if size else c for c, size in zip(flat.T, lengths, strict=True)], dim=1
+    )
+    n, weights = len(moved), [1.0] * len(moved)
+    for _ in range(5):
+        weighted = units * torch.tensor(weights, dtype=torch.float64)
+        basis = torch.linalg.svd(weighted, full_matrices=False)[0][:, : (n + 2) // 2]
+        lost = [1 - float((basis.T @ unit).norm()) ** 2 for unit in units.T]
+        weights = [(max(0.0, each) + 1e-7) ** -0.25 for each in lost]
+    whole = (basis @ (basis.T @ units)).mean(1) * statistics.median_low(lengths)
+    sizes = [t.numel() for t in moved[0].values()]
+    pieces = zip(moved[0].items(), whole.split(sizes), strict=True)
+    return {name: piece.view(like.shape) for (name, like), piece in pieces}
+
+
 AGGREGATES: Mapping[str, Aggregate] = {
     "median": _by_element(_median),
     "trimmed-mean": _by_element(_trimmed),
     "krum": _krum,
     "multi-krum": _multi_krum,
+    "flag": _flag,
 }

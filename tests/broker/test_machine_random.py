@@ -259,7 +259,7 @@ class Driver:
             spec = valid_spec(rng.randrange(4), rng.randrange(1, 9), rng.random() < 0.2)
             return RunSubmitted(self.request(), spec)
         if kind < 70:
-            wanted = self.pick("cancel", "pause", "pause", "resume")
+            wanted = self.pick("cancel", "pause", "pause", "resume", "finish")
             return RunAsked(self.request(), self.often(RunId("r-none"), self.run()), wanted)
         if kind < 90 and self.asked:
             return self.planned()

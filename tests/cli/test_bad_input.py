@@ -196,7 +196,7 @@ def test_torch_says_nothing_of_its_insides(folder: Path, address: str) -> None:
 
 
 def test_a_run_that_the_broker_does_not_know_is_refused_with_code_4(address: str) -> None:
-    for verb in ("watch", "cancel", "export", "eval"):
+    for verb in ("watch", "cancel", "finish", "export", "eval"):
         code, output = call(verb, "r-none", "--broker", address)
         assert code == 4
         assert len(errors(output)) == 1

@@ -20,9 +20,9 @@ import shoal
 from shoal import cli
 from shoal.sim.processes import LocalCluster
 
-VERBS = ["bench", "broker", "cancel", "doctor", "eval", "export", "invite", "join", "kick"]
-VERBS += ["login", "logs", "page", "pause", "peers", "plan", "resume", "runs", "sim", "status"]
-VERBS += ["train", "unpause", "watch"]
+VERBS = ["bench", "broker", "cancel", "doctor", "eval", "export", "finish", "invite", "join"]
+VERBS += ["kick", "login", "logs", "page", "pause", "peers", "plan", "resume", "runs", "sim"]
+VERBS += ["status", "train", "unpause", "watch"]
 
 JOB = """
 version = 1
@@ -337,6 +337,9 @@ def test_ctrl_c_detaches_and_the_run_goes_on(cluster: LocalCluster, job: Path) -
         assert code == 1
         assert "of 1000000 steps" in text
         assert f"it has no weights before its end; shoal watch {run}" in text
+    code, text = call("finish", run, "--broker", cluster.address)
+    assert code == 4
+    assert f"run {run} makes no rounds" in text
     code, text = call("cancel", run, "--broker", cluster.address)
     assert (code, text.strip()) == (0, f"run {run} is cancelled")
     assert call("watch", run, "--broker", cluster.address)[0] == 1  # it has no result

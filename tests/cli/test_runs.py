@@ -16,7 +16,7 @@ from shoal import client as clients
 from shoal.cli.base import WRONG, app
 from shoal.cli.runs import _detachable
 from shoal.client.files.records import replacing
-from shoal.proto.broker_pb2 import RUNNING, Description, ReplicaState, RunState
+from shoal.proto.broker_pb2 import DONE, RUNNING, Description, Phase, ReplicaState, RunState
 
 
 def test_a_run_says_how_each_of_its_replicas_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +32,26 @@ def test_a_run_says_how_each_of_its_replicas_stands(monkeypatch: pytest.MonkeyPa
     (run,) = found["runs"] if isinstance(found, dict) else found
     assert (run["step"], run["steps"]) == (7, 9)
     assert run["replicas"] == [{"replica": "r-1", "phase": "running", "term": 2, "step": 7}]
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [(RUNNING, "run r-1 ends soon, with its weights: shoal watch r-1"), (DONE, "run r-1 is done")],
+)
+def test_a_run_that_is_asked_to_finish_says_whether_it_has(
+    monkeypatch: pytest.MonkeyPatch, phase: Phase, said: str
+) -> None:
+    state = RunState(run="r-1", phase=phase, round=3)
+
+    @contextmanager
+    def connect(_: str | None) -> Iterator[SimpleNamespace]:
+        run = SimpleNamespace(finish=lambda: state)
+        yield SimpleNamespace(run=lambda name, to: run)
+
+    monkeypatch.setattr(clients, "connect", connect)
+    assert CliRunner().invoke(app, ["finish", "r-1"]).output.strip() == said
+    found = json.loads(CliRunner().invoke(app, ["finish", "r-1", "--json"]).output)
+    assert (found["run"], found["round"]) == ("r-1", 3)
 
 
 def test_a_disk_that_is_full_here_ends_with_where_the_weights_are(

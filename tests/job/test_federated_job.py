@@ -53,6 +53,10 @@ def test_an_aggregate_says_how_many_clients_may_be_wrong() -> None:
     assert nine is not None
     assert nine.cohorts is not None
     assert (nine.cohorts.byzantine, nine.cohorts.chooses) == (9, False)
+    flag = job(sync=FLAG).rounds
+    assert flag is not None
+    assert flag.cohorts is not None
+    assert (flag.cohorts.byzantine, flag.cohorts.by_client, flag.cohorts.chooses) == (0, True, True)
     # Of 20 clients what was taken down, came and is put side by side; the result; the version.
     assert found.rounds.exchange_bytes == 20 * (4 + 4 + 4) + 4 + 4
 
@@ -105,6 +109,7 @@ def test_what_one_of_many_is_planned_as_has_no_clients() -> None:
 
 
 KRUM = {"aggregate": "krum", "weight": "equal", "per_round": 10}
+FLAG = {"aggregate": "flag", "weight": "equal", "per_round": 10}
 BUDGET = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
 PRIVATE = {"weight": "equal", "privacy": BUDGET}
 
@@ -150,7 +155,16 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
         ({"sync": {"kind": "local", "over_select": 2}}, "sync.over_select", 'for kind = "fed'),
         ({"sync": {"per_round": "some"}}, "sync.per_round", "a share such as"),
         ({"sync": {"aggregate": "median"}}, "sync.weight", 'expected "equal"'),
-        ({"sync": {"aggregate": "flag", "weight": "equal"}}, "sync.aggregate", "multi-krum"),
+        ({"sync": {"aggregate": "mode", "weight": "equal"}}, "sync.aggregate", "multi-krum"),
+        ({"sync": {"aggregate": "flag"}}, "sync.weight", 'expected "equal"'),
+        ({"sync": {**FLAG, "byzantine": 2}}, "sync.byzantine", "leaves nobody out"),
+        ({"sync": {**FLAG, "privacy": BUDGET}}, "sync.aggregate", "not bounded by clip"),
+        ({"sync": {**FLAG, "secure": True}}, "sync.secure", "nobody sees one"),
+        ({"sync": FLAG, "codec": {"sync": "bf16"}}, "codec.sync", "not supported yet"),
+        (
+            {"sync": {**FLAG, "method": "fednova"}, "train": {"steps": 5, "optimizer": "sgd"}},
+            *("sync.method", "a mean of scaled moves"),
+        ),
         ({"sync": {"byzantine": 2}}, "sync.byzantine", "leaves nobody out"),
         ({"sync": {**KRUM, "byzantine": "half"}}, "sync.byzantine", "a share such as"),
         ({"sync": {**KRUM, "per_round": 6, "byzantine": 2}}, "sync.byzantine", "needs 7 of them"),

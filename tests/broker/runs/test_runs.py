@@ -10,6 +10,8 @@ from shoal.broker.events import (
     Instruction,
     MakePlan,
     PlanReady,
+    Reject,
+    RunAsked,
 )
 from shoal.dag.plan.report import PeerPrediction, PlanReport, Prediction
 from shoal.proto.broker_pb2 import (
@@ -304,6 +306,14 @@ def test_exporting_has_a_deadline(make_world) -> None:
     world.report("a", run, 0)
     beat(world, 6, "a")
     assert "they are missing from a" in world.state(run).reason.text
+
+
+def test_a_run_without_rounds_is_not_asked_to_finish(world) -> None:
+    run = world.start("a", steps=2)
+    refused = world.only(world.handle(RunAsked(world.request(), run, "finish")), Reject)
+    assert refused.code == "FAILED_PRECONDITION"
+    assert refused.reason.startswith(f"run {run} makes no rounds")
+    assert world.state(run).phase == RUNNING
 
 
 @pytest.mark.parametrize("name", ["r-1.", "r-1.07", "r-1.-1", "x." + 5000 * "1", "r-1.\u0661"])

@@ -124,6 +124,7 @@ def calls(stubs: grpc.aio.Channel) -> dict[str, Any]:
         "Runs.Cancel": lambda: runs.Cancel(RunRequest()),
         "Runs.Pause": lambda: runs.Pause(RunRequest()),
         "Runs.Resume": lambda: runs.Resume(RunRequest()),
+        "Runs.Finish": lambda: runs.Finish(RunRequest()),
         "Runs.Recall": lambda: runs.Recall(RunRequest()),
         "Runs.Resolve": lambda: runs.Resolve(DataRequest()),
         "Runs.Describe": lambda: runs.Describe(DescribeRequest()),
@@ -148,7 +149,7 @@ MAY = {
     },
     PartyRole.SUBMITTER: {
         *("Runs.Submit", "Runs.Watch", "Runs.Cancel", "Runs.Describe", "Runs.Preview"),
-        *("Runs.Pause", "Runs.Resume", "Runs.Recall", "Runs.Resolve"),
+        *("Runs.Pause", "Runs.Resume", "Runs.Finish", "Runs.Recall", "Runs.Resolve"),
         *("Admission.Renew", "Admission.Page"),
         *("Blobs.Store", "Blobs.Fetch", "Blobs.Have"),
     },

@@ -91,7 +91,7 @@ async def everything(channel: grpc.aio.Channel, run: str) -> dict[str, tuple[str
     """The status and the answer of every call that is about a run."""
     runs, named = RunsStub(channel), RunRequest(run=run)
     found: dict[str, tuple[str, bytes]] = {}
-    for name in ("Recall", "Pause", "Resume", "Cancel"):
+    for name in ("Recall", "Pause", "Resume", "Finish", "Cancel"):
         call = getattr(runs, name)(named)
         code = (await call.code()).name
         found[name] = code, (await call).SerializeToString() if code == "OK" else b""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.broker.events import Persist
+from shoal.broker.events import Persist, Publish, RunAsked, RunId
 from shoal.broker.records.run import RunRecord
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
@@ -156,6 +156,23 @@ def test_who_is_in_a_round_takes_turns(hosts: Hosts) -> None:
     assert [t.replicas for t in told] == [2, 0], "the last one is by who brings the weights"
 
 
+def test_asked_to_finish_they_end_with_the_round_under_way(hosts: Hosts) -> None:
+    world = hosts.world()
+    run, checks = world.submit(hosts.spec), world.observe
+
+    def observe(seen: Any) -> None:
+        checks(seen)
+        if isinstance(seen.record, Publish) and seen.record.event.round_begun.round == 1:
+            world.after(0.0, finish)
+
+    def finish() -> None:
+        world.broker.ask(lambda request: RunAsked(request, RunId(run), "finish"))
+
+    world.observe = observe
+    world.finish(run)
+    assert len(hosts.assert_expected(world, run)) == 2
+
+
 def test_of_more_than_are_wanted_the_first_to_come_make_the_round(hosts: Hosts) -> None:
     asked = replace(hosts.job.sync, over_select=1.5)
     hosts.spec.job = replace(hosts.job, sync=asked).to_json()
@@ -171,7 +188,9 @@ def test_of_more_than_are_wanted_the_first_to_come_make_the_round(hosts: Hosts) 
     assert any(1 not in {m.replica for m in d.members} for d in done)
 
 
-@pytest.mark.parametrize("aggregate", ["median", "trimmed-mean"])
+@pytest.mark.parametrize(
+    "aggregate", ["median", "trimmed-mean", pytest.param("flag", marks=pytest.mark.slow)]
+)
 def test_hosts_that_may_be_wrong_are_borne_with(hosts: Hosts, aggregate: str) -> None:
     byzantine: Any = 1 if aggregate == "trimmed-mean" else "20%"
     sync = replace(

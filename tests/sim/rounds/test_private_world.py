@@ -85,6 +85,27 @@ def test_what_clients_moved_is_told_by_the_version_alone(
     assert said
 
 
+@pytest.mark.parametrize("odd", [[17], pytest.param(slice(None), marks=pytest.mark.slow)])
+def test_a_client_that_comes_to_no_number_moves_by_nothing_and_nobody_hears_of_it(
+    laboratory: Callable[[Job], Any], tmp_path: Path, odd: Any
+) -> None:
+    """One sample is odd, or all are, and so all clients."""
+    job = private(tmp_path, "fedavgm")
+    with np.load(tmp_path / "data.npz") as found:
+        x = found["x"].copy()
+        x[odd] = np.inf
+        np.savez(tmp_path / "data.npz", x=x, y=found["y"])
+    name = f"odd {odd}"
+    lab = laboratory(replace(job, name=name, sync=replace(job.sync, per_round=12)))
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    events = world.finish(run)
+    done = assert_expected(lab, world, run)
+    assert [sum(m.weight for m in d.members) for d in done] == [12] * 4, "all clients"
+    assert not any(w.left_out for e in events for w in e.round_begun.work)
+    assert not any("finite" in e.note for e in events)
+
+
 class Drawn:
     """Noise that was drawn, by round, attempt and part, with whom it was added to."""
 

@@ -31,6 +31,7 @@ RULES: dict[str, dict[str, Any]] = {
     "trimmed-mean": {"byzantine": 2},
     "krum": {"byzantine": "20%"},
     "multi-krum": {"byzantine": 1},
+    "flag": {},
 }
 
 
@@ -80,10 +81,12 @@ SLOW = pytest.mark.slow
     ("aggregate", "peers"),
     [
         *(("median", 1), ("median", 2), ("trimmed-mean", 3), ("krum", 3)),
+        ("flag", 2),
         pytest.param("median", 3, marks=SLOW),
         *(pytest.param("trimmed-mean", n, marks=SLOW) for n in (1, 2)),
         *(pytest.param("krum", n, marks=SLOW) for n in (1, 2)),
         *(pytest.param("multi-krum", n, marks=SLOW) for n in (1, 2, 3)),
+        *(pytest.param("flag", n, marks=SLOW) for n in (1, 3)),
     ],
 )
 def test_the_version_is_that_of_a_plain_loop(
