@@ -204,7 +204,7 @@ class LocalCohort(LocalSteps):
         seen = self._measured(trained, squares)
         if cohorts.privacy is not None:
             clip, count = cohorts.privacy.clip, len(numbers)
-            self._rows = hidden_mean(seen, held, squares, clip=clip, count=count)
+            self._rows = hidden_mean(seen, self._moving, squares, clip=clip, count=count)
             return 0.0
         moves, began = self._normalised(numbers, weights)
         seen = _finite(seen, squares)
