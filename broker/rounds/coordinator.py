@@ -209,9 +209,14 @@ class RoundCoordinator:
         at, number = self.rounds.position, self.rounds.versions.round
         numbers = [n for n in numbers if not self._disputes.is_out(n)] or numbers
         work = self._policy.work(self.run.record, numbers, self._exchange_s)
+        homes = self.rounds.homes
+        forgets = homes is not None and homes.known and any(w.afresh for w in work)
         self._disputes.begin(number)
         self._grid.begin()
         out = [self._publish(now, round_begun=RoundBegun(round=number, work=work))]
+        if forgets:
+            text = f"round {number}: some clients' state is gone, so all begin without"
+            out.append(self._publish(now, note=text))
         self._know(now)
         out += save_version(self.run, [w.replica for w in work if not w.late], at)
         for w in work:

@@ -121,7 +121,10 @@ def test_where_state_is_lost_with_its_peer_all_begin_without(
     again = 0
     for part in LOSSES:
         world, run, _ = play(records * part // 40)
-        again += len(assert_expected(lab, world, run).afresh) > 1
+        afresh = assert_expected(lab, world, run).afresh
+        again += len(afresh) > 1
+        notes = [e.note for e in world.events(run) if "so all begin without" in e.note]
+        assert len(notes) == len(afresh) - 1, "and people are told so"
     assert again, "no run began without state a second time"
 
 
@@ -146,7 +149,8 @@ def test_a_peer_that_lost_the_state_of_its_clients_says_so(
     method = assert_expected(lab, world, run)
     assert method.afresh == {0, 3}
     assert [number for number, clients in method.lost.items() if clients] == [2]
-    assert any("all begin the next one without" in e.note for e in world.events(run))
+    notes = [e.note for e in world.events(run) if "all begin" in e.note]
+    assert len(notes) == 2, "once it is found out, and as they do"
 
 
 def test_whenever_the_broker_is_started_again_state_is_where_it_was(
