@@ -266,6 +266,32 @@ def test_clients_of_no_number_are_left_out_of_the_version_that_others_count_for(
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_from_a_checkpoint_without_those_who_were_training(
+    captured: Any, takes: dict[str, float]
+) -> None:
+    lab, takes["p1"] = of(captured), 3.5
+    lab.job = replace(lab.job, output=replace(lab.job.output, every=2))
+    lab.spec.job = lab.job.to_json()
+    world = world_of(lab)
+    events = world.finish(world.submit(lab.spec))
+    saved = next(e.checkpoint for e in events if e.HasField("checkpoint"))
+    assert saved.step == 2
+    until = next(i for i, e in enumerate(events) if e.HasField("round_done") and e.round_done.round)
+    assert events[until].round_done.going, "somebody was training"
+    version = last_version(lab.module, lab.job, events[: until + 1], lab.reader())
+    lab.module = copy.deepcopy(lab.module)
+    lab.module.load_state_dict(version, strict=False)
+    again = world_of(lab)
+    again.saved |= world.saved
+    lab.spec.resumed.CopyFrom(saved)
+    run = again.submit(lab.spec)
+    again.finish(run)
+    done = assert_plain(lab, again, run)
+    assert [d.round for d in done] == [2, 3, 4, 5]
+    assert oldest(done) >= 1
+
+
+@pytest.mark.slow
 def test_who_is_behind_has_the_version_of_others_whatever_codec_writes_means(
     captured: Any, takes: dict[str, float]
 ) -> None:
