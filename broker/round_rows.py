@@ -48,6 +48,8 @@ class Local:
     """Of federated training, that it was to train."""
     diverged: int = 0
     """Of these, that moved by what is no finite number, and count for nothing."""
+    behind: int = 0
+    """So many versions were made since they began."""
 
     @property
     def loss(self) -> float | None:
@@ -63,7 +65,7 @@ class RoundRow:
     attempt: int
     members: tuple[Local, ...]
     left_out: tuple[Local, ...]
-    """Who had work of it, and did not contribute."""
+    """Who had work of it, and did not contribute, nor goes on with it."""
     joined: tuple[int, ...]
     """Replicas that took the version from others."""
     samples_before: int
@@ -80,6 +82,8 @@ class RoundRow:
     exchange_s: float
     """From when all that meet were ready to the version; 0: not known."""
     seconds: float
+    going: tuple[int, ...] = ()
+    """Replicas that go on with their work in the next round."""
     uploads: ClientUploads | None = None
     """Of clients that sent a part of their updates; None: there are none."""
     clients_moved: float = 0.0
@@ -98,6 +102,15 @@ class RoundRow:
     def came(self) -> int:
         """Clients whose work is in the version."""
         return sum(m.clients - m.diverged for m in self.members)
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """Clients in the version by how many others were made since they began, ascending; empty
+        where none was, and all have come."""
+        found = dict[int, int]()
+        for m in sorted(self.members, key=lambda m: m.behind):
+            found[m.behind] = found.get(m.behind, 0) + m.clients - m.diverged
+        return found if self.going or any(found) else {}
 
     @property
     def alike(self) -> float | None:
@@ -146,6 +159,7 @@ class RoundRow:
             "clients_moved": self.clients_moved,
             "mean_moved": self.mean_moved,
             "alike": self.alike,
+            **({"staleness": [*self.staleness.items()]} if self.staleness else {}),
             **({"noisy_sums": self.sums} if self.sums else {}),
         }
 
@@ -208,7 +222,8 @@ class RoundRows:
             round=done.round,
             attempt=done.attempt,
             members=tuple(m for m in local if m.replica in weights),
-            left_out=tuple(m for m in local if m.replica not in weights),
+            left_out=tuple(m for m in local if m.replica not in {*weights, *done.going}),
+            going=tuple(done.going),
             joined=tuple(m.replica for m in done.joined),
             pairs=pairs_of(done.members) if any(m.group for m in done.members) else None,
             samples_before=self._samples,
@@ -240,12 +255,13 @@ class RoundRows:
             losses=tuple(losses),
             clients=sum(r.count for r in work.cohort) + len(work.left_out),
             diverged=len(work.left_out),
+            behind=work.behind,
         )
 
 
 def samples_of(member: RoundMember) -> int:
-    """Return what a member weighs, in samples."""
-    return round(member.weight / (member.unit or 1))
+    """Return what a member weighs, in samples, had it begun with the newest version."""
+    return round(member.weight / (member.unit or 1) * math.sqrt(1 + member.behind))
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -259,12 +275,17 @@ def sentence(row: RoundRow) -> str:
     parts = [f"round {row.round}: replicas {members}"]
     if row.left_out:
         parts[0] += f"; without {', '.join(str(m.replica) for m in row.left_out)}"
+    if row.going:
+        parts[0] += f"; {', '.join(map(str, row.going))} still at work"
     if row.joined:
         parts[0] += f"; {', '.join(map(str, row.joined))} took its version"
     if row.pairs is not None:
         parts.append(f"pairs {', '.join(f'{a}-{b}' for a, b in row.pairs) or 'none'}")
     if row.asked:
         parts.append(f"{row.came} of {row.asked} clients")
+    if row.staleness:
+        old = (f"{clients} by {behind}" for behind, clients in row.staleness.items())
+        parts[-1] += f", behind by versions: {', '.join(old)}"
     if row.alike is not None:
         parts[-1] += f", alike by {row.alike:.0%}"
     if row.sums:
@@ -315,7 +336,8 @@ def _by_client(told: VersionEvaluated) -> Iterator[str]:
 
 def begun(event: RunEvent) -> str:
     """What local work was handed out, in one line."""
-    work = ", ".join(f"replica {w.replica} {_work_of(w)}" for w in event.round_begun.work)
+    new = (w for w in event.round_begun.work if not w.behind)
+    work = ", ".join(f"replica {w.replica} {_work_of(w)}" for w in new)
     return f"round {event.round_begun.round} begins: {work}"
 
 

@@ -17,7 +17,7 @@ from ..dag.ir.graph import Graph
 from ..job import Job, SettingsError
 from ..job.clients.client_options import ClientPrivacy, no_integers
 
-__all__ = ["check_hides", "check_sums", "least_noise", "spent_epsilon", "with_noise"]
+__all__ = ["check_hides", "check_moves", "check_sums", "least_noise", "spent_epsilon", "with_noise"]
 
 _MARGIN = 1.0 + 1e-9
 """Of noise that a search found, whose last digits may be too small."""
@@ -25,13 +25,24 @@ _MARGIN = 1.0 + 1e-9
 
 def check_hides(graph: Graph) -> None:
     """Raises SettingsError for a model of which more than gradients moves, without noise."""
+    why = "that no noise can be added to"
+    _check_steady(graph, "sync.privacy", "hides what clients move", why)
+
+
+def check_moves(graph: Graph, method: str) -> None:
+    """Raises SettingsError for a model of which more than gradients moves, where clients of one
+    version began with several."""
+    why = "of which nothing says what they are over clients that began with different versions"
+    _check_steady(graph, "sync.method", f'is "{method}"', why)
+
+
+def _check_steady(graph: Graph, key: str, what: str, why: str) -> None:
     updated = next((b.name for b in graph.buffers if b.update), "")
     if updated:
         raise SettingsError(
-            "sync.privacy",
-            f"hides what clients move, and training changes {updated!r}, running statistics that "
-            "no noise can be added to: expected a model without them, such as with GroupNorm in "
-            "place of BatchNorm",
+            key,
+            f"{what}, and training changes {updated!r}, running statistics {why}: expected a "
+            "model without them, such as with GroupNorm in place of BatchNorm",
         )
 
 

@@ -30,6 +30,7 @@ from ..dag.rounds.fragments import blocks
 from ..dag.transforms.lower_sizes import lower_for_sizes
 from ..dag.transforms.precision import KeptDtypes
 from ..job import Job, SettingsError
+from ..job.rounds import method_of
 from ..net.blobs.client import BlobClient, Sent
 from ..peer.data.manifest import Manifest
 from ..peer.data.survey import Ignored, not_finite, survey
@@ -61,7 +62,7 @@ from .models.division import why_it_depends
 from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
-from .privacy import check_hides, check_sums, with_noise
+from .privacy import check_hides, check_moves, check_sums, with_noise
 
 __all__ = [
     "Prepared",
@@ -283,6 +284,8 @@ def _captured(
         )
     if of is not None and of.privacy is not None:
         check_hides(captured.graph)
+    if of is not None and method_of(of.method).buffered:
+        check_moves(captured.graph, of.method)
     if of is not None and of.secure:
         check_sums(captured.graph)
     return captured

@@ -13,6 +13,7 @@ from .clients.client_options import (
     Cohorts,
     FedAvgMOptions,
     FedAvgOptions,
+    FedBuffOptions,
     FedNovaOptions,
     FedProxOptions,
     ScaffoldOptions,
@@ -173,6 +174,9 @@ class RoundMethod:
     controls: bool = False
     """Of federated training: whether each client has a control variate, which it keeps from one of
     its rounds to the next."""
+    buffered: bool = False
+    """Of federated training: whether a client that is not ready when a version is made goes on, and
+    counts for a later one."""
 
 
 LOCAL: Mapping[str, RoundMethod] = {
@@ -209,6 +213,7 @@ FEDERATED: Mapping[str, RoundMethod] = {
     "fedadam": RoundMethod(options=AdaptiveOptions, kept=3),
     "fedyogi": RoundMethod(options=AdaptiveOptions, kept=3),
     "fedadagrad": RoundMethod(options=AdaptiveOptions, kept=3),
+    "fedbuff": RoundMethod(options=FedBuffOptions, kept=1, buffered=True),
 }
 """Methods of kind "federated"."""
 
@@ -327,5 +332,10 @@ class RoundSettings(Settings):
         return own
 
     def check(self) -> None:
-        options_of(self.method, self.options)
+        options = options_of(self.method, self.options)
         at_least(self, 1, "replicas")
+        if isinstance(options, FedBuffOptions) and self.cohorts is not None:
+            try:
+                options.wanted(self.cohorts.per_round)
+            except SettingsError as error:
+                raise error.inside("options") from None

@@ -136,7 +136,7 @@ class Job(Settings):
                 "samples",
             )
         try:
-            _ = self._cohorts
+            _ = self.rounds
         except SettingsError as error:
             raise error.inside("sync") from None
         method = self.sync.of_rounds

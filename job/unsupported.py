@@ -124,6 +124,8 @@ def _not_federated(job: _Tables) -> Iterator[tuple[str, str]]:
         yield from _not_secure(job)
     if job.sync.has_controls:
         yield from _not_controlled(job)
+    if method_of(job.sync.chosen).buffered:
+        yield from _not_buffered(job)
 
 
 def _not_controlled(job: _Tables) -> Iterator[tuple[str, str]]:
@@ -154,6 +156,30 @@ def _not_controlled(job: _Tables) -> Iterator[tuple[str, str]]:
         key = "secure" if sync.secure else "privacy"
         why = "a client's control variate is what it moved, and lies at a peer as it is"
         yield f"sync.{key}", f"it is not, {with_it}: {why}"
+
+
+def _not_buffered(job: _Tables) -> Iterator[tuple[str, str]]:
+    """What cannot be where a version is of whoever has come, from whichever version."""
+    sync, with_it = job.sync, f'with sync.method = "{job.sync.chosen}"'
+    if sync.aggregate != "mean":
+        why = "clients are compared by what they moved, and here not all begin with one version"
+        yield "sync.aggregate", f'"mean" is, {with_it}: {why}'
+    if sync.client_compression.sparse:
+        why = "what each sends and weighs is found for a cohort that ends together"
+        yield "sync.compression", f'"none" is, {with_it}: {why}'
+    if sync.privacy is not None:
+        why = "its mean is over per_round clients, and here a version is of as many as come"
+        yield "sync.privacy", f"none is, {with_it}: {why}"
+    if sync.secure:
+        why = "masks are of one round's keys, and what a peer gives may be for a later round"
+        yield "sync.secure", f"false is, {with_it}: {why}"
+    if sync.over_select != 1:
+        yield "sync.over_select", f"1 is, {with_it}: who is late counts for a later version"
+    if sync.quorum != "100%":
+        yield "sync.quorum", f'"100%" is, {with_it}: options.buffer says who makes a version'
+    if sync.virtual_data != "none":
+        why = "no plain loop has its noise for clients that began with older versions"
+        yield "sync.virtual_data", f'"none" is, {with_it}: {why}'
 
 
 def _not_secure(job: _Tables) -> Iterator[tuple[str, str]]:

@@ -1563,7 +1563,7 @@ class RoundBegun(_message.Message):
     def __init__(self, round: _Optional[int] = ..., work: _Optional[_Iterable[_Union[RoundWork, _Mapping]]] = ...) -> None: ...
 
 class RoundWork(_message.Message):
-    __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment", "final", "cohort", "kept", "left_out", "weights", "trained", "afresh", "lost", "planned")
+    __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment", "final", "cohort", "kept", "left_out", "weights", "trained", "afresh", "lost", "planned", "behind")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -1582,6 +1582,7 @@ class RoundWork(_message.Message):
     AFRESH_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
     replica: int
     term: int
     first_step: int
@@ -1600,7 +1601,8 @@ class RoundWork(_message.Message):
     afresh: bool
     lost: _containers.RepeatedScalarFieldContainer[int]
     planned: int
-    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., kept: _Optional[_Iterable[int]] = ..., left_out: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., afresh: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ...) -> None: ...
+    behind: int
+    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., kept: _Optional[_Iterable[int]] = ..., left_out: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., afresh: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class RoundPlanned(_message.Message):
     __slots__ = ("round", "attempt", "members", "joiners", "exponent")
@@ -1631,7 +1633,7 @@ class RunFinishing(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class RoundMember(_message.Message):
-    __slots__ = ("replica", "weight", "unit", "term", "group", "attempt", "source")
+    __slots__ = ("replica", "weight", "unit", "term", "group", "attempt", "source", "behind")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -1639,6 +1641,7 @@ class RoundMember(_message.Message):
     GROUP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
     replica: int
     weight: int
     unit: int
@@ -1646,10 +1649,11 @@ class RoundMember(_message.Message):
     group: int
     attempt: int
     source: int
-    def __init__(self, replica: _Optional[int] = ..., weight: _Optional[int] = ..., unit: _Optional[int] = ..., term: _Optional[int] = ..., group: _Optional[int] = ..., attempt: _Optional[int] = ..., source: _Optional[int] = ...) -> None: ...
+    behind: int
+    def __init__(self, replica: _Optional[int] = ..., weight: _Optional[int] = ..., unit: _Optional[int] = ..., term: _Optional[int] = ..., group: _Optional[int] = ..., attempt: _Optional[int] = ..., source: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class RoundDone(_message.Message):
-    __slots__ = ("round", "attempt", "members", "hash", "drift", "sent_bytes", "waited_s", "seconds", "microbatches", "joined", "exchange_s", "clients_moved", "mean_moved", "sums", "uploads")
+    __slots__ = ("round", "attempt", "members", "hash", "drift", "sent_bytes", "waited_s", "seconds", "microbatches", "joined", "exchange_s", "clients_moved", "mean_moved", "sums", "uploads", "going")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -1665,6 +1669,7 @@ class RoundDone(_message.Message):
     MEAN_MOVED_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
     UPLOADS_FIELD_NUMBER: _ClassVar[int]
+    GOING_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: int
     members: _containers.RepeatedCompositeFieldContainer[RoundMember]
@@ -1680,7 +1685,8 @@ class RoundDone(_message.Message):
     mean_moved: float
     sums: int
     uploads: ClientUploads
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., seconds: _Optional[float] = ..., microbatches: _Optional[int] = ..., joined: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., exchange_s: _Optional[float] = ..., clients_moved: _Optional[float] = ..., mean_moved: _Optional[float] = ..., sums: _Optional[int] = ..., uploads: _Optional[_Union[ClientUploads, _Mapping]] = ...) -> None: ...
+    going: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., seconds: _Optional[float] = ..., microbatches: _Optional[int] = ..., joined: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., exchange_s: _Optional[float] = ..., clients_moved: _Optional[float] = ..., mean_moved: _Optional[float] = ..., sums: _Optional[int] = ..., uploads: _Optional[_Union[ClientUploads, _Mapping]] = ..., going: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClientUploads(_message.Message):
     __slots__ = ("clients", "bytes", "least_ratio", "most_ratio", "seconds")

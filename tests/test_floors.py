@@ -36,7 +36,7 @@ ORDER = {
         < service validate""",
     "broker/policies": """
         disputes handing pairs segments uploads < round_view stateful < policy < federated gossip
-        < hosts
+        < hosts < buffered
         < policies""",
     "broker/service": """
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service

@@ -44,14 +44,20 @@ class FederatedPolicy(RoundPolicy):
         self._seed = run.requirements.seed
         self._normalises = method_of(self._sync.chosen).normalises
 
-    def work(self, run: RunRecord, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
+    def work(
+        self,
+        run: RunRecord,
+        numbers: Sequence[int],
+        exchange_s: float,
+        going: Sequence[RoundWork] = (),
+    ) -> list[RoundWork]:
         """Return places of the cohort, as many for each replica as its speed is worth."""
         assert run.rounds is not None, f"run {run.id} has no rounds"
         ledger, found = run.rounds.work, list[RoundWork]()
         kept, weights = self._sent(run)
         homes, number = run.rounds.homes, run.rounds.versions.round
         if homes is None:
-            placed = StatefulWork(self._shared_out(run, numbers), (), afresh=False)
+            placed = StatefulWork(self._shared_out(run, numbers, going), (), afresh=False)
         else:
             asked = self._clients(number, range(self._cohorts.per_round))
             seconds = {n: run.replicas[n].round_step_s for n in numbers}
@@ -74,15 +80,18 @@ class FederatedPolicy(RoundPolicy):
             )
         return found
 
-    def _shared_out(self, run: RunRecord, numbers: Sequence[int]) -> dict[int, range]:
+    def _shared_out(
+        self, run: RunRecord, numbers: Sequence[int], going: Sequence[RoundWork]
+    ) -> dict[int, Sequence[int]]:
         """Return by replica the places that it trains, of clients that are the same everywhere."""
-        seconds, found, first = [run.replicas[n].round_step_s for n in numbers], {}, 0
-        counts = divide(self._cohorts.per_round, seconds)
+        seconds, first = [run.replicas[n].round_step_s for n in numbers], 0
+        places, found = self._free(run, going), dict[int, Sequence[int]]()
+        counts = divide(len(places), seconds)
         if self._cohorts.secure and sum(map(bool, counts)) < LEAST_MEMBERS:
-            counts = divide(self._cohorts.per_round, [0.0] * len(seconds))
+            counts = divide(len(places), [0.0] * len(seconds))
         for n, count in zip(numbers, counts, strict=True):
             if count:
-                found[n] = range(first, first + count)
+                found[n] = places[first : first + count]
             first += count
         return found
 
@@ -115,8 +124,9 @@ class FederatedPolicy(RoundPolicy):
             if work.weights:
                 member.weight, member.unit = sum(work.weights), WEIGHT_UNIT
             else:
-                shares = self._shares(rounds.versions.round, places_of(work.cohort))
-                member.weight = sum(shares)
+                number = rounds.versions.round - work.behind
+                member.weight = sum(self._shares(number, places_of(work.cohort)))
+                member.behind = work.behind
             found.append(member)
         return found
 
@@ -164,6 +174,18 @@ class FederatedPolicy(RoundPolicy):
     def saves_every(self) -> int | Literal["auto"]:
         """Of a run with a budget none is kept: who went on from it would begin with a new one."""
         return 0 if self._cohorts.privacy is not None else super().saves_every
+
+    def _free(self, run: RunRecord, going: Sequence[RoundWork]) -> Sequence[int]:
+        """Return the places of the next cohort: of all its clients, but for those that `going` has
+        already and in their place others, the next ones in the round's order."""
+        assert run.rounds is not None, f"run {run.id} has no rounds"
+        number, cohorts = run.rounds.versions.round, self._cohorts
+        if not going:
+            return range(cohorts.per_round)
+        busy = {c for w in going for c in self._clients(number - w.behind, places_of(w.cohort))}
+        order = self._clients(number, range(cohorts.clients))
+        free = [place for place, client in enumerate(order) if client not in busy]
+        return free[: max(0, cohorts.per_round - len(busy))]
 
     def _clients(self, round_: int, places: Sequence[int]) -> list[int]:
         return cohort_of(self._cohorts.clients, self._seed, round_, places)
@@ -221,5 +243,11 @@ class FederatedPolicy(RoundPolicy):
         )
 
     def evaluators(self, rounds: RoundRecord) -> Collection[int]:
-        """Return the first replica, where an evaluation is due."""
-        return sorted(rounds.work.given)[:1] if rounds.work.passed(self._wish.eval_every) else ()
+        """Return the first replica that begins with the version, where an evaluation is due."""
+        return self._beginners(rounds)[:1]
+
+    def _beginners(self, rounds: RoundRecord) -> list[int]:
+        """Return replicas that begin with the version, where an evaluation is due."""
+        if not rounds.work.passed(self._wish.eval_every):
+            return []
+        return sorted(n for n, w in rounds.work.given.items() if not w.behind)

@@ -20,7 +20,13 @@ __all__ = ["HostsPolicy"]
 class HostsPolicy(FederatedPolicy):
     """Every replica trains one client, always the same."""
 
-    def work(self, run: RunRecord, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
+    def work(
+        self,
+        run: RunRecord,
+        numbers: Sequence[int],
+        exchange_s: float,
+        going: Sequence[RoundWork] = (),
+    ) -> list[RoundWork]:
         """Return the place of its client for each replica that is in the round."""
         assert run.rounds is not None, f"run {run.id} has no rounds"
         ledger, clients = run.rounds.work, self._cohorts.clients
@@ -45,7 +51,7 @@ class HostsPolicy(FederatedPolicy):
                 afresh=afresh,
                 final=ledger.committed + 1 >= ledger.total,
             )
-            for n, place in sorted(chosen[: self._asked])
+            for n, place in sorted(chosen[: self._asked - len(going)])
         ]
 
     @property
@@ -53,11 +59,11 @@ class HostsPolicy(FederatedPolicy):
         """How many clients are asked in a round."""
         return math.ceil(round(self._cohorts.per_round * self._sync.over_select, 6))
 
-    def is_enough(self, rounds: RoundRecord, ready: int) -> bool:
+    def is_enough(self, rounds: RoundRecord, ready: Sequence[int]) -> bool:
         """Whether the contributions of so many replicas make a round: of as many as are wanted of
         those that were asked."""
         wanted = min(len(rounds.work.given), self._cohorts.per_round)
-        return ready >= self._sync.needed(wanted)
+        return len(ready) >= self._sync.needed(wanted)
 
     def one_evaluation(self, rounds: RoundRecord) -> bool:
         """Each evaluates its own samples; the last version is evaluated by the host that brings the
@@ -65,5 +71,5 @@ class HostsPolicy(FederatedPolicy):
         return rounds.work.over
 
     def evaluators(self, rounds: RoundRecord) -> Collection[int]:
-        """Return all that are in the round, where an evaluation is due."""
-        return sorted(rounds.work.given) if rounds.work.passed(self._wish.eval_every) else ()
+        """Return all that begin with the version, where an evaluation is due."""
+        return self._beginners(rounds)

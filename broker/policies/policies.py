@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...job.rounds import method_of
 from ..records.submitted import SubmittedRun
+from .buffered import BufferedHostsPolicy, BufferedPolicy
 from .federated import FederatedPolicy
 from .gossip import GossipPolicy
 from .hosts import HostsPolicy
@@ -21,6 +23,7 @@ POLICIES: Mapping[str, type[RoundPolicy]] = {
 
 def policy_of(run: SubmittedRun) -> RoundPolicy:
     """Return the policy of a run that has rounds."""
-    if run.spec.client_data:
-        return HostsPolicy(run)
-    return POLICIES[run.requirements.sync.kind](run)
+    sync = run.requirements.sync
+    if method_of(sync.chosen).buffered:
+        return BufferedHostsPolicy(run) if run.spec.client_data else BufferedPolicy(run)
+    return HostsPolicy(run) if run.spec.client_data else POLICIES[sync.kind](run)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundStart, RoundWork
 from ..records.rounds import RoundRecord
@@ -47,15 +47,25 @@ _SPARE_S = 30.0
 class RoundPolicy:
     """All with all."""
 
+    carries: ClassVar[bool] = False
+    """Whether who is not ready when a round closes goes on, and its work is of the next round."""
+
     def __init__(self, run: SubmittedRun) -> None:
         self._submitted, self._wish = run, run.requirements
         self._sync = run.requirements.sync
 
     # ------------------------------------------------------------ who works on what
 
-    def work(self, run: RunRecord, numbers: Sequence[int], exchange_s: float) -> list[RoundWork]:
+    def work(
+        self,
+        run: RunRecord,
+        numbers: Sequence[int],
+        exchange_s: float,
+        going: Sequence[RoundWork] = (),
+    ) -> list[RoundWork]:
         """Return the work of the next round, for these replicas; those that would get none are not
-        in it. `exchange_s`: how long the last exchange took, 0: not known."""
+        in it. `exchange_s`: how long the last exchange took, 0: not known. `going`: where work is
+        carried on, that of others in the round before."""
         return local_work(run, numbers, exchange_s, saves=self.saves)
 
     def start_of(self, rounds: RoundRecord, replica: str, work: RoundWork) -> RoundStart:
@@ -63,8 +73,8 @@ class RoundPolicy:
         start, length = rounds.work.schedule
         return RoundStart(
             run=replica,
-            round=rounds.versions.round,
-            start=start,
+            round=rounds.versions.round - work.behind,
+            start=start - work.behind,
             length=length * work.steps / work.planned if work.planned else length,
             evaluate=work.replica in self.evaluators(rounds),
             gathers=self.gathers(rounds),
@@ -91,9 +101,13 @@ class RoundPolicy:
             return self._submitted.options.first_step_s
         return 2 * at_most(times) + _SPARE_S
 
-    def is_enough(self, rounds: RoundRecord, ready: int) -> bool:
-        """Whether the contributions of so many replicas make a round, before others are there."""
-        return ready >= self._sync.needed(len(rounds.work.given))
+    def counts(self, work: RoundWork) -> bool:
+        """Whether a contribution counts, however many versions were made since it was begun."""
+        return True
+
+    def is_enough(self, rounds: RoundRecord, ready: Sequence[int]) -> bool:
+        """Whether the contributions of these replicas make a round, before others are there."""
+        return len(ready) >= self._sync.needed(len(rounds.work.given))
 
     def too_late(self, missing: Sequence[int]) -> Sequence[int]:
         """Return replicas that may lose their place since the round closes without them."""

@@ -26,7 +26,8 @@ class ExchangeGroup:
     takes the version from them. alike: whether they come to one version. apart: pairs of which
     neither gives the other a sum or a version, as long as there is another who can. scale: what
     the mean of parameters is multiplied by; 0: nothing. share, by_client: as in RoundPlan. whole:
-    whether one of them adds up all."""
+    whether one of them adds up all. behind: those of them that have an older version, and take the
+    new one from the others, who make it."""
 
     weights: Mapping[int, int]
     joiners: Sequence[int] = ()
@@ -36,6 +37,7 @@ class ExchangeGroup:
     share: float = 0.0
     by_client: bool = False
     whole: bool = False
+    behind: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

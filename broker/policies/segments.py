@@ -78,21 +78,23 @@ def segments(
 ) -> list[VectorSegment]:
     """The segments of a round, ascending; `finer` times as many as it takes to divide them evenly,
     where a round exchanges strided parts of them. Where members do not come to one version
-    (`alike`), all joiners take that of the first. `disputes`: pairs of replicas of which neither
-    gives the other a sum or a version, as long as there is another who can. `whole`: the first
-    who may adds up all. Raises ValueError when the replicas' vectors differ in length, or there is
-    no member."""
+    (`alike`), all joiners take that of the first. A member that is among the joiners as well gives
+    its contribution, and takes the version from those that make it. `disputes`: pairs of replicas
+    of which neither gives the other a sum or a version, as long as there is another who can.
+    `whole`: the first who may adds up all. Raises ValueError when the replicas' vectors differ in
+    length, or there is no member that makes the version."""
     apart = {n for pair in disputes if pair <= {m.number for m in members} for n in pair}
-    adders = [m for m in members if m.number not in apart] or members
+    makers = [m for m in members if not any(m is j for j in joiners)]
+    adders = [m for m in makers if m.number not in apart] or makers
     adders = adders[:1] if whole else adders
     everybody = (*members, *joiners)
     lengths = {replica.bounds[-1] for replica in everybody}
-    if len(lengths) != 1 or not members:
+    if len(lengths) != 1 or not makers:
         raise ValueError(
             f"vectors of {sorted(lengths)} elements: expected one length, and a member"
         )
     free = [
-        [m for m in members if frozenset((m.number, joiner.number)) not in disputes] or members
+        [m for m in makers if frozenset((m.number, joiner.number)) not in disputes] or makers
         for joiner in joiners
     ]
     cuts = sorted({at for replica in everybody for at in (*replica.bounds, *replica.ties)})
@@ -104,28 +106,30 @@ def segments(
             adder = adders[len(found) % len(adders)]
             turns = [(len(found) + i) * alike for i, _ in enumerate(joiners)]
             sources = [s[turn % len(s)] for turn, s in zip(turns, free, strict=True)]
-            found.append(_segment(members, joiners, (first, last), adder, sources))
+            versions = [*zip(joiners, sources, strict=True)]
+            found.append(_segment(members, makers, versions, (first, last), adder))
     return found
 
 
 def _segment(
     members: Sequence[Replicated],
-    joiners: Sequence[Replicated],
+    makers: Sequence[Replicated],
+    joiners: Sequence[tuple[Replicated, Replicated]],
     span: Span,
     adder: Replicated,
-    sources: Sequence[Replicated],
 ) -> VectorSegment:
-    """`adder`: the member that adds it up; `sources`: by joiner, the one whose version it takes."""
+    """`makers`: members that take the result; `joiners`: each with who makes its version; `adder`:
+    the maker that adds it up."""
     start, stop = span
 
     def first(replica: Replicated) -> PeerId:
         return replica.plan.stages[replica.stage_at(start)].holders[0]
 
     givers = tuple(Giver(first(m), m.weight) for m in members)
-    takers = dict.fromkeys(p for r in members for p in r.takers(start, stop))
+    takers = dict.fromkeys(p for r in makers for p in r.takers(start, stop))
     versions = tuple(
         (first(source), peer)
-        for joiner, source in zip(joiners, sources, strict=True)
+        for joiner, source in joiners
         for peer in dict.fromkeys(joiner.takers(start, stop))
     )
     return VectorSegment(span, first(adder), givers, tuple(takers), versions)

@@ -57,7 +57,10 @@ class Attempts:
         its members are those of the round."""
         if self._versions.unmasked:
             return False
-        return self._view.attempt is None or any(map(self.is_gone, self._versions.members))
+        members, bad = self._versions.members, self._contributions.bad
+        if self._policy.carries and any(m.replica in bad for m in members):
+            return True  # and others are waited for
+        return self._view.attempt is None or any(map(self.is_gone, members))
 
     def of(self, number: int) -> int:
         """In which attempt what a replica now does was planned."""
@@ -126,12 +129,22 @@ class Attempts:
             exchange_s=now - (self._contributions.since or now),
             microbatches=view.rounds.work.committed_with(m.replica for m in members),
             sums=view.rounds.work.sums,
+            going=self._going,
             joined=[
                 RoundMember(replica=n, term=view.run.replicas[n].term, source=view.sources.get(n))
                 for n in equal
                 if n in versions.joiners
             ],
         )
+
+    @property
+    def _going(self) -> list[int]:
+        """Replicas that are not in the version, and go on with their work."""
+        if not self._policy.carries:
+            return []
+        rest = [n for n in self._view.rounds.work.given if n not in self._versions.inside]
+        rest = [n for n in rest if not self._view.disputes.is_out(n)]
+        return [n for n in rest if self._contributions.may_come(n)]
 
     # ------------------------------------------------------------ nothing comes of it
 
@@ -152,10 +165,12 @@ class Attempts:
         return self._run.record.publish(note, number, now)
 
     def restless(self, now: float) -> list[Instruction]:
-        """Convicts replicas that have gone from too many attempts of the round."""
-        bad = self._contributions.bad
+        """Convicts replicas that have gone from too many attempts of the round; and says whose
+        contribution is too old to count."""
+        bad, old = self._contributions.bad, self._contributions.too_old()
         found = [n for n, times in self._left.items() if times >= _MOST_LEFT and n not in bad]
-        return self.convict(found, "has gone from one attempt after the other", now)
+        out = self.convict(found, "has gone from one attempt after the other", now)
+        return [*out, *(self._note(why, now, n) for n, why in old.items())]
 
     def _judged(self, blame: Blame) -> list[int]:
         """Return who is left out, as is who has disputes with two others then."""

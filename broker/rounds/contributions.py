@@ -4,7 +4,7 @@ count, and until when others wait for it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.step_seconds import MOST_TIMES
@@ -90,6 +90,52 @@ class Contributions:
         for number in self.late:
             self.bad.pop(number, None)
         self.late = set()
+
+    def go_on_with(self, before: Contributions, numbers: Iterable[int]) -> None:
+        """Keep what is there of replicas whose work of the round `before` is of this one."""
+        self._ready |= {n: before._ready[n] for n in numbers if n in before._ready}
+
+    def too_old(self) -> dict[int, str]:
+        """Return why contributions that are there do not count, as too many versions were made
+        since they were begun; each once, for it is `bad` from then on."""
+        found = {}
+        for number, work in self._rounds.work.given.items():
+            if number not in self.bad and self.is_ready(number) and not self._policy.counts(work):
+                found[number] = (
+                    f"replica {number} began {work.behind} versions ago: what its clients moved "
+                    "is discarded"
+                )
+        self.bad |= found
+        return found
+
+    def may_come(self, number: int) -> bool:
+        """Whether a replica has work of the round, of which a contribution may come or is there.
+        Where work is carried on, that of a lost peer is nobody's at once, unless it began with the
+        first version or is in a snapshot."""
+        replica = self._run.replicas[number]
+        if replica.context.work is None or number in self.bad:
+            return False
+        if not self._policy.carries or replica.record.phase != WAITING:
+            return True
+        first = replica.context.round == self._rounds.versions.first
+        return first or replica.snapshots.found() is not None
+
+    @property
+    def why_none(self) -> str:
+        """Why nobody can come who has the version that the next one is made of; empty where
+        somebody may, such as who is short of peers and has its work in snapshots."""
+        coming = {n: w for n, w in self._rounds.work.given.items() if self.may_come(n)}
+        if any(not work.behind for work in coming.values()):
+            return ""
+        why = "; ".join(self.bad.values())
+        if coming:
+            return f"nobody is left that has its version{f' ({why})' if why else ''}"
+        return why or "all were lost, with what they had of the round"
+
+    def is_busy(self, number: int) -> bool:
+        """Whether a replica still does its work of the round, and goes on with it if the round
+        closes."""
+        return self._policy.carries and self.may_come(number) and not self.is_ready(number)
 
     def pause(self) -> None:
         """Waits begin anew when the run goes on."""

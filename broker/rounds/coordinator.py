@@ -204,11 +204,13 @@ class RoundCoordinator:
             return self._arm(self._first + GRACE_S)
         return self._hand_out(present, now)
 
-    def _hand_out(self, numbers: Sequence[int], now: float) -> list[Instruction]:
-        """The next round begins for these, who have its version."""
-        at, number = self.rounds.position, self.rounds.versions.round
+    def _hand_out(
+        self, numbers: Sequence[int], now: float, going: Sequence[RoundWork] = ()
+    ) -> list[Instruction]:
+        """The next round begins for these, who have its version; `going`: work that goes on."""
+        at, number, before = self.rounds.position, self.rounds.versions.round, self._contributions
         numbers = [n for n in numbers if not self._disputes.is_out(n)] or numbers
-        work = self._policy.work(self.run.record, numbers, self._exchange_s)
+        work = self._policy.work(self.run.record, numbers, self._exchange_s, going)
         homes = self.rounds.homes
         forgets = homes is not None and homes.known and any(w.afresh for w in work)
         self._disputes.begin(number)
@@ -218,8 +220,10 @@ class RoundCoordinator:
             text = f"round {number}: some clients' state is gone, so all begin without"
             out.append(self._publish(now, note=text))
         self._know(now)
-        out += save_version(self.run, [w.replica for w in work if not w.late], at)
-        for w in work:
+        self._contributions.go_on_with(before, (w.replica for w in going))
+        begun = [w for w in work if not w.behind]
+        out += save_version(self.run, [w.replica for w in begun if not w.late], at)
+        for w in begun:
             replica = self._replica(w.replica)
             start = self._policy.start_of(self.rounds, replica.id, w)
             message = BrokerMessage(round_start=start)
@@ -240,19 +244,19 @@ class RoundCoordinator:
         bad, out = contributions.bad, self._attempts.restless(now)
         if set(given) <= set(bad):
             contributions.waits_for_late()
-        work = [n for n in given if self._replica(n).context.work and n not in bad]
-        if not work:  # else who is short of peers has its own, in snapshots
-            why = "; ".join(bad.values()) or "all were lost, with what they had of the round"
-            text = f"no replica has a contribution: {why}"
-            return [*out, *self.run.fail("round", text, now)]
+        if why := contributions.why_none:
+            return [*out, *self.run.fail("round", f"no replica has a contribution: {why}", now)]
+        work = [n for n in given if contributions.may_come(n)]
         ready = [n for n in work if contributions.is_ready(n)]
+        if all(given[n].behind for n in ready):
+            ready = []  # nobody has the version that the next one is made of
         paused = {n for n in work if ready and self._replica(n).record.paused}
         missing = [n for n in work if n not in {*ready, *paused}]
         still = [n for n in missing if not is_short(self._replica(n))]
         if self._masks.are_few(len(ready)):
             return out if still or paused else [*out, *self._too_few(len(ready), now)]
-        enough = self._policy.is_enough(self.rounds, len(ready))
-        again = self._view.attempt is not None
+        enough = self._policy.is_enough(self.rounds, ready)
+        again = self._view.attempt is not None and not self._policy.carries
         until = contributions.waits_until(ready, still, now, again=again)
         if not ready or not (now >= until or not still or enough):
             return out if now >= until else [*out, *self._arm(until)]
@@ -269,6 +273,7 @@ class RoundCoordinator:
             text = f"{self.rounds.work.sums} noisy sums are made, and sync.privacy allows no more"
             return self.run.fail("privacy", text, now)
         at_gate = [n for n in self._present if is_at_gate(self.rounds, self._replica(n))]
+        at_gate = [n for n in at_gate if not self._contributions.is_busy(n)]
         attempt = self._policy.attempt(self._view, ready, at_gate, now)
         if self._masks.are_few(len(attempt.members)):
             return self._too_few(len(attempt.members), now)
@@ -303,7 +308,7 @@ class RoundCoordinator:
             return [replica.context.ignored("round", member, f"term {said.term} of {replica.id}")]
         evaluates = number in self._policy.evaluators(rounds)
         goes_on(replica, rounds, member, said, now, evaluates=evaluates)
-        known = said.round == rounds.versions.round
+        known = said.round == (rounds.versions.round if said.attempt else replica.context.round)
         if said.HasField("evaluation"):
             kept = known and self._evaluations.add(number, said.evaluation)
             return self._tell_evaluation(now) if kept else []
@@ -394,7 +399,8 @@ class RoundCoordinator:
         work, clients = found
         names = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
         text = f"round {said.round}: {names} moved by what is no finite number: left out"
-        event = self._publish(now, round_begun=RoundBegun(round=said.round, work=[work]))
+        begun = RoundBegun(round=self.rounds.versions.round, work=[work])
+        event = self._publish(now, round_begun=begun)
         return [event, self.run.record.publish(RunEvent(note=text), number, now)]
 
     # ------------------------------------------------------------ the version
@@ -419,13 +425,14 @@ class RoundCoordinator:
             member.term = member.term if member.replica in equal else 0  # it takes it from others
         if (uploads := self._policy.uploads(view, members)) is not None:
             done.uploads.CopyFrom(uploads)
+        going = [self.rounds.work.given[n] for n in done.going]
         self._exchange_s = done.exchange_s
         out += self._tell_evaluation(now, closes=True)
         out.append(self._publish(now, round_done=done))
         if self.rounds.work.over:
             self._evaluations = Evaluations(self.rounds, self._policy)
             return [*out, *finish(self.run, now)]
-        return [*out, *self._hand_out(equal, now)]
+        return [*out, *self._hand_out(equal, now, going)]
 
     @property
     def _left(self) -> list[int]:

@@ -50,10 +50,13 @@ class ExchangePlanner:
     def _planned(self, exchange: ExchangeGroup) -> dict[PeerId, RoundPlan]:
         versions, work = self._rounds.versions, self._rounds.work
         everybody = [*exchange.weights, *exchange.joiners]
-        plans = {n: self._run.replicas[n].record.plan for n in everybody}
+        weights = [*exchange.weights.items(), *((n, 0) for n in exchange.joiners)]
+        whole = {
+            n: Replicated(p, w, n) for n, w in weights if (p := self._run.replicas[n].record.plan)
+        }
         found = segments(
-            [Replicated(p, w, n) for n, w in exchange.weights.items() if (p := plans[n])],
-            [Replicated(p, 0, n) for n in exchange.joiners if (p := plans[n])],
+            [whole[n] for n in exchange.weights if n in whole],
+            [whole[n] for n in (*exchange.behind, *exchange.joiners) if n in whole],
             alike=exchange.alike,
             finer=_FINER if work.fragment else 1,
             disputes=exchange.apart,

@@ -156,6 +156,14 @@ class ReplicaContext:
         return rounds.work.member(record.number, record.term) if rounds is not None else None
 
     @property
+    def round(self) -> int:
+        """The round whose version its work began with; without work the one under way, and 0 of a
+        run without rounds."""
+        work, rounds = self.work, self.rounds
+        number = rounds.versions.round if rounds is not None else 0
+        return number - (work.behind if work is not None else 0)
+
+    @property
     def gate(self) -> int | None:
         """The step in front of which it waits for the other replicas; None: it is in no round."""
         work = self.work

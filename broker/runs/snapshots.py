@@ -101,7 +101,7 @@ class ReplicaSnapshots:
         spec, rounds = self._record.run.spec, self._context.rounds
         if rounds is None or not spec.HasField("resumed"):
             return None
-        if rounds.versions.round > rounds.versions.first:
+        if self._context.round > rounds.versions.first:
             return None
         return replace(as_set(spec.resumed), step=0)  # each replica counts its own steps
 
@@ -114,8 +114,7 @@ class ReplicaSnapshots:
             member = context.members.members.get(peer)
             return (member is not None and member.state == "pool") or bool(context.mine(peer))
 
-        round_ = context.rounds.versions.round if context.rounds is not None else 0
-        found = self.sets.newest(self._operators, record.committed, gives, round_)
+        found = self.sets.newest(self._operators, record.committed, gives, context.round)
         leaving = context.term.leaving
         return (found.without(leaving) or found) if found and leaving else found
 
@@ -144,8 +143,7 @@ class ReplicaSnapshots:
     def _round_at(self, step: int, *, held: bool = False) -> int:
         """The round whose version is in the stages when a step is in front of them; `held`: and
         nobody begins it, so that the round ends there."""
-        rounds, work = self._context.rounds, self._context.work
-        number = rounds.versions.round if rounds is not None else 0
+        work, number = self._context.work, self._context.round
         if work is None:
             return number
         if step < work.first_step + work.late:

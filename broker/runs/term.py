@@ -64,7 +64,7 @@ def begin_term(
         found = SnapshotSet(term, step, {}, live=True, rebuilt=wanted.rebuilt)
     work, rounds = context.work, context.rounds
     # The version of the first round is the starting weights or a checkpoint: always there.
-    first = rounds is not None and rounds.versions.round == rounds.versions.first
+    first = rounds is not None and context.round == rounds.versions.first
     within = work is not None and (found is not None or first)
     fresh = 0 if rounds is None or within else record.committed
     step = found.step if found else fresh

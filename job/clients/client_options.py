@@ -21,6 +21,7 @@ __all__ = [
     "Cohorts",
     "FedAvgMOptions",
     "FedAvgOptions",
+    "FedBuffOptions",
     "FedNovaOptions",
     "FedProxOptions",
     "ScaffoldOptions",
@@ -92,6 +93,36 @@ class FedAvgMOptions(Settings):
             raise SettingsError("lr", f"is {self.lr}: expected more than 0")
         if not 0 <= self.momentum < 1:
             raise SettingsError("momentum", f"is {self.momentum}: expected a number in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBuffOptions(Settings):
+    """fedbuff (Nguyen et al. 2022, 2106.06639): nobody waits for who is slow. A version is made as
+    soon as some clients have come, each of whom may have begun with an older one."""
+
+    buffer: int | str = "50%"
+    """So many clients make a version, or so large a share of those that train at a time."""
+    max_staleness: int = 10
+    """What a client moved does not count if more versions than that were made since it began."""
+    lr: float = 1.0
+    """The server's learning rate."""
+
+    def check(self) -> None:
+        share_of(self.buffer, 100, "buffer")
+        at_least(self, 0, "max_staleness")
+        if not self.lr > 0:
+            raise SettingsError("lr", f"is {self.lr}: expected more than 0")
+
+    def wanted(self, per_round: int) -> int:
+        """Return how many clients make a version, of so many that train at a time. Raises
+        SettingsError."""
+        found = share_of(self.buffer, per_round, "buffer")
+        if found > per_round:
+            raise SettingsError(
+                "buffer",
+                f"is {found}, and {per_round} clients train at a time: expected at most as many",
+            )
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

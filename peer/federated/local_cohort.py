@@ -80,6 +80,7 @@ class LocalCohort(LocalSteps):
         assert training.rounds is not None
         assert training.rounds.cohorts is not None
         self._training, self._cohorts = training, training.rounds.cohorts
+        self._method = method_of(training.rounds.method)
         self._executor, self._partition, self._reader = executor, partition, reader
         self._senders: Mapping[str, Tensor] = {}
         self._trained = [p.name for p in graph.parameters if p.trainable]
@@ -161,10 +162,10 @@ class LocalCohort(LocalSteps):
         if not places:
             return 0.0
         own = isinstance(self._partition, OwnSamples)  # of those that are there, whoever they are
-        if places[-1] >= (cohorts.clients if own else cohorts.per_round):
+        most = cohorts.clients if own or self._method.buffered else cohorts.per_round
+        if places[-1] >= most:
             raise DataError(
-                f"round {start.round} has a client at place {places[-1]} of a cohort of "
-                f"{cohorts.per_round}"
+                f"round {start.round} has a client at place {places[-1]} of a cohort of {most}"
             )
         if own and len(places) > 1:
             raise DataError(f"round {start.round} has {len(places)} clients here: there is one")
@@ -300,9 +301,8 @@ class LocalCohort(LocalSteps):
         and multiplied by the largest of the round's cohort: then it is no smaller than it was, and
         clients of one length move as without. What is left to multiply the mean by, the round's
         plan says (`FederatedPolicy.scale`)."""
-        rounds, cohorts, train = self._training.rounds, self._cohorts, self._training.train
-        assert rounds is not None
-        if not method_of(rounds.method).normalises:
+        cohorts, train = self._cohorts, self._training.train
+        if not self._method.normalises:
             return {}, {}
         everybody = range(cohorts.per_round)
         cohort = cohort_of(cohorts.clients, self._training.seed, self._start.round, everybody)

@@ -1,7 +1,8 @@
-"""The server's rules of federated averaging that are no plain mean (FedAvgM: Hsu et al. 2019,
-1909.06335; FedAdam, FedYogi, FedAdagrad: Reddi et al. 2021, 2003.00295, algorithm 2). D is the
-mean of what clients moved, towards where they came from:
+"""The server's rules of federated averaging that are no plain mean (FedBuff: Nguyen et al. 2022,
+2106.06639; FedAvgM: Hsu et al. 2019, 1909.06335; FedAdam, FedYogi, FedAdagrad: Reddi et al. 2021,
+2003.00295, algorithm 2). D is the mean of what clients moved, towards where they came from:
 
+    FedBuff      θ <- θ - η·D
     FedAvgM      m <- μ·m + D                     θ <- θ - η·m
     the others   m <- β₁·m + (1 - β₁)·D           θ <- θ - η·m / (√v + ε)
     FedAdam      v <- β₂·v + (1 - β₂)·D²
@@ -23,7 +24,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...job.clients.client_options import AdaptiveOptions, FedAvgMOptions, ScaffoldOptions
+from ...job.clients.client_options import (
+    AdaptiveOptions,
+    FedAvgMOptions,
+    FedBuffOptions,
+    ScaffoldOptions,
+)
 from .strategy import RoundStrategy, State
 
 __all__ = [
@@ -31,6 +37,7 @@ __all__ = [
     "FedAdagradRounds",
     "FedAdamRounds",
     "FedAvgMRounds",
+    "FedBuffRounds",
     "FedYogiRounds",
     "ScaffoldRounds",
 ]
@@ -38,6 +45,17 @@ __all__ = [
 CONTROL = "control"
 """The slot of SCAFFOLD's c."""
 _MOMENTUM, _SQUARE = "momentum", "square"
+
+
+class FedBuffRounds(RoundStrategy):
+    """A step along the mean. How much older versions count for is in the weights of the mean, and
+    in what the round's plan multiplies it by."""
+
+    options: FedBuffOptions
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        step = mean * self.options.lr
+        return base - step, {}
 
 
 class FedAvgMRounds(RoundStrategy):

@@ -13,6 +13,7 @@ from .fed_opt import (
     FedAdagradRounds,
     FedAdamRounds,
     FedAvgMRounds,
+    FedBuffRounds,
     FedYogiRounds,
     ScaffoldRounds,
 )
@@ -43,6 +44,7 @@ STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "fedadam": FedAdamRounds,
     "fedyogi": FedYogiRounds,
     "fedadagrad": FedAdagradRounds,
+    "fedbuff": FedBuffRounds,
 }
 
 

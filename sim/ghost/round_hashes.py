@@ -97,11 +97,13 @@ def expected_rounds(
     start = PlainLoop(hashes).state
     now = {entry.value: start[entry.value] for entry in vector.entries}
     found, ended = ExpectedRounds(), dict[int, dict[str, int]]()
-    last = list(now)
+    last, versions = list(now), list[dict[str, int]]()
     """What the round before exchanged; `ended` has it of its members, as they came to its end."""
     for number, done in enumerate(rounds):
         moved: list[tuple[int, dict[str, int]]] = []
+        versions.append(dict(now))
         for member in done.members:
+            began = number - member.behind
             loop = loops.setdefault(member.replica, PlainLoop(hashes, clips=clips))
             if member.replica not in ended:  # it was in none, and took all
                 loop.state |= now
@@ -111,9 +113,11 @@ def expected_rounds(
                 loop.step([divmod(g, microbatches) for g in member.part(j)])
                 if j + 1 == member.late and (was := ended.get(member.replica)):
                     loop.state |= {v: (loop.state[v] + now[v] - was[v]) & MASK for v in last}
+            if member.behind:
+                loop.state |= versions[began]
             for client in member.clients:
-                loop.state |= {v: (loop.state[v] + trained(v, number, client)) & MASK for v in now}
-            moved.append((member.weight, {v: loop.state[v] - now[v] for v in now}))
+                loop.state |= {v: (loop.state[v] + trained(v, began, client)) & MASK for v in now}
+            moved.append((member.weight, {v: loop.state[v] - versions[began][v] for v in now}))
         inside = [e for e in vector.entries if vector.is_in(e, done.fragment)]
         now |= {e.value: _next(e, now[e.value], moved, vector) for e in inside}
         last, counted = [e.value for e in inside], [m.replica for m in done.members if m.weight]

@@ -64,7 +64,9 @@ class RoundCheck(Check):
                 done = self._done(run)
                 for number in members:
                     done |= _numbers(work[number], ahead=False)
-                if places := [p for n in members for p in places_of(work[n].cohort)]:
+                if places := [
+                    (w.behind, p) for w in map(work.get, members) if w for p in places_of(w.cohort)
+                ]:
                     if len(set(places)) < len(places):
                         raise Broken("I2", f"{run} has a client twice in one round: {places}")
                     done.add(event.round_done.round)  # a round is committed as a whole

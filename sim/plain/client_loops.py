@@ -24,13 +24,15 @@ __all__ = ["ClientWork", "FederatedResult", "passes", "train_cohorts"]
 class ClientWork:
     """What one client does in a round: a local step on each of `batches`, sample numbers or what
     else the loop is told to read. `weight`: such as how many samples it has. `kept`: so many
-    numbers of its update it sends; None: all. `new`: whether it has nothing from earlier rounds."""
+    numbers of its update it sends; None: all. `new`: whether it has nothing from earlier rounds.
+    `behind`: so many versions were made since it began."""
 
     client: int
     batches: Sequence[Any]
     weight: float = 1.0
     kept: int | None = None
     new: bool = False
+    behind: int = 0
 
 
 @dataclass
@@ -72,23 +74,29 @@ def train_cohorts(
     clients moved, in place of their weighted mean. `overlap`: gamma and D, by which numbers that
     few clients sent count for more. `feedback`: whether what a client does not send is added to
     what it moves next. A round without a cohort changes nothing. `committed` sees each round's
-    number and the result so far. Raises ValueError where training changes a buffer: nothing
-    says what its mean would be."""
+    number and the result so far. Raises ValueError where training changes a buffer: nothing says
+    what its mean would be; and for a client that began with an older version than the method
+    takes, or than there is."""
     make = optimizer or (lambda m: torch.optim.SGD(m.parameters(), lr=1.0, momentum=momentum))
     local = copy.deepcopy(module)
     weights = {n: p for n, p in local.named_parameters() if p.requires_grad}
     buffers = copies(dict(local.named_buffers()))
     method.begin(copies(weights))
     result, rests = FederatedResult(method.shared), dict[int, Named]()
+    versions = list[Named]()
     for count, cohort in enumerate(cohorts):
-        rate, total = rate_of(lr, count), sum(work.weight for work in cohort)
+        versions = [*versions, copies(method.shared)][-1 - method.oldest :]
+        total = sum(work.weight for work in cohort)
         method.start(count)
         losses: dict[int, list[float]] = {}
         came, masks = list[Update](), list[Named]()
         for work in cohort:
+            if not 0 <= work.behind < len(versions):
+                raise ValueError(f"client {work.client} began {work.behind} versions ago")
+            began, rate = versions[-1 - work.behind], rate_of(lr, count - work.behind)
             with torch.no_grad():
                 for name, p in weights.items():
-                    p.copy_(method.shared[name])
+                    p.copy_(began[name])
             own = make(local)
             for group in own.param_groups:
                 group["lr"] = rate
@@ -105,7 +113,7 @@ def train_cohorts(
             for name, buffer in local.named_buffers():
                 if not torch.equal(buffer, buffers[name]):
                     raise ValueError(f"training changes the buffer {name}")
-            moved = {n: p.detach().double() - method.shared[n] for n, p in weights.items()}
+            moved = {n: p.detach().double() - began[n] for n, p in weights.items()}
             if work.kept is not None:
                 rest = {} if work.new else rests.get(work.client, {})
                 whole = {n: m + rest.get(n, 0.0) for n, m in moved.items()}
@@ -114,7 +122,7 @@ def train_cohorts(
                     rests[work.client] = {n: m - moved[n] for n, m in whole.items()}
                 masks.append(mask)
             steps, share = len(work.batches), work.weight / total
-            came.append(Update(work.client, share, steps, moved, rate, momentum))
+            came.append(Update(work.client, share, steps, moved, rate, momentum, work.behind))
         if came and overlap is not None:
             came = overlapped(came, masks, *overlap)
         if came:

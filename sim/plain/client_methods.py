@@ -1,10 +1,12 @@
 """What a federated method makes of a round, as its paper has it; `client_loops.py` has the loop.
 
 Names as in the papers: w is the version, w_i what client i of a cohort comes to from it in tau_i
-steps of SGD, D_i = w_i - w, and p_i its weight by the cohort's sum. D = sum p_i D_i. State of a
-method is in float64.
+steps of SGD, D_i = w_i - w, and p_i its weight by the cohort's sum. D = sum p_i D_i. With FedBuff
+w_i and D_i are from the version before s_i others, and w is the newest. State of a method is in
+float64.
 
     FedAvg      w += D                                              (McMahan et al. 2017)
+    FedBuff     w += lr·sum p_i D_i / sqrt(1 + s_i)                 (Nguyen et al. 2022)
     FedAvgM     v = b·v - D; w -= lr·v                              (Hsu et al. 2019)
     FedProx     FedAvg; local gradients += mu·(w_i - w)             (Li et al. 2020)
     Scaffold    local gradients += c - c_i; w += lr·mean D_i;       (Karimireddy et al. 2020,
@@ -30,6 +32,7 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBuff",
     "FedNova",
     "FedProx",
     "FedYogi",
@@ -49,7 +52,7 @@ Named = dict[str, Tensor]
 @dataclass(frozen=True, slots=True)
 class Update:
     """What came of a client: `share` is p_i, `steps` tau_i, `moved` D_i in float64. `rate` and
-    `momentum` are those of its local SGD."""
+    `momentum` are those of its local SGD; `behind` is s_i."""
 
     client: int
     share: float
@@ -57,10 +60,14 @@ class Update:
     moved: Named
     rate: float
     momentum: float
+    behind: int = 0
 
 
 class FedAvg:
     """The base of all: local SGD as it is, and the weighted mean of what clients come to."""
+
+    oldest = 0
+    """So many versions may have been made since a client of a round began."""
 
     def begin(self, shared: Named) -> None:
         """`shared`: where training starts, the method's own to change."""
@@ -85,6 +92,24 @@ class FedAvg:
     def move(self, by: Mapping[str, Tensor]) -> None:
         for name, w in self.shared.items():
             w.copy_(w.double() + by[name])
+
+
+class FedBuff(FedAvg):
+    """Moves count for less the older the version is that they began with. Of whom a version is the
+    loop is told, so `buffer` has no say."""
+
+    def __init__(
+        self, lr: Rate = 1.0, max_staleness: int = 10, buffer: int | str | None = None
+    ) -> None:
+        self.lr, self.oldest = lr, max_staleness
+
+    def commit(self, count: int, came: Sequence[Update]) -> None:
+        rate = rate_of(self.lr, count)
+        self.move({name: rate * self.mean(came, name) for name in self.shared})
+
+    def mean(self, came: Sequence[Update], name: str) -> Tensor:
+        each = [u.share / (1 + u.behind) ** 0.5 * u.moved[name] for u in came]
+        return torch.stack(each).sum(0)
 
 
 class FedAvgM(FedAvg):

@@ -4,6 +4,7 @@ each version that was evaluated should have come to."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from ...dag.rounds.cohorts import cohort_of, places_of
 from ...job import Job
+from ...job.clients.client_options import Cohorts
 from ...job.rounds import options_of
 from ...job.settings import plain
-from ...peer.data.partition import partition_of
+from ...peer.data.partition import Partition, partition_of
 from ...peer.data.reader import Reader
 from ...peer.federated.batches import Participant, batches
 from ...proto.broker_pb2 import RoundWork, RunEvent
@@ -24,6 +26,7 @@ from .client_methods import (
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedBuff,
     FedNova,
     FedProx,
     FedYogi,
@@ -53,18 +56,17 @@ _METHODS: Mapping[str, type[FedAvg]] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
+    "fedbuff": FedBuff,
 }
 
 
 def committed_cohorts(
     events: Iterable[RunEvent], job: Job, reader: Reader
 ) -> Iterator[list[ClientWork]]:
-    """The clients of each round that was committed, in the order of the cohort, with what each was
-    to train on. Raises ValueError for a round with a member that had no work."""
-    assert job.rounds is not None
-    cohorts = job.rounds.cohorts
-    assert cohorts is not None, f"{job.name} has no clients"
-    partition = partition_of(cohorts.partition, cohorts.labels, reader)
+    """The clients of each round that was committed, those that began with it first, in the order of
+    their cohorts, with what each was to train on. Raises ValueError for a round with a member that
+    had no work."""
+    partition = partition_of(_cohorts(job).partition, _cohorts(job).labels, reader)
     work: dict[int, RoundWork] = {}
     for event in events:
         match event.WhichOneof("kind"):
@@ -75,32 +77,49 @@ def committed_cohorts(
                 inside = {m.replica for m in done.members}
                 if missing := inside - work.keys():
                     raise ValueError(f"round {done.round} has members {missing} without work")
-                places = sorted(p for n in inside for p in places_of(work[n].cohort))
-                sent, new = dict[int, tuple[int, int]](), set[int]()
-                for w in (work[n] for n in inside):
-                    new |= {*w.lost}
-                    trained = zip(places_of(w.cohort), w.trained, strict=False)  # if any is told
-                    new |= {p for p, number in trained if not number}
-                    told = zip(w.kept, w.weights, strict=True)
-                    sent |= zip(places_of(w.cohort), told, strict=False)
-                clients = cohort_of(cohorts.clients, job.seed, done.round, places)
-                some = [Participant(n, partition.train(n)) for n in clients]
-                plans = batches(
-                    some,
-                    seed=job.seed,
-                    round_=done.round,
-                    batch=job.train.batch,
-                    passes=cohorts.local.passes,
-                    steps=cohorts.local.steps,
-                )
-                alike = cohorts.weight == "equal"
+                found = list[ClientWork]()
+                for behind in sorted({work[n].behind for n in inside}):
+                    some = [work[n] for n in inside if work[n].behind == behind]
+                    began = _begun(some, job, partition, done.round - behind)
+                    found += [replace(w, behind=behind) for w in began]
                 work = {}
-                found = []
-                for place, p, plan in zip(places, some, plans, strict=True):
-                    kept, weight = sent.get(place, (None, 1 if alike else len(p.samples)))
-                    steps = [b.tolist() for b in plan]
-                    found.append(ClientWork(p.number, steps, weight, kept, place in new))
                 yield found
+
+
+def _begun(
+    work: Iterable[RoundWork], job: Job, partition: Partition, number: int
+) -> Iterator[ClientWork]:
+    """Yield the clients of work that was handed out in a round."""
+    cohorts, sent = _cohorts(job), dict[int, tuple[int, int]]()
+    places, new = list[int](), set[int]()
+    for w in work:
+        places += places_of(w.cohort)
+        new |= {*w.lost}
+        trained = zip(places_of(w.cohort), w.trained, strict=False)  # if any is told
+        new |= {p for p, state in trained if not state}
+        told = zip(w.kept, w.weights, strict=True)
+        sent |= zip(places_of(w.cohort), told, strict=False)
+    places.sort()
+    clients = cohort_of(cohorts.clients, job.seed, number, places)
+    some = [Participant(n, partition.train(n)) for n in clients]
+    plans = batches(
+        some,
+        seed=job.seed,
+        round_=number,
+        batch=job.train.batch,
+        passes=cohorts.local.passes,
+        steps=cohorts.local.steps,
+    )
+    for place, p, plan in zip(places, some, plans, strict=True):
+        kept, weight = sent.get(place, (None, 1 if cohorts.weight == "equal" else len(p.samples)))
+        yield ClientWork(p.number, [b.tolist() for b in plan], weight, kept, place in new)
+
+
+def _cohorts(job: Job) -> Cohorts:
+    assert job.rounds is not None
+    cohorts = job.rounds.cohorts
+    assert cohorts is not None, f"{job.name} has no clients"
+    return cohorts
 
 
 def aggregate_of(

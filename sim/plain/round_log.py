@@ -73,8 +73,8 @@ def committed_rounds(
                     out, weight = n not in weights, weights.get(n, 0)
                     members[n] = _member(w, weight, microbatch_size, n in fresh, places, out)
                     if w.cohort:
-                        mine = cohort_of(clients, seed, done.round, places_of(w.cohort))
-                        members[n] = replace(members[n], clients=tuple(mine))
+                        mine = cohort_of(clients, seed, done.round - w.behind, places_of(w.cohort))
+                        members[n] = replace(members[n], clients=tuple(mine), behind=w.behind)
                     if out:
                         left_out[n] = len(found), members[n]
                     past[n] = now

@@ -54,6 +54,8 @@ class PlainMember:
     """Where each step stands, in steps of the run; none: as `Round` says."""
     clients: tuple[int, ...] = ()
     """Of federated training, whom it trained."""
+    behind: int = 0
+    """So many versions were made since the one that these began with."""
 
     def part(self, j: int) -> Sequence[int]:
         size = len(self.samples) // self.steps

@@ -77,7 +77,9 @@ def _rounds_of_clients(s: Summary) -> Section:
     """The table of federated rounds."""
     hidden = any("epsilon" in r for r in s.rounds)
     own = ("sums", "epsilon") if hidden else _MOVES
-    heads = ("round", "asked", "came", "lost", *own, "sent", "took", "exchange")
+    old = any("staleness" in r for r in s.rounds)
+    age = ("clients by versions behind",) if old else ()
+    heads = ("round", "asked", "came", "lost", *own, "sent", "took", "exchange", *age)
     rows = []
     for r in s.rounds[-MOST_ROWS:]:
         counts = [str(r[f"clients_{what}"]) for what in ("asked", "came", "lost")]
@@ -87,11 +89,14 @@ def _rounds_of_clients(s: Summary) -> Section:
         if hidden:
             moved = str(r["noisy_sums"]), figure(r["epsilon"])
         times = size(r["sent_bytes"]), seconds(r["seconds"]), exchange
-        rows.append((str(r["round"]), *counts, *moved, *times))
+        behind = ", ".join(f"{s}: {clients}" for s, clients in r.get("staleness", ()))
+        rows.append((str(r["round"]), *counts, *moved, *times, *((behind,) if old else ())))
     note = "Clients that a round asked, whose work is in its version, and that were lost with their"
     note += " peer. "
     note += _HIDDEN if hidden else _SHOWN
     note += " Sent: by all peers together, for the exchange."
+    if old:
+        note += " Versions behind: how many were made since a client began."
     if (more := len(s.rounds) - MOST_ROWS) > 0:
         note += f" {count_of(more, 'round')} before these: see summary.json."
     return Section("Rounds", table(heads, rows, range(len(heads))), wide=True, note=note)

@@ -118,7 +118,10 @@ def test_a_model_with_running_statistics_is_refused(
     )
     job = replace(job_of(noise=9.0), folder=tmp_path)
     masked = replace(job, sync=replace(job.sync, privacy=None, per_round=4, secure=True))
+    plain = replace(masked.sync, secure=False, method="fedbuff")
+    buffered = replace(masked, sync=plain)
     for wrong, words in (
+        (buffered, r"sync\.method.*running_mean.*different versions.*GroupNorm"),
         (job, r"sync\.privacy.*running_mean.*GroupNorm"),
         (masked, r"sync\.secure.*num_batches_tracked.*the largest.*GroupNorm"),
     ):

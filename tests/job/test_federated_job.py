@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from shoal.job import Job, SettingsError, Training
+from shoal.job.clients.client_options import FedBuffOptions
+from shoal.job.rounds import method_of
 
 
 def job(**tables: Any) -> Job:
@@ -33,6 +35,14 @@ def test_cohorts_follow_from_the_tables() -> None:
     assert Job.from_json(found.to_json()) == found.without_places()
     assert found.training.batch == 8, "a client's"
     assert job(sync={"per_round": 7}).rounds.cohorts.per_round == 7  # type: ignore[union-attr]
+
+
+def test_a_buffer_is_a_number_or_a_share_of_those_that_train_at_a_time() -> None:
+    assert FedBuffOptions(buffer="30%").wanted(12) == 4, "rounded up"
+    assert FedBuffOptions(buffer=12).wanted(12) == 12
+    found = job(sync=BUFFERED)
+    assert Job.from_json(found.to_json()) == found.without_places()
+    assert method_of(found.sync.chosen).buffered
 
 
 def test_rounds_are_steps_of_the_run() -> None:
@@ -112,6 +122,7 @@ KRUM = {"aggregate": "krum", "weight": "equal", "per_round": 10}
 FLAG = {"aggregate": "flag", "weight": "equal", "per_round": 10}
 BUDGET = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
 PRIVATE = {"weight": "equal", "privacy": BUDGET}
+BUFFERED = {"method": "fedbuff", "per_round": "30%", "options": {"buffer": 4}}
 
 
 def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
@@ -247,6 +258,28 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
         ({"sync": {"method": "fedavg", "options": {"lr": 1.0}}}, "sync.options.lr", "not a known"),
         ({"sync": {"method": "fedadam", "options": {"eps": 0.0}}}, "sync.options.eps", "more than"),
         ({"sync": {"method": "fednova"}}, "train.optimizer", "SGD"),
+        *(
+            ({"sync": {**BUFFERED, **tables}}, key, words)
+            for tables, key, words in (
+                ({"options": {"buffer": 13}}, "sync.options.buffer", "12 clients train at a time"),
+                ({"options": {"buffer": 0}}, "sync.options.buffer", "at least 1"),
+                ({"options": {"buffer": "half"}}, "sync.options.buffer", "a share such as"),
+                ({"options": {"max_staleness": -1}}, "sync.options.max_staleness", "0 or more"),
+                ({"options": {"lr": 0.0}}, "sync.options.lr", "more than 0"),
+                ({"options": {"momentum": 0.9}}, "sync.options.momentum", "not a known"),
+                ({**KRUM, "per_round": 12}, "sync.aggregate", "not all begin with one version"),
+                ({"compression": "topk"}, "sync.compression", "a cohort that ends together"),
+                (PRIVATE, "sync.privacy", "as many as come"),
+                ({"secure": True}, "sync.secure", "may be for a later round"),
+                ({"quorum": "80%"}, "sync.quorum", "options.buffer says"),
+                ({"virtual_data": "vhl"}, "sync.virtual_data", "no plain loop"),
+            )
+        ),
+        (
+            {"data": {"where": "peer", "partition": None}}
+            | {"sync": {"method": "fedbuff", "over_select": 1.5}},
+            *("sync.over_select", "counts for a later version"),
+        ),
         ({"sync": {"compression": "top"}}, "sync.compression", '"topk"'),
         ({"sync": {"compression": "bcrs"}}, "sync.client_links", "is missing"),
         ({"sync": {"client_feedback": "ef"}}, "sync.client_feedback", "where clients send all"),

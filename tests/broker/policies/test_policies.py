@@ -101,7 +101,7 @@ def test_who_is_to_blame_is_in_the_round_and_a_function(
 @given(seed=st.integers(0, 999))
 def test_all_are_enough_and_whoever_made_the_same_is_agreed(kind: str, seed: int) -> None:
     policy, view = asked(kind, seed)
-    assert policy.is_enough(view.rounds, len(view.rounds.work.given))
+    assert policy.is_enough(view.rounds, [*view.rounds.work.given])
     hashes: dict[int, int | None] = dict.fromkeys(view.rounds.versions.inside, 7)
     agreed = policy.agreed(view, hashes)
     assert (agreed is None) == (not hashes)

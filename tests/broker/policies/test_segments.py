@@ -75,6 +75,28 @@ def test_each_element_is_added_up_once_and_reaches_all_that_have_it(
         assert {source for source, _ in s.versions} <= {g.peer for g in s.givers}
 
 
+@given(worlds(), st.data())
+def test_who_is_behind_gives_and_takes_the_version_of_those_that_make_it(
+    world: tuple[list[Replicated], list[Replicated]], data: st.DataObject
+) -> None:
+    members, joiners = world
+    count = data.draw(st.integers(0, len(members) - 1))
+    behind, makers = members[:count], members[count:]
+    for s in segments(members, [*behind, *joiners]):
+        element = data.draw(st.integers(s.span[0], s.span[1] - 1))
+        assert [g.weight for g in s.givers] == [r.weight for r in members]
+        own = set().union(*(holders_at(r, element) for r in makers))
+        assert own <= set(s.takers)
+        first = {g.peer for g, r in zip(s.givers, members, strict=True) if r in makers}
+        assert s.aggregator in first
+        assert {source for source, _ in s.versions} <= first
+        want = [holders_at(r, element) for r in (*behind, *joiners)]
+        assert set().union(*want) <= {to for _, to in s.versions}
+        assert not set().union(*want) & set(s.takers)
+    with pytest.raises(ValueError, match="a member"):
+        segments(members, members)
+
+
 @given(worlds())
 def test_a_peer_is_told_of_what_names_it_and_an_aggregator_of_all(
     world: tuple[list[Replicated], list[Replicated]],

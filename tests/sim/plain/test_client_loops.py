@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from shoal.sim.plain.client_methods import (
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedBuff,
     FedNova,
     FedProx,
     FedYogi,
@@ -100,6 +102,24 @@ def test_scaffold_by_hand() -> None:
     assert bowl(Scaffold(2, 0.5), [work(1, 1)]) == pytest.approx([0.15])
     with pytest.raises(ValueError, match="without momentum"):
         bowl(Scaffold(2), [work(0, 1)], momentum=0.9)
+
+
+def test_fedbuff_by_hand() -> None:
+    # Sample 1 is 3: D = .1·(3 - w). From w = 0 it is .3, half of which counts: w = .15. Then from
+    # 0 again, one version behind, with one from .15 (D = .285): (.3 / sqrt 2 + .285) / 2, halved.
+    late = replace(work(1, 1), behind=1)
+    seen = bowl(FedBuff(0.5), [work(1, 1)], [work(1, 1), late])
+    assert seen == pytest.approx([0.15, 0.15 + (0.3 / 2**0.5 + 0.285) / 4])
+    # Alone, three versions behind: half of what it moved from 0, and shares are not of what counts.
+    late = replace(work(1, 1), behind=3)
+    some = [[work(1, 1)]] * 3
+    assert bowl(FedBuff(), *some, [late])[3] == pytest.approx(bowl(FedBuff(), *some)[2] + 0.15)
+    with pytest.raises(ValueError, match="client 1 began 3 versions ago"):
+        bowl(FedBuff(max_staleness=2), *some, [late])
+    with pytest.raises(ValueError, match="began 1 versions ago"):
+        bowl(FedAvg(), [work(1, 1)], [replace(work(1, 1), behind=1)])
+    with pytest.raises(ValueError, match="began 2 versions ago"):
+        bowl(FedBuff(), [work(1, 1)], [replace(work(1, 1), behind=2)])
 
 
 def test_fednova_by_hand() -> None:

@@ -69,8 +69,37 @@ def test_a_round_tells_how_many_clients_were_asked_came_and_were_lost() -> None:
     assert (row.asked, row.came, row.alike) == (8, 5, 0.25)
     assert "5 of 8 clients, alike by 25%" in sentence(row)
     told = row.table()
+    assert "staleness" not in told
     assert (told["clients_asked"], told["clients_came"], told["clients_lost"]) == (8, 5, 3)
     s = Summary(name="job", world="virtual", seed=1, rounds=(told,))
     body = rounds_of(s, {})[-1].html()
     for cell in (">8<", ">5<", ">3<", ">25%<"):
         assert cell in body
+
+
+def test_a_version_of_clients_that_began_with_older_ones_tells_how_old() -> None:
+    work = [
+        RoundWork(replica=n, cohort=[SampleRange(first=4 * n, count=count)], behind=behind)
+        for n, count, behind in ((0, 3, 0), (1, 2, 3), (2, 4, 1))
+    ]
+    begins = RunEvent(round_begun=RoundBegun(round=5, work=work))
+    assert begun(begins) == "round 5 begins: replica 0 trains 3 clients", "the others go on"
+    members = [
+        RoundMember(replica=0, weight=40 << 20, unit=1 << 20),
+        RoundMember(replica=1, weight=30 << 19, unit=1 << 20, behind=3),
+    ]
+    rows = RoundRows()
+    rows.see(begins)
+    rows.see(RunEvent(round_done=RoundDone(round=5, attempt=1, members=members, going=[2])))
+    [row] = rows.rows
+    assert (row.asked, row.came, row.going, row.left_out) == (5, 5, (2,), ())
+    assert [m.samples for m in row.members] == [40, 30], "as many as they are, whatever they count"
+    line = sentence(row)
+    assert "replicas 0 (40 samples), 1 (30 samples); 2 still at work" in line
+    assert "5 of 5 clients, behind by versions: 3 by 0, 2 by 3" in line
+    told = row.table()
+    assert told["staleness"] == [(0, 3), (3, 2)]
+    s = Summary(name="job", world="virtual", seed=1, rounds=(told,))
+    body = rounds_of(s, {})[-1].html()
+    assert "clients by versions behind" in body
+    assert "0: 3, 3: 2" in body

@@ -4,7 +4,7 @@ the broker is started again, the weights are those of a plain loop over what rou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from shoal.broker.events import Persist, Publish, RunAsked, RunId
 from shoal.broker.records.run import RunRecord
+from shoal.broker.round_rows import samples_of
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
 from shoal.job.clients.local_work import LocalWork
@@ -42,7 +43,6 @@ class Hosts:
     arrays: list[dict[str, np.ndarray]]
     train: list[int]
     job: Job
-    blobs: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, lab: Any, folder: Path) -> Hosts:
@@ -114,14 +114,14 @@ class Hosts:
             if event.HasField("round_begun"):
                 work |= {w.replica: w for w in event.round_begun.work}
             elif event.HasField("round_done"):
-                number = event.round_done.round
                 found.append([])
                 for member in event.round_done.members:
-                    client = client_of[member.replica]
+                    client, behind = client_of[member.replica], member.behind
                     places = places_of(work[member.replica].cohort)
+                    number = event.round_done.round - behind
                     assert cohort_of(3, self.job.seed, number, places) == [client]
                     weight = self.train[client] if self.job.sync.weight == "samples" else 1
-                    assert member.weight == weight
+                    assert samples_of(member) == weight
                     one = Participant(client, first[client] + np.arange(self.train[client]))
                     (plan,) = batches(
                         [one],
@@ -131,7 +131,8 @@ class Hosts:
                         passes=self.job.sync.local.passes,
                         steps=self.job.sync.local.steps,
                     )
-                    found[-1].append(ClientWork(client, [b.tolist() for b in plan], weight))
+                    own = [b.tolist() for b in plan]
+                    found[-1].append(ClientWork(client, own, weight, behind=behind))
         return found
 
 
