@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,6 +64,7 @@ from .models.factories import find, is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
 from .privacy import check_hides, check_moves, check_sums, with_noise
+from .stages_of_clients import with_stages
 
 __all__ = [
     "Prepared",
@@ -156,6 +158,9 @@ def prepare(
         pretrained = _pretrained(job, stored, outline, captured.graph, say)
         ignoring = _surveyed(job, data, module, captured.graph, say)
         sizes = _divisions(job, data, module, captured.graph, ignoring, sizes, say)
+        depends = partial(_depends, job, data, module, captured.graph, ignoring)
+        clients = client_sizes(job, data)
+        job = with_stages(job, captured.graph, clients, depends, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         there = pretrained.entries if pretrained else {}
         tensors = {n: t for n, t in captured.tensors.items() if n not in there}
@@ -175,7 +180,7 @@ def prepare(
             microbatch_sizes=sizes,
             local=data.local,
             pretrained=pretrained,
-            client_sizes=client_sizes(job, data),
+            client_sizes=clients,
             client_data=data.of_clients,
         )
 
@@ -200,10 +205,13 @@ def draft(
         pretrained = _pretrained(job, stored, outline, graph, say)
         ignoring = _surveyed(job, data, module, graph, say)
         sizes = _divisions(job, data, module, graph, ignoring, sizes, say)
+        depends = partial(_depends, job, data, module, graph, ignoring)
+        clients = client_sizes(job, data)
+        job = with_stages(job, graph, clients, depends, say)
     read = pretrained.entries if pretrained and job.model.where == "url" else {}
     if words := takes(starting_bytes(graph, lambda n: n in read or outline.is_made(n))):
         say(f"submitting it uploads the weights that it begins with: {words}")
-    spec = spec_of(job, graph, sizes, client_sizes(job, data))
+    spec = spec_of(job, graph, sizes, clients)
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
     spec.client_data.extend(_ref(m.to_json().encode()) for m in data.of_clients)
@@ -348,12 +356,15 @@ def _divisions(
             "depends on them cannot be tried on data that stays with its peer"
         )
         return ()
-    why = why_it_depends(
-        module, job, graph, reader_of(job, data), {*ignoring.seen, *ignoring.unknown}
-    )
+    why = _depends(job, data, module, graph, ignoring)
     if why:
         say(f"microbatches of {job.train.microbatch_size}, whatever the plan: {why}")
     return () if why else sizes
+
+
+def _depends(job: Job, data: JobData, module: nn.Module, graph: Graph, ignoring: Ignored) -> str:
+    ignored = {*ignoring.seen, *ignoring.unknown}
+    return why_it_depends(module, job, graph, reader_of(job, data), ignored)
 
 
 def spec_of(job: Job, graph: Graph, sizes: tuple[int, ...], clients: Sequence[int] = ()) -> RunSpec:

@@ -25,6 +25,7 @@ __all__ = [
     "FEDERATED",
     "GOSSIP",
     "LOCAL",
+    "SUM_BYTES",
     "AverageOptions",
     "DilocoOptions",
     "RoundMethod",
@@ -34,6 +35,9 @@ __all__ = [
     "method_of",
     "options_of",
 ]
+
+SUM_BYTES = 8
+"""Of each number, of a sum of what clients came to that a pipeline has trained so far."""
 
 
 def _check_overlap(overlap: int | str) -> None:
@@ -298,6 +302,11 @@ class RoundSettings(Settings):
     def exchange_bytes(self) -> int:
         """Beside that, while a round is exchanged and no step is made."""
         return self.kept_bytes + self._exchanged - self.stepping_bytes
+
+    def summed_bytes(self, stages: int) -> int:
+        """Bytes beside that, of each number, in a plan of so many stages: of clients that a
+        pipeline trains one after the other."""
+        return SUM_BYTES if self.cohorts is not None and stages > 1 else 0
 
     def overlap_of(self, steps: int) -> float:
         """The share of a round of so many steps beside which the exchange before it may go on."""

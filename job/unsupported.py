@@ -13,7 +13,7 @@ from .sync import Sync
 from .tables import Codec, Data, Model, Output, Recovery
 from .training import Train
 
-__all__ = ["unsupported"]
+__all__ = ["not_in_pipelines", "unsupported"]
 
 
 class _Tables(Protocol):
@@ -101,9 +101,10 @@ def _not_federated(job: _Tables) -> Iterator[tuple[str, str]]:
     if job.data.kind != "arrays":
         yield "data.kind", f'"arrays" is, {federated}'
     yield from _not_clients(job, partition.kind if partition is not None else "by-peer")
-    for key, most in (("stages", job.plan.stages), ("pipelines", job.plan.pipelines)):
-        if most not in (1, "auto"):
-            yield f"plan.{key}", f"1 is, {federated}: a client is trained on one peer"
+    if job.plan.pipelines not in (1, "auto"):
+        yield "plan.pipelines", f"1 is, {federated}: a client is trained by one"
+    if job.plan.stages not in (1, "auto"):
+        yield from not_in_pipelines(job)
     if job.sync.aggregate != "mean":
         with_it = f'with sync.aggregate = "{job.sync.aggregate}"'
         if job.codec.sync != "none":
@@ -180,6 +181,42 @@ def _not_buffered(job: _Tables) -> Iterator[tuple[str, str]]:
     if sync.virtual_data != "none":
         why = "no plain loop has its noise for clients that began with older versions"
         yield "sync.virtual_data", f'"none" is, {with_it}: {why}'
+
+
+def not_in_pipelines(job: _Tables) -> Iterator[tuple[str, str]]:
+    """(key, what to do) for all that cannot be where a client is trained by several peers, each of
+    which has a part of the model, and of what a client came to."""
+    sync, partition, stages = job.sync, job.data.partition, job.plan.stages
+    with_it = "with clients that are pipelines"
+    if stages != "auto":
+        with_it = f'with plan.stages = {stages} and sync.kind = "federated"'
+    if job.data.where == "peer":
+        yield "data.where", f'"submitter" and "broker" are, {with_it}: else labels would have to go'
+    method = method_of(sync.chosen)
+    if method.normalises or method.controls or method.buffered:
+        yield "sync.method", f"any but {sync.chosen!r} is, {with_it}"
+    for key, value, only in (
+        ("aggregate", sync.aggregate, "mean"),
+        ("compression", sync.compression, "none"),
+        ("virtual_data", sync.virtual_data, "none"),
+    ):
+        if value != only:
+            yield f"sync.{key}", f'"{only}" is, {with_it}'
+    if sync.privacy is not None:
+        yield "sync.privacy", f"none is, {with_it}: no peer knows the norm of what a client moved"
+    if sync.secure:
+        yield "sync.secure", f"false is, {with_it}"
+    if partition is not None and partition.held_out:
+        yield "data.partition.held_out", f"0 is, {with_it}: no peer has the model to try it on them"
+    kept = {"model.dtype": job.model.dtype, "train.state_dtype": job.train.state_dtype}
+    for key, dtype in kept.items():
+        if dtype != "fp32":
+            yield key, f'"fp32" is, {with_it}: what is rounded would be rounded otherwise'
+    for role in ("activation", "activation_grad"):
+        if job.codec.of(role) not in ("none", "lossless"):
+            yield f"codec.{role}", f'"none" and "lossless" are, {with_it}'
+    if job.plan.scheduler == "swarm":
+        yield "plan.scheduler", f'all but "swarm" are, {with_it}'
 
 
 def _not_secure(job: _Tables) -> Iterator[tuple[str, str]]:

@@ -42,8 +42,8 @@ ORDER = {
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",
     "client": """
-        bench doctor errors files further_classes job_data privacy < access models < submission
-        < runs < show < front""",
+        bench doctor errors files further_classes stages_of_clients job_data privacy
+        < access models < submission < runs < show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",

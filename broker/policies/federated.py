@@ -1,5 +1,7 @@
 """Federated training: the clients of a round's cohort are divided among replicas, which train them
-and exchange their means, all with all. Who is late is left out, and its clients with it.
+and exchange their means, all with all. Who is late is left out, and its clients with it. A replica
+that is one peer trains its clients side by side, and makes no step; one that is a pipeline trains
+them one after the other, by steps of its plan.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy as np
 
 from ...dag.rounds.cohorts import (
     WEIGHT_UNIT,
+    client_steps,
     cohort_of,
     effective_lengths,
     places_of,
@@ -21,11 +24,12 @@ from ...job import Training
 from ...job.clients.client_options import LEAST_MEMBERS
 from ...job.rounds import method_of
 from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundWork
+from ..records.replica import ReplicaRecord
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
-from .handing import divide
-from .policy import RoundPolicy
+from .handing import at_most, divide
+from .policy import SPARE_S, RoundPolicy
 from .round_view import PlannedAttempt, RoundView
 from .stateful import StatefulWork, place_clients
 from .uploads import Update, links_of, weights_of
@@ -34,7 +38,7 @@ __all__ = ["FederatedPolicy"]
 
 
 class FederatedPolicy(RoundPolicy):
-    """Clients in place of steps."""
+    """Clients in place of the run's samples."""
 
     def __init__(self, run: SubmittedRun) -> None:
         super().__init__(run)
@@ -70,6 +74,7 @@ class FederatedPolicy(RoundPolicy):
                     replica=n,
                     term=run.replicas[n].term,
                     first_step=run.replicas[n].committed,
+                    steps=self._steps(run.replicas[n], number, places),
                     cohort=ranges_of(places),
                     kept=[kept[p] for p in places if kept],
                     weights=[weights[p] for p in places if weights],
@@ -94,6 +99,28 @@ class FederatedPolicy(RoundPolicy):
                 found[n] = places[first : first + count]
             first += count
         return found
+
+    def _steps(self, replica: ReplicaRecord, round_: int, places: Sequence[int]) -> int:
+        """Return how many own steps clients at these places are to a replica; 0: it makes none."""
+        if replica.plan is None or len(replica.plan.stages) == 1:
+            return 0
+        spec, local = self._submitted.spec, self._cohorts.local
+        sizes, batch = self._sizes_of(round_, places), spec.microbatches * spec.microbatch_size
+        return int(client_steps(sizes, batch, passes=local.passes, steps=local.steps).sum())
+
+    def replanned(self, replica: ReplicaRecord, round_: int, work: RoundWork) -> None:
+        """Have a replica make steps where it was one peer and is a pipeline now. One that was a
+        pipeline goes on with its steps, whatever it is."""
+        work.steps = work.steps or self._steps(replica, round_, places_of(work.cohort))
+
+    def lasts_s(self, run: RunRecord, rounds: RoundRecord) -> float:
+        """Return how long local work may take: by the steps of pipelines, if there are some."""
+        least, given = super().lasts_s(run, rounds), rounds.work.given.items()
+        each = (w.steps * run.replicas[n].round_step_s for n, w in given)
+        times = [seconds for seconds in each if seconds]
+        if self._sync.deadline != "auto" or not times:
+            return least
+        return max(least, 2 * at_most(times) + SPARE_S)
 
     def without(
         self, round_: int, work: RoundWork, places: Sequence[int]
@@ -194,6 +221,9 @@ class FederatedPolicy(RoundPolicy):
         """Return what clients at these places weigh by themselves: their samples, or 1."""
         if self._cohorts.weight == "equal":
             return [1] * len(places)
+        return self._sizes_of(round_, places)
+
+    def _sizes_of(self, round_: int, places: Sequence[int]) -> list[int]:
         return [self._sizes[c] for c in self._clients(round_, places)]
 
     # ------------------------------------------------------------ what clients send

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundStart, RoundWork
+from ..records.replica import ReplicaRecord
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
@@ -22,7 +23,7 @@ from .disputes import doubted
 from .handing import at_most, local_work
 from .round_view import Blame, ExchangeGroup, PlannedAttempt, RoundView
 
-__all__ = ["RoundPolicy"]
+__all__ = ["SPARE_S", "RoundPolicy"]
 
 _AS_GIVEN = (
     "term",
@@ -40,7 +41,7 @@ _AS_GIVEN = (
     "fragment",
 )
 """What of its work a replica is told as it was given."""
-_SPARE_S = 30.0
+SPARE_S = 30.0
 """Added to twice the expected time of local work."""
 
 
@@ -82,6 +83,10 @@ class RoundPolicy:
             **{name: getattr(work, name) for name in _AS_GIVEN},
         )
 
+    def replanned(self, replica: ReplicaRecord, round_: int, work: RoundWork) -> None:
+        """Have the work of a replica be what its new plan, in the middle of the round, makes of
+        it."""
+
     def without(
         self, round_: int, work: RoundWork, places: Sequence[int]
     ) -> tuple[RoundWork, list[int]] | None:
@@ -99,7 +104,7 @@ class RoundPolicy:
         times = [w.steps * run.replicas[n].round_step_s for n, w in given]
         if not all(times):  # nothing is known of some
             return self._submitted.options.first_step_s
-        return 2 * at_most(times) + _SPARE_S
+        return 2 * at_most(times) + SPARE_S
 
     def counts(self, work: RoundWork) -> bool:
         """Whether a contribution counts, however many versions were made since it was begun."""

@@ -107,6 +107,7 @@ class Attempts:
         took it from others."""
         view, versions, members = self._view, self._versions, self._versions.members
         said = [report for reports in view.made.values() for report in reports.values()]
+        moved = [sum(_sound(r.mean_moved) for r in of.values()) for of in view.made.values()]
         drifts = [
             math.sqrt(sum(_sound(r.drift) for r in view.made[m.replica].values()))
             for m in members
@@ -122,7 +123,7 @@ class Attempts:
             hash=version,
             drift=sum(drifts) / max(1, len(drifts)),
             clients_moved=math.sqrt(total / max(1, sum(weights.values()))),
-            mean_moved=math.sqrt(max((_sound(r.mean_moved) for r in said), default=0.0)),
+            mean_moved=math.sqrt(max(moved, default=0.0)),
             sent_bytes=min(sum(r.sent_bytes for r in said), 2**64 - 1),
             waited_s=max((_sound(r.waited_s) for r in said), default=0.0),
             seconds=now - versions.done_at_s,

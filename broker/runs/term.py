@@ -95,10 +95,11 @@ def begin_term(
     )
     base = assignment(context, step, found)
     if mine is not None and rounds is not None:  # it goes on with it
-        mine.term = record.term
+        policy, mine.term = policy_of(context.run), record.term
+        policy.replanned(record, rounds.versions.round, mine)
         begun = RoundBegun(round=rounds.versions.round, work=[mine])
         out.append(context.publish(RunEvent(round_begun=begun), now))
-        base.round.CopyFrom(policy_of(context.run).start_of(rounds, record.id, mine))
+        base.round.CopyFrom(policy.start_of(rounds, record.id, mine))
         base.round.late = 0  # `found` is from behind where the version landed
         base.round.evaluate &= step == mine.first_step
     term_.transfers = tuple(base.resume.transfers)

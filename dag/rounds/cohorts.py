@@ -16,6 +16,7 @@ from .permutation import Domain, key, permute
 
 __all__ = [
     "WEIGHT_UNIT",
+    "client_steps",
     "cohort_of",
     "effective_lengths",
     "places_of",
@@ -59,6 +60,15 @@ def cohort_of(clients: int, seed: int, round_: int, places: Iterable[int]) -> li
     return found
 
 
+def client_steps(
+    sizes: npt.ArrayLike, batch: int, *, passes: int, steps: int
+) -> npt.NDArray[np.int64]:
+    """Return how many steps each client makes in a round, (clients,), by its `sizes` in samples:
+    `passes` over these in batches of `batch`, or so many `steps`; one of the two is 0."""
+    samples = np.asarray(sizes, np.int64)
+    return np.full(samples.shape, steps) if steps else passes * -(-samples // batch)
+
+
 def effective_lengths(
     sizes: npt.ArrayLike, batch: int, *, passes: int, steps: int, momentum: float
 ) -> npt.NDArray[np.float64]:
@@ -66,9 +76,7 @@ def effective_lengths(
     FedNova (Wang et al. 2020, 2007.07481): of t steps with momentum m, of which step k counts for
     1 + m + ... + m^(t - k), that is (t - m (1 - m^t) / (1 - m)) / (1 - m).
 
-    `sizes`: (clients,), samples of each. `passes` over these in batches of `batch`, or so many
-    `steps`: one of the two is 0."""
-    samples = np.asarray(sizes, np.int64)
-    each = np.full(samples.shape, steps) if steps else passes * -(-samples // batch)
+    The arguments are those of `client_steps`."""
+    each = client_steps(sizes, batch, passes=passes, steps=steps)
     left = 1.0 - momentum
     return np.asarray((each - momentum * (1.0 - momentum**each) / left) / left, np.float64)

@@ -34,7 +34,6 @@ from ..blobs.weights import has_start
 from ..core.rounds.exchange import run_of
 from ..data.reader import Reader
 from ..federated.client_states import ClientStates
-from ..federated.local_cohort import LocalCohort
 from ..host.profile import available_host_bytes
 from ..rounds.local import LocalSteps
 from ..rounds.tensors import TensorAlgebra
@@ -48,6 +47,7 @@ from .codings import Codings
 from .exchange import Exchanges, LocalStage, TransferSpecs
 from .graph_checks import check_specs, checked_core
 from .inputs import CheckedReader
+from .local_job import local_steps
 from .order import BuildOrder, check_host_memory, check_memory
 from .store import Store
 from .streams import Streams
@@ -222,7 +222,8 @@ def build_work(
     held: dict[int, LocalStage] = {}
     apart = halved(order.slice.visits)
     of_run = order.training.train.batch // plan.microbatch_size
-    local = LocalSteps(len(plan.routes), of_run)
+    reader = Reader(order.manifest, order.shard, seed=order.training.seed, microbatches=of_run)
+    local: LocalSteps | None = None
     names = [name for stage in mine for name in (*stage.parameters, *stage.buffers)]
     with order.reading(weights.shards(names)):
         for stage in mine:
@@ -242,6 +243,7 @@ def build_work(
                 recompute=plan.stages[stage.index].recompute,
                 split=stage.index in apart,
             )
+            local = local or local_steps(order, reader, executor, of_run, states)
             strategy = _strategy(order, stage, executor, firsts, wire, streams, local)
             scaling, k = order.training.skip_scaling, stage.index
             visits, in_full = (
@@ -249,21 +251,16 @@ def build_work(
                 for f in (flow, flow.full or flow)
             )
             held[k] = LocalStage(stage, executor, strategy, visits, in_full, plan.full)
+    assert local is not None, f"{order.peer} has no stage"
     trim_heap()
-    reader = Reader(order.manifest, order.shard, seed=order.training.seed, microbatches=of_run)
     unread: dict[str, Tensor] = {}
     if plan.stages[0].holders[:1] == (order.peer,):
         owners = _owners(graph, flow)
         lost = [p.name for p in graph.parameters if f"param:{p.name}" not in owners]
         lost += [b.name for b in graph.buffers if b.persistent and f"buffer:{b.name}" not in owners]
         unread = {name: weights[name] for name in lost}
-    exchange = Exchanges(order.peer, wire, held, device)
+    exchange = Exchanges(order.peer, wire, held, device, local.counts)
     files = order.weights if files is None else files
-    if settings and settings.cohorts:
-        states = states or ClientStates()
-        states.begin(run_of(order.run))
-        executor = held[0].executor
-        local = LocalCohort.of(order.training, plan, order.graph, executor, reader, states)
     rounds = _rounds(order, vector, local, held, noise_key, member_of) if settings else None
     data = CheckedReader(order.run, graph, reader, private=order.private)
     return BuiltStages(

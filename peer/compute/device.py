@@ -251,8 +251,7 @@ class TorchDevice:
         found = self.rounds.carry_out(kind)
         if kind is Kind.CONTRIBUTE and found.code:
             # It goes on from another version: its optimizer is spoilt, too.
-            for held in self._now.held.values():
-                held.strategy.holder.optimizer.reset(held.stage.trainable)
+            self._forget_moments(self._now)
         return found
 
     # ------------------------------------------------------------ actions
@@ -310,6 +309,9 @@ class TorchDevice:
             case _:
                 if action.kind is Kind.GIVE and action.content in _OF_HOLDERS:
                     work.held[action.stage].strategy.on_gradient(step)
+                norm = action.kind is Kind.GIVE and action.content is ExchangeContent.NORM
+                if norm and not work.order.plan.without_norm:
+                    self._bend(work, step)
                 return work.exchange.run(
                     action, taken, lambda t, tensor: self._echo(step, t, tensor), step
                 )
@@ -339,7 +341,7 @@ class TorchDevice:
                 grads.setdefault(transfer.value, []).append(tensor)
             else:  # a result made behind the loss
                 work.exchange.report(True, m, {transfer.value: present(transfer, tensor)})
-        weight = work.exchange.weight_of(m) if held.stage.makes_loss else 1.0
+        weight = work.exchange.weight_of(step, m) if held.stage.makes_loss else 1.0
         back = held.backward(work.place(step, m), m, grads, weight)
         gives = work.flow.at(step).gives(work.order.peer, action)
         return {t: back.get(work.flow.made(t)) for t in gives}
@@ -372,7 +374,9 @@ class TorchDevice:
         work.exchange.report(training, m, {**named, **ports, **results})
 
     def _update(self, work: BuiltStages, step: int) -> None:
-        weight, norm = work.exchange.totals_of_update()
+        if work.order.plan.without_norm:
+            self._bend(work, step)
+        weight, norm = work.exchange.totals_of_update(step)
         for held in work.held.values():
             held.strategy.update(step, weight=weight, norm=norm)
             if held.stage.updates:
@@ -380,6 +384,17 @@ class TorchDevice:
             held.executor.zero_grad()
             held.collected.clear()
         work.exchange.clear()
+        if work.rounds is not None and work.rounds.stepped(step):
+            self._forget_moments(work)
+
+    def _bend(self, work: BuiltStages, step: int) -> None:
+        if work.rounds is not None:
+            work.rounds.bend(step)
+
+    def _forget_moments(self, work: BuiltStages) -> None:
+        """Have optimizers begin anew: what was trained so far is in no stage any more."""
+        for held in work.held.values():
+            held.strategy.holder.optimizer.reset(held.stage.trainable)
 
     # ------------------------------------------------------------ results
 

@@ -207,9 +207,12 @@ class Exchanges:
         wire: TransferSpecs,
         held: Mapping[int, LocalStage],
         device: torch.device,
+        counts: Callable[[int, int], float] = lambda step, microbatch: 1.0,
     ) -> None:
+        """`counts`: what a microbatch of a step counts for, times the weight that the model gives
+        it."""
         self.peer, self.wire, self.held, self.device = peer, wire, held, device
-        self.flow = wire.flow
+        self.flow, self._counts, self._step = wire.flow, counts, 0
         self.total: norm.ScoreTotals | None = None
         """The totals of the last norm or evaluation that came to an end here."""
         self._full = False
@@ -223,7 +226,7 @@ class Exchanges:
         """Carries the action out; returns what it gives. `echo`: of this step; None: no codec loses
         anything."""
         flow = self.flow.at(step)
-        self._full, exchange = flow.is_full, flow.exchange_of(action)
+        self._full, exchange, self._step = flow.is_full, flow.exchange_of(action), step
         hops = []
         for transfer, value in taken:
             if transfer.role is Role.SYNC:
@@ -263,16 +266,16 @@ class Exchanges:
         mine = self._reported.setdefault((training, microbatch), {})
         mine.update({name: value for name, value in values.items() if name in wanted})
 
-    def weight_of(self, microbatch: int) -> float:
+    def weight_of(self, step: int, microbatch: int) -> float:
         """The weight of a training microbatch; 1 for a model that gives none."""
-        name = self.wire.graph.weight
-        return float(self._reported[True, microbatch][name]) if name else 1.0
+        name, counts = self.wire.graph.weight, self._counts(step, microbatch)
+        return counts * float(self._reported[True, microbatch][name]) if name else counts
 
-    def totals_of_update(self) -> tuple[float, float]:
+    def totals_of_update(self, step: int) -> tuple[float, float]:
         """Weight and norm that updates of the step go by. Without the norm every microbatch weighs
-        one, and nothing is clipped."""
+        what it counts for, and nothing is clipped."""
         if self.flow.plan.without_norm:
-            return float(len(self.flow.plan.routes)), 0.0
+            return sum(self._counts(step, m) for m in range(len(self.flow.plan.routes))), 0.0
         assert self.total is not None, "an update before the norm"
         return self.total.weight, self.total.norm
 
@@ -316,6 +319,7 @@ class Exchanges:
         for m in self.wire.microbatches(self.peer, self.wire.loss_stage, training=training):
             values = self._reported[training, m]
             weight = values[graph.weight] if graph.weight else 1.0
+            weight = weight * self._counts(self._step, m) if training else weight
             found.append((values[graph.loss], weight, *(values[v] for _, v in graph.metrics)))
         return found
 

@@ -74,7 +74,8 @@ def check_memory(order: BuildOrder, graph: Graph, flow: Flow, of_rounds: int = 0
     rounds = order.training.rounds if of_rounds else None
     model = MemoryModel(graph, cost(graph), rounds.exchange_bytes if rounds else 0)
     most = model.peer_bytes(plan, held, moments, state_bytes)
-    most += rounds.stepping_bytes * of_rounds if rounds else 0
+    each = rounds.stepping_bytes + rounds.summed_bytes(len(plan.stages)) if rounds else 0
+    most += each * of_rounds
     if most > STOP_AT * order.memory_bytes:
         raise OfferError(
             f"the stages of {order.peer} take about {size_text(most)} on the device, this peer "
@@ -87,7 +88,10 @@ def check_host_memory(order: BuildOrder, of_rounds: int, free: int) -> None:
     """Raises OfferError where what rounds keep of so many elements beside a card is more than the
     `free` bytes of its host."""
     rounds = order.training.rounds
-    needed = of_rounds * (rounds.stepping_bytes + rounds.exchange_bytes) if rounds else 0
+    needed = 0
+    if rounds is not None:
+        each = rounds.stepping_bytes + rounds.summed_bytes(len(order.plan.stages))
+        needed = of_rounds * (each + rounds.exchange_bytes)
     if needed > free:
         raise OfferError(
             f"rounds of the stages of {order.peer} take about {size_text(needed)} of the host's "

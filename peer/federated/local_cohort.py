@@ -25,21 +25,18 @@ from torch import Tensor
 from ...dag.execute.execute import StageExecutor
 from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
-from ...dag.plan.plan import Plan, PlanError
 from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of, state_number
 from ...dag.transforms.virtual_classes import above_loss
-from ...job import SettingsError, Training
-from ...job.rounds import method_of, options_of
+from ...job import Training
 from ...proto.broker_pb2 import ClientNumber
 from ..data.manifest import DataError
-from ..data.partition import Partition, partition_of
+from ..data.partition import Partition
 from ..data.reader import Reader
-from ..rounds.local import LocalSteps
 from ..rounds.strategy import State
 from ..sync.optimizer import learning_rate
-from .batches import Participant, batches
 from .client_evaluation import ClientEvaluation
 from .client_states import ClientStates, RoundStates
+from .client_steps import ClientSteps, OwnSamples
 from .cohort import Cohort, Trained
 from .control_variates import ControlVariates
 from .sparse_updates import SparseUpdates
@@ -52,20 +49,10 @@ MOST_COPIES, MOST_BYTES = 64, 256 << 20
 optimizers; one always is."""
 
 
-class OwnSamples:
-    """The only client of a peer whose data stays here: all `count` samples are its own."""
-
-    def __init__(self, count: int) -> None:
-        self._samples = np.arange(count)
-
-    def train(self, client: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of all samples, whatever the client's number in the run is."""
-        return self._samples
-
-
-class LocalCohort(LocalSteps):
+class LocalCohort(ClientSteps):
     """Clients of one replica that is one peer with the whole model. `graph`: not bound. `executor`:
-    what it has of the model, which comes to the mean."""
+    what it has of the model, which comes to the mean. Work that a pipeline has begun it goes on
+    with by steps."""
 
     def __init__(
         self,
@@ -74,29 +61,26 @@ class LocalCohort(LocalSteps):
         executor: StageExecutor,
         partition: Partition | OwnSamples,
         reader: Reader,
+        microbatches: int,
         states: ClientStates,
     ) -> None:
-        super().__init__(1, 1)
+        super().__init__(training, graph, partition, microbatches)
+        self._executor, self._reader = executor, reader
         assert training.rounds is not None
-        assert training.rounds.cohorts is not None
-        self._training, self._cohorts = training, training.rounds.cohorts
-        self._method = method_of(training.rounds.method)
-        self._executor, self._partition, self._reader = executor, partition, reader
         self._senders: Mapping[str, Tensor] = {}
         self._trained = [p.name for p in graph.parameters if p.trainable]
         self._updated = [b.name for b in graph.buffers if b.update]
         size = sum(p.numel() * p.element_size() for p in self._moving.values())
-        controls = method_of(training.rounds.method).controls
+        controls = self._method.controls
         sparse = self._cohorts.sends.sparse + 2 * self._cohorts.sends.feedback
         size *= 2 + training.train.optimizer_slots + sparse + 2 * controls
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
-        mu = getattr(options_of(training.rounds.method, training.rounds.options), "mu", 0.0)
         virtual = None
         if (vhl := self._cohorts.vhl) is not None:
             form = above_loss(graph)
             virtual = VirtualData(vhl, form, training.seed, training.train.batch)
         self._cohort = Cohort(
-            graph, training.train, most=most, mu=mu, virtual=virtual, device=executor.device
+            graph, training.train, most=most, mu=self._mu, virtual=virtual, device=executor.device
         )
         self._graph, self._states, self._controls = graph, states, controls
         """Whether clients have control variates."""
@@ -114,37 +98,6 @@ class LocalCohort(LocalSteps):
                 device=executor.device,
             )
 
-    @classmethod
-    def of(
-        cls,
-        training: Training,
-        plan: Plan,
-        graph: Graph,
-        executor: StageExecutor,
-        reader: Reader,
-        states: ClientStates,
-    ) -> LocalCohort:
-        """What trains clients under a plan, of the run's partition, and keeps `states`. Raises
-        PlanError for a plan of which no peer has the whole model, SettingsError or DataError for a
-        partition that cannot be."""
-        if len(plan.stages) != 1 or len(plan.stages[0].holders) != 1:
-            raise PlanError(f"{plan!r}: expected one stage on one peer, which trains clients")
-        assert training.rounds is not None
-        cohorts = training.rounds.cohorts
-        assert cohorts is not None
-        if cohorts.privacy is not None and not cohorts.privacy.noise:
-            raise SettingsError("sync.privacy.noise", "is 0: expected noise, which hides clients")
-        partition: Partition | OwnSamples
-        if cohorts.partition.kind == "by-peer":
-            partition = OwnSamples(reader.manifest.train)
-        else:
-            partition = partition_of(cohorts.partition, cohorts.labels, reader)
-        return cls(training, graph, executor, partition, reader, states)
-
-    def position(self, step: int) -> float:
-        """Return where the round stands in the learning rate's schedule, which counts rounds."""
-        return float(self._start.round)
-
     @property
     def to_gradient(self) -> float:
         rate = learning_rate(self._training.train, self._start.round)
@@ -158,30 +111,17 @@ class LocalCohort(LocalSteps):
         moves by nothing, and nobody hears of it. One whose state is not here has none. Raises
         DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
-        self.left_out, self.lost, places = (), (), places_of(start.cohort)
-        if not places:
+        self.left_out, self.lost = (), ()
+        if start.steps:
+            return super().work(shared)
+        some, shares = self._clients(start)
+        if not some:
             return 0.0
-        own = isinstance(self._partition, OwnSamples)  # of those that are there, whoever they are
-        most = cohorts.clients if own or self._method.buffered else cohorts.per_round
-        if places[-1] >= most:
-            raise DataError(
-                f"round {start.round} has a client at place {places[-1]} of a cohort of {most}"
-            )
-        if own and len(places) > 1:
-            raise DataError(f"round {start.round} has {len(places)} clients here: there is one")
-        numbers = cohort_of(cohorts.clients, seed, start.round, places)
+        places, numbers = places_of(start.cohort), [p.number for p in some]
         states = self._states_of(numbers)
         lost = states.lost if states else ()
         self.lost = tuple(p for p, n in zip(places, numbers, strict=True) if n in lost)
-        some = [Participant(n, self._partition.train(n)) for n in numbers]
-        plans = batches(
-            some,
-            seed=seed,
-            round_=start.round,
-            batch=self._training.train.batch,
-            passes=cohorts.local.passes,
-            steps=cohorts.local.steps,
-        )
+        plans = self._batches(some, int(start.round))
         held = {**self._executor.parameters, **self._executor.buffers}
         rate = learning_rate(self._training.train, start.round)
 
@@ -194,13 +134,10 @@ class LocalCohort(LocalSteps):
             controls = ControlVariates(self._graph, shared, states, self.to_gradient)
             added = partial(controls.corrections, device=self._executor.device)
         trained = self._cohort.work(held, mine, self._read, rate, random_key, start.round, added)
-        weights = dict.fromkeys(numbers, 1)
         rests = None if self._controls else states
         updates = self._updates(numbers, rests) if cohorts.sends.sparse else None
-        if updates:
-            weights = dict(zip(numbers, start.weights, strict=True))
-        elif cohorts.weight == "samples":
-            weights = {p.number: len(p.samples) for p in some}
+        told = start.weights if updates else shares
+        weights = dict(zip(numbers, told, strict=True))
         squares: dict[int, float] = {}
         seen = self._measured(trained, squares)
         if cohorts.privacy is not None:
@@ -285,6 +222,10 @@ class LocalCohort(LocalSteps):
             squares |= zip(some.participants, total.tolist(), strict=True)
             yield some
 
+    @property
+    def kept_bytes(self) -> int:
+        return 0
+
     def evaluate(self) -> list[ClientNumber]:
         """Return what the version in the stages comes to on clients' own held-out samples. Raises
         DataError."""
@@ -318,6 +259,8 @@ class LocalCohort(LocalSteps):
         return {n: weights[n] * by[n] for n in numbers}, began
 
     def clients(self, value: str) -> Tensor | None:
+        if self._start.steps:
+            return super().clients(value)
         return self._rows.pop(value.partition(":")[2], None)
 
     def _updates(self, numbers: Sequence[int], rests: RoundStates | None) -> SparseUpdates:

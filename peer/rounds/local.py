@@ -11,7 +11,11 @@ from torch import Tensor
 from ...proto import broker_pb2
 from ..data.manifest import DataError
 
-__all__ = ["LocalSteps"]
+__all__ = ["SUM", "LocalSteps"]
+
+SUM = "sum@"
+"""In snapshots, of an entry of the vector: what local steps keep beside the stages, and of which
+round."""
 
 
 class LocalSteps:
@@ -29,6 +33,23 @@ class LocalSteps:
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """From here on, steps are of this round; those that were ahead of it stay as they were."""
         self._before, self._start = self._start, start
+
+    def counts(self, step: int, microbatch: int) -> float:
+        """Return what a microbatch of an own step counts for: 1, or 0 for one that only fills up a
+        step. Raises DataError."""
+        return 1.0
+
+    def bend(self, step: int, parameter: Tensor, version: Any) -> None:
+        """Add to the gradient of a parameter what the method draws it by to the version,
+        (elements,) float32: there all microbatches of an own step are added up."""
+
+    def ends(self, step: int) -> int:
+        """Return what a client weighs that ends with an own step; 0: none does."""
+        return 0
+
+    def add(self, value: str, now: Any, version: Any, weight: int) -> None:
+        """Take down what a client came to of an entry of the vector: `now`, like `version`, as the
+        algebra has them."""
 
     @property
     def to_gradient(self) -> float:
@@ -56,6 +77,19 @@ class LocalSteps:
         """Return how many clients sent each number of an entry, (elements,) float32; None where
         that makes no difference."""
         return None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that it keeps of each number of an entry."""
+        return 0
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what it goes on from beside the stages, as VALUE:sum@ROUND; nobody may write to
+        it."""
+        return {}
+
+    def load(self, states: Mapping[str, Any]) -> None:
+        """Go on from copies of what `state` gave, here or at other holders."""
 
     def _of(self, step: int) -> broker_pb2.RoundStart:
         """What a step follows: holders of one replica may hear of a round in different steps."""

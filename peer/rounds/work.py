@@ -8,6 +8,7 @@ holders of other replicas, and the next version.
     exchange()          what this peer gives to itself is added
     hear(told), unmask()  where sums are masked: what the broker told of masks, and what is done
     apply()             the next version is made, and in the stages unless local steps go on
+    bend(step), stepped(step)  a step of a client: before its update, and behind it
     carry_out(kind)     one of the last three; or the version is in the stages for an evaluation
                         (SHOW), or lands there that was made beside local steps (LAND)
 
@@ -16,7 +17,7 @@ comes to what it would have come to as the first one. What values are is `algebr
 Entries are the run's (`dag/rounds/vector.py`); a tied one is contributed and hashed by its first
 stage only, and applied in all.
 
-    round:VALUE:PART    in snapshots, what is kept of an entry (`algebra.py`)
+    round:VALUE:PART    in snapshots, what is kept of an entry (`algebra.py`, `local.py`)
 
 State is shared by all replicas, or of the replica by itself. The latter is kept where an entry
 belongs, and moves on only with a version that its contribution is in. Who takes a version without
@@ -50,7 +51,7 @@ from ..secure.masked_sums import MaskedSums
 from ..secure.round_keys import SecureSumError
 from .algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra
 from .attempt import EarlyFrames, RoundAttempt, most_of_any
-from .local import LocalSteps
+from .local import SUM, LocalSteps
 
 __all__ = ["RoundWork"]
 
@@ -95,7 +96,7 @@ class RoundWork(Generic[V]):
     def size_bytes(self) -> int:
         """Bytes that are kept from round to round."""
         elements = sum(e.entry.spec.elements for e in self._entries.values())
-        return self._settings.kept_bytes * elements
+        return (self._settings.kept_bytes + self.local.kept_bytes) * elements
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -126,6 +127,22 @@ class RoundWork(Generic[V]):
             if start.afresh:
                 entry.forget()
         self._round, self._ahead, self._fragment = start.round, start.ahead > 0, start.fragment
+
+    def bend(self, step: int) -> None:
+        """Have the method draw parameters to the version, by their gradients of an own step."""
+        for entry in self._entries.values():
+            for copy in entry.copies:
+                self.local.bend(step, copy, entry.version.values)
+
+    def stepped(self, step: int) -> bool:
+        """Return whether a client ends with an own step, whose update is in the stages: it is taken
+        down, and the stages go back to the version."""
+        weight = self.local.ends(step)
+        for value, entry in self._entries.items() if weight else ():
+            if entry.owned:
+                self.local.add(value, entry.now, entry.version.values, weight)
+            entry.put(entry.version.values)
+        return weight > 0
 
     def carry_out(self, kind: Kind) -> RoundResult:
         """Does an action of a round."""
@@ -327,21 +344,28 @@ class RoundWork(Generic[V]):
 
     def state(self) -> dict[str, V]:
         """Return what it goes on from; nobody may write to the values."""
-        return {
+        found = {
             f"round:{value}:{part}": values
             for value, entry in self._entries.items()
             for part, values in entry.parts().items()
         }
+        return found | {f"round:{name}": values for name, values in self.local.state().items()}
 
     def load(self, states: Mapping[str, V], *, anew: bool = False) -> None:
         """Goes on from copies of what `state` gave, here or at other holders; of entries that have
         none, from what is in the stages. `anew`: whoever gave it had other data to come, and what
         is its own stays with it. Raises TensorSpecError."""
         found: dict[str, dict[str, V]] = {}
+        sums: dict[str, V] = {}
         for name, values in states.items():
             value, _, part = name.removeprefix("round:").rpartition(":")
-            if name.startswith("round:") and value in self._entries:
+            if not name.startswith("round:") or (entry := self._entries.get(value)) is None:
+                continue
+            if not part.startswith(SUM):
                 found.setdefault(value, {})[part] = values
+            elif entry.owned and not anew:
+                sums[f"{value}:{part}"] = values
+        self.local.load(sums)
         for value, parts in found.items():
             self._entries[value].load(parts, anew=anew)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ...compression.codec import parse, typical_bytes
 from ...compression.echo import TensorShape
@@ -27,7 +28,7 @@ from ...job.rounds import RoundSettings, SparseLocoOptions, StreamingOptions, op
 from ...job.training import Training
 from ...job.words import WRONG_CHOICE, count_of
 from ...proto import broker_pb2
-from ..base.interface import NoPlan, PeerOffer, Planner
+from ..base.interface import NoPlan, PeerOffer, Planner, PlannerOptions, PlanRequest
 from ..replicas.beside import ONE_REPLICA
 from ..replicas.copies import PAUSE_S
 from ..replicas.division import NEAR
@@ -39,6 +40,7 @@ from ..requests.request import plan_request
 from ..requests.requirements import RunRequirements, decided, one_of_many, read_spec
 from ..schedulers.schedulers import plan as by_name
 from .bad_plan import bad_plan
+from .deeper import most_of, or_deeper
 from .leaving_out import without_culprits
 from .planning import as_before, or_refused, ready_of
 
@@ -46,6 +48,10 @@ __all__ = ["answer", "contribution_bytes", "formed", "one_plan"]
 
 _EQUAL = "one replica with equal weights after every step"
 _CLIENTS = "each peer trains clients of a round by itself, as many as its predicted speed is worth"
+_TOGETHER = (
+    "peers that have no memory for the whole model train a client together, as pipelines; clients "
+    "of a round are divided by predicted speed"
+)
 _MANY = 8
 """Replicas of which the sum of what they give is thought, where their number is not known."""
 
@@ -109,24 +115,35 @@ def formed(
     """Return what is recommended; `one`: the plan of all peers with equal weights, where that is
     known. Raises NoPlan, GraphError."""
     asked = read_spec(ask.spec)
+    return or_deeper(asked, lambda options: _formed(ask, graph, one, planner, asked, options))
+
+
+def _formed(
+    ask: FormReplicas,
+    graph: Graph,
+    one: PlanWithReport | None,
+    planner: Planner,
+    asked: RunRequirements,
+    options: PlannerOptions,
+) -> ReplicasFormed:
     spec = one_of_many(ask.spec)
     wish, ask = read_spec(spec), _one_of_each(ask)
     if asked.cohorts is not None:
-        wish = replace(wish, options=asked.options)
+        wish = replace(wish, options=options)
     rounds = Training.from_json(asked.training).rounds or _rounds(wish)
     count = None if asked.undecided else asked.replicas
     request = plan_request(spec, wish, graph, ask.peers, ask.network)
-    if asked.cohorts is not None:  # each peer trains clients by itself, and a batch is a client's
-        count = count or min(len(ask.peers), asked.cohorts.per_round)
-        count = len(ask.peers) if ask.spec.client_data else count
-        request = replace(request, microbatches=count * request.microbatches, others=())
-    if spec.HasField("resumed"):
-        had = spec.resumed.microbatch_size, spec.resumed.head_parts
-        request = as_before(request, had)
-    replicas, every = count or min(_MANY, len(ask.peers)), wish.sync.steps
+    most = len(ask.peers)
+    if asked.cohorts is None:
+        most = min(_MANY, most)
+    elif not ask.spec.client_data:
+        most = min(most // (options.stages or 1), asked.cohorts.per_round) or 1
+    replicas, every = count or most, wish.sync.steps
     make = partial(
-        form,
+        _replicas_of,
+        ask.spec,
         request,
+        clients=asked.cohorts is not None,
         every=every,
         bytes_per_parameter=contribution_bytes(rounds, replicas),
         overlap=rounds.overlap_of(every),
@@ -134,7 +151,10 @@ def formed(
         planner=planner,
     )
     try:
-        found = make(count)
+        if asked.cohorts is None or count:
+            found = make(count)
+        else:  # one for each peer, or as many pipelines as can be
+            found = make(most) if options.stages == 1 else most_of(most, make)
         if asked.sync.kind == "gossip" and len(found.replicas) == 1:  # nobody to meet
             found = make(2)
     except NoPlan as error:
@@ -152,7 +172,8 @@ def formed(
             "peers",
         )
     if asked.cohorts is not None:  # what is compared is other training
-        found = replace(found, alternatives=(), reasons=(_CLIENTS,))
+        each = _CLIENTS if all(len(r.peers) == 1 for r in found.replicas) else _TOGETHER
+        found = replace(found, alternatives=(), reasons=(each,))
     clients = _clients(ask, found)
     of_each = [replace(ask, spec=spec_of_client(ask.spec, c)) for c in clients]
     plans = tuple(_ready(a, graph, r.made) for a, r in zip(of_each, found.replicas, strict=True))
@@ -163,6 +184,19 @@ def formed(
     if told.kind == "allreduce":
         plans = ()
     return ReplicasFormed(ask.replica, ask.version, told, plans)
+
+
+def _replicas_of(
+    spec: broker_pb2.RunSpec, request: PlanRequest, count: int | None, *, clients: bool, **how: Any
+) -> Formation:
+    """Return so many replicas, None: as many as are best. `clients`: a batch is a client's, so that
+    each has a whole one. `how`: as of `form`. Raises NoPlan."""
+    if clients:
+        whole = (count or 1) * request.microbatches
+        request = replace(request, microbatches=whole, others=())
+    if spec.HasField("resumed"):
+        request = as_before(request, (spec.resumed.microbatch_size, spec.resumed.head_parts))
+    return form(request, count, **how)
 
 
 def _rounds(wish: RunRequirements) -> RoundSettings:

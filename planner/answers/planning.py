@@ -29,7 +29,7 @@ from ...dag.schedule.flow import Flow
 from ...dag.schedule.schedule import check_listed, listed
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.words import count_of, size_text, some_of
-from ..base.interface import NoPlan, PeerOffer, Planner, PlanRequest
+from ..base.interface import NoPlan, PeerOffer, Planner, PlannerOptions, PlanRequest
 from ..codecs.carried import CodedStepCost
 from ..cost.cost_model import CostModel
 from ..requests.asked import (
@@ -46,6 +46,7 @@ from ..schedulers.coded import with_codecs
 from ..schedulers.replan import migration
 from ..schedulers.schedulers import plan as by_name
 from .bad_plan import bad_plan
+from .deeper import or_deeper
 from .leaving_out import LeftOut, without_culprits
 
 __all__ = [
@@ -120,10 +121,15 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
                 f"parts, and its checkpoint was made with {had}: they may not change"
             )
     else:
-        request = plan_request(spec, read_spec(spec), graph, ask.peers, ask.network)
-        had = _form(ask)
-        request = request if had is None else as_before(request, had)
-        plan, report = planner(replace(request, running=ask.before))
+        wish, had = read_spec(spec), _form(ask)
+
+        def planned(options: PlannerOptions) -> PlanWithReport:
+            wanted = replace(wish, options=options)
+            request = plan_request(spec, wanted, graph, ask.peers, ask.network)
+            request = request if had is None else as_before(request, had)
+            return planner(replace(request, running=ask.before))
+
+        plan, report = or_deeper(wish, planned)
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
     if by_hand:

@@ -22,7 +22,7 @@ from ...dag.transforms.vocabulary import planned_graph
 from ...job.words import WRONG_CHOICE, some_of
 from ...proto.broker_pb2 import Formation, OperatorSpan, PreviewAnswer
 from ...proto.common_pb2 import Reason
-from ..base.interface import NoPlan, PeerOffer, PlanRequest
+from ..base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
 from ..cost.cost_model import CostModel
 from ..requests.asked import FormReplicas, PreviewWanted, ReplicaId
 from ..requests.request import plan_request
@@ -31,6 +31,7 @@ from ..requests.run_spec import RunSpecError
 from ..schedulers.alternatives import ALONE, REPLICAS, alone, replicas
 from ..schedulers.schedulers import plan as make
 from .bad_plan import bad_plan
+from .deeper import or_deeper
 from .forming import formed
 from .leaving_out import without_culprits
 from .planned_step import planned_step
@@ -86,8 +87,11 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
     def planned(
         offers: tuple[PeerOffer, ...], network: Network | None
     ) -> tuple[PlanRequest, PlanWithReport, list[Alternative], Formation | None]:
-        request = plan_request(spec, wish, graph, offers, network)
-        found = make(request)
+        def planned_by(options: PlannerOptions) -> tuple[PlanRequest, PlanWithReport]:
+            request = plan_request(spec, replace(wish, options=options), graph, offers, network)
+            return request, make(request)
+
+        request, found = or_deeper(asked if clients else wish, planned_by)
         if problem := bad_plan(found, ()):
             raise ValueError(problem)
         formation = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from ...dag.plan.plan import PeerId, Plan
@@ -12,9 +12,11 @@ from ...dag.schedule.orders.schedules import interleaves
 from ...job import MOST_MICROBATCHES, Job
 from ...job.clients.client_options import Cohorts
 from ...job.methods import method_text
+from ...job.rounds import SUM_BYTES
 from ...job.sync import Sync
 from ...job.tables import Codec, Model, Output, Recovery
 from ...job.training import Train
+from ...job.unsupported import not_in_pipelines
 from ...net.web.places import origin_of
 from ...proto.broker_pb2 import Checkpoint, RunSpec
 from ..base.interface import CodecOptions, PlannerOptions
@@ -73,6 +75,8 @@ class RunRequirements:
     local: tuple[str, ...] = ()
     replicas: int = 1
     undecided: bool = False
+    one_peer: str = ""
+    """Of federated training: why no client is trained by a pipeline; empty: one may be."""
     eval_every: int = 0
     seed: int = 0
     sync: Sync = field(default_factory=Sync)
@@ -94,6 +98,15 @@ class RunRequirements:
         """Whether an evaluation is due after a step, from 0, of so many."""
         due = self.eval_every > 0 and (step + 1) % self.eval_every == 0
         return due or (self.eval_every > 0 and step + 1 == steps)
+
+    @property
+    def deeper(self) -> PlannerOptions | None:
+        """The options where a client is trained by a pipeline, as no peer has the memory for the
+        whole model; None: it is not, or the job says so."""
+        if self.cohorts is None or self.one_peer or self.options.stages != 1:
+            return None
+        kept = self.options.round_bytes + SUM_BYTES
+        return replace(self.options, stages=None, round_bytes=kept)
 
     @property
     def least(self) -> int:
@@ -135,7 +148,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
     ):
         if given != wanted:
             raise RunSpecError(f"{name} of the run is {given}, its job says {wanted}")
-    asked, alone = job.plan, job.sync.kind == "federated"  # a client is trained on one peer
+    asked, alone = job.plan, job.sync.kind == "federated"
     cohorts = job.rounds.cohorts if job.rounds else None
     if alone and (cohorts is None or len(spec.client_sizes) != cohorts.clients):
         expected = cohorts.clients if cohorts else "a data.partition that says for how many"
@@ -143,6 +156,11 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             f"client_sizes of the run has {len(spec.client_sizes)} numbers: expected {expected}, "
             "one for each client"
         )
+    stages, one_peer = None if asked.stages == "auto" else asked.stages, ""
+    if alone:
+        one_peer, stages = _why_one_peer(spec, job), stages or 1
+        if one_peer and stages > 1:
+            raise RunSpecError(f"plan.stages of the job is {stages}: {one_peer}")
     full = asked.full_steps(spec.steps)
     pipelines = 1 if asked.pipelines == "auto" else asked.pipelines
     batchings = tuple(
@@ -166,7 +184,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         priority=job.priority,
         options=PlannerOptions(
             scheduler=asked.scheduler,
-            stages=1 if alone else None if asked.stages == "auto" else asked.stages,
+            stages=stages,
             pipelines=1 if alone else None if asked.pipelines == "auto" else pipelines,
             schedule=asked.schedule,
             in_flight=None if asked.in_flight == "auto" else asked.in_flight,
@@ -178,7 +196,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             stochastic_depth=asked.skip_scaling == "stochastic-depth",
             optimizer_slots=train.optimizer_slots,
             state_bytes=train.state_bytes,
-            round_bytes=job.rounds.stepping_bytes if job.rounds else 0,
+            round_bytes=_kept_bytes(job, stages or 1),
             exchange_bytes=job.rounds.exchange_bytes if job.rounds else 0,
             norm=train.clip > 0 or job.recovery.rebuilds,
             collective=job.sync.collective,
@@ -201,6 +219,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         local=tuple(spec.local),
         replicas=job.replicas,
         undecided=job.undecided,
+        one_peer=one_peer,
         eval_every=train.eval_every if train.evaluated_batches else 0,
         seed=job.seed,
         sync=job.sync,
@@ -230,6 +249,27 @@ def one_of_many(spec: RunSpec) -> RunSpec:
         if found.HasField("resumed"):
             found.resumed.data.CopyFrom(found.data)
     return found
+
+
+def _why_one_peer(spec: RunSpec, job: Job) -> str:
+    """Say why clients of a run cannot be trained by pipelines; empty: they can."""
+    if job.plan.stages == 1:
+        return "plan.stages is 1"
+    for key, instead in not_in_pipelines(job):
+        return f"{key}: {instead}"
+    size = spec.microbatch_size
+    for client, samples in enumerate(spec.client_sizes):
+        if samples % size:
+            return (
+                f"client {client} has {samples} samples, which microbatches of {size} do not "
+                "divide; set train.microbatch = 1"
+            )
+    return ""
+
+
+def _kept_bytes(job: Job, stages: int) -> int:
+    """Return the bytes of each trained number that rounds keep while steps are made."""
+    return job.rounds.stepping_bytes + job.rounds.summed_bytes(stages) if job.rounds else 0
 
 
 def _origins(model: Model) -> tuple[str, ...]:

@@ -211,6 +211,8 @@ class GhostDevice:
             case Kind.UPDATE:
                 for held in work.held.values():
                     held.update(work.total if work.clips else 0)
+                if work.rounds is not None:
+                    work.rounds.stepped(step)
                 work.reported.clear()
                 work.store.pop(step - 1, None)
             case _:

@@ -1,6 +1,7 @@
 """Clients of federated training on one ghost: what `peer/federated/local_cohort.py` does, on
 hashes. Each client of the round that is trained here changes all that is trained, by a hash of its
-own (`round_hashes.trained`)."""
+own (`round_hashes.trained`). Steps of a pipeline leave nothing: which of them are whose client's,
+ghosts without samples do not know."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ __all__ = ["GhostClients"]
 
 
 class GhostClients(LocalSteps):
-    """Clients in place of steps. `held`: by stage, whose hashes they change; `values`: those that
+    """Clients of a round. `held`: by stage, whose hashes they change; `values`: those that
     are exchanged."""
 
     def __init__(
@@ -30,6 +31,14 @@ class GhostClients(LocalSteps):
     def position(self, step: int) -> float:
         """Return the round, which the learning rate's schedule counts."""
         return float(self._start.round)
+
+    def place(self, step: int, microbatch: int) -> tuple[int, int]:
+        """Return the same: clients' samples are not the run's."""
+        return step, microbatch
+
+    def ends(self, step: int) -> int:
+        """Return 1 behind the last step of the round: stages go back to the version there."""
+        return int(step + 1 == self._start.first_step + self._start.steps)
 
     def work(self, shared: Mapping[str, State]) -> float:
         """Train the clients of the round."""

@@ -109,7 +109,7 @@ def expected_rounds(
                 loop.state |= now
             elif not member.late:
                 loop.state |= {v: now[v] for v in last}
-            for j in range(member.steps):
+            for j in range(0 if member.clients else member.steps):
                 loop.step([divmod(g, microbatches) for g in member.part(j)])
                 if j + 1 == member.late and (was := ended.get(member.replica)):
                     loop.state |= {v: (loop.state[v] + now[v] - was[v]) & MASK for v in last}

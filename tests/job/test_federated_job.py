@@ -350,7 +350,7 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
         ),
         ({"data": {"where": "peer"}}, "data.partition", "each host that has the data is a client"),
         ({"data": {"kind": "text"}}, "data.kind", "not supported yet"),
-        ({"plan": {"stages": 2}}, "plan.stages", "one peer"),
+        ({"plan": {"pipelines": 2}}, "plan.pipelines", "a client is trained by one"),
         ({"sync": {"kind": "local"}, "plan": {"replicas": 2}}, "train.rounds", "not supported"),
         (
             {"sync": {"kind": "local"}, "train": {"steps": 5}, "plan": {"replicas": 2}},

@@ -107,3 +107,13 @@ def test_all_are_enough_and_whoever_made_the_same_is_agreed(kind: str, seed: int
     assert (agreed is None) == (not hashes)
     if agreed is not None:
         assert set(agreed[1]) == set(hashes)
+
+
+def test_a_round_waits_for_the_steps_of_a_pipeline_that_trains_clients() -> None:
+    policy, view = asked("federated", 4)
+    least, steps = policy.lasts_s(view.run, view.rounds), 10**6
+    number, work = next(iter(view.rounds.work.given.items()))
+    work.steps, view.run.replicas[number].formed_s = steps, 0.25
+    found = policy.lasts_s(view.run, view.rounds)
+    assert found == pytest.approx(2 * steps * 0.25 + 30.0)
+    assert found > least

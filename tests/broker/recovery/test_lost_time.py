@@ -39,3 +39,9 @@ def test_what_it_makes_costs_all_together_the_least_and_its_samples_are_the_firs
     assert (found.planned or found.steps) == steps
     again = shortened(found, least, late, step, waiting)
     assert (again.planned or again.steps) == steps
+
+
+def test_clients_are_trained_to_their_end() -> None:
+    cohort = [SampleRange(first=3, count=2)]
+    work = RoundWork(replica=2, term=3, first_step=5, steps=9, cohort=cohort)
+    assert shortened(work, 1, 1e6, 0.1, 4) == work
