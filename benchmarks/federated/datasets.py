@@ -71,18 +71,18 @@ def shakespeare(cache: Path) -> Arrays:
     most = sorted(whole, key=lambda who: (-len(whole[who]), who))[:SPEAKERS]
     train, rest = list[tuple[str, bytes]](), list[tuple[str, bytes]]()
     for who in most:
-        text = whole[who]
-        starts = range(0, len(text) - LENGTH, LENGTH)
-        windows = [(who, text[at : at + LENGTH + 1]) for at in starts]
+        spoken = whole[who]
+        starts = range(0, len(spoken) - LENGTH, LENGTH)
+        windows = [(who, spoken[at : at + LENGTH + 1]) for at in starts]
         own = [w for i, w in enumerate(windows) if i % 8]
         train += own[:WINDOWS]
         rest += windows[::8]
     rng = np.random.default_rng(1234)
     end = [rest[i] for i in rng.permutation(len(rest))[: held_out["shakespeare"]]]
     chosen = [*(train[i] for i in rng.permutation(len(train))), *end]
-    rows = np.array([np.frombuffer(text, np.uint8) for _, text in chosen]).astype(np.int64)
-    who = np.array([name for name, _ in chosen])
-    return {"x": rows[:, :-1], "y": rows[:, 1:], "speaker": who}
+    rows = np.array([np.frombuffer(part, np.uint8) for _, part in chosen]).astype(np.int64)
+    speakers = np.array([name for name, _ in chosen])
+    return {"x": rows[:, :-1], "y": rows[:, 1:], "speaker": speakers}
 
 
 SETS: Mapping[str, Callable[[Path], Arrays]] = {

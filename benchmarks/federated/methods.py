@@ -132,8 +132,12 @@ SETTINGS = (
     *(Setting("digits", a, 100, 4, tuple(METHODS), _DIGITS) for a in (0.1, 0.5)),
     *(Setting("mnist", a, 60, 4, _FAMILY, _MNIST) for a in (0.1, 0.5)),
     Setting(
-        **{"data": "shakespeare", "alpha": None, "rounds": 100, "seeds": 2, "factory": _TEXT},
-        methods=("fedavg", "fedprox", "fednova", "fedavgm", "fedadam", "scaffold", "topk+ef"),
+        "shakespeare",
+        None,
+        100,
+        2,
+        ("fedavg", "fedprox", "fednova", "fedavgm", "fedadam", "scaffold", "topk+ef"),
+        _TEXT,
         lr=0.3,
     ),
 )
