@@ -164,11 +164,14 @@ def test_a_pipeline_of_weak_peers_beside_one_peer_is_two_peers(
         assert mine.mean_moved == pytest.approx(its.mean_moved, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "moments", [(2, 17), pytest.param((1, 5, 9, 11, 13, 16, 18), marks=pytest.mark.slow)]
+)
 def test_whoever_is_lost_from_a_pipeline_each_client_counts_once(
-    laboratory: Callable[[Job], Any], tmp_path: Path
+    laboratory: Callable[[Job], Any], tmp_path: Path, moments: tuple[int, ...]
 ) -> None:
     lab, inside = laboratory(deep_job(tmp_path, plan={"stages": 3})), list[int]()
-    for deadly in (2, 17):
+    for deadly in moments:
         updates, terms = 0, set[int]()
 
         def watch(world: Any, seen: Observed, deadly: int = deadly, terms: Any = terms) -> None:
