@@ -101,6 +101,7 @@ ACROSS = {
     "tests/sim/processes",
     "tests/sim/recorded",
     "tests/sim/recovery",
+    "tests/sim/clients",
     "tests/sim/rounds",
 }
 """Folders of tests that are of no one room."""

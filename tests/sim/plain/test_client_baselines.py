@@ -20,7 +20,7 @@ from shoal.peer.data.partition import partition_of
 from shoal.peer.federated.batches import Participant, batches
 from shoal.sim.options import Setting, SimOptions
 from shoal.sim.plain.client_baselines import client_baselines
-from shoal.tests.sim.rounds.test_federated_world import exported, job_of, world_of
+from shoal.tests.sim.clients.test_federated_world import exported, job_of, world_of
 
 
 def net(state: dict[str, torch.Tensor]) -> nn.Sequential:

@@ -15,7 +15,7 @@ from shoal.sim.live import LiveState, LiveView
 from shoal.sim.processes import LocalCluster
 from shoal.sim.report import Summary
 from shoal.sim.verify import verify
-from shoal.tests.sim.rounds.test_federated_world import MODEL
+from shoal.tests.sim.clients.test_federated_world import MODEL
 
 JOB = """
 version = 1

@@ -16,8 +16,8 @@ from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE
 from shoal.sim.plain.client_loops import train_cohorts
 from shoal.sim.plain.plain_cohorts import committed_cohorts
-from shoal.tests.sim.rounds.test_federated_world import METHODS, exported, job_of, world_of
-from shoal.tests.sim.rounds.test_hosts_world import Hosts
+from shoal.tests.sim.clients.test_federated_world import METHODS, exported, job_of, world_of
+from shoal.tests.sim.clients.test_hosts_world import Hosts
 
 
 def hashes(events: list[Any]) -> list[int]:

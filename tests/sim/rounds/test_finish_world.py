@@ -17,8 +17,8 @@ from shoal.peer.core.events import BeginRound
 from shoal.proto.broker_pb2 import DONE, RunEvent
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import World
+from shoal.tests.sim.clients.test_federated_world import assert_expected, job_of, world_of
 from shoal.tests.sim.played_rounds import Rounds, sites, sync_of
-from shoal.tests.sim.rounds.test_federated_world import assert_expected, job_of, world_of
 
 
 def finish(world: World, run: str) -> Any:

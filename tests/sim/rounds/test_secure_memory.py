@@ -26,7 +26,7 @@ from shoal.peer.secure.secure_member import SecureMember
 from shoal.proto.broker_pb2 import DONE, MaskShare, SignedKey
 from shoal.tests.peer.secure.people import Aggregator, Passing, drawn, identity
 from shoal.tests.peer.secure.test_single_updates import Attack, known_sets, memory
-from shoal.tests.sim.rounds.test_federated_world import job_of, world_of
+from shoal.tests.sim.clients.test_federated_world import job_of, world_of
 
 COUNT = 5
 Share = tuple[PeerId, Span]

@@ -23,7 +23,7 @@ from shoal.peer.core.rounds.rounds import Rounds
 from shoal.proto.broker_pb2 import DONE, FAILED, WAITING, RoundMasks, RoundPlan, RunSpec
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.virtual.clock import StalledError
-from shoal.tests.sim.rounds.test_federated_world import assert_expected, job_of, world_of
+from shoal.tests.sim.clients.test_federated_world import assert_expected, job_of, world_of
 
 ROUNDS = 2
 

@@ -20,8 +20,8 @@ from shoal.peer.data.partition import partition_of
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.round_hashes import expected_rounds
 from shoal.sim.plain.round_log import committed_rounds
+from shoal.tests.sim.clients.test_federated_world import METHODS, assert_expected, job_of, world_of
 from shoal.tests.sim.conftest import Laboratory
-from shoal.tests.sim.rounds.test_federated_world import METHODS, assert_expected, job_of, world_of
 
 LINKS = {"up": "uniform:2kB/s,20kB/s", "latency": "uniform:10ms,20ms", "seed": 5}
 SENDS: dict[str, dict[str, Any]] = {

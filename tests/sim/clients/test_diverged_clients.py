@@ -16,7 +16,7 @@ from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE
 from shoal.sim.plain.client_loops import train_cohorts
 from shoal.sim.plain.plain_cohorts import aggregate_of, committed_cohorts
-from shoal.tests.sim.rounds.test_federated_world import (
+from shoal.tests.sim.clients.test_federated_world import (
     METHODS,
     assert_expected,
     exported,

@@ -22,7 +22,7 @@ from shoal.proto.broker_pb2 import DONE
 from shoal.sim.plain.client_loops import FederatedResult, train_cohorts
 from shoal.sim.plain.client_methods import Scaffold
 from shoal.sim.plain.plain_cohorts import committed_cohorts, method_of
-from shoal.tests.sim.rounds.test_federated_world import exported, job_of, world_of
+from shoal.tests.sim.clients.test_federated_world import exported, job_of, world_of
 
 LOSSES = (10, 17, 29)
 """Fortieths of a run behind which a peer dies: some in local work, some in an exchange."""

@@ -29,7 +29,7 @@ from shoal.sim.plain.plain_cohorts import committed_cohorts, local_training, met
 from shoal.sim.plain.round_log import committed_rounds
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec
-from shoal.tests.sim.rounds.test_federated_world import exported, job_of
+from shoal.tests.sim.clients.test_federated_world import exported, job_of
 
 MODEL = """
 from torch import nn

@@ -24,7 +24,7 @@ from shoal.proto.broker_pb2 import DONE, FAILED, RoundPlan
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.plain.client_loops import train_cohorts
 from shoal.sim.plain.plain_cohorts import aggregate_of, committed_cohorts, expected_versions
-from shoal.tests.sim.rounds.test_federated_world import METHODS, exported, job_of, world_of
+from shoal.tests.sim.clients.test_federated_world import METHODS, exported, job_of, world_of
 
 CLIP = 0.4
 """Some clients of these jobs move farther, and some do not."""

@@ -24,7 +24,7 @@ from shoal.sim.ghost.rounds import HashAlgebra
 from shoal.sim.plain.client_loops import train_cohorts
 from shoal.sim.plain.plain_cohorts import aggregate_of, committed_cohorts, expected_versions
 from shoal.sim.plain.round_log import committed_rounds
-from shoal.tests.sim.rounds.test_federated_world import METHODS, exported, job_of, world_of
+from shoal.tests.sim.clients.test_federated_world import METHODS, exported, job_of, world_of
 
 RULES: dict[str, dict[str, Any]] = {
     "median": {},
