@@ -23,7 +23,7 @@ Rules.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..dag.plan.plan import PeerId
 from ..net.knocks import RateLimiter
@@ -160,6 +160,8 @@ class BrokerMachine:
                 out += rounds.changed(replicas, now)
                 if any(r.record.ended and r.id == self.placing.planning for r in replicas):
                     self.placing.closed(replicas)
+        if ended := {r.id for r in registry.changed.values() if r.record.ended}:
+            out = [i for i in out if not _assigns(i, ended)]
         for replica in registry.changed.values():
             out += replica.lifecycle.deadline.arm()
         out = [i for i in out if not (isinstance(i, Log) and self._is_one_too_many(i, now))]
@@ -422,3 +424,10 @@ class BrokerMachine:
         for stream in list(self.members.streams):
             out += [Tell(stream, BrokerMessage(refused=refused)), CloseStream(stream, text)]
         return out
+
+
+def _assigns(instruction: Instruction, ended: Collection[str]) -> bool:
+    """Whether a peer would be told to build a replica that has ended in the meantime."""
+    if not isinstance(instruction, Tell) or not instruction.message.HasField("assign"):
+        return False
+    return instruction.message.assign.run in ended

@@ -22,7 +22,7 @@ from shoal.job.clients.local_work import LocalWork
 from shoal.job.clients.partitioning import Partitioning
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.partition import partition_of
-from shoal.proto.broker_pb2 import DONE
+from shoal.proto.broker_pb2 import DONE, FAILED
 from shoal.sim.ghost import ghost_clients
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.round_hashes import expected_rounds
@@ -234,6 +234,30 @@ def test_whoever_is_lost_at_any_moment_its_clients_are_left_out(
         done = assert_expected(lab, world, run)
         smaller += any(len(d.members) < 3 for d in done)
     assert smaller, "nobody was ever left out"
+
+
+def test_with_the_only_peer_of_clients_the_version_is_lost(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    """Nobody else has it, whoever could take that one's place: the run says so, and ends."""
+    job = job_of(tmp_path, "fedavg")
+    lab = laboratory(replace(job, plan=replace(job.plan, replicas=1)))
+    world = world_of(lab, 2)
+    world.until(lambda: len(world.broker.machine.members.pool) == 2)
+    run, checks, begun = world.submit(lab.spec), world.observe, 0
+
+    def observe(seen: Any) -> None:
+        nonlocal begun
+        checks(seen)
+        begun += isinstance(seen.record, BeginRound)
+        if begun == 2 and world.peers["p0"].alive:
+            world.kill("p0")
+
+    world.observe = observe
+    world.finish(run)
+    state = world.events(run)[-1].state
+    assert state.phase == FAILED
+    assert "no replica has a contribution" in state.reason.text
 
 
 def test_whenever_the_broker_is_started_again_nothing_changes(
