@@ -271,7 +271,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def sentence(row: RoundRow) -> str:
     """A round in one line."""
-    members = ", ".join(f"{m.replica} ({m.samples} samples)" for m in row.members)
+    members = ", ".join(f"{m.replica} ({_did(m)})" for m in row.members)
     parts = [f"round {row.round}: replicas {members}"]
     if row.left_out:
         parts[0] += f"; without {', '.join(str(m.replica) for m in row.left_out)}"
@@ -303,6 +303,14 @@ def sentence(row: RoundRow) -> str:
     if row.attempt > 1:
         parts.append(f"attempt {row.attempt}")
     return " · ".join(parts)
+
+
+def _did(member: Local) -> str:
+    """What a member has in a version: clients, whose weights need not be samples."""
+    if not member.clients:
+        return f"{member.samples} samples"
+    count = member.clients - member.diverged
+    return f"{count} client{'s' * (count != 1)}"
 
 
 def evaluated(event: RunEvent) -> str:

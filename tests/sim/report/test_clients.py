@@ -95,7 +95,7 @@ def test_a_version_of_clients_that_began_with_older_ones_tells_how_old() -> None
     assert (row.asked, row.came, row.going, row.left_out) == (5, 5, (2,), ())
     assert [m.samples for m in row.members] == [40, 30], "as many as they are, whatever they count"
     line = sentence(row)
-    assert "replicas 0 (40 samples), 1 (30 samples); 2 still at work" in line
+    assert "replicas 0 (3 clients), 1 (2 clients); 2 still at work" in line
     assert "5 of 5 clients, behind by versions: 3 by 0, 2 by 3" in line
     told = row.table()
     assert told["staleness"] == [(0, 3), (3, 2)]
