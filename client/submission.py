@@ -7,24 +7,21 @@ uploaded by content hash.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..compression.codec import parse
 from ..dag.capture.capture import Captured, capture
-from ..dag.ir.convert import graph_to_bytes, lowered_to_bytes
+from ..dag.ir.convert import graph_to_bytes
 from ..dag.ir.graph import Graph, GraphError, Lowered
 from ..dag.ir.recipe import Recipe
 from ..dag.rounds.fragments import blocks
@@ -32,17 +29,14 @@ from ..dag.transforms.lower_sizes import lower_for_sizes
 from ..dag.transforms.precision import KeptDtypes
 from ..job import Job, SettingsError
 from ..job.rounds import method_of
-from ..net.blobs.client import BlobClient, Sent
 from ..peer.data.manifest import Manifest
 from ..peer.data.survey import Ignored, not_finite, survey
-from ..proto.broker_pb2 import RunSpec, WeightFile
+from ..proto.broker_pb2 import RunSpec
 from ..proto.common_pb2 import BlobRef
-from .access import Access
 from .files.columns import check_names
 from .files.records import record_of, write_run
-from .files.sending import send
 from .files.shards import Pretrained
-from .files.uplink import Uplink, starting_bytes, takes
+from .files.uplink import starting_bytes, takes
 from .files.weight_files import Stored
 from .files.weight_writer import write_values
 from .further_classes import with_virtual_classes
@@ -71,12 +65,8 @@ __all__ = [
     "draft",
     "prepare",
     "spec_of",
-    "transfer",
-    "upload",
-    "upload_graph",
 ]
 
-T = TypeVar("T")
 Say = Callable[[str], None]
 
 TOKENIZER_FILES = (
@@ -445,69 +435,3 @@ def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
         for pattern in TOKENIZER_FILES:
             found |= {path.name: path for path in sorted(home.glob(pattern)) if path.is_file()}
     return tuple(found.values())
-
-
-# ---------------------------------------------------------------- to the broker
-
-
-def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> RunSpec:
-    """Stores what the broker does not have yet; returns the spec to submit.
-
-    Raises BlobTransferError; WeightFilesError for weights that are not what they were.
-    """
-    spec = spec_of(prepared.job, prepared.graph, prepared.microbatch_sizes, prepared.client_sizes)
-    pretrained, urls = prepared.pretrained, prepared.job.model.where == "url"
-    spec.local.extend(prepared.local)
-
-    uplink = Uplink()
-
-    async def store(blobs: BlobClient) -> None:
-        spec.graph.CopyFrom(await blobs.store(graph_to_bytes(prepared.graph)))
-        if prepared.core is not None:
-            spec.core_graph.CopyFrom(await blobs.store(lowered_to_bytes(prepared.core)))
-        spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
-        for manifest in prepared.client_data:
-            spec.client_data.append(await blobs.store(manifest.to_json().encode()))
-        if prepared.recipe is not None:
-            spec.recipe.CopyFrom(await blobs.store(prepared.recipe.to_bytes()))
-        if words := takes(size + stored_bytes, uplink.rate):
-            say(words)
-        spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
-        for path in prepared.shards.values():
-            await blobs.store(path)
-        if pretrained is not None:
-            spec.weights.append(await send(blobs, pretrained, say, urls=urls))
-
-    size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
-    stored_bytes = 0 if pretrained is None or urls else pretrained.size_bytes
-    if pretrained is not None:
-        of = f"{pretrained.size_bytes / 1e9:.2f} GB of weights"
-        say(f"reading {of}, which peers read from the web" if urls else f"reading and sending {of}")
-    say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
-    transfer(access, store, uplink.sent)
-    return spec
-
-
-def upload_graph(access: Access, graph: Graph) -> None:
-    """Stores the graph of a draft. Raises BlobTransferError."""
-    transfer(access, lambda blobs: blobs.store(graph_to_bytes(graph)))
-
-
-def transfer(
-    access: Access,
-    work: Callable[[BlobClient], Coroutine[Any, Any, T]],
-    sent: Sent = lambda size_bytes, seconds: None,
-) -> T:
-    """Runs transfers with a broker's blobs to their end, also from code that has an event loop of
-    its own (a notebook). `sent`: hears of each upload."""
-
-    async def run() -> T:
-        async with access.aio_channel() as channel:
-            return await work(BlobClient(channel, sent=sent))
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(run())
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(run())).result()

@@ -43,7 +43,7 @@ ORDER = {
         < services < server""",
     "client": """
         bench doctor errors files further_classes stages_of_clients job_data privacy
-        < access models < submission < runs < show < front""",
+        < access models < submission < uploading < runs < show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",

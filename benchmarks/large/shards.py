@@ -121,7 +121,7 @@ def send(address: str, cache: Path, names: list[str]) -> None:
     from shoal.client.files.sending import send as send_all
     from shoal.client.files.weight_files import find
     from shoal.client.models.fitting import Wanted, fit
-    from shoal.client.submission import transfer
+    from shoal.client.uploading import transfer
 
     stored = find(names)
     wanted = [Wanted((n,), e.shape, e.dtype, True) for n, e in stored.entries.items()]

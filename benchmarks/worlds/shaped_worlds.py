@@ -13,7 +13,8 @@ from pathlib import Path
 
 from shoal.client import Run, connect
 from shoal.client.front import SimulationFront
-from shoal.client.submission import Prepared, upload
+from shoal.client.submission import Prepared
+from shoal.client.uploading import upload
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
 from shoal.proto import broker_pb2

@@ -50,7 +50,7 @@ from ..files.shards import Pretrained
 from ..files.web_folder import WebFolder
 from ..files.weight_files import Stored
 from ..files.weight_writer import Item, cast, files_of, item_of, items_of, write_files
-from ..submission import transfer
+from ..uploading import transfer
 
 __all__ = [
     "CheckpointError",

@@ -27,7 +27,7 @@ from ..access import Access
 from ..errors import RecordError, RunFailed
 from ..models import models
 from ..models.division import loss_and_metrics
-from ..submission import transfer
+from ..uploading import transfer
 
 if TYPE_CHECKING:
     from .session import Client

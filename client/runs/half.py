@@ -19,7 +19,7 @@ from ...dag.transforms.lower_sizes import lower_for_sizes
 from ...job.words import some_of
 from ...proto.broker_pb2 import Evaluation, Plan, RunEvent, RunSpec, Weights
 from ...proto.common_pb2 import BlobRef
-from ..submission import transfer
+from ..uploading import transfer
 from .evaluate import evaluation_spec, one_evaluation
 
 if TYPE_CHECKING:

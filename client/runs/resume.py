@@ -28,7 +28,7 @@ from ..access import Access
 from ..errors import Refused
 from ..files.records import local_folder, own_job, read_run, record_of
 from ..job_data import read_data, resolved
-from ..submission import transfer
+from ..uploading import transfer
 from . import checkpoints
 
 if TYPE_CHECKING:

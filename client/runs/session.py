@@ -154,7 +154,8 @@ class Client:
     def preview(self, job: Job, say: Callable[[str], None] = lambda line: None) -> PreviewAnswer:
         """What would run where if the job were submitted now; starts nothing. Raises as `submit`
         does."""
-        from ..submission import draft, upload_graph  # needs torch
+        from ..submission import draft  # needs torch
+        from ..uploading import upload_graph
 
         spec, graph = draft(job, say, self._kept_by_peers)
         with self.translated():
@@ -168,7 +169,7 @@ class Client:
         from ...net.blobs.client import BlobClient
         from ...peer.data.manifest import Manifest
         from ..job_data import JobData
-        from ..submission import transfer
+        from ..uploading import transfer
 
         wanted = broker_pb2.DataRequest(name=data.source, options=data.way)
         with self.translated():
@@ -186,7 +187,7 @@ class Client:
     ) -> Run:
         """Uploads and starts a job that is captured; its outputs go to a folder in `to`."""
         files_of(str(to))
-        from ..submission import upload
+        from ..uploading import upload
 
         with self.translated():
             spec = upload(self.access, prepared, say)

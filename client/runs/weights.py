@@ -23,7 +23,7 @@ from ..files.exported import ExportedTensors, bring_state
 from ..files.records import replacing
 from ..files.weight_files import WeightFilesError
 from ..files.weight_writer import item_of, write_files
-from ..submission import transfer
+from ..uploading import transfer
 
 if TYPE_CHECKING:
     from .run import Run

@@ -29,6 +29,7 @@ from ...dag.transforms.evaluation import evaluation
 from ...dag.transforms.split_weights import grouped
 from ...job import SettingsError
 from ...net.links.buffers import trim_heap
+from ...proto.broker_pb2 import Evaluation, NamedNumber, Outcome
 from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
 from ..core.rounds.exchange import run_of
@@ -39,7 +40,7 @@ from ..rounds.local import LocalSteps
 from ..rounds.tensors import TensorAlgebra
 from ..rounds.work import RoundWork
 from ..secure.masked_sums import MaskedSums, MemberOf
-from ..sync.optimizer import StageOptimizer
+from ..sync.optimizer import StageOptimizer, learning_rate
 from ..sync.strategies import STRATEGIES
 from ..sync.strategy import Holder, Strategy
 from ..sync.vector import parts_of
@@ -176,6 +177,36 @@ class BuiltStages:
             executor = held.executor
             found[name] = held.parameters()[name] if kind == "param" else executor.buffers[name]
         return found
+
+    def outcome(self, step: int) -> Outcome:
+        """Return what a step came to, at the hub."""
+        total = self.exchange.total
+        assert total is not None, "no outcome before the norm"
+        return Outcome(
+            loss=total.loss,
+            weight=total.weight,
+            grad_norm=total.norm,
+            lr=learning_rate(self.order.training.train, self.position(step)),
+            metrics=self._metrics(total.metrics),
+        )
+
+    def evaluation(self) -> Evaluation:
+        """Return what an evaluation came to, at the hub."""
+        total = self.exchange.total
+        assert total is not None, "no evaluation before its scores"
+        self.exchange.clear()
+        return Evaluation(
+            loss=total.loss,
+            weight=total.weight,
+            metrics=self._metrics(total.metrics),
+            clients=self.rounds.local.evaluate() if self.rounds else (),
+        )
+
+    def _metrics(self, values: tuple[float, ...]) -> list[NamedNumber]:
+        names = [name for name, _ in self.graph.metrics]
+        return [
+            NamedNumber(name=name, value=value) for name, value in zip(names, values, strict=True)
+        ]
 
 
 def build_work(

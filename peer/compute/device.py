@@ -32,7 +32,6 @@ from ...dag.plan.action import ROUNDS, TRAITS, Action, ExchangeContent, Kind
 from ...dag.rounds.noise import StreamKey, secret_key
 from ...dag.schedule.flow import Role, Transfer
 from ...net.links.frame import Arrived, FrameKey, Payload
-from ...proto import broker_pb2
 from ..blobs.weights import Serialized, serialize
 from ..core.events import Built, Result, RoundResult
 from ..core.snapshots import in_parts
@@ -40,7 +39,6 @@ from ..core.step import transfer_of
 from ..federated.client_states import ClientStates
 from ..rounds.work import RoundWork
 from ..secure.masked_sums import MemberOf
-from ..sync.optimizer import learning_rate
 from .build import BuiltStages, Inputs, build_work
 from .exchange import Taken, present
 from .order import BuildOrder
@@ -283,10 +281,9 @@ class TorchDevice:
         seconds = passed() - began
         links = work.streams.take_uses() if action.kind is Kind.UPDATE else ()
         ends = action.kind is Kind.TAKE and peer == work.flow.hub
-        outcome = self._outcome(step) if ends and action.content is ExchangeContent.NORM else None
-        evaluation = (
-            self._evaluation() if ends and action.content is ExchangeContent.SCORES else None
-        )
+        content = action.content if ends else None
+        outcome = work.outcome(step) if content is ExchangeContent.NORM else None
+        evaluation = work.evaluation() if content is ExchangeContent.SCORES else None
         return Result(seconds, self.peak_bytes, outcome, evaluation, links)
 
     def _run(
@@ -397,36 +394,6 @@ class TorchDevice:
             held.strategy.holder.optimizer.reset(held.stage.trainable)
 
     # ------------------------------------------------------------ results
-
-    def _outcome(self, step: int) -> broker_pb2.Outcome:
-        total = self._now.exchange.total
-        assert total is not None, "no outcome before the norm"
-        return broker_pb2.Outcome(
-            loss=total.loss,
-            weight=total.weight,
-            grad_norm=total.norm,
-            lr=learning_rate(self._now.order.training.train, self._now.position(step)),
-            metrics=self._metrics(total.metrics),
-        )
-
-    def _evaluation(self) -> broker_pb2.Evaluation:
-        exchange, rounds = self._now.exchange, self._now.rounds
-        total = exchange.total
-        assert total is not None, "no evaluation before its scores"
-        exchange.clear()
-        return broker_pb2.Evaluation(
-            loss=total.loss,
-            weight=total.weight,
-            metrics=self._metrics(total.metrics),
-            clients=rounds.local.evaluate() if rounds else (),
-        )
-
-    def _metrics(self, values: tuple[float, ...]) -> list[broker_pb2.NamedNumber]:
-        names = [name for name, _ in self._now.graph.metrics]
-        return [
-            broker_pb2.NamedNumber(name=name, value=value)
-            for name, value in zip(names, values, strict=True)
-        ]
 
     def snapshot(self, step: int) -> Callable[[], tuple[memoryview, ...]]:
         """Copies all that is needed to go on when `step` updates are in the stages. What it returns

@@ -214,7 +214,7 @@ async def test_a_shard_that_the_web_gives_otherwise_fails_the_run_by_name(
                 run = client.submit(job)
                 return [e.state.reason.text for e in run.watch() if e.HasField("state")][-1]
 
-        monkeypatch.setattr("shoal.client.submission.send", submitted_after(spoil))
+        monkeypatch.setattr("shoal.client.uploading.send", submitted_after(spoil))
         text = await asyncio.to_thread(submit)
     assert f"weights from {served.address}/w.safetensors" in text
     assert "came with the content of" in text
@@ -346,7 +346,7 @@ async def test_a_run_whose_shards_are_not_there_is_refused(
                 del store._sizes[name]
 
     found = fit(find([str(at)]), wanted(weights(torch.float32)))
-    monkeypatch.setattr("shoal.client.submission.send", submitted_after(lose))
+    monkeypatch.setattr("shoal.client.uploading.send", submitted_after(lose))
 
     def submit() -> None:
         with connect(lab.broker.address) as client:

@@ -35,7 +35,8 @@ from shoal.client.runs import run as run_module
 from shoal.client.runs import session as client_module
 from shoal.client.runs import weights
 from shoal.client.show.progress import follow
-from shoal.client.submission import draft, prepare, transfer
+from shoal.client.submission import draft, prepare
+from shoal.client.uploading import transfer
 from shoal.dag.capture.capture import capture
 from shoal.dag.transforms.lower import lower
 from shoal.job import Job, Model, SettingsError

@@ -97,7 +97,7 @@ class Trained:
 
 
 def _data(client: Client, hash: str, folder: Path) -> Manifest:
-    from shoal.client.submission import transfer
+    from shoal.client.uploading import transfer
 
     manifest = Manifest.from_json(transfer(client.access, lambda blobs: blobs.fetch(hash)))
 

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from shoal.client import connect
 from shoal.client.errors import RecordError
 from shoal.client.runs.checkpoints import CheckpointError
-from shoal.client.submission import prepare, upload
+from shoal.client.submission import prepare
+from shoal.client.uploading import upload
 from shoal.job import Job, SettingsError
 from shoal.job.settings import Settings, plain
 from shoal.net.file_names import is_file_name
