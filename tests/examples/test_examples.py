@@ -44,15 +44,15 @@ def built(name: str) -> nn.Module:
 def microbatch(job: Job, size: int) -> dict[str, Tensor]:
     """Random samples of the shapes that the job's data has, by argument name."""
     rng = torch.Generator().manual_seed(0)
-    if job.data.kind == "arrays" and "gpt" not in job.model.factory:
+    text = "gpt" in job.model.factory or job.model.factory.startswith("hf:")
+    if job.data.kind == "arrays" and not text:
         side = 8 if "digits" in job.model.factory else 32
         x = torch.randn(size, 1, side, side, generator=rng)
         if side == 8:
             return {"x": x, "y": torch.randint(0, 10, (size,), generator=rng)}
         return {"x": x, "y": torch.randint(-1, 2, x.shape, generator=rng).float()}
-    ids = torch.randint(
-        0, 256, (size, job.model.args.get("length", job.data.length) + 1), generator=rng
-    )
+    length = 64 if job.data.kind == "arrays" else job.data.length
+    ids = torch.randint(0, 256, (size, job.model.args.get("length", length) + 1), generator=rng)
     found = {job.data.inputs: ids[:, :-1]}
     return found | ({job.data.targets: ids[:, 1:]} if job.data.targets else {})
 
@@ -67,6 +67,7 @@ def test_there_is_an_example_of_every_kind() -> None:
     assert set(JOBS) >= {
         "encoder_decoder",
         "federated_digits",
+        "federated_lora",
         "federated_text",
         "gpt_bytes",
         "hf_deepseek_v3",
