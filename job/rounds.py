@@ -272,6 +272,12 @@ class RoundSettings(Settings):
         return not self.most_rows and self.privacy is None and not self.secure
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep something from one of their rounds to the next."""
+        feedback = self.cohorts is not None and self.cohorts.sends.feedback
+        return feedback or method_of(self.method).controls
+
+    @property
     def secure(self) -> bool:
         """Whether what peers give to a sum is masked."""
         return self.cohorts is not None and self.cohorts.secure

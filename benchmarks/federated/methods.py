@@ -32,7 +32,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -208,7 +208,8 @@ def _last(evaluations: Sequence[tuple[float, float]]) -> float:
 def figures(settings: Sequence[Setting], cache: Path) -> list[Figure]:
     found, table = list[Figure](), rows(settings, cache)
     for s in settings:
-        unit, better = ("nats", "lower") if s.metric == "loss" else ("%", "higher")
+        unit = "nats" if s.metric == "loss" else "%"
+        better: Literal["higher", "lower"] = "lower" if s.metric == "loss" else "higher"
         times = 1.0 if s.metric == "loss" else 100.0
         seeds = range(s.seeds)
         plain = [table[s.key, "fedavg", n] for n in seeds]
@@ -216,22 +217,18 @@ def figures(settings: Sequence[Setting], cache: Path) -> list[Figure]:
             runs = [table[s.key, method, n] for n in seeds]
             ended = [times * _last(run) for run in runs]
             name = f"fed_{s.key}_{method}"
-            found.append(Figure(name, statistics.mean(ended), unit, better))  # type: ignore[arg-type]
+            found.append(Figure(name, statistics.mean(ended), unit, better))
             if method == "fedavg":
                 continue
             apart = [a - times * _last(b) for a, b in zip(ended, plain, strict=True)]
             half = T95[s.seeds] * statistics.stdev(apart) / s.seeds**0.5
-            found.append(
-                Figure(f"{name}_over_fedavg", statistics.mean(apart), unit, better)  # type: ignore[arg-type]
-            )
+            found.append(Figure(f"{name}_over_fedavg", statistics.mean(apart), unit, better))
             found.append(Figure(f"{name}_half", half, unit, "lower"))
             equal = []
             for run, other in zip(runs, plain, strict=True):
                 inside = [e for e in run if e[0] <= other[-1][0]] or run[:1]
                 equal.append(times * _last(inside))
-            found.append(
-                Figure(f"{name}_at_equal_time", statistics.mean(equal), unit, better)  # type: ignore[arg-type]
-            )
+            found.append(Figure(f"{name}_at_equal_time", statistics.mean(equal), unit, better))
     return found
 
 

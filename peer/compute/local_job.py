@@ -38,7 +38,8 @@ def local_steps(
     if cohorts.privacy is not None and not cohorts.privacy.noise:
         raise SettingsError("sync.privacy.noise", "is 0: expected noise, which hides clients")
     states = states or ClientStates()
-    states.begin(run_of(order.run))
+    if settings.keeps_state:
+        states.begin(run_of(order.run))
     own = cohorts.partition.kind == "by-peer"
     partition = (
         OwnSamples(reader.manifest.train)

@@ -25,6 +25,7 @@ from ..data.manifest import DataError
 __all__ = ["ClientStates", "RoundStates"]
 
 _NAME = re.compile(r"(\d+)\.(\d+)")
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class ClientStates:
@@ -37,9 +38,12 @@ class ClientStates:
         """By client, the numbers of its states."""
 
     def begin(self, run: str) -> None:
-        """What follows is of this run; of others nothing is kept. Raises OSError."""
+        """What follows is of this run; of others nothing is kept. Raises DataError for a run whose
+        id is no name of a folder, and OSError."""
         if run == self._run:
             return
+        if not _RUN.fullmatch(run):  # it becomes a folder: never a path of somebody's choice
+            raise DataError(f"run {run[:80]!r} is no name: expected letters, digits, '.', '_', '-'")
         self._run, self._kept, self._files = run, {}, {}
         if self._folder is None:
             return

@@ -59,6 +59,16 @@ def test_of_another_run_nothing_is_kept(tmp_path: Path) -> None:
     assert states.load(7, 1, SIZE) is None
 
 
+@pytest.mark.parametrize("run", ["../elsewhere", "/", ".", "..", "a/b"])
+def test_a_run_is_no_path(tmp_path: Path, run: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    states = ClientStates(tmp_path / "clients")
+    states.begin("r-1")
+    with pytest.raises(DataError, match="is no name"):
+        states.begin(run)
+    assert (tmp_path / "elsewhere").is_dir()
+
+
 def test_what_is_damaged_is_not_here(tmp_path: Path) -> None:
     states = ClientStates(tmp_path)
     states.begin("r")

@@ -140,7 +140,7 @@ def test_a_peer_that_lost_the_state_of_its_clients_says_so(
         if isinstance(seen.record, BeginRound) and seen.who == "p1":
             rounds += 1
             if rounds == 3:
-                world.peers["p1"].device.clients.begin("another run")
+                world.peers["p1"].device.clients.begin("another-run")
                 world.peers["p1"].device.clients.begin(run)
         checks(seen)
 
