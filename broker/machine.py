@@ -153,8 +153,8 @@ class BrokerMachine:
             self.placing.changed()
         out += self.placing.place(registry.replicas, now)
         out += self.reconsidering.look(registry.changed.values(), now)
-        for name in self.decided.happened:  # also those that `place` planned for
-            registry.all_changing(self.runs[RunId(name)].replicas)
+        for happened in self.decided.happened:  # also those that `place` planned for
+            registry.told_of(happened)
         for run, replicas in registry.changed_by_run().items():
             if (rounds := registry.rounds.get(run)) is not None:
                 out += rounds.changed(replicas, now)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 from ..proto.broker_pb2 import Formation, RunEvent, RunSpec
+from ..proto.journal_pb2 import RunHappened
 from .events import Publish, ReplicaId, RunId
 from .journal.decided import DurableState
 from .membership.membership import Membership
@@ -65,6 +66,12 @@ class RunRegistry:
         found = list(replicas)
         self.changed |= {replica.id: replica for replica in found}
         return found
+
+    def told_of(self, happened: RunHappened) -> None:
+        """An event of a run may have changed all of its replicas; a step, of which there are most,
+        is its own replica's alone."""
+        replicas, event = self.runs[RunId(happened.run)].replicas, happened.event
+        self.all_changing([replicas[event.replica]] if event.HasField("step") else replicas)
 
     def changed_by_run(self) -> dict[RunId, list[Replica]]:
         found: dict[RunId, list[Replica]] = {}

@@ -60,9 +60,9 @@ class DurableState:
         self._decide(Decision(started=started))
 
     @property
-    def happened(self) -> list[str]:
-        """Runs of which something was decided since the last record."""
-        return [d.happened.run for d in self._new if d.HasField("happened")]
+    def happened(self) -> list[RunHappened]:
+        """Events of runs that were decided since the last record."""
+        return [d.happened for d in self._new if d.HasField("happened")]
 
     def add(self, run: RunId, spec: RunSpec, owner: str = "") -> RunRecord:
         """A run was submitted; raises RunSpecError."""
