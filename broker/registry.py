@@ -51,7 +51,7 @@ class RunRegistry:
         return found.replicas[number] if found is not None and known else None
 
     def changing(self, name: str | None) -> Replica | None:
-        """The same, as something is about to happen to it."""
+        """Return the replica of this id, about to change; None: there is none."""
         found = self.replica(name)
         if found is not None:
             self.changed[found.id] = found
@@ -62,7 +62,7 @@ class RunRegistry:
         return [replica for run in self.runs.values() for replica in run.replicas]
 
     def all_changing(self, replicas: Iterable[Replica]) -> list[Replica]:
-        """The same, as something is about to happen to all of them."""
+        """Return these replicas, all about to change."""
         found = list(replicas)
         self.changed |= {replica.id: replica for replica in found}
         return found
@@ -108,7 +108,7 @@ class RunRegistry:
         return RunId(f"r-{number}-{digest[:4]}")
 
     def forget(self, runs: Iterable[RunId]) -> None:
-        """These ended ones are not kept any longer."""
+        """Drop these ended runs."""
         for run in runs:
             self.decided.forget(run)
             del self.runs[run]

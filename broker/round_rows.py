@@ -130,7 +130,7 @@ class RoundRow:
         return sum(x * n for x, n in known if x is not None) / total if total else None
 
     def table(self) -> dict[str, object]:
-        """For programs."""
+        """Return the rows as plain dictionaries, for programs."""
         return {
             "round": self.round,
             "attempt": self.attempt,
@@ -355,7 +355,7 @@ def _work_of(work: RoundWork) -> str:
 
 
 def planned(event: RunEvent) -> str:
-    """Who exchanges, in one line."""
+    """Say in one line who exchanges."""
     found = event.round_planned
     text = f"round {found.round}, attempt {found.attempt}: replicas "
     text += f"{', '.join(str(m.replica) for m in found.members)} exchange"

@@ -222,7 +222,7 @@ def _link_row(link: LinkState) -> dict[str, Any]:
 
 
 def _shown_link(row: Mapping[str, Any]) -> dict[str, str]:
-    """The same for people; "": not measured, or none."""
+    """Return a link's rate for people; "": not measured, or none."""
     from ..client.show.text import safe, size_text, time_text
 
     sustained, burst = row["bytes_per_s"], row["burst_bytes_per_s"]

@@ -33,7 +33,7 @@ __all__ = ["SimulationFront"]
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedFacts:
-    """What is known of a job once it is captured."""
+    """Facts of a job once it is captured."""
 
     graph: Graph
     operators: int

@@ -166,7 +166,7 @@ class Stream:
         self.state: State = state or {}
 
     def encode(self, tensor: torch.Tensor, key: int = 0) -> Encoded:
-        """Raises CodecError."""
+        """Encode a tensor; raises CodecError."""
         if not is_stateful(self.codec):
             return cast(Codec, self.codec).encode(tensor, key)
         encoded, self.state = cast(StatefulCodec, self.codec).encode(tensor, self.state, key)
@@ -175,7 +175,7 @@ class Stream:
     def decode(
         self, spec: Spec, header: bytes, data: memoryview, device: str | torch.device = "cpu"
     ) -> torch.Tensor:
-        """Raises CodecError."""
+        """Decode buffers to a tensor; raises CodecError."""
         if not is_stateful(self.codec):
             return cast(Codec, self.codec).decode(spec, header, data, device)
         codec = cast(StatefulCodec, self.codec)

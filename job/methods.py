@@ -44,7 +44,7 @@ class PowerSGDOptions(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class ACPSGDOptions(PowerSGDOptions):
-    """The same with one message in a step: one of both factors in turns."""
+    """Options of PowerSGD with one message in a step: one of both factors in turns."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ class SettingsError(ValueError):
         self.problem = problem
 
     def inside(self, table: str) -> SettingsError:
-        """The same problem, seen from the table that contains it."""
+        """Return the problem, seen from the table that contains it."""
         return SettingsError(".".join(k for k in (table, self.key) if k), self.problem)
 
     def at(self, where: str) -> SettingsError:
@@ -286,7 +286,7 @@ def read_toml(cls: type[S], path: Path, defaults: Mapping[str, Any] | None = Non
 
 
 def located(error: SettingsError, path: Path) -> SettingsError:
-    """The same problem with the line of its key in a file, which may have become unreadable."""
+    """Return the problem with the line of its key in a file, which may have become unreadable."""
     try:
         return error.at(_where(path, decoded(path.read_bytes()), error.key))
     except (OSError, ValueError):

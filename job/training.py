@@ -192,11 +192,11 @@ class Training(Settings):
 
     @classmethod
     def from_json(cls, text: str) -> Training:
-        """Raises SettingsError."""
+        """Read the table from JSON; raises SettingsError."""
         return cls.from_table(json_object(text))
 
 
 def _divisors(n: int) -> list[int]:
-    """Ascending."""
+    """Return the divisors in ascending order."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})

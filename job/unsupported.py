@@ -17,7 +17,7 @@ __all__ = ["not_in_pipelines", "unsupported"]
 
 
 class _Tables(Protocol):
-    """Those of a job, and among how many replicas its batch is divided."""
+    """Tables of a job, and the number of replicas that its batch is divided among."""
 
     @property
     def model(self) -> Model: ...

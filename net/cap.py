@@ -41,7 +41,8 @@ class Meter:
 
 
 class Cap:
-    """The same, waiting; without a rate it only counts. `clock`: seconds, as the event loop's."""
+    """Cap on a rate that waits; without a rate it only counts. `clock`: seconds, as the event
+    loop's."""
 
     def __init__(
         self,

@@ -22,7 +22,8 @@ _MOST = 1000
 
 
 class _Bucket:
-    """So many in a row, so many a second afterwards; and how many were left out."""
+    """Bucket of lines: so many in a row, so many a second afterwards; and how many were left
+    out."""
 
     def __init__(self, many: int, per_s: float, now: float) -> None:
         self._many, self._per_s = many, per_s

@@ -67,8 +67,8 @@ _RUST = re.compile(r"Os \{ code: (\d+)")
 
 
 def fault_of(error: BaseException) -> SurroundingsError | None:
-    """What is missing around us, when that is what the error tells of; else None. Of a group of
-    errors, the first that is such a one."""
+    """Return what is missing around us, when that is what the error tells of; else None. Of a group
+    of errors, the first that is such a one."""
     if isinstance(error, SurroundingsError):
         return error
     if isinstance(error, BaseExceptionGroup):

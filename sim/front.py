@@ -21,14 +21,14 @@ __all__ = ["Facts", "Front", "Half", "Packed", "RunHandle", "Wire"]
 
 
 class Facts(Protocol):
-    """What is known of a job once it is captured."""
+    """Facts of a job once it is captured."""
 
     @property
     def graph(self) -> Graph: ...
 
     @property
     def operators(self) -> int:
-        """How many."""
+        """Number of operators."""
 
     @property
     def parameters(self) -> int:
@@ -80,7 +80,7 @@ class RunHandle(Protocol):
         """Every event, until the run has ended."""
 
     def cancel(self) -> broker_pb2.RunState:
-        """Ends it."""
+        """End the run."""
 
     def export(self, path: Path) -> Path:
         """Writes the weights."""

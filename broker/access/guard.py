@@ -112,8 +112,8 @@ class Guard:
 
     @contextmanager
     def call(self, method: str, context: ServicerContext[Any, Any]) -> Iterator[Party | None]:
-        """Who calls SERVICE.METHOD, for as long as the call lasts; None without identities. Raises
-        AdmissionError when it may not, or not now."""
+        """Yield the caller of SERVICE.METHOD for as long as the call lasts; None without
+        identities. Raises AdmissionError when it may not, or not now."""
         caller = self._caller(method, context)
         with self.shares.taken(method, caller, time.monotonic()):
             yield caller

@@ -169,6 +169,6 @@ class Shares:
 
 
 def _counted(caller: Party | None) -> str:
-    """Whose share it is; empty: nobody's."""
+    """Return the owner that the stream counts for; empty: nobody."""
     own = caller == Party(PartyRole.OPERATOR, OWNER)
     return "" if caller is None or own else caller.subject

@@ -56,7 +56,7 @@ class Barrier:
         return bool(self._held) and self.error is None and self.full is None
 
     def add(self, instructions: Iterable[Instruction]) -> None:
-        """Those of one event, all of whose decisions `snapshot` has by now."""
+        """Add the instructions of one event, all of whose decisions `snapshot` has by now."""
         self._held.extend(instructions)
 
     def passing(self) -> Iterator[Instruction]:

@@ -19,6 +19,7 @@ from ...proto.journal_pb2 import (
     Record,
     RunAdded,
     RunForgotten,
+    RunHappened,
     RunPast,
 )
 from ..events import RunId

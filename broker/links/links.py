@@ -65,7 +65,7 @@ class LinkEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What is known of a peer besides its links. `group`: peers of one site share it; "": alone.
+    """Capabilities of a peer besides its links. `group`: peers of one site share it; "": alone.
     up, down: the owner's caps, bytes/s; 0: none stated."""
 
     group: str = ""

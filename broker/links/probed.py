@@ -85,7 +85,7 @@ class Probed:
         self.sent_bytes += size_bytes
 
     def settle(self, size_bytes: int) -> None:
-        """What it really sent replaces what was set aside for its last probe."""
+        """Replace the bytes set aside for a peer's last probe by those that it really sent."""
         if self.sent:
             at, reserved = self.sent.pop()
             real = min(size_bytes, reserved)
@@ -175,9 +175,9 @@ class Landmarks:
         open_to: Callable[[PeerId], bool],
         now: float,
     ) -> PeerId | None:
-        """Whom a peer of the pool is measured against next; None: nobody now. `others`: in the
-        order in which they are asked where no landmark is free. `busy`: who takes part in a probe.
-        `open_to`: whether another may be measured with it at all."""
+        """Return the peer that one of the pool is measured against next; None: nobody now.
+        `others`: in the order in which they are asked where no landmark is free. `busy`: who takes
+        part in a probe. `open_to`: whether another may be measured with it at all."""
         if len(self.chosen) < min(LINKS, 2):
             self.chosen += [peer] if peer not in self.chosen else []
         marks = [p for p in self.chosen if open_to(p)]

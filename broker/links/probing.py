@@ -96,7 +96,7 @@ class Probing:
         return max((self._peers[p].joined_at for p in peers if p in self._peers), default=-math.inf)
 
     def unmeasured(self, pairs: Sequence[Pair], now: float) -> tuple[Pair, ...]:
-        """Those of the pairs that a probe could still tell something about."""
+        """Return the pairs that a probe could still tell something about."""
         if not self.on:
             return ()
         return tuple(

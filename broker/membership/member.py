@@ -61,7 +61,7 @@ class Member:
 
     @property
     def free(self) -> State:
-        """What it is without a run."""
+        """Return its state without a run."""
         return "pool" if self.closed is None else "resting"
 
     @property
@@ -92,8 +92,8 @@ class Member:
         )
 
     def offer_to(self, submitter: str) -> PeerOffer:
-        """The same for somebody's run, with what the peer said of its data when they asked. Of
-        others' runs it has no say: their data would be whatever it calls its own."""
+        """Return its offer for somebody's run, with what the peer said of its data when they asked.
+        Of others' runs it has no say: their data would be whatever it calls its own."""
         mine = {name: kept for (by, name), kept in self.manifests.items() if by == submitter}
         return replace(self.offer, manifests=tuple(mine.items()))
 
@@ -103,8 +103,8 @@ RELAY = "relay"
 
 
 def dial(a: Member, b: Member, relays: bool) -> tuple[Member, Member, str] | None:
-    """Who dials of two that shall have a link, whom, and where; the first one, if both can. None
-    when neither can be dialled, and nothing is relayed."""
+    """Say which of two that shall have a link dials, whom, and where; the first one, if both can.
+    None when neither can be dialled, and nothing is relayed."""
     if b.address:
         return a, b, b.address
     if a.address:

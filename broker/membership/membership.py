@@ -60,7 +60,7 @@ class Lost(NamedTuple):
 
 @dataclass
 class _Claims:
-    """What is remembered of an identity, whether or not it is joined."""
+    """Claims of one identity, kept whether or not it is joined."""
 
     counter: int = -1
     boot: str = ""
@@ -263,7 +263,8 @@ class Membership:
         return out + self._free_of(member, hello.holding, now)
 
     def _resumed(self, member: Member, holding: Holding) -> Holding | None:
-        """What it goes on with, if it comes back with what it is expected to hold."""
+        """Return the part that a member goes on with, if it comes back with what it is expected to
+        hold."""
         expected = self.expected.pop(member.id, None)
         if expected is None or (expected.run, expected.term) != (holding.run, holding.term):
             return None
@@ -271,9 +272,9 @@ class Membership:
         return expected
 
     def _free_of(self, member: Member, holding: Holding, now: float) -> list[Instruction]:
-        """It joined while it still has a part in a run, which went on without it when its stream
-        ended, or which an earlier start of this broker began: it is free once it has given that
-        up."""
+        """Free a member that joined while it still has a part in a run, which went on without it
+        when its stream ended, or which an earlier start of this broker began: it is free once it
+        has given that up."""
         member.state, member.run, member.draining_since = "draining", ReplicaId(holding.run), now
         text = "the run went on without this peer when it lost its stream to the broker"
         reason = Reason(code="lost", text=text)
@@ -322,7 +323,7 @@ class Membership:
         return [self.timer_of(member)]
 
     def drain(self, member: Member, now: float) -> list[Instruction]:
-        """It was told to leave its run; it is free once it says Drained."""
+        """Mark a member as told to leave its run; it is free once it says Drained."""
         assert member.state == "assigned", f"{member.id} is {member.state}"
         member.state, member.draining_since = "draining", now
         self.version += 1
@@ -330,8 +331,8 @@ class Membership:
         return [self.timer_of(member)]
 
     def availability_told(self, member: Member, told: Availability) -> list[Instruction]:
-        """Its owner keeps it out of runs, or no longer does; from a run that it is in, it leaves by
-        itself."""
+        """Note that a member's owner keeps it out of runs, or no longer does; from a run that it is
+        in, it leaves by itself."""
         member.closed = _cleaned(told.closed) if told.HasField("closed") else None
         if member.run is None and member.state != member.free:
             member.state = member.free

@@ -210,7 +210,7 @@ class DataSets:
         return self._took(member, asked[2], answer)
 
     def timer(self, name: str) -> list[Instruction]:
-        """`data:NUMBER` fired."""
+        """Give up what the timer `data:NUMBER` waited for."""
         asked = self._asks.pop(int(name), None) if name.isdecimal() else None
         member = self._same(asked[:2]) if asked is not None else None
         if asked is None or member is None:

@@ -86,7 +86,7 @@ class PoolScheduler:
         self._changes += 1
 
     def closed(self, replicas: Iterable[Replica]) -> None:
-        """These ended, and may have waited for peers or for their plans."""
+        """Forget replicas that ended, and may have waited for peers or for their plans."""
         self._changes += 1
         for replica in replicas:
             if self.planning == replica.id:
@@ -286,7 +286,7 @@ class PoolScheduler:
         return out
 
     def _unusable(self, replica: Replica, event: PlanReady, now: float) -> list[Instruction] | None:
-        """What is done in place of beginning with a plan; None: it can be begun with."""
+        """Return the instructions in place of beginning with a plan; None: it can be begun with."""
         life = replica.lifecycle
         if self.draining:
             return [_dropped(event, "the broker is leaving")]
@@ -361,8 +361,8 @@ def _pairs(event: PlanReady) -> tuple[tuple[PeerId, PeerId], ...]:
 
 
 def _pairs_formed(first: Replica, event: ReplicasFormed) -> tuple[list[tuple[PeerId, PeerId]], int]:
-    """Those of all replicas, then, where saps chooses who meets, those of replicas that might; and
-    in how many turns they are measured."""
+    """Return the pairs of all replicas, then, where saps chooses who meets, those of replicas that
+    might; and in how many turns they are measured."""
     pairs = [pair for made in event.plans for pair in _pairs(made)]
     wish = first.run.requirements
     if (method := wish.sync.of_rounds) is None or method.pairs != "saps":

@@ -53,7 +53,7 @@ for a gain of a tenth; numbers that differ by less than half of that do not find
 
 @dataclass
 class _Run:
-    """What is remembered of a run under one plan."""
+    """Memory of a run under one plan."""
 
     term: int
     promise: Promise

@@ -15,9 +15,9 @@ __all__ = ["shared"]
 def shared(
     replica: Replica, others: Iterable[Replica], members: Sequence[Member]
 ) -> tuple[Member, ...]:
-    """Those of `members` that this one is planned over: all, unless others of its run wait too.
-    Each of those that wait gets about as many, and places are cut only where there are too few.
-    They stay in the order of `members`, that of joining, in which planners take them."""
+    """Return the `members` that this replica is planned over: all, unless others of its run wait
+    too. Each of those that wait gets about as many, and places are cut only where there are too
+    few. They stay in the order of `members`, that of joining, in which planners take them."""
     waiting = [
         r
         for r in others

@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """These free peers are enough to ask for a plan."""
+    """Free peers that are enough to ask for a plan."""
 
     members: tuple[Member, ...]
 

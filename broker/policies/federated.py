@@ -199,7 +199,8 @@ class FederatedPolicy(RoundPolicy):
 
     @property
     def saves_every(self) -> int | Literal["auto"]:
-        """Of a run with a budget none is kept: who went on from it would begin with a new one."""
+        """Return 0 for a run with a budget: whoever went on from a checkpoint would begin with a
+        new one."""
         return 0 if self._cohorts.privacy is not None else super().saves_every
 
     def _free(self, run: RunRecord, going: Sequence[RoundWork]) -> Sequence[int]:

@@ -39,7 +39,7 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Of some clients, in one order: seconds, and bytes per second, (clients,) each."""
+    """Links of some clients, in one order: seconds, and bytes per second, (clients,) each."""
 
     latency_s: Numbers
     bytes_per_s: Numbers

@@ -48,7 +48,7 @@ class History:
 
     @property
     def size_bytes(self) -> int:
-        """What is kept, as it would be on disk."""
+        """Bytes of the kept events, as they would be on disk."""
         return self._recent_bytes + self._packed_bytes
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class History:
 
     @property
     def events(self) -> Iterator[RunEvent]:
-        """All that can be read, oldest first."""
+        """Return all events that can be read, oldest first."""
         at = self.numbered - len(self)
         while at < self.numbered:
             first, events = self.read(at)

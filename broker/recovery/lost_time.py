@@ -11,11 +11,11 @@ __all__ = ["shortened"]
 
 
 def shortened(work: RoundWork, least: int, late_s: float, step_s: float, waiting: int) -> RoundWork:
-    """The same without its last steps; their samples are handed out again with a later round.
-    `late_s`: seconds by which it would end behind the others, of whom `waiting` wait. A step more
-    is left out as long as that costs less than all of them waiting for it. `least`: so many steps
-    it has made already. Work that overlaps with that of another round stays as it is, and so do
-    clients, who are trained to their end or not at all."""
+    """Return the work without its last steps; their samples are handed out again with a later
+    round. `late_s`: seconds by which it would end behind the others, of whom `waiting` wait. A step
+    more is left out as long as that costs less than all of them waiting for it. `least`: so many
+    steps it has made already. Work that overlaps with that of another round stays as it is, and so
+    do clients, who are trained to their end or not at all."""
     found = RoundWork()
     found.CopyFrom(work)
     if not (late_s > 0 and step_s > 0 and waiting) or work.ahead or work.late or work.cohort:

@@ -53,14 +53,14 @@ class Replan:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """It cannot go on."""
+    """Decision that the replica cannot go on."""
 
 
 def recover(
     view: View, gone: Sequence[PeerId], live: bool = True
 ) -> tuple[Recover | Replan | Fail, str]:
-    """What is done without these, and why, for people. `live`: what is in the stages of the others
-    may be gone on from."""
+    """Decide what is done without these peers, and why, for people. `live`: what is in the stages
+    of the others may be gone on from."""
     why: list[str] = []
     decision = (
         (sibling(view, gone, why) if live else None)

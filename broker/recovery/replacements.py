@@ -98,7 +98,7 @@ def suited_left(view: View) -> bool:
 
 
 def able_left(view: View) -> list[Member]:
-    """Who could take part in the run's next plan at once."""
+    """Return the peers that could take part in the run's next plan at once."""
     return [
         m
         for m in view.members.members.values()

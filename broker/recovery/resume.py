@@ -17,7 +17,7 @@ __all__ = ["block_transfers", "resume", "substituted", "transfers"]
 
 
 def substituted(planned: PlanWithReport, old: PeerId, new: PeerId) -> PlanWithReport:
-    """The same plan with one peer in the place of another. Who keeps snapshots is chosen anew."""
+    """Return the plan with one peer in the place of another. Who keeps snapshots is chosen anew."""
 
     def at(peer: PeerId) -> PeerId:
         return new if peer == old else peer

@@ -39,12 +39,12 @@ class ReattachWindow:
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
-        """Who is not back yet."""
+        """Peers that are not back yet."""
         return tuple(self._why)
 
     @property
     def broken(self) -> dict[PeerId, str]:
-        """Those of them whose stream broke, and how."""
+        """Peers of these whose stream broke, and how."""
         return {peer: why for peer, why in self._why.items() if why}
 
     def wait_for(self, peer: PeerId, until: float, why: str) -> None:
@@ -52,7 +52,7 @@ class ReattachWindow:
         self._until[peer], self._why[peer] = until, why
 
     def back(self, peer: PeerId) -> None:
-        """It came, with the replica or without it."""
+        """Note that a peer came, with the replica or without it."""
         del self._until[peer], self._why[peer]
 
     def allow(self, seconds: float) -> None:

@@ -76,8 +76,8 @@ def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
 
 
 def rerouted_pairs(plan: Plan, pairs: Iterable[Pair], gone: Container[PeerId]) -> tuple[Pair, ...]:
-    """Who may exchange frames under the rerouted plan: whoever did, and the other holders of a
-    stage with those that its lost one talked to."""
+    """Return the pairs that may exchange frames under the rerouted plan: whoever did, and the other
+    holders of a stage with those that its lost one talked to."""
     found: dict[frozenset[PeerId], Pair] = {}
     others = {
         h: [o for s in plan.stages if h in s.holders for o in s.holders if o not in gone]

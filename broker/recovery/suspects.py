@@ -89,7 +89,7 @@ class SuspectTracker:
         return len(said) > 1
 
     def lost(self, peer: PeerId, now: float) -> None:
-        """Its stream ended, say. The first time that is nobody's fault."""
+        """Count a loss of a peer (its stream ended, say). The first one is nobody's fault."""
         self._lost_at.append(now)
         n = self._losses[peer] = self._losses.get(peer, 0) + 1
         if n > 1:

@@ -22,7 +22,7 @@ Pair = tuple[PeerId, PeerId]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is known at one moment; nobody changes anything through it.
+    """Knowledge of a replica at one moment; nobody changes anything through it.
 
     pairs: of the term's holders that exchange frames. speed_of: FLOP/s of the holders, as they were
     when the term began. found: the set that could be gone on from; None: the starting weights.

@@ -28,7 +28,8 @@ class SecureSums:
     """Masks of the round under way. wanted: whether sums of the run have any."""
 
     def __init__(self, run: Run) -> None:
-        """Of an attempt that an earlier start of the broker had unmasked, it asks again."""
+        """Go on with an attempt that an earlier start of the broker had unmasked: members are asked
+        again."""
         cohorts = run.submitted.requirements.cohorts
         self.wanted = cohorts is not None and cohorts.secure
         self._run, self._versions = run, run.rounds.versions

@@ -20,8 +20,8 @@ __all__ = ["Unmasking"]
 
 
 class Unmasking:
-    """Of an attempt with these members. begun: whether they are asked to reveal; so it is written
-    down before anybody is."""
+    """Unmasking of one attempt with these members. begun: whether they are asked to reveal; so it
+    is written down before anybody is."""
 
     def __init__(self, members: Collection[PeerId], *, begun: bool = False) -> None:
         self.members: Sequence[PeerId] = sorted(members)
@@ -33,7 +33,7 @@ class Unmasking:
 
     @property
     def threshold(self) -> int:
-        """So many members find the masks."""
+        """Number of members that find the masks together."""
         return majority(len(self.members))
 
     @property

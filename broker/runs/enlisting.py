@@ -85,7 +85,7 @@ class KeeperSearch:
         return self._enlist(keepers, now)
 
     def _enlist(self, keepers: tuple[SnapshotKeeper, ...], now: float) -> list[Instruction]:
-        """They have the copies from here on; nothing when none of them is new."""
+        """Give the copies to these peers from here on; do nothing when none of them is new."""
         context, members = self._context, self._context.members
         parts, before = context.parts, context.plan
         new = dict.fromkeys(k.peer for k in keepers if context.mine(k.peer) is None)

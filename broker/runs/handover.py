@@ -114,13 +114,13 @@ class Handover:
         self.errand, self._under_way, self._waited = errand, None, False
 
     def leaves(self, peer: PeerId, why: str) -> None:
-        """It, or its owner, has said so."""
+        """Note that a peer leaves, as it or its owner has said."""
         self.leaving[peer] = why
         self._refused.pop(peer, None)
         self._under_way = None  # begun again, with it
 
     def remains(self, peer: PeerId) -> None:
-        """It does not leave any more, or has left."""
+        """Forget a peer that does not leave any more, or has left."""
         if self.leaving.pop(peer, None) is not None:
             self._under_way = None
 
@@ -131,7 +131,7 @@ class Handover:
             self.holds(self._context.members.members[peer])
 
     def holds(self, member: Member) -> None:
-        """It has a part, be it again."""
+        """Note that a peer has a part, be it again."""
         if member.closed is not None:
             self.leaves(member.id, member.closed.text)
         if member.stays_until < math.inf:
@@ -190,7 +190,7 @@ class Handover:
     # ------------------------------------------------------------ deciding
 
     def look(self, now: float) -> tuple[list[Instruction], HandoverResult | None]:
-        """What is to be done about those that leave, now."""
+        """Return what is to be done now about the peers that leave."""
         for peer in [p for p in self.leaving if p not in self._record.peers]:
             del self.leaving[peer]
         if self._record.phase != RUNNING:

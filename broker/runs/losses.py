@@ -200,7 +200,7 @@ class Losses:
     def _without(
         self, peers: Sequence[PeerId], code: str, text: str, now: float
     ) -> list[Instruction]:
-        """These peers are here and do not do their part: others shall."""
+        """Go on without peers that are here and do not do their part."""
         record, suspects = self._record, self._context.suspects
         everybody = set(peers) >= set(record.peers)
         if everybody:  # they wait for each other: once more, from the term's start

@@ -29,7 +29,7 @@ seconds of everybody's time (docs/recovery.md), which is one percent then."""
 
 
 class Replica:
-    """What is known of it, and its parts, each with one job. record: what outlives the broker."""
+    """Replica with its parts, each with one job. record: what outlives the broker."""
 
     def __init__(self, run: RunRecord, record: ReplicaRecord, members: Membership) -> None:
         self.record, self.run = record, record.run

@@ -45,7 +45,7 @@ class Run:
 
     @property
     def rounds(self) -> RoundRecord:
-        """Those of a run that has any."""
+        """Rounds of a run that has any."""
         assert self.record.rounds is not None, f"run {self.id} has no rounds"
         return self.record.rounds
 

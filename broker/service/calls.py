@@ -156,7 +156,7 @@ class MalformedError(Exception):
 
 
 def parsed(data: bytes, kind: type[M]) -> M:
-    """Raises MalformedError."""
+    """Parse a message; raises MalformedError."""
     message = kind()
     try:
         message.ParseFromString(data)

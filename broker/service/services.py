@@ -385,7 +385,7 @@ class RunsService:
 
 
 def _whose(caller: Party | None) -> str:
-    """Whose runs somebody may look into and end; empty: everybody's."""
+    """Return the owner whose runs somebody may look into and end; empty: everybody's."""
     return caller.subject if caller and caller.role is not PartyRole.OPERATOR else ""
 
 

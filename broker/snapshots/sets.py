@@ -40,7 +40,7 @@ class SnapshotSet:
     """Of a run with rounds: whose version is in it."""
 
     def without(self, peers: Container[PeerId]) -> SnapshotSet | None:
-        """What is left of it without these; None: it is not whole then."""
+        """Return the set without these peers; None: it is not whole then."""
         where = {
             holder: (spans, tuple(p for p in there if p not in peers))
             for holder, (spans, there) in self.where.items()
@@ -78,7 +78,7 @@ class SnapshotCatalog:
         """What was last asked of `copied`, and the answer."""
 
     def held(self, peer: PeerId, snapshot: Snapshot) -> None:
-        """It lies at a peer, whole."""
+        """Note that a snapshot lies at a peer, whole."""
         there = self._at.setdefault(peer, {})
         if len(there) >= MOST_SNAPSHOTS:
             return

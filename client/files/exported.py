@@ -110,7 +110,7 @@ class ExportedTensors(Lazy):
         return found.to(self.dtypes.get(name, found.dtype))
 
     def items_to_write(self) -> dict[str, Item]:
-        """For `weight_writer.write_files`."""
+        """Return the items that `weight_writer.write_files` takes."""
         lying = items_of(self.stored, self.entries)
         found = {n: cast(item, self.dtypes.get(n, item.dtype)) for n, item in lying.items()}
         return found | {n: self._made(n) for n in self.recipe.tensors if n not in self.entries}

@@ -222,7 +222,7 @@ class Recorder:
                 self._board.add_scalar(f"{name}{of}", value, step)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the files; a second time does nothing."""
         if self._board is not None:
             self._board.close()
             self._board = None

@@ -325,7 +325,7 @@ class _Elsewhere:
         return _whole(self.name, data, offset, length)
 
     def check(self) -> None:
-        """Nothing tells."""
+        """Accept any state: nothing in it tells of a change."""
 
 
 class _Pickled(_Local):

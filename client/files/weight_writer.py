@@ -121,7 +121,7 @@ def write_files(items: Mapping[str, Item], path: Path) -> Path:
 
 
 def files_of(written: Path) -> list[Path]:
-    """All that `write_files` has written, by what it returned; a folder is one."""
+    """Return all files that `write_files` has written, by what it returned; a folder is one."""
     if written.name.endswith(".index.json"):
         listed = json.loads(written.read_bytes())["weight_map"]
         return [*(written.with_name(name) for name in sorted({*listed.values()})), written]

@@ -56,12 +56,12 @@ class StorageView:
         )
 
     def empty(self) -> StorageView:
-        """The same in a storage without content."""
+        """Return the view in a storage without content."""
         return replace(self, content=None)
 
     @property
     def elements(self) -> int:
-        """How many."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property

@@ -38,7 +38,7 @@ aten = torch.ops.aten
 
 @dataclass
 class Recording:
-    """What is known of the tensors that a factory made. `seed`: that of their draws."""
+    """Record of the tensors that a factory made. `seed`: that of their draws."""
 
     seed: int
     looked: bool = False
@@ -73,7 +73,8 @@ class Recording:
         return self.has(tensor) and self._contents[_where(tensor)].read is not None
 
     def shown(self, tensor: Tensor) -> Tensor:
-        """The same for the factory itself."""
+        """Return a tensor's value for the factory itself, and note whether its draws were looked
+        at."""
         self.looked = self.looked or depends_on_draws(self.view(tensor))
         return self.value(tensor)
 

@@ -69,8 +69,8 @@ class LowRank:
         self.name = f"lowrank/1:rank={rank},renew={renew}"
 
     def error_bound(self, spec: Spec) -> float:
-        """All that differs between the rows may lie outside of the basis; what lies inside is
-        rounded twice."""
+        """Return the bound for rows whose whole difference lies outside of the basis; what lies
+        inside is rounded twice."""
         return 1.02
 
     def size_bytes(self, spec: Spec) -> int:

@@ -221,8 +221,8 @@ class _Finder:
         return best
 
     def _shape(self, start: int, period: int) -> tuple[Any, ...]:
-        """Who reads whom in [start, start + period), and what leaves it: equal for two intervals
-        with equal tokens exactly if they are isomorphic."""
+        """Describe which operators of [start, start + period) read which, and what leaves it: equal
+        for two intervals with equal tokens exactly if they are isomorphic."""
         stop = start + period
         inside = {
             value: (i, j)

@@ -76,7 +76,7 @@ class Lookup:
         return self.operator.target in _CLASSES
 
     def refusal(self, value: int | None) -> str:
-        """What is wrong with a row number, in words; None: without it, for data that is private."""
+        """Say what is wrong with a row number; None: without it, for data that is private."""
         op = self.operator
         number = "that is not there" if value is None else str(value)
         where = f"module {op.module!r}" if op.module else "the model itself"

@@ -388,7 +388,7 @@ class _Seen:
         return SampleRows(order.index(found.dim), found.times)
 
     def widened(self) -> Kind:
-        """unsqueeze"""
+        """Rule of unsqueeze."""
         found = self.of(self.arg(0))
         if isinstance(found, Numbers):
             return Numbers(found.dim + (self.arg(1) % len(self.out) <= found.dim))
@@ -414,7 +414,7 @@ class _Seen:
         return found if more <= {found} else self.meet()
 
     def narrowed(self) -> Kind:
-        """squeeze"""
+        """Rule of squeeze."""
         found = self.rows(self.arg(0))
         shape = self.shape(self.arg(0))
         if len(self.op.args) < 2:
@@ -428,7 +428,7 @@ class _Seen:
         return self.aligned(self.arg(0)) or self.meet()
 
     def joined(self) -> Kind:
-        """cat, stack"""
+        """Rule of cat and stack."""
         parts, dim = self.arg(0), self.arg(1, 0)
         kinds = {self.of(p) for p in parts}
         if len(kinds) != 1:

@@ -46,7 +46,7 @@ _TRIALS: dict[tuple[Any, ...], Trial] = {}
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What is computed for one microbatch."""
+    """Work for one microbatch."""
 
     forward: Work
     backward: Work

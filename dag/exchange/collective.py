@@ -41,8 +41,8 @@ class Hop(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Who takes part. A participant may stand more than once where it has several to give, one for
-    each; of collectives that cut, all are different and the same as the receivers."""
+    """Participants of an exchange. One may stand more than once where it has several to give, one
+    for each; of collectives that cut, all are different and the same as the receivers."""
 
     participants: tuple[PeerId, ...]
     receivers: tuple[PeerId, ...]

@@ -86,8 +86,8 @@ def _places(members: Members) -> Sequence[Sequence[PeerId]]:
 
 
 def _shards(members: Members) -> list[_Shard]:
-    """So many that all members of all places meet, where that is no more than MOST_SHARDS; else as
-    many as there are members in the largest, for each place once."""
+    """Return the number of shards with which all members of all places meet, where that is no more
+    than MOST_SHARDS; else as many as there are members in the largest, for each place once."""
     places = _places(members)
     weight = dict.fromkeys(members.participants, 1)
     owned = [1] * len(places)

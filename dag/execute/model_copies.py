@@ -146,7 +146,7 @@ class _Bound:
         keys: Sequence[int],
         loss_of: LossOf | None = None,
     ) -> CopiesForward:
-        """See `ModelCopies.run`."""
+        """Run the copies; see `ModelCopies.run`."""
         standing = {f"param:{n}": p for n, p in parameters.items()}
         standing |= {f"buffer:{n}": b for n, b in buffers.items()}
         trained = tuple(v for v in self._standing if standing[v].requires_grad)

@@ -153,7 +153,7 @@ def arg_to_proto(arg: Arg, depth: int = 0) -> graph_pb2.Argument:
 
 
 def arg_from_proto(message: graph_pb2.Argument, depth: int = 0) -> Arg:
-    """Raises GraphError."""
+    """Read an argument of a node; raises GraphError."""
     match message.WhichOneof("kind"):
         case "none":
             return None

@@ -102,7 +102,7 @@ def _hash(count: int, operator: int, key: int, device: torch.device) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """In place."""
+    """Mix 64-bit words, in place."""
     x *= _M1
     x ^= x >> 16
     x *= _M2

@@ -85,7 +85,8 @@ class Step:
     first: int = 0
 
     def moved(self, begin: int, end: int, by: int) -> Step | None:
-        """Its part in [begin, end), `by` elements further on; None where it has none there."""
+        """Return the piece's part in [begin, end), `by` elements further on; None where it has none
+        there."""
         low, high = max(begin, self.begin), min(end, self.end)
         if low >= high:
             return None

@@ -42,7 +42,7 @@ def fits(values: Tensor, exponent: int, integers: Sequence[slice] = ()) -> bool:
 
 
 def without(values: Tensor, integers: Sequence[slice]) -> Tensor:
-    """The same with 0 in the place of integers, whose bits may be those of no number."""
+    """Return the values with 0 in the place of integers, whose bits may be those of no number."""
     if integers:
         values = values.clone()
         for at in integers:
@@ -106,7 +106,7 @@ class WeightedSum:
         self._sum += self.grid.rounded(without(values, self._integers))
 
     def mean(self) -> Tensor:
-        """(elements,), float32."""
+        """Return the mean, (elements,), float32."""
         mean = self.grid.mean(self._sum)
         for at, most in self._largest.values():
             mean[at] = most.view(torch.float32)
@@ -159,7 +159,7 @@ class OverlapSum:
         self._senders += senders.to("cpu", torch.int64)
 
     def mean(self) -> Tensor:
-        """(elements,), float32."""
+        """Return the mean, (elements,), float32."""
         mean, senders = self._total.mean(), self._senders
         few = (senders >= 1) & (senders <= self._degree)
         mean[few] *= self._gamma

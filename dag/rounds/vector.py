@@ -158,7 +158,7 @@ class RunVector:
         return found
 
     def pieces(self, span: Span) -> Iterator[VectorPiece]:
-        """Those of a part, in order."""
+        """Return the pieces of a part, in order."""
         start, stop = span
         i = max(0, bisect_right(self.entries, start, key=attrgetter("start")) - 1)
         while i < len(self.entries) and (entry := self.entries[i]).start < stop:

@@ -155,8 +155,8 @@ def slots(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> dic
 
 
 def slots_of(flow: Flow) -> dict[Link, int]:
-    """The same for the flow of a whole plan. Where it has full steps, a peer may be in such a step
-    while another is in one of the others, so a link has the slots of both."""
+    """Return the slots for the flow of a whole plan. Where it has full steps, a peer may be in such
+    a step while another is in one of the others, so a link has the slots of both."""
     if flow.full is not None:
         of_full = slots_of(flow.full)
         found = _slots_of_one(flow)

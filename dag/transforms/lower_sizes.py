@@ -52,7 +52,7 @@ def lower_for_sizes(graph: Graph, sizes: Collection[int]) -> Lowered:
 
 
 class _Fit:
-    """What is for any batch, from the same thing for two sizes."""
+    """Fit of a size for any batch to its values for two batches."""
 
     def __init__(self, small: int, large: int) -> None:
         self.small, self.large = small, large

@@ -32,7 +32,7 @@ class ParameterBlock:
         return f"{self.name}..{self.index}/{self.parts}"
 
     def rows(self, whole: int) -> tuple[int, int]:
-        """Its rows [start, stop) in a parameter of `whole` rows."""
+        """Return the piece's rows [start, stop) in a parameter of `whole` rows."""
         return whole * self.index // self.parts, whole * (self.index + 1) // self.parts
 
 

@@ -119,8 +119,8 @@ class Authority:
         return cls(key, certificate)
 
     def attest(self, statement: bytes) -> bytes:
-        """Its Ed25519 signature (64 bytes) under a statement that begins with what it is about; no
-        certificate begins so."""
+        """Return the authority's Ed25519 signature (64 bytes) under a statement that begins with
+        what it is about; no certificate begins so."""
         assert statement.startswith(b"shoal "), "what is signed could be a certificate"
         return self._key.sign(statement)
 

@@ -212,7 +212,7 @@ def enroll(address: str, token: Token, folder: Path, name: str, *, via: str = ""
 
 
 def renew(address: str, credential: Credential, folder: Path | None = None) -> Credential:
-    """The same with a later end, in the folder afterwards. Raises as `enroll`."""
+    """Return the identity with a later end, in the folder afterwards. Raises as `enroll`."""
     key = serialization.load_pem_private_key(credential.key, None)
     request = RenewRequest(request=request_of(key))  # type: ignore[arg-type]  # load_key checked it
     admitted = _call(address, credential.for_channel(), BROKER_NAME, "Renew", request)

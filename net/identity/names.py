@@ -48,7 +48,7 @@ class PartyRole(StrEnum):
 
 
 class Party(NamedTuple):
-    """Who is at the other end of a connection, proven by its certificate."""
+    """Party at the other end of a connection, proven by its certificate."""
 
     role: PartyRole
     subject: str

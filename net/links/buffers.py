@@ -66,7 +66,7 @@ class Buffers:
 
     @property
     def size_bytes(self) -> int:
-        """All that it knows of, in use or free."""
+        """Bytes of all buffers, in use or free."""
         return sum(size * len(arrays) for size, arrays in self._arrays.items())
 
     def __repr__(self) -> str:

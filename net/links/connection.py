@@ -116,7 +116,7 @@ class Connection:
         return self.greeted and link is not None and link.ready
 
     def _take(self, message: Message | Outgoing) -> list[TransportEvent]:
-        """What is not for the link."""
+        """Take a record that is not for the link."""
         if self.over:  # by what came before it, or by the owner in a callback
             return []
         if isinstance(message, Refusal):
@@ -183,7 +183,7 @@ class Connection:
             self._board.emit([LinkDown(self.peer, why)] if unreached else events)
 
     def end(self, why: str) -> list[TransportEvent]:
-        """It is over; returns what is to be said of it."""
+        """End the connection; return what is to be said of it."""
         if self.over:
             return []
         was_up = self.greeted

@@ -108,7 +108,7 @@ class Arrived:
 
 @immutable
 class FrameHeader:
-    """What is said of a frame before its bytes come. `number`: from 1 within a session."""
+    """Header of a frame, ahead of its bytes. `number`: from 1 within a session."""
 
     number: int
     key: FrameKey

@@ -113,7 +113,7 @@ class Credit:
 
 @immutable
 class Partial:
-    """So many bytes of a frame are here."""
+    """Progress of a frame: so many of its bytes are here."""
 
     number: int
     have: int
@@ -178,7 +178,7 @@ def piece_prefix(number: int, offset: int, size_bytes: int) -> bytes:
 
 
 def encoded(message: Outgoing) -> Parts:
-    """Its records."""
+    """Return a message as parts of bytes."""
     match message:
         case Chunk(number, offset, size_bytes, parts):
             return (piece_prefix(number, offset, size_bytes), *parts)

@@ -179,7 +179,8 @@ class Outbox:
         return key, frame.began_s
 
     def partial(self, number: int, have: int, now: float) -> None:
-        """So many bytes of a frame are there. Raises FrameError for what was never sent."""
+        """Note that so many bytes of a frame are there. Raises FrameError for what was never
+        sent."""
         frame = self._unacknowledged.get(number)
         if number > self._number or (frame is not None and have > frame.sent):
             raise FrameError(f"the other side has {have} bytes of frame {number}: never sent")

@@ -29,7 +29,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Origin(NamedTuple):
-    """Who answers for a URL."""
+    """Origin that answers for a URL."""
 
     scheme: str
     host: str

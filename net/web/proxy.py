@@ -177,7 +177,7 @@ def dial(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 async def open_stream(host: str, port: int) -> Stream:
-    """The same in an event loop, without a limit of time. Raises as `dial`."""
+    """Open a stream in an event loop, without a limit of time. Raises as `dial`."""
     target = joined(host, port)
     proxy = proxy_for(target)
     if proxy is None:

@@ -87,7 +87,7 @@ class ReadAhead:
 
 
 class _Order:
-    """Who has come how far; the lock is its owner's."""
+    """Progress of the readers; the lock is its owner's."""
 
     def __init__(self, shards: Sequence[WeightShard], most_bytes: int) -> None:
         self.shards = tuple(dict.fromkeys(shards))

@@ -95,7 +95,7 @@ def serve_blobs(
 
 
 class Fellows:
-    """Those peers of the present run that can be asked for blobs."""
+    """Peers of the present run that can be asked for blobs."""
 
     def __init__(self, credential: Callable[[], Credential | None], down: Cap) -> None:
         self._credential, self._down = credential, down

@@ -103,7 +103,7 @@ class ByGraph(Mapping[str, Tensor]):
         raise WeightError(f"no weights file has {name!r}: the submitter has to upload it")
 
     def shards(self, names: Iterable[str]) -> list[WeightShard]:
-        """What is read as a whole for these, in their order."""
+        """Return the shards that are read as a whole for these, in their order."""
         if not isinstance(self._files, Lazy):
             return []
         found: list[WeightShard] = []

@@ -148,8 +148,8 @@ class Lazy(Mapping[str, Tensor]):
         KeyError for an unknown name, WeightError for rows that it does not have."""
 
     def shards(self, name: str) -> tuple[WeightShard, ...]:
-        """What is read as a whole when `starting_tensor` reads this name, in its order; nothing of
-        it is read. Unknown names have none."""
+        """Return the shards that are read as a whole when `starting_tensor` reads this name, in its
+        order; nothing of it is read. Unknown names have none."""
         return ()
 
 

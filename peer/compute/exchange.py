@@ -55,7 +55,7 @@ class LocalStage:
     """Batch statistics of this step by microbatch, from here and from other holders."""
 
     def visits_at(self, step: int) -> StageVisits:
-        """Those of a step of the run."""
+        """Return the visits of a step of the run."""
         full = self.full_steps is not None and self.full_steps.has(step)
         return self.in_full if full and self.in_full is not None else self.visits
 

@@ -232,7 +232,7 @@ class Assignment:
         return [] if self._gate is None else self._gate.ready()
 
     def round_planned(self, plan: broker_pb2.RoundPlan, now: float) -> list[e.Instruction]:
-        """What is exchanged with whom, when this peer is ready for it."""
+        """Take the plan of an exchange, which begins when this peer is ready for it."""
         if self.rounds is None:
             return []
         return [*self.rounds.planned(plan, now), *self._advance(now)]

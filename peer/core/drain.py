@@ -61,7 +61,7 @@ class Drain:
         return [e.SetTimer("drain", now + within_s), e.ShowWaiting(what, within_s)]
 
     def end(self) -> None:
-        """It is done, or not wanted any more."""
+        """End the draining, done or not wanted any more."""
         self.by, self.hands_over = "", False
 
     def due(self, part: Assignment | None) -> Leaves:

@@ -329,7 +329,7 @@ class ExportFailed(OfStep):
 
 @immutable
 class SnapshotTaken:
-    """It lies on this host, in so many parts."""
+    """Snapshot that lies on this host, in so many parts."""
 
     snapshot: broker_pb2.Snapshot
     parts: int
@@ -337,7 +337,7 @@ class SnapshotTaken:
 
 @immutable
 class SnapshotFailed:
-    """It could not be taken, or not be kept: the disk is full, say."""
+    """Snapshot that could not be taken, or not be kept: the disk is full, say."""
 
     snapshot: broker_pb2.Snapshot
     why: str
@@ -345,7 +345,8 @@ class SnapshotFailed:
 
 @immutable
 class SnapshotSaved:
-    """It lies with the broker; or `blob` is None, and `why` says what stood in the way."""
+    """Snapshot that lies with the broker; or `blob` is None, and `why` says what stood in the
+    way."""
 
     snapshot: broker_pb2.Snapshot
     blob: common_pb2.BlobRef | None

@@ -34,8 +34,9 @@ def fitting(found: Iterable[_Part], room_bytes: int) -> int:
 
 
 def heaviest(uses: Sequence[broker_pb2.LinkUse], room_bytes: int) -> tuple[broker_pb2.LinkUse, ...]:
-    """Those with the most bytes, then those that took longest to decode, in their order: a holder
-    with a thousand links has more than one message has room for, and few that carry much."""
+    """Return the uses with the most bytes, then those that took longest to decode, in their order:
+    a holder with a thousand links has more than one message has room for, and few that carry
+    much."""
     ranked = sorted(range(len(uses)), key=lambda i: (-uses[i].bytes, -uses[i].decode_s, i))
     kept = ranked[: fitting((uses[i] for i in ranked), room_bytes)]
     return tuple(uses[i] for i in sorted(kept))
@@ -53,7 +54,7 @@ class Reports:
         self._known = 0  # Steps that the broker has.
 
     def __len__(self) -> int:
-        """Step reports."""
+        """Return the number of step reports."""
         return len(self._steps)
 
     @property
@@ -79,7 +80,7 @@ class Reports:
             self._steps.popleft()
 
     def again(self, step: int) -> list[broker_pb2.PeerMessage]:
-        """What is to be told once more to a broker that lacks the steps from this one on."""
+        """Return what is to be told once more to a broker that lacks the steps from this one on."""
         self.committed(step)
         last = (self._exported, self._fault)
         return [*self._steps, *(message for message in last if message is not None)]

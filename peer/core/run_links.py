@@ -16,8 +16,8 @@ __all__ = ["RunLinks"]
 
 
 class RunLinks:
-    """Its methods return what is to be done, in order. `most_s`: how long a needed link may be
-    down."""
+    """Links of one run; the methods return what is to be done, in order. `most_s`: how long a
+    needed link may be down."""
 
     def __init__(self, run: str, term: int, most_s: float) -> None:
         self._run, self._term, self._most_s = run, term, most_s
@@ -32,7 +32,7 @@ class RunLinks:
         return peer in self._up
 
     def expect(self, peers: Iterable[PeerId]) -> None:
-        """These are all; none is up."""
+        """Expect links with exactly these peers; none is up."""
         self._up = dict.fromkeys(peers, False)
 
     @property
@@ -63,7 +63,7 @@ class RunLinks:
         return [self._status(peer, up)]
 
     def need(self, peers: Sequence[PeerId], now: float) -> list[e.Instruction]:
-        """Those that are down must be up before long."""
+        """Require the links with these peers to be up before long."""
         out: list[e.Instruction] = []
         for peer in peers:
             if not self._up[peer]:

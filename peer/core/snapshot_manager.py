@@ -187,7 +187,7 @@ class SnapshotManager:
         )
 
     def spoilt(self, why: str) -> list[e.Instruction]:
-        """They cannot be gone on from."""
+        """Report snapshots that cannot be gone on from."""
         gone = [(s, self.held[s][0]) for s in self.resumed]
         return [i for s, message in gone for i in (self._forget(s), _report(message, why))]
 
@@ -241,7 +241,7 @@ class SnapshotManager:
         return [_report(self._own(step), why)]
 
     def taken(self, event: e.SnapshotTaken) -> list[e.Instruction]:
-        """It lies here; its keepers get theirs."""
+        """Note that a snapshot lies here; its keepers get theirs."""
         found = SnapshotId.of(event.snapshot)
         if found != self._taking:
             return [e.DropSnapshot(found)]
@@ -258,14 +258,14 @@ class SnapshotManager:
         return out
 
     def failed(self, snapshot: broker_pb2.Snapshot, why: str) -> list[e.Instruction]:
-        """It could not be taken or written."""
+        """Report a snapshot that could not be taken or written."""
         found = SnapshotId.of(snapshot)
         if found == self._taking:
             self._taking = None
         return [self._forget(found), _report(snapshot, why)]
 
     def saved(self, event: e.SnapshotSaved) -> list[e.Instruction]:
-        """It lies with the broker, or could not be brought there."""
+        """Report a snapshot that lies with the broker, or could not be brought there."""
         snapshot = event.snapshot
         said = broker_pb2.Saved(run=snapshot.run, term=snapshot.term, step=snapshot.step)
         if event.blob is not None:
@@ -396,7 +396,8 @@ class SnapshotManager:
         return [*out, e.DropSnapshot(found)]
 
     def _message(self, found: SnapshotId) -> broker_pb2.Snapshot:
-        """Its spans say the plan under which it was taken or, of a transfer, who ordered that."""
+        """Return a snapshot's message, whose spans say the plan under which it was taken or, of a
+        transfer, who ordered that."""
         spans = [s for g in self._transfers if g.holder == found.holder for s in g.spans]
         if found.term == self._assign.term:
             spans = self._spans_of(found.holder)
@@ -419,7 +420,7 @@ class SnapshotManager:
         return [self._forget(s) for s in [*self._here(run)]]
 
     def newest(self, most: int) -> list[broker_pb2.Snapshot]:
-        """Those that lie here, the newest last; at most so many."""
+        """Return the snapshots that lie here, the newest last; at most so many."""
         here = sorted(self.held, key=lambda s: (s.step, s.term))
         return [self.held[s][0] for s in here[-most:]]
 

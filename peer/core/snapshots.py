@@ -135,7 +135,8 @@ class SnapshotStore:
             (folder / _LISTED).write_text(json.dumps(note))
 
     def parts(self, snapshot: SnapshotId) -> tuple[memoryview, ...]:
-        """Its bytes. Raises SnapshotError when it does not lie here, or cannot be read."""
+        """Return a snapshot's bytes. Raises SnapshotError when it does not lie here, or cannot be
+        read."""
         with self._lock:
             found = dict(self._held.get(snapshot, {}))
         if not found:
@@ -146,8 +147,8 @@ class SnapshotStore:
             raise SnapshotError(f"the {snapshot} cannot be read: {error}") from None
 
     def streamed(self, snapshot: SnapshotId) -> Streamed:
-        """Its bytes, read part by part when they are asked for; OSError where it was dropped by
-        then. Raises SnapshotError when it does not lie here."""
+        """Yield a snapshot's bytes, read part by part when they are asked for; OSError where it was
+        dropped by then. Raises SnapshotError when it does not lie here."""
         with self._lock:
             found = dict(self._held.get(snapshot, {}))
         if not found:

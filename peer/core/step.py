@@ -305,7 +305,7 @@ class Steps:
         return Done(tuple(sends), releases, trained, stepped, evaluated)
 
     def begin_round(self, steps: int, *, evaluates: bool) -> None:
-        """So many steps may be done now, behind an evaluation perhaps."""
+        """Allow so many steps from now on, behind an evaluation perhaps."""
         self.until = self.step + steps
         self._evaluated = self.step
         self.evaluating = evaluates and bool(self._evaluate.actions)

@@ -43,7 +43,7 @@ class Sampler:
     microbatches: int
 
     def train(self, step: int, microbatch: int, size: int) -> Indices:
-        """Shape (size,)."""
+        """Return the samples or windows of a microbatch, (size,), int64."""
         m = self.manifest
         g = (step * self.microbatches + microbatch) * size + np.arange(size)
         if m.kind != "arrays":

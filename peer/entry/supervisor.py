@@ -199,7 +199,8 @@ class _Child:
             self.process.stdin.flush()
 
     def hear(self) -> float | None:
-        """What it has said since the last time; for how long it waits at most, if it said that."""
+        """Read what the child has said since the last time; return for how long it waits at most,
+        if it said that."""
         if self.process is None or self.process.stdout is None or self.process.stdout.closed:
             return None
         wait: float | None = None

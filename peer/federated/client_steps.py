@@ -130,7 +130,8 @@ class ClientSteps(LocalSteps):
 
     @property
     def _steps(self) -> _Cohort:
-        """Those of the round. Raises DataError where the broker says of another number."""
+        """Return the steps of the round. Raises DataError where the broker says of another
+        number."""
         start, made = self._start, self._made
         if made is not None and made.start is start:
             return made

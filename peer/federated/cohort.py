@@ -52,7 +52,7 @@ class Trained:
 
 
 class _IdleError(Exception):
-    """Of some copy's batch no sample counts: that one makes no step, and its optimizer must not
+    """Copy in whose batch no sample counts: that one makes no step, and its optimizer must not
     count one, so copies train one after the other."""
 
 

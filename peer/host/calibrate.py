@@ -128,7 +128,7 @@ def _gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, scale: Tensor) -> 
 
 
 def samples(rows: int = 1) -> tuple[Sample, ...]:
-    """What is timed; `rows` multiplies the rows of the large ones."""
+    """Return the samples that are timed; `rows` multiplies the rows of the large ones."""
 
     def feed(n: int, width: int, inner: int) -> Sample:
         shapes = ((n * rows, width), (inner, width), (inner,), (width, inner), (width,))

@@ -79,7 +79,7 @@ class Host:
         self._flag.touch(mode=0o600)
 
     def unpause(self) -> None:
-        """Raises OSError."""
+        """Let runs use the host again; raises OSError."""
         self._flag.unlink(missing_ok=True)
 
     # ------------------------------------------------------------ standing
@@ -103,7 +103,7 @@ class Host:
         return _read(path) if path.exists() else None
 
     def keep(self, standing: Standing) -> None:
-        """Raises OSError."""
+        """Keep a peer's standing on disk; raises OSError."""
         path = self._path(standing.peer)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_suffix(".new")
@@ -119,7 +119,7 @@ class Host:
 
 
 def _read(path: Path) -> Standing:
-    """Raises HostError."""
+    """Read a standing; raises HostError."""
     try:
         table = json.loads(path.read_text())
         if not isinstance(table, dict) or set(table) != {f.name for f in fields(Standing)}:

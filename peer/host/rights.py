@@ -114,7 +114,7 @@ class Rights(Settings):
         return (self.devices,) if isinstance(self.devices, str) else self.devices
 
     def with_data_of(self, folder: Path) -> Rights:
-        """These rights with `data` as tables and relative paths inside `folder`. Raises
+        """Return the rights with `data` as tables and relative paths inside `folder`. Raises
         SettingsError for a path where nothing is."""
         found = {}
         for name, given in self.data.items():

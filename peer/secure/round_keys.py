@@ -47,7 +47,7 @@ class MemberIdentity(Protocol):
 
     @property
     def member(self) -> PeerId:
-        """Its id."""
+        """Id of the member."""
 
     @property
     def certificate(self) -> bytes:
@@ -115,7 +115,7 @@ class Roster:
 
     @property
     def threshold(self) -> int:
-        """So many find a mask again."""
+        """Number of members that find a mask again."""
         return majority(len(self.members))
 
     @cached_property

@@ -52,7 +52,7 @@ class SecureMember:
 
     @property
     def key(self) -> SignedKey:
-        """What it says of its key."""
+        """Return the member's signed key."""
         return self._mine.said
 
     def deal(self, attempt: int, told: Iterable[SignedKey]) -> dict[PeerId, bytes]:
@@ -170,7 +170,7 @@ class _Attempt:
         return _tensor(with_masks(_words(values), part, [own, *self._adds], self._subtracts))
 
     def hold(self, sealed: Mapping[PeerId, bytes]) -> None:
-        """Take shares."""
+        """Hold the shares that others sealed for this member."""
         found = {}
         for member in self._roster.members:
             try:

@@ -83,7 +83,7 @@ class Spans:
             self._sending[key] = _Sending(self._clock())
 
     def sent(self, key: FrameKey, payload: Payload) -> None:
-        """It was encoded, and the transport has it."""
+        """Note that a frame was encoded, and the transport has it."""
         if (sending := self._sending.get(key)) is not None:
             sending.size_bytes, sending.codec = payload.size_bytes, payload.codec
             sending.dense_bytes = 0 if payload.absent else payload.spec.size_bytes

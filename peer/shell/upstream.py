@@ -79,7 +79,7 @@ class Upstream:
 
     @property
     def credential(self) -> Credential | None:
-        """The newest."""
+        """Return the newest credential."""
         return None if self.credentials is None else self.credentials.now
 
     @property

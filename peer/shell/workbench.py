@@ -74,7 +74,7 @@ Work = (
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """Whom a workbench calls, in the event loop."""
+    """Callbacks of a workbench, in the event loop."""
 
     post: Callable[[e.Event], None]
     """With what the machine should hear."""

@@ -69,7 +69,7 @@ class DGC(Strategy):
         return {f"{name}:{VELOCITY}": u for name, u in self.velocity.items()}
 
     def load_own_tensors(self, of: Mapping[PeerId, Mapping[str, Tensor]]) -> None:
-        """Who has none begins without momentum."""
+        """Load the momentum; without any in the file it begins at zero."""
         super().load_own_tensors(of)
         mine, device = of.get(self.holder.peer, {}), self.holder.device
         found = {n: mine.get(f"{n}:{VELOCITY}") for n in self.trained}

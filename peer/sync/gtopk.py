@@ -48,7 +48,7 @@ class GTopK(ErrorFeedback):
 
     @property
     def count(self) -> int:
-        """k."""
+        """Number k of elements that are kept."""
         numbers = sum(p.numel() for p in self.trained.values())
         return share_of(numbers, self.holder.choice.options["ratio"])
 

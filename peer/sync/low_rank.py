@@ -135,6 +135,6 @@ class ACPSGD(_LowRank):
 
 
 def orthonormal(matrix: Tensor) -> Tensor:
-    """Its columns made orthonormal, with those that depend on others replaced."""
+    """Return the matrix with orthonormal columns; those that depend on others are replaced."""
     found: Tensor = torch.linalg.qr(matrix.to("cpu", torch.float64)).Q
     return found.to(matrix.device, matrix.dtype)

@@ -113,7 +113,8 @@ class Strategy:
         return {}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What it goes on from, as PARAMETER:PART; its own tensors, which nobody may write to."""
+        """Return the state to go on from, as PARAMETER:PART; its own tensors, which nobody may
+        write to."""
         return self.holder.optimizer.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:

@@ -81,7 +81,8 @@ def answer(
 
 
 def _one_of_each(ask: FormReplicas) -> FormReplicas:
-    """The same with one peer for each client whose data stays with peers. Raises NoPlan."""
+    """Return the request with one peer for each client whose data stays with peers. Raises
+    NoPlan."""
     if not ask.spec.client_data:
         return ask
     mine = {o.peer for o in offer_of_each(ask.spec, ask.peers).values()}
@@ -93,8 +94,8 @@ def _one_of_each(ask: FormReplicas) -> FormReplicas:
 
 
 def _clients(ask: FormReplicas, found: Formation) -> list[int]:
-    """Whose data each replica trains on, where that stays with peers; else 0. Raises NoPlan where
-    a replica is not one peer that has some."""
+    """Return the client whose data each replica trains on, where that stays with peers; else 0.
+    Raises NoPlan where a replica is not one peer that has some."""
     if not ask.spec.client_data:
         return [0] * len(found.replicas)
     client = {o.peer: c for c, o in offer_of_each(ask.spec, ask.peers).items()}

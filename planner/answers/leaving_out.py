@@ -102,7 +102,7 @@ class _Search(Generic[T]):
         return left
 
     def _of(self, part: list[int], error: Exception) -> list[tuple[int, Exception]]:
-        """Those of a part that fails, which must go."""
+        """Return the peers of a part that fails, which must go."""
         if len(part) == 1:
             return [(part[0], error)]
         found: list[tuple[int, Exception]] = []
@@ -137,7 +137,7 @@ class _Search(Generic[T]):
 
 
 def _ordinary(offer: PeerOffer) -> PeerOffer:
-    """The same peer as one that says nothing of its speed."""
+    """Return the peer as one that says nothing of its speed."""
     memory = min(max(0, offer.device_memory_bytes), ORDINARY_BYTES)
     return replace(
         offer,

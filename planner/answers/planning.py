@@ -91,7 +91,7 @@ def answer(ask: MakePlan, graph_bytes: bytes, planner: Planner = by_name) -> Pla
 
 
 def or_refused(ask: MakePlan | FormReplicas, made: Callable[[], T]) -> T | PlanFailed:
-    """What is made, or the event that says why it is not. Raises MemoryError."""
+    """Return what is made, or the event that says why it is not. Raises MemoryError."""
     try:
         return made()
     except NoPlan as error:

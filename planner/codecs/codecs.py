@@ -235,7 +235,7 @@ class _Descent:
         return found
 
     def _fastest(self, lane: int) -> str:
-        """What is fastest for a lane by itself; empty: uncompressed."""
+        """Return the codec that is fastest for a lane by itself; empty: uncompressed."""
         best, best_s = "", self.carried.lanes[lane].dense_s
         rate = self.carried.lanes[lane].dense_bytes / max(best_s, 1e-30)
         for text, _ in self.ladders[lane]:
@@ -246,7 +246,7 @@ class _Descent:
         return best
 
     def _improved(self, start: Choice) -> tuple[dict[int, str], float]:
-        """Step 2."""
+        """Improve a choice lane by lane (step 2)."""
         state, now = dict(start), self._seconds(start)
         for _ in range(ROUNDS):
             before = now

@@ -349,7 +349,7 @@ class CostModel:
         return Hosts(tuple(host), tuple(threads), tuple(cores), tuple(whole))
 
     def crossing_bytes(self, position: int) -> int:
-        """`OperatorChain.crossing_bytes`."""
+        """Bytes of the values that are made before a position and read behind it."""
         return self.chain.crossing_bytes(position)
 
     def even_cuts(self, parts: int) -> list[int]:

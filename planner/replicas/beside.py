@@ -82,7 +82,8 @@ def left_out(
     made: Iterable[PlanWithReport],
     count: int | None,
 ) -> Iterator[Spare]:
-    """Who has no share, with the best that was found for a division with it."""
+    """Return the peers that have no share, with the best that was found for a division with
+    each."""
     offers, paces = judge.request.offers, judge.paces
     spares = {s.peer: s.reason for m in made for s in m.report.spares}
     inside = {p for g in planned.peers for p in g}

@@ -51,7 +51,7 @@ class CopyingPaces:
         return None if pace is None else self.copying(pace)
 
     def copying(self, pace: Pace) -> Pace:
-        """The same replica, while its snapshots are taken."""
+        """Return the replica while its snapshots are taken."""
         if pace not in self._known:
             self._known[pace] = replace(pace, seconds=self._seconds(pace))
         return self._known[pace]

@@ -65,13 +65,13 @@ class Judge:
         self._known: dict[frozenset[frozenset[int]], Division | None] = {}
 
     def roughly(self) -> Judge:
-        """The same by closed formulas alone, for a search."""
+        """Divide by closed formulas alone, for a search."""
         found = copy(self)
         found._paces, found._known = RoughPaces(self.paces), {}
         return found
 
     def copying(self, pause_s: float) -> Judge:
-        """The same, with what snapshots cost."""
+        """Divide with what snapshots cost."""
         found = copy(self)
         found._paces, found._known = CopyingPaces(self.paces, pause_s), {}
         return found

@@ -167,7 +167,7 @@ def _formation(
 def _planned(
     judge: Judge, chosen: Division, planner: Planner
 ) -> tuple[Division, dict[Pace, PlanWithReport]]:
-    """The same replicas with the plans that they get, and these."""
+    """Return the replicas with the plans that they get, and the plans."""
     own = judge.paces.judge.with_microbatches(chosen.microbatches)
     made: dict[Pace, PlanWithReport] = {}
     named = own.request.options.scheduler != "auto"  # who plans is the job's to say
@@ -204,7 +204,7 @@ def _step_s(made: PlanWithReport) -> float:
 
 
 def _no_division(looked: Sequence[_Form], count: int | None) -> NoPlan:
-    """What is short, in the form with the smallest microbatches."""
+    """Say what is short, in the form with the smallest microbatches."""
     judge = min((f.judge for f in looked), key=lambda j: j.request.microbatch_size)
     paces, wanted = judge.paces, count or 1
     if wanted == 1:

@@ -57,7 +57,7 @@ def gathered(paces: Paces, start: Sequence[Group]) -> list[Group]:
 
 
 def _some(paces: Paces, groups: Sequence[Group], count: int) -> Iterator[list[Group]]:
-    """So many of the groups: the fastest, and of few groups any."""
+    """Return so many of the groups: the fastest, and of few groups any."""
     ranked = sorted(groups, key=lambda g: (-paces.speed[list(g)].sum(), min(g)))
     chosen = itertools.combinations(ranked, count)
     few = math.comb(len(ranked), count) <= MOST_CHOICES

@@ -52,7 +52,7 @@ def best_divisions(judge: Judge, count: int | None = None) -> list[Division]:
 
 
 def searched(judge: Judge, count: int | None = None) -> list[Division]:
-    """The same by search, of any number of peers."""
+    """Form replicas by search, of any number of peers."""
     found, limit = _Best(), judge.spent + JUDGED
     for division in _roughly(judge.roughly(), count):
         found.add(judge.of(division.peers))

@@ -138,7 +138,7 @@ def _refs(spec: RunSpec) -> Iterator[tuple[str, BlobRef]]:
 
 
 def _odd_clients(spec: RunSpec) -> Iterator[str]:
-    """What is wrong with clients whose data stays with peers."""
+    """Say what is wrong with clients whose data stays with peers."""
     hashes = [ref.hash for ref in spec.client_data]
     if not hashes:
         return

@@ -26,7 +26,7 @@ MOST_JOINING = 256
 
 
 def no_plan(judge: CostModel) -> NoPlan:
-    """What is short, by how much, and the smallest changes that were found to help."""
+    """Say what is short, by how much, and the smallest changes that were found to help."""
     short = shortage(judge)
     helps, text = list(_helps(judge)), short.reason
     if helps:
@@ -101,7 +101,7 @@ def _joining(judge: CostModel, rooms: list[int], room: int) -> int:
 
 
 def _smaller(request: PlanRequest, rooms: list[int]) -> Iterator[str]:
-    """Microbatches."""
+    """Yield, in words, the largest smaller microbatch that would be enough."""
     for other in sorted(request.others, key=lambda o: -o.microbatch_size):
         smaller = other.microbatch_size < request.microbatch_size and other.head_parts == 0
         if smaller and _enough(CostModel(other), rooms):

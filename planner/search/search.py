@@ -75,7 +75,7 @@ Moves = Callable[[CostModel, Candidate, SearchSpace], Iterator[Candidate]]
 
 
 def weight(judge: CostModel, candidate: Candidate) -> int:
-    """What it costs to compile and play a candidate, in units of the search's budget: its actions,
+    """Cost of compiling and playing a candidate, in units of the search's budget: its actions,
     and what the holders of each stage exchange."""
     slots = len({s.stop for p in candidate.pipelines for s in p})
     holders = len(candidate.pipelines)
@@ -162,7 +162,7 @@ class Search:
     # ------------------------------------------------------------ who
 
     def assigned(self, candidate: Candidate, fresh: tuple[int, ...] = ()) -> Candidate:
-        """The same structure with the best peers that one batch finds, by bound. `fresh`: peers
+        """Return the structure with the best peers that one batch finds, by bound. `fresh`: peers
         that have just come in: those are tried against all others that are unused."""
         known = (candidate, fresh)
         if known in self._batches:
@@ -229,7 +229,7 @@ def _less(a: Key, b: Key) -> bool:
 
 
 def _with_peers(candidate: Candidate, peers: list[int]) -> Candidate:
-    """The same structure with other peers, in the order of `candidate.peers`."""
+    """Return the structure with other peers, in the order of `candidate.peers`."""
     named = dict(zip(candidate.peers, peers, strict=True))
     return replace(
         candidate,

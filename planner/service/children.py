@@ -213,7 +213,7 @@ class Children:
     # ------------------------------------------------------------ the end
 
     def stop(self) -> None:
-        """What is under way ends within _LOOK_S; for any thread."""
+        """End what is under way within _LOOK_S; for any thread."""
         self._closed = True
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ class ForkServer:
         return None
 
     def close(self) -> None:
-        """Its children end with it."""
+        """Close the pool and end its children."""
         self._end()
         self._control.close()
 

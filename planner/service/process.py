@@ -92,7 +92,7 @@ def receive(
 def exactly(
     where: socket.socket, count: int, wait: Callable[[], None] = lambda: None
 ) -> bytes | None:
-    """So many bytes; None when the stream ends before."""
+    """Read so many bytes; None when the stream ends before."""
     data = bytearray()
     while len(data) < count:
         wait()
@@ -132,8 +132,8 @@ def main(arguments: list[str]) -> None:
 
 
 def _load() -> None:
-    """All that planning needs is in memory, and what garbage collection would touch in a child is
-    left alone."""
+    """Load all that planning needs into memory, and what garbage collection would touch in a child
+    is left alone."""
     from ..answers import planning
     from . import answer_bytes
 
@@ -205,8 +205,8 @@ def _limit(most_bytes: int) -> None:
 
 
 def _allow(cpu_s: int) -> None:
-    """So many more seconds of CPU, for one request. A backstop for the time on the clock, and for a
-    broker that is not there any more to look at it."""
+    """Allow so many more seconds of CPU, for one request. A backstop for the time on the clock, and
+    for a broker that is not there any more to look at it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     spent = int(used.ru_utime + used.ru_stime) + 1
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)

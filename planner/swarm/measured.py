@@ -93,7 +93,7 @@ class MeasuredPeers:
         return found
 
     def _takes_all(self, cuts: Sequence[int], again: Sequence[bool]) -> Floats:
-        """The same, whoever can: over lines to everybody, for who is beside it is not known."""
+        """Return the seconds over lines to everybody, for who is beside it is not known."""
         everyone, spans = range(len(self.memory)), itertools.pairwise(cuts)
         return np.array(
             [

@@ -99,7 +99,7 @@ class Monitor:
         world.observe = self.observe
 
     def observe(self, seen: Observed) -> None:
-        """Raises Violation."""
+        """Check an event against the invariants; raises Violation."""
         self.checks += 1
         try:
             checks, is_event = self._wanted.get(type(seen.record)) or self._who_wants(seen.record)

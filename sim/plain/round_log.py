@@ -99,7 +99,7 @@ def _at(place: _Place, j: int) -> float:
 
 
 def _met(done: RoundDone) -> dict[str, Any]:
-    """Who met in a round of gossip, and who took whose weights."""
+    """Return who met in a round of gossip, and who took whose weights."""
     return {
         "pairs": pairs_of(done.members),
         "gathers": not any(m.group for m in done.members),

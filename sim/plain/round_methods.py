@@ -115,7 +115,7 @@ class Residual:
         return q
 
     def forget(self, replica: int) -> None:
-        """It was lost, and begins anew."""
+        """Forget a replica that was lost, and begins anew."""
         self.left = {
             k: e for k, e in self.left.items() if not (isinstance(k, tuple) and k[0] == replica)
         }
@@ -391,7 +391,8 @@ class Saps(PlainMethod):
 
 
 def strided(names: Collection[str], count: int) -> list[list[str]]:
-    """So many fragments: block i goes to fragment i mod count, what is in no block to the first."""
+    """Cut into so many fragments: block i goes to fragment i mod count, what is in no block to the
+    first."""
     found: list[list[str]] = [[] for _ in range(count)]
     for name in names:
         block = re.search(r"\.(\d+)\.", name)

@@ -86,7 +86,7 @@ class Round:
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """Who met, in gossip: pairs, and everybody else alone; or all."""
+        """Return who met, in gossip: pairs, and everybody else alone; or all."""
         members = tuple(sorted(m.replica for m in self.members if m.weight))
         if self.gathers:
             return [members]

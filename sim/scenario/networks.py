@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Wide:
-    """All that a scenario says of N ends. Rows send, columns receive; arrays are read-only."""
+    """Network of N ends, as a scenario says. Rows send, columns receive; arrays are read-only."""
 
     network: Network
     """Latency, bandwidth, uplinks and downlinks."""

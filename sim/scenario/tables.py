@@ -101,7 +101,7 @@ class PeerTable(Settings):
             )
 
     def price(self, seconds: float) -> float:
-        """What it costs to be there in a run of so many seconds of the scenario."""
+        """Return the price of being there in a run of so many seconds of the scenario."""
         end_s = seconds if self.stays == "" else min(seconds, self.joins + self.stays)
         return self.price_per_hour * max(0.0, end_s - self.joins) / 3600.0
 

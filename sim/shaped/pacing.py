@@ -84,7 +84,7 @@ class Pacer:
         return int(min(max(wanted, PACKET_BYTES), _MOST_BYTES))
 
     def leave(self, flow: Flow, size_bytes: int, now: float) -> float:
-        """So much was taken; when its last byte has left."""
+        """Take so much, and return when its last byte has left."""
         loss = self._loss(flow)
         sent = size_bytes / (1.0 - loss)
         if (bucket := self._buckets.get(flow)) is not None:

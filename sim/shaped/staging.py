@@ -92,7 +92,7 @@ def slowness(stretches: Mapping[str, float]) -> str:
 def join_flags(
     scenario: Scenario, stretches: Mapping[str, float], paths: Forwarder, folder: Path
 ) -> dict[str, list[str]]:
-    """Those of `shoal join`, by peer."""
+    """Return the flags of `shoal join`, by peer."""
     found = {}
     for peer in scenario.peers:
         via = paths.write_via(peer.name, folder / f"{peer.name}.via.json")

@@ -106,7 +106,7 @@ class PeerShell:
         self.handle(p.Started())
 
     def stop(self, now: bool = False) -> None:
-        """Its owner's Ctrl-C."""
+        """Stop the peer, as its owner's Ctrl-C does."""
         self.handle(p.StopAsked(now))
 
     def die(self) -> None:
@@ -341,7 +341,7 @@ class PeerShell:
         world.after(LAST_WORDS_S if instruction.code == 0 else 0.0, self.die)
 
     def _build(self, wanted: p.Build) -> None:
-        """What it fetches comes from the broker's place, in one request."""
+        """Build the stages; what they fetch comes from the broker's place, in one request."""
         world, began, fetched = self.world, self.world.now, 0
 
         def whole(name: str) -> bytes:

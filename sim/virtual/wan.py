@@ -154,7 +154,7 @@ class Wan:
         """...how many, together."""
 
     def attach(self, clock: VirtualClock) -> None:
-        """Whose time it is; once."""
+        """Attach the clock, once."""
         self._clock = clock
 
     # ------------------------------------------------------------ messages
@@ -239,7 +239,7 @@ class Wan:
         self._start(flow)
 
     def _slowed(self, flow: _Flow) -> None:
-        """It has no tokens any more."""
+        """Move a flow to the pair of ends of a sender that has no tokens any more."""
         i, j = flow.pair.ends
         names = self.network.peers
         flow.pair = self._pairs[str(names[i]), str(names[j - len(names)])]
@@ -425,7 +425,7 @@ class Wan:
             self._pace(flow, rate)
 
     def _joined(self, first: dict[_Flow, None]) -> list[_Flow] | None:
-        """These flows and all that resources which bind join with them; None: more than
+        """Return these flows and all that resources which bind join with them; None: more than
         `most_exact`."""
         reached, ahead, seen = dict(first), list(first), set[int]()
         while ahead:

@@ -68,7 +68,7 @@ class PairLinks:
 
     @cached_property
     def high(self) -> Bools:
-        """(n, n)."""
+        """Booleans of the pairs at or above the threshold, (n, n)."""
         threshold = self.settings.threshold
         if threshold is None:
             threshold = fastest_threshold(self.rate)

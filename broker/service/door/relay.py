@@ -165,7 +165,7 @@ class Relay:
             oldest.drop()
 
     def _prove(self, dial: _Dial) -> None:
-        """It is young no longer, unless it had to go."""
+        """Mark a dial as proven, unless it had to go."""
         if dial not in self._young:
             return
         del self._young[dial]

@@ -48,7 +48,7 @@ class PageKeys:
         return f"{text}.{_coded(self._admission.authority.attest(_statement(text)))}", ends_s
 
     def check(self, key: str, now_s: float) -> tuple[Party, int] | None:
-        """Whose key it is and when it ends; None for one that opens nothing."""
+        """Return the owner of a key and when it ends; None for one that opens nothing."""
         if len(key) > _MOST_CHARACTERS or not key.isascii():
             return None
         text, _, signature = key.rpartition(".")

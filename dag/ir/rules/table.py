@@ -332,7 +332,7 @@ def _one_dtype(given: Given) -> None:
 
 @_rule("aten._reshape_alias.default")
 def _contiguous_alias(given: Given) -> None:
-    """Whose strides nobody checks. A stage runs a reshape in its place."""
+    """Make an alias whose strides nobody checks. A stage runs a reshape in its place."""
     spec, size, stride = tensor(given, "self"), integers(given, "size"), integers(given, "stride")
     strides = tuple(math.prod(max(1, s) for s in size[i + 1 :]) for i in range(len(size)))
     need(
