@@ -20,10 +20,9 @@ Masks of random operators are taken for part of the operator: they differ with t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable
 
-from ..ir.graph import Arg, Dim, Graph, Operator, Ref, Size, TensorSpec, refs
+from ..ir.graph import Graph, Operator, Ref, Size
 from ..ir.operators import POINTWISE
 from .sample_kinds import (
     COUNT,
@@ -38,6 +37,7 @@ from .sample_kinds import (
     is_whole,
     words,
 )
+from .sample_operator import SeenOperator
 
 __all__ = ["why_samples_meet"]
 
@@ -56,7 +56,7 @@ def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> 
         if is_whole(op, whole):
             whole.update(op.values)
         try:
-            made = _Seen(op, graph.spec, kinds, ignores_none, whole).kind()
+            made = Seen(op, graph.spec, kinds, ignores_none, whole).kind()
         except MeetError as error:
             where = f"module {op.module!r}" if op.module else "the model itself"
             return f"{op.target.split('.')[1]} of {where} {str(error) or 'may mix samples'}"
@@ -72,22 +72,8 @@ def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> 
     return ""
 
 
-class _Seen:
-    """One operator: its arguments, and how they hang on the samples."""
-
-    def __init__(
-        self,
-        op: Operator,
-        specs: Mapping[str, TensorSpec],
-        kinds: Mapping[str, Kind],
-        ignores_none: Callable[[Operator], bool],
-        whole: Collection[str],
-    ) -> None:
-        self.op, self.specs, self.kinds, self.ignores_none = op, specs, kinds, ignores_none
-        self.whole = whole
-        self.name = op.target.split(".")[1]
-        self.out: tuple[Dim, ...] = op.outputs[0].spec.shape if op.outputs[0].spec else ()
-        self.reads = op.reads
+class Seen(SeenOperator):
+    """The rules of all operators."""
 
     def kind(self) -> Kind:
         """The kind of the operator's results; a by-product may be of another kind."""
@@ -99,7 +85,7 @@ class _Seen:
             made = self._of_nothing()
         elif any(isinstance(k, Numbers) for k in kinds) and self.name not in ("unsqueeze", "index"):
             self.meet("works with the numbers of the samples")
-        elif self._knows_batch() and self.name not in ("div", "native_group_norm"):
+        elif self.knows_batch() and self.name not in ("div", "native_group_norm"):
             self.meet("knows how many samples there are")
         elif rule is not None:
             made = rule(self)
@@ -115,7 +101,7 @@ class _Seen:
         sized = [(i, d) for i, d in enumerate(self.out) if isinstance(d, Size)]
         if self.name == "arange" and self.op.args == (Size(1),):
             return Numbers(0)
-        if self._knows_batch():
+        if self.knows_batch():
             number = self.op.args[-1] if self.op.args else None
             if self.name in ("full", "scalar_tensor") and isinstance(number, Size) and not sized:
                 return SampleSum(COUNT) if number.plus == 0 else self.meet()
@@ -126,110 +112,7 @@ class _Seen:
             self.meet("counts the samples")
         return SampleRows(sized[0][0], sized[0][1].times)
 
-    def _knows_batch(self) -> bool:
-        """Whether an argument, apart from shapes, says how many samples there are."""
-        given = (*self.op.args, *(a for _, a in self.op.kwargs))
-        return any(isinstance(a, Size) for a in given)
-
-    def meet(self, why: str = "") -> NoReturn:
-        raise MeetError(why)
-
-    # ------------------------------------------------------------ of the arguments
-
-    def arg(self, index: int, default: Any = None) -> Any:
-        return self.op.args[index] if len(self.op.args) > index else default
-
-    def of(self, arg: Arg) -> Kind:
-        return self.kinds[arg.value] if isinstance(arg, Ref) else FIXED
-
-    def shape(self, arg: Arg) -> tuple[Dim, ...]:
-        return self.specs[arg.value].shape if isinstance(arg, Ref) else ()
-
-    def rows(self, arg: Arg) -> SampleRows:
-        found = self.of(arg)
-        return found if isinstance(found, SampleRows) else self.meet()
-
-    def fixed(self, *args: Arg) -> None:
-        if any(self.kinds[v] != FIXED for a in args for v in refs(a)):
-            self.meet()
-
-    def dims(self, arg: Any, rank: int) -> set[int]:
-        """Dimensions that an argument names; all where it names none."""
-        if arg is None or arg == ():
-            return set(range(rank))
-        return {d % rank if rank else 0 for d in (arg if isinstance(arg, tuple) else (arg,))}
-
     # ------------------------------------------------------------ rules
-
-    def aligned(self, *args: Arg) -> SampleRows | None:
-        """Where the samples are in the result when dimensions are aligned from the last one on."""
-        found = None
-        for arg in args:
-            kind = self.of(arg)
-            if isinstance(kind, (SampleSum, SampleShare)):
-                self.meet()
-            if isinstance(kind, SampleRows):
-                here = SampleRows(kind.dim - len(self.shape(arg)), kind.times)
-                if found not in (None, here):
-                    self.meet()
-                found = here
-        return found and SampleRows(found.dim + len(self.out), found.times)
-
-    def pointwise(self) -> Kind:
-        args = [Ref(v) for v in self.reads]
-        kinds = [self.of(a) for a in args]
-        if self._knows_batch():
-            size = self.arg(1)
-            whole = isinstance(size, Size) and size.plus == 0 and len(self.op.args) == 2
-            whole = whole and not self.op.kwargs  # which round
-            if self.name == "div" and isinstance(kinds[0], SampleSum) and whole:
-                return SampleShare(COUNT)
-            self.meet("knows how many samples there are")
-        if not any(isinstance(k, (SampleSum, SampleShare)) for k in kinds):
-            return self.aligned(*args) or FIXED
-        return self._linear()
-
-    def _linear(self) -> Kind:
-        """The kind of an operator that keeps sums and shares: they may be added, scaled and
-        divided."""
-        first, second = self.arg(0), self.arg(1)
-        a, b = self.of(first), self.of(second)
-        keyword = dict(self.op.kwargs)
-        if self.name in ("_to_copy", "to", "alias", "clone", "detach", "contiguous"):
-            of = self.specs[self.reads[0]]
-            rounds = of.is_floating and not self.specs[self.op.name].is_floating
-            return self.meet("rounds a sum") if rounds and self.reads[0] not in self.whole else a
-        if self.name in ("clamp", "clamp_min"):
-            # A sum of nothing has weight 0: what it is divided by instead does not matter. One of
-            # whole numbers is nothing, or at least 1.
-            least = keyword.get("min", second)
-            most = keyword.get("max", self.arg(2) if self.name == "clamp" else None)
-            if isinstance(a, SampleSum) and most is None and least in (1, 1.0):
-                if not isinstance(first, Ref) or first.value not in self.whole:
-                    self.meet("bounds a sum that may be a fraction")
-                return SampleSum(a.of, bounded=True)
-        if isinstance(a, SampleSum) and a.bounded:
-            self.meet("makes something else than a divisor of a bounded sum")
-        if self.name == "neg":
-            return a if isinstance(a, SampleShare) else SampleSum(self.op.name)
-        if self.name in ("add", "sub") and "alpha" not in keyword:
-            if isinstance(a, SampleShare) and b in (a, FIXED):
-                return a
-            if isinstance(b, SampleShare) and a in (b, FIXED):
-                return b
-            if isinstance(a, SampleSum) and isinstance(b, SampleSum) and not b.bounded:
-                return SampleSum(self.op.name)
-        if self.name == "mul" and FIXED in (a, b):
-            other = b if a == FIXED else a
-            if isinstance(other, SampleSum) and other.bounded:
-                self.meet("makes something else than a divisor of a bounded sum")
-            return other if isinstance(other, SampleShare) else SampleSum(self.op.name)
-        if self.name in ("div", "true_divide") and not keyword:
-            if b == FIXED:
-                return a if isinstance(a, SampleShare) else SampleSum(self.op.name)
-            if isinstance(a, SampleSum) and isinstance(b, SampleSum):
-                return SampleShare(b.of)
-        self.meet("makes something else than a mean of it")
 
     def reduced(self) -> Kind:
         source = self.arg(0)
@@ -483,40 +366,40 @@ _REPEATS = words(
 """Make rows that are all alike, or as random as each other."""
 
 
-def _rules(names: str, rule: Callable[[_Seen], Kind]) -> dict[str, Callable[[_Seen], Kind]]:
+def _rules(names: str, rule: Callable[[Seen], Kind]) -> dict[str, Callable[[Seen], Kind]]:
     return dict.fromkeys(names.split(), rule)
 
 
-_RULES: dict[str, Callable[[_Seen], Kind]] = (
-    _rules("sum mean amax amin any all logsumexp prod var argmax argmin", _Seen.reduced)
-    | _rules("_softmax softmax _log_softmax log_softmax cumsum flip narrow", _Seen.along)
+_RULES: dict[str, Callable[[Seen], Kind]] = (
+    _rules("sum mean amax amin any all logsumexp prod var argmax argmin", Seen.reduced)
+    | _rules("_softmax softmax _log_softmax log_softmax cumsum flip narrow", Seen.along)
     | _rules("sort glu", lambda s: s.along(default=-1))
     | _rules("slice", lambda s: s.along(default=0))
     | _rules("topk", lambda s: s.along(2, -1))
     | _rules("split split_with_sizes chunk unsafe_chunk", lambda s: s.along(2, 0))
-    | _rules("tril triu", _Seen.corner)
-    | _rules("select unbind", _Seen.picked)
-    | _rules("layer_norm native_layer_norm rms_norm _fused_rms_norm", _Seen.last)
-    | _rules("convolution conv1d conv2d conv3d", _Seen.by_sample)
-    | _rules("group_norm native_group_norm max_pool2d avg_pool2d", _Seen.by_sample)
-    | _rules("adaptive_avg_pool2d _adaptive_avg_pool2d max_pool2d_with_indices", _Seen.by_sample)
-    | _rules("linear", _Seen.linear)
-    | _rules("matmul mm bmm", _Seen.product)
-    | _rules("addmm", _Seen.added_product)
-    | _rules("scaled_dot_product_attention attention", _Seen.attention)
-    | _rules("pad constant_pad_nd", _Seen.padded)
-    | _rules("slice_scatter", _Seen.replaced)
-    | _rules("embedding", _Seen.looked_up)
-    | _rules("gather scatter scatter_add", _Seen.gathered)
-    | _rules("reshape view _unsafe_view _reshape_alias flatten unflatten view_as", _Seen.reshaped)
-    | _rules("permute transpose swapaxes t", _Seen.permuted)
-    | _rules("unsqueeze", _Seen.widened)
-    | _rules("index", _Seen.indexed)
-    | _rules("diff", _Seen.differences)
-    | _rules("squeeze", _Seen.narrowed)
-    | _rules("expand expand_as broadcast_to", _Seen.spread)
-    | _rules("cat stack", _Seen.joined)
-    | _rules("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", _Seen.classes)
-    | _rules("mse_loss l1_loss smooth_l1_loss huber_loss", _Seen.error)
-    | _rules("binary_cross_entropy binary_cross_entropy_with_logits", _Seen.error)
+    | _rules("tril triu", Seen.corner)
+    | _rules("select unbind", Seen.picked)
+    | _rules("layer_norm native_layer_norm rms_norm _fused_rms_norm", Seen.last)
+    | _rules("convolution conv1d conv2d conv3d", Seen.by_sample)
+    | _rules("group_norm native_group_norm max_pool2d avg_pool2d", Seen.by_sample)
+    | _rules("adaptive_avg_pool2d _adaptive_avg_pool2d max_pool2d_with_indices", Seen.by_sample)
+    | _rules("linear", Seen.linear)
+    | _rules("matmul mm bmm", Seen.product)
+    | _rules("addmm", Seen.added_product)
+    | _rules("scaled_dot_product_attention attention", Seen.attention)
+    | _rules("pad constant_pad_nd", Seen.padded)
+    | _rules("slice_scatter", Seen.replaced)
+    | _rules("embedding", Seen.looked_up)
+    | _rules("gather scatter scatter_add", Seen.gathered)
+    | _rules("reshape view _unsafe_view _reshape_alias flatten unflatten view_as", Seen.reshaped)
+    | _rules("permute transpose swapaxes t", Seen.permuted)
+    | _rules("unsqueeze", Seen.widened)
+    | _rules("index", Seen.indexed)
+    | _rules("diff", Seen.differences)
+    | _rules("squeeze", Seen.narrowed)
+    | _rules("expand expand_as broadcast_to", Seen.spread)
+    | _rules("cat stack", Seen.joined)
+    | _rules("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", Seen.classes)
+    | _rules("mse_loss l1_loss smooth_l1_loss huber_loss", Seen.error)
+    | _rules("binary_cross_entropy binary_cross_entropy_with_logits", Seen.error)
 )

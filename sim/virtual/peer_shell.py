@@ -8,8 +8,6 @@ real tensors (`peer/compute/device.py`), or hashes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...dag.plan.action import ROUNDS, TRAITS, ExchangeContent
@@ -37,8 +35,10 @@ from ...peer.data.manifest import DataError, Manifest
 from ...peer.shell.workbench import code_of, code_of_action, said_of
 from ...proto import broker_pb2, common_pb2
 from .. import trace
+from .blob_fetches import BlobFetches
 from .clock import Observed, Timers
 from .control import BROKER, Control
+from .device_task import DeviceTask
 from .orders import ActionTimes
 from .spec import PeerDevice, PeerSpec
 
@@ -96,8 +96,7 @@ class PeerShell:
             pieces=getattr(device, "pieces", PIECES),
         )
         self._timers = Timers(world, lambda name: self.handle(p.TimerFired(name)))
-        self._computing: tuple[float, Callable[[], None]] | None = None  # (end, what then)
-        self._computed = 0  # versions of the above
+        self._task = DeviceTask(world, lambda: self.alive)
         self._copies_until = 0.0  # when the device has copied the newest snapshot
         self._fetched: set[str] = set()  # hashes of whole blobs that this host has
         self._ready: dict[FrameKey, tuple[float, int, str]] = {}  # (when, size, codec) of frames
@@ -342,47 +341,24 @@ class PeerShell:
 
     def _build(self, wanted: p.Build) -> None:
         """Build the stages; what they fetch comes from the broker's place, in one request."""
-        world, began, fetched = self.world, self.world.now, 0
-
-        def whole(name: str) -> bytes:
-            nonlocal fetched
-            data = world.blobs[name]
-            fetched += 0 if name in self._fetched else len(data)
-            self._fetched.add(name)
-            return data
-
-        def read(name: str, offset: int, length: int) -> bytes:
-            nonlocal fetched
-            fetched += 0 if name in self._fetched else length
-            return world.blobs[name][offset : offset + length]
-
-        def shard(name: str) -> Path:
-            path = world.folder / name
-            data = whole(name)
-            if not path.exists():
-                path.write_bytes(data)
-            return path
-
-        def saved(ref: common_pb2.BlobRef) -> tuple[memoryview, ...]:
-            nonlocal fetched
-            fetched += ref.size_bytes
-            return world.saved[ref.hash]
-
+        world, began = self.world, self.world.now
+        fetches = BlobFetches(world, self._fetched)
         answer: p.Event
-        live: tuple[tuple[memoryview, ...], ...] = ()
+        parts: tuple[tuple[memoryview, ...], ...] = ()
         resume = wanted.assign.resume
         if resume.live and self.name not in resume.rebuilt:
-            live = (self.device.snapshot(wanted.assign.first_step)(),)
+            parts = (self.device.snapshot(wanted.assign.first_step)(),)
+        held = self.snapshots.parts
         try:
+            kept = resumed(wanted.assign, wanted.snapshots, held, self.name, fetches.saved)
             order, self._pace = world.orders.read(
                 self.name,
                 wanted.assign,
                 self.spec.speeds,
-                blob=whole,
-                read=read,
-                shard=shard,
-                parts=live
-                + resumed(wanted.assign, wanted.snapshots, self.snapshots.parts, self.name, saved),
+                blob=fetches.whole,
+                read=fetches.read,
+                shard=fetches.shard,
+                parts=parts + kept,
                 shares=getattr(self.device, "shares_plan", False),
             )
             answer = self.device.build(order)
@@ -399,7 +375,7 @@ class PeerShell:
             if not world.broker.alive:
                 answer = p.BuildFailed(wanted.run, wanted.term, _AWAY, "blob")
             world.carrier.send(
-                BROKER, self.name, fetched, _nothing, lambda: world.after(OVERHEAD_S, built)
+                BROKER, self.name, fetches.bytes, _nothing, lambda: world.after(OVERHEAD_S, built)
             )
 
         world.carrier.send(self.name, BROKER, 0, _nothing, sends)
@@ -473,7 +449,6 @@ class PeerShell:
         answer = p.Computed(wanted.run, wanted.term, wanted.step, action, result)
 
         def ended() -> None:
-            self._computing = None
             if self.world.trace is not None:
                 scores = action.content is ExchangeContent.SCORES
                 kind = "evaluate" if scores else TRAITS[action.kind].word
@@ -481,43 +456,25 @@ class PeerShell:
                 self._span(kind, began, step, action.microbatch, action.stage)
             self.handle(answer)
 
-        self._end_compute(seconds, ended)
+        self._task.begin(seconds, ended)
 
     def _compute_failed(self, wanted: p.Compute, error: DataError) -> None:
         why, code = said_of(error), code_of_action(error)
         failed = p.ComputeFailed(wanted.run, wanted.term, wanted.step, wanted.action, why, code)
 
-        def ended() -> None:
-            self._computing = None
-            self.handle(failed)
-
-        self._end_compute(OVERHEAD_S, ended)
-
-    def _end_compute(self, seconds: float, ended: Callable[[], None]) -> None:
-        self._computing = self.world.now + seconds, ended
-        self._computed = version = self._computed + 1
-
-        def end() -> None:
-            if version == self._computed and self.alive:
-                ended()
-
-        self.world.after(seconds, end)
+        self._task.begin(OVERHEAD_S, lambda: self.handle(failed))
 
     def freeze(self) -> None:
         """The process stands still: what it computes ends so much later."""
         if self.name in self.world.network.frozen or not self.alive:
             return
         self.world.network.freeze(self.name)
-        self._computed += 1
-        if self._computing is not None:
-            end_s, ended = self._computing
-            self._computing = end_s - self.world.now, ended
+        self._task.freeze()
 
     def thaw(self) -> None:
         if self.name not in self.world.network.frozen:
             return
-        if self._computing is not None:
-            self._end_compute(*self._computing)
+        self._task.thaw()
         self.world.network.thaw(self.name)
 
     def _span(

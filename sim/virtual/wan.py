@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +44,7 @@ from numpy.typing import NDArray
 from ...dag.cost.network import Network
 from ...dag.cost.play import max_min
 from .clock import Bucket
+from .wan_flows import Call, Flow, Pair
 
 if TYPE_CHECKING:
     from .clock import VirtualClock
@@ -56,7 +56,6 @@ MOST_EXACT = 64
 PACKET_BYTES = 1448
 """Bytes of the payload of one packet: an Ethernet frame's 1500 less IP, TCP and its options."""
 
-Call = Callable[[], None]
 Floats = NDArray[np.float64]
 _INF = float("inf")
 
@@ -68,53 +67,6 @@ def rounds_lost(packets: int, loss: float, u: float) -> int:
         return 0
     missed = -math.expm1(math.log(u) / packets)  # 1 - u^(1/packets)
     return max(0, math.ceil(math.log(missed) / math.log(loss)) - 1)
-
-
-class _Pair:
-    """A directed pair of peers. `ends`: its two endpoints, uplink and downlink. `fast`: for what
-    finds tokens in its bucket, the same without the pair's bandwidth; None: nothing else holds it
-    up."""
-
-    __slots__ = (
-        "alone",
-        "back_s",
-        "bucket",
-        "ends",
-        "fast",
-        "flows",
-        "held",
-        "index",
-        "jitter_s",
-        "latency_s",
-        "loss",
-        "random",
-    )
-
-    def __init__(self, index: int, ends: tuple[int, int], alone: float) -> None:
-        self.index, self.ends, self.alone = index, ends, alone
-        self.latency_s = self.back_s = self.jitter_s = self.loss = 0.0
-        self.random: random.Random | None = None  # None: nothing is drawn
-        self.bucket: Bucket | None = None
-        self.fast: _Pair | None = None
-        self.held: list[_Flow] | None = None  # a list while it is parted
-        self.flows: dict[_Flow, None] = {}
-
-
-class _Flow:
-    """A message that leaves. `bytes_left`: at time `since`. `due`: of the last call for it. `rest`:
-    bytes for which there were no tokens, while the others leave on `pair.fast`."""
-
-    __slots__ = (
-        *("arrived", "bytes_left", "due", "equal", "left", "pair", "rate", "rest", "since", "size"),
-    )
-
-    def __init__(self, pair: _Pair, size: int, left: Call, arrived: Call) -> None:
-        self.pair, self.size = pair, size
-        self.left, self.arrived = left, arrived
-        self.bytes_left = size / (1.0 - pair.loss)
-        self.rate = self.since = self.rest = 0.0
-        self.due = _INF
-        self.equal = False
 
 
 class Wan:
@@ -137,17 +89,17 @@ class Wan:
         self._seed, self._most_exact = seed, most_exact
         self._index = {str(name): i for i, name in enumerate(network.peers)}
         self._alone = network.rates()
-        self._pairs: dict[tuple[str, str], _Pair] = {}
+        self._pairs: dict[tuple[str, str], Pair] = {}
         self._randoms: dict[int, random.Random] = {}
         # Resources: i is an uplink, P + j a downlink, 2P and above pairs.
         n = len(network)
         self._room: dict[int, float] = dict(enumerate(map(float, (*network.up, *network.down))))
-        self._at: list[dict[_Flow, None]] = [{} for _ in range(2 * n)]  # flows by endpoint
+        self._at: list[dict[Flow, None]] = [{} for _ in range(2 * n)]  # flows by endpoint
         self._wanted = [0.0] * (2 * n)  # what they could take together
         self._changed: dict[int, None] = {}  # endpoints that are to be shared out now
-        self._changed_pairs: dict[_Pair, None] = {}
+        self._changed_pairs: dict[Pair, None] = {}
         self._asked = False
-        self._ending: _Flow | None = None
+        self._ending: Flow | None = None
         self.shared_out = 0
         """How often flows were shared out, and..."""
         self.flows_shared = 0
@@ -165,7 +117,7 @@ class Wan:
         """Starts a message; see Carrier. Raises KeyError for a name that the network does not
         have."""
         pair = self._pairs.get((source, destination)) or self._pair(source, destination)
-        flow = _Flow(pair, size_bytes, left, arrived)
+        flow = Flow(pair, size_bytes, left, arrived)
         if pair.held is not None:
             pair.held.append(flow)
             return None
@@ -179,7 +131,7 @@ class Wan:
             self._start(flow)
         return None
 
-    def _take_tokens(self, flow: _Flow, pair: _Pair, bucket: Bucket) -> None:
+    def _take_tokens(self, flow: Flow, pair: Pair, bucket: Bucket) -> None:
         """What finds tokens goes first, if it is more than a packet or all of the message."""
         now = self._clock.now
         if pair.flows:
@@ -193,7 +145,7 @@ class Wan:
         else:
             flow.pair, flow.rest, flow.bytes_left = pair.fast, flow.bytes_left - taken, taken
 
-    def _start(self, flow: _Flow) -> None:
+    def _start(self, flow: Flow) -> None:
         pair, clock = flow.pair, self._clock
         if flow.bytes_left <= PACKET_BYTES:
             clock.after(flow.bytes_left / self._equal_share(pair, 1), lambda: self._has_left(flow))
@@ -215,7 +167,7 @@ class Wan:
         else:
             self._pace(flow, pair.alone)
 
-    def _ended(self, flow: _Flow) -> None:
+    def _ended(self, flow: Flow) -> None:
         """The last byte has left. The flow keeps its place while its sender says what is next."""
         if flow.rest:
             self._go_on(flow)
@@ -229,7 +181,7 @@ class Wan:
             if ends or flow.pair.flows:
                 self._change(flow.pair, ends)
 
-    def _go_on(self, flow: _Flow) -> None:
+    def _go_on(self, flow: Flow) -> None:
         """What found tokens has left; the rest follows at the pair's rate."""
         fast, ends = flow.pair, self._binding(flow.pair)
         self._remove(flow)
@@ -238,18 +190,18 @@ class Wan:
         self._slowed(flow)
         self._start(flow)
 
-    def _slowed(self, flow: _Flow) -> None:
+    def _slowed(self, flow: Flow) -> None:
         """Move a flow to the pair of ends of a sender that has no tokens any more."""
         i, j = flow.pair.ends
         names = self.network.peers
         flow.pair = self._pairs[str(names[i]), str(names[j - len(names)])]
         flow.bytes_left, flow.rest = flow.bytes_left + flow.rest, 0.0
 
-    def _has_left(self, flow: _Flow) -> None:
+    def _has_left(self, flow: Flow) -> None:
         self._clock.after(self._delay_s(flow), flow.arrived)
         flow.left()
 
-    def _delay_s(self, flow: _Flow) -> float:
+    def _delay_s(self, flow: Flow) -> float:
         """From its last byte's leaving to its arrival."""
         pair, delay = flow.pair, flow.pair.latency_s
         if pair.random is not None:
@@ -313,7 +265,7 @@ class Wan:
 
     # ------------------------------------------------------------ pairs and endpoints
 
-    def _pair(self, source: str, destination: str) -> _Pair:
+    def _pair(self, source: str, destination: str) -> Pair:
         known = self._pairs.get((source, destination))
         if known is not None:
             return known
@@ -322,21 +274,21 @@ class Wan:
                 raise KeyError(f"{name} is not on the network of {len(self._index)} peers")
         i, j, n = self._index[source], self._index[destination], len(self.network)
         alone = float(self._alone[i, j])
-        pair = _Pair(2 * n + len(self._pairs), (i, n + j), alone)
+        pair = Pair(2 * n + len(self._pairs), (i, n + j), alone)
         self._path(pair, i, j)
         ends = min(self._room[i], self._room[n + j])
         if self._burst is not None and self._burst[i, j] > 0 and alone < ends:
             pair.bucket = Bucket(float(self._burst[i, j]), alone)
             if ends < _INF:
                 # Resources below 0 are those of such pairs, beside each.
-                pair.fast = _Pair(-1 - len(self._pairs), pair.ends, ends)
+                pair.fast = Pair(-1 - len(self._pairs), pair.ends, ends)
                 self._path(pair.fast, i, j)
                 self._room[pair.fast.index] = ends
         self._pairs[source, destination] = pair
         self._room[pair.index] = alone
         return pair
 
-    def _path(self, pair: _Pair, i: int, j: int) -> None:
+    def _path(self, pair: Pair, i: int, j: int) -> None:
         """What every message on it meets: latency, jitter and loss."""
         pair.latency_s = float(self.network.latency_s[i, j])
         pair.back_s = float(self.network.latency_s[j, i])
@@ -347,7 +299,7 @@ class Wan:
                 self._randoms[i] = random.Random(f"{self._seed} {self.network.peers[i]}")
             pair.random = self._randoms[i]
 
-    def _add(self, flow: _Flow) -> None:
+    def _add(self, flow: Flow) -> None:
         pair = flow.pair
         if pair.bucket is not None and not pair.flows:
             pair.bucket.take(0.0, self._clock.now)
@@ -356,7 +308,7 @@ class Wan:
             self._at[end][flow] = None
             self._wanted[end] += pair.alone
 
-    def _remove(self, flow: _Flow) -> None:
+    def _remove(self, flow: Flow) -> None:
         pair = flow.pair
         self._settle(flow)
         flow.rate, flow.due, flow.equal = 0.0, _INF, False
@@ -368,7 +320,7 @@ class Wan:
             # Exactly nothing when nobody is left: rounding does not pile up.
             self._wanted[end] = self._wanted[end] - pair.alone if self._at[end] else 0.0
 
-    def _replace(self, before: _Flow, after: _Flow) -> None:
+    def _replace(self, before: Flow, after: Flow) -> None:
         before.due = _INF  # a call that is still to come for it finds another time
         del before.pair.flows[before]
         before.pair.flows[after] = None
@@ -379,10 +331,10 @@ class Wan:
     def _binds(self, end: int) -> bool:
         return self._wanted[end] > self._room[end] * (1.0 + 1e-12)
 
-    def _binding(self, pair: _Pair) -> dict[int, None]:
+    def _binding(self, pair: Pair) -> dict[int, None]:
         return {end: None for end in pair.ends if self._binds(end)}
 
-    def _equal_share(self, pair: _Pair, more: int = 0) -> float:
+    def _equal_share(self, pair: Pair, more: int = 0) -> float:
         """The least equal share of the resources that bind, with so many more flows of the pair."""
         share = pair.alone / (len(pair.flows) + more)
         for end in pair.ends:
@@ -392,7 +344,7 @@ class Wan:
 
     # ------------------------------------------------------------ sharing out
 
-    def _change(self, pair: _Pair, ends: dict[int, None]) -> None:
+    def _change(self, pair: Pair, ends: dict[int, None]) -> None:
         """Flows of the pair began or ended, at endpoints that bind or did: shared out once
         everything of this moment has happened."""
         self._changed.update(ends)
@@ -403,7 +355,7 @@ class Wan:
 
     def _share_out(self) -> None:
         self._asked = False
-        first: dict[_Flow, None] = {}
+        first: dict[Flow, None] = {}
         for end in self._changed:
             first.update(self._at[end])
         for pair in self._changed_pairs:
@@ -424,7 +376,7 @@ class Wan:
             flow.equal = False
             self._pace(flow, rate)
 
-    def _joined(self, first: dict[_Flow, None]) -> list[_Flow] | None:
+    def _joined(self, first: dict[Flow, None]) -> list[Flow] | None:
         """Return these flows and all that resources which bind join with them; None: more than
         `most_exact`."""
         reached, ahead, seen = dict(first), list(first), set[int]()
@@ -449,7 +401,7 @@ class Wan:
                         ahead.append(flow)
         return list(reached) if len(reached) <= self._most_exact else None
 
-    def _too_many(self, first: dict[_Flow, None]) -> list[_Flow]:
+    def _too_many(self, first: dict[Flow, None]) -> list[Flow]:
         """The flows whose equal shares have changed: these, and all joined ones whose rates are
         exact still."""
         reached, ahead, seen = dict(first), list(first), set[int]()
@@ -468,14 +420,14 @@ class Wan:
                         ahead.append(other)
         return list(reached)
 
-    def _settle(self, flow: _Flow) -> None:
+    def _settle(self, flow: Flow) -> None:
         """Takes off what has left by now."""
         now = self._clock.now
         if flow.rate > 0:
             flow.bytes_left = max(0.0, flow.bytes_left - flow.rate * (now - flow.since))
         flow.since = now
 
-    def _pace(self, flow: _Flow, rate: float) -> None:
+    def _pace(self, flow: Flow, rate: float) -> None:
         if rate == flow.rate:
             return
         self._settle(flow)
@@ -485,7 +437,7 @@ class Wan:
         if ends < flow.due:
             self._call(flow, ends)
 
-    def _call(self, flow: _Flow, at: float) -> None:
+    def _call(self, flow: Flow, at: float) -> None:
         """When it should have left. A flow that has become slower is asked again later; one that
         has become faster gets an earlier call, and the later one finds another time."""
         flow.due = at
