@@ -115,7 +115,7 @@ def plain(module: Table, data: Path, rounds: int) -> dict[str, Tensor]:
         with torch.no_grad():
             for parameter in module.parameters():
                 assert parameter.grad is not None
-                parameter -= RATE * parameter.grad
+                parameter.sub_(parameter.grad, alpha=RATE)
     return dict(module.state_dict())
 
 
