@@ -1,6 +1,6 @@
 """Speed of simulated federated training: the virtual world of four peers, in one process.
 
-    python benchmarks/federated/speed.py [--json FILE] [--only round start many wide] [--rivals]
+    python benchmarks/federated/speed.py [--json FILE] [--only round start …] [--rivals]
     python benchmarks/federated/speed.py one round 50            # one case: ROUNDS
 
 The problem is that of `problem.py`; a case is a process of its own, with one thread. Seconds are
@@ -14,6 +14,8 @@ CPU seconds of all its processes unless it says otherwise.
             the command on; fed_10000_growth, the resident set at the end over that after 20 rounds
     wide    100,000 clients of one sample, 100 a round, 20 rounds: fed_broker_ms, the machine and
             the shell of the broker in a round
+    long    100 clients, 10 a round, 1,000 rounds: fed_1000_growth, the resident set at the end
+            over that after 100 rounds, of broker, aggregators and all else
 
 `--rivals` plays `round` in pfl-research and Flower too (`elsewhere.py`), and keeps what came:
 fed_round_over_pfl, fed_round_over_flower. `--cache DIR`: where.
@@ -39,9 +41,9 @@ from shoal.benchmarks.federated.elsewhere import CACHE, FLOWER, PFL, Framework
 from shoal.benchmarks.federated.problem import BATCH, MEAN, RATE, Problem
 from shoal.benchmarks.table import Figure, arguments, report
 
-ROUNDS = {"round": 50, "start": 5, "many": 100, "wide": 20}
-SETTLED = 20
-"""Rounds after which memory should not grow any more."""
+ROUNDS = {"round": 50, "start": 5, "many": 100, "wide": 20, "long": 1000}
+SETTLED, SETTLED_LONG = 20, 100
+"""Rounds after which memory should not grow any more, of 100 and of a thousand."""
 
 
 def bare(problem: Problem) -> Iterator[list[torch.Tensor]]:
@@ -110,11 +112,19 @@ def wide(rounds: int) -> dict[str, float]:
     return {"broker": played.broker_cpu / (rounds - 1)}
 
 
+def long(rounds: int) -> dict[str, float]:
+    resident = list[float]()
+    with Problem(clients=100, per_round=10, rounds=rounds, passes=1) as problem:
+        problem.play(MEAN, evaluate=False, ended=lambda count: resident.append(_resident()))
+    return {"growth": resident[-1] / resident[min(SETTLED_LONG, rounds // 2) - 1]}
+
+
 CASES: dict[str, Callable[[int], dict[str, float]]] = {
     "round": in_turns,
     "start": start,
     "many": many,
     "wide": wide,
+    "long": long,
 }
 
 
@@ -181,11 +191,20 @@ def _wide(rounds: int) -> list[Figure]:
     ]
 
 
+def _long(rounds: int) -> list[Figure]:
+    found = apart("long", rounds)
+    return [
+        Figure("fed_1000_growth", found["growth"], "ratio", "lower"),
+        Figure("fed_1000_mib", found["mib"], "MiB", "lower"),
+    ]
+
+
 GROUPS: dict[str, Callable[[int], list[Figure]]] = {
     "round": _round,
     "start": _start,
     "many": _many,
     "wide": _wide,
+    "long": _long,
 }
 
 

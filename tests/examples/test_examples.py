@@ -69,6 +69,7 @@ def test_there_is_an_example_of_every_kind() -> None:
         "federated_digits",
         "federated_lora",
         "federated_text",
+        "federated_writers",
         "gpt_bytes",
         "hf_deepseek_v3",
         "hf_gpt2",
