@@ -26,6 +26,7 @@ from ...dag.execute.execute import StageExecutor
 from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
 from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of, state_number
+from ...dag.rounds.vector import PIECE
 from ...dag.transforms.virtual_classes import above_loss
 from ...job import Training
 from ...proto.broker_pb2 import ClientNumber
@@ -213,9 +214,10 @@ class LocalCohort(ClientSteps):
         for some in trained:
             total = torch.zeros(len(some.participants), dtype=torch.float64)
             for name in self._trained:
-                began = self._executor.parameters[name]
-                moved = (some.values[name].detach() - began.detach()).flatten(1)
-                total += moved.double().square().sum(1).cpu()
+                now, began = some.values[name].detach().flatten(1), self._executor.parameters[name]
+                for at in _pieces(now.shape[1]):
+                    moved = now[:, at] - began.detach().reshape(-1)[at]
+                    total += moved.double().square().sum(1).cpu()
             for name in self._updated:
                 if (values := some.values[name]).is_floating_point():
                     total += torch.where(values.isfinite().flatten(1).all(1), 0.0, torch.nan).cpu()
@@ -371,12 +373,21 @@ def mean_of(
             sums[name] = found
     for name, tensor in began.items():
         sums[name] += (total - moved) * tensor.detach().double()
-    return {n: s / total if s.is_floating_point() else s for n, s in sums.items()}
+    return {n: s.div_(total) if s.is_floating_point() else s for n, s in sums.items()}
 
 
 def _added(values: Tensor, weights: Sequence[float]) -> Tensor:
     if not values.is_floating_point():
         return values.amax(0)
     by = torch.tensor(weights, dtype=torch.float64, device=values.device)
-    found: Tensor = torch.tensordot(by, values.double(), 1)
-    return found
+    rows = values.flatten(1)
+    found = torch.empty(rows.shape[1], dtype=torch.float64, device=values.device)
+    for at in _pieces(len(found)):
+        found[at] = torch.tensordot(by, rows[:, at].double(), 1)
+    return found.view(values.shape[1:])
+
+
+def _pieces(elements: int) -> Iterator[slice]:
+    """Yield parts of a tensor, so that no large one has a copy in float64."""
+    for start in range(0, max(1, elements), PIECE):
+        yield slice(start, start + PIECE)
