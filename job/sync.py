@@ -13,13 +13,8 @@ from .clients.client_compression import (
     Compression,
     CompressionOptions,
 )
-from .clients.client_options import (
-    AGGREGATES,
-    Aggregate,
-    ClientPrivacy,
-    check_weight,
-    share_of,
-)
+from .clients.client_options import AGGREGATES, Aggregate, check_weight, share_of
+from .clients.client_privacy import ClientPrivacy, check_masked
 from .clients.local_work import LocalWork, VhlOptions
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
@@ -212,6 +207,7 @@ class Sync(Settings):
                 f'is "{self.aggregate}" with privacy: how much one client changes of that, whatever'
                 ' the others are, is not bounded by clip; expected "mean"',
             )
+        check_masked(self.privacy, secure=self.secure)
 
     @property
     def client_compression(self) -> ClientCompression:
@@ -222,6 +218,12 @@ class Sync(Settings):
             client_links=self.client_links,
             client_feedback=self.client_feedback,
         )
+
+    @property
+    def contribution_codec(self) -> str:
+        """Return what contributions of clients that send a part of their update are encoded with;
+        empty: they send all, or all the same part."""
+        return "nonzero" if self.client_compression.sparse and not self.secure else ""
 
     @property
     def chosen(self) -> str:

@@ -53,7 +53,7 @@ optimizers; one always is."""
 class LocalCohort(ClientSteps):
     """Clients of one replica that is one peer with the whole model. `graph`: not bound. `executor`:
     what it has of the model, which comes to the mean. Work that a pipeline has begun it goes on
-    with by steps."""
+    with by steps. Raises SettingsError."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LocalCohort(ClientSteps):
         self._updated = [b.name for b in graph.buffers if b.update]
         size = sum(p.numel() * p.element_size() for p in self._moving.values())
         controls = self._method.controls
-        sparse = self._cohorts.sends.sparse + 2 * self._cohorts.sends.feedback
+        sparse = self._cohorts.own_positions + 2 * self._cohorts.sends.feedback
         size *= 2 + training.train.optimizer_slots + sparse + 2 * controls
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         virtual = None
@@ -83,6 +83,9 @@ class LocalCohort(ClientSteps):
         self._cohort = Cohort(
             graph, training.train, most=most, mu=self._mu, virtual=virtual, device=executor.device
         )
+        privacy, numbers = self._cohorts.privacy, sum(p.numel() for p in self._moving.values())
+        self._clip = privacy.shortened(numbers) if privacy is not None else 0.0
+        """The 2-norm that a client's move has at most."""
         self._graph, self._states, self._controls = graph, states, controls
         """Whether clients have control variates."""
         self._rows: dict[str, Tensor] = {}
@@ -136,13 +139,13 @@ class LocalCohort(ClientSteps):
             added = partial(controls.corrections, device=self._executor.device)
         trained = self._cohort.work(held, mine, self._read, rate, random_key, start.round, added)
         rests = None if self._controls else states
-        updates = self._updates(numbers, rests) if cohorts.sends.sparse else None
+        updates = self._updates(numbers, rests) if cohorts.own_positions else None
         told = start.weights if updates else shares
         weights = dict(zip(numbers, told, strict=True))
         squares: dict[int, float] = {}
         seen = self._measured(trained, squares)
         if cohorts.privacy is not None:
-            clip, count = cohorts.privacy.clip, len(numbers)
+            clip, count = self._clip, len(numbers)
             self._rows = hidden_mean(seen, self._moving, squares, clip=clip, count=count)
             return 0.0
         moves, began = self._normalised(numbers, weights)

@@ -17,7 +17,7 @@ from ...compression.codec import RAW, Encoded
 from ...dag.execute.execute import TensorSpecError
 from ...dag.rounds.combiners import combined, middle_integers
 from ...dag.rounds.digest import digest
-from ...dag.rounds.noise import StreamKey, gaussian, secret_key
+from ...dag.rounds.noise import StreamKey, VectorNoise, secret_key
 from ...dag.rounds.sums import (
     FixedPoint,
     IntegerSum,
@@ -27,7 +27,7 @@ from ...dag.rounds.sums import (
     fits,
 )
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
-from ...job.clients.client_options import no_integers
+from ...job.clients.client_privacy import STEP_BITS, no_integers
 from ...job.rounds import RoundSettings
 from ...job.settings import Settings, SettingsError
 from ...proto import broker_pb2
@@ -35,30 +35,14 @@ from ..sync.norm import square_of
 from .algebra import Buffers, EntryVersion, HeldEntry, OnIntegers, Pieces, RoundAlgebra, WrittenPart
 from .coding import CountedCoding, PartCoding
 from .side_by_side import joined
-from .strategies import codings_of, strategy_of
-from .strategy import RoundStrategy, State
+from .strategies import MeanOfBuffers, WholeOfBuffers, codings_of, positions_of, strategy_of
+from .strategy import RoundStrategy
 
 __all__ = ["TensorAlgebra"]
 
 
-class _Mean(RoundStrategy):
-    """Shared state, of which there is none, stays as it began."""
-
-    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
-        return base - mean, state
-
-
-class _Whole(_Mean):
-    """The exchange finds what all go on with: of integers the largest, and of statistics the mean
-    where replicas do not begin a round with the same ones."""
-
-    gives_values = True
-
-    def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
-        return now
-
-    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
-        return mean, state
+_MOVED = "moved"
+"""The slot of what the last version moved, where positions of numbers follow from that."""
 
 
 class TensorAlgebra(RoundAlgebra[Tensor]):
@@ -74,16 +58,18 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     ) -> None:
         """`noise_key`: of what is added to sums where clients are to be hidden."""
         self.vector, self.strategy = vector, strategy_of(settings)
-        self.codings = codings_of(self.strategy, settings, vector)
+        self._positions = positions_of(settings, vector)
+        self._slots = self.strategy.slots + (_MOVED,) * (self._positions is not None)
+        self.codings = codings_of(self.strategy, settings, vector, self._positions)
         self._masks = settings.secure
         integer = next((e.name for e in vector.entries if e.integer), "")
         if self._masks and integer:
             raise SettingsError("sync.secure", no_integers(integer))
         self._cohorts, self.most_rows = settings.cohorts, settings.most_rows
         self._privacy, self.keeps_given = settings.privacy, settings.keeps_given
-        self._seed, self._noise_key = settings.seed, noise_key
+        self._hiding = VectorNoise(vector, settings.seed, noise_key)
         self._replica, self._round = replica, -1
-        self._mean, self._whole = _Mean(Settings()), _Whole(Settings())
+        self._mean, self._whole = MeanOfBuffers(Settings()), WholeOfBuffers(Settings())
         self._overlap = settings.overlap
         """gamma and D, where contributions have how many sent each number in a second row."""
         self._encoded: dict[tuple[str, int, int], Encoded] = {}
@@ -113,8 +99,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def first(self, held: HeldEntry[Tensor], values: Tensor) -> EntryVersion[Tensor]:
         own = self._strategy(held.entry).own_slots if held.owned else ()
         state, mine = (
-            {slot: torch.zeros_like(values) for slot in slots}
-            for slots in (self.strategy.slots, own)
+            {slot: torch.zeros_like(values) for slot in slots} for slots in (self._slots, own)
         )
         return EntryVersion(values, state, mine)
 
@@ -151,6 +136,8 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
             return -clients if bool(clients.isfinite().all()) else None
         strategy, now = self._strategy(entry), held.now if clients is None else clients
         given = strategy.contribution(entry.value, self.began(held), now, state)
+        if self._positions is not None and not entry.is_buffer:
+            self._positions.find(self._round, entry, held.version.state[_MOVED])
         if not entry.integer and not bool(given.isfinite().all()):
             return None
         if self._overlap:
@@ -193,6 +180,8 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         mine = self._numbers(held)
         given = found if mine is None else mine  # of copies nothing is given
         values, state = strategy.meet(value, before.values, given, found, before.state)
+        if self._positions is not None:
+            state = {**state, _MOVED: before.values - values}
         if not before.own or held.given is None:
             return EntryVersion(values, state, before.own)
         each = [(piece, given[piece.start : piece.stop]) for piece, _ in mean]
@@ -202,7 +191,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def taken(self, held: HeldEntry[Tensor], version: Pieces[Tensor]) -> EntryVersion[Tensor]:
         values, *state = torch.cat([rows for _, rows in version], dim=1)
         own = held.version.own if self._round >= 0 else self.first(held, values).own
-        return EntryVersion(values, dict(zip(self.strategy.slots, state, strict=True)), own)
+        return EntryVersion(values, dict(zip(self._slots, state, strict=True)), own)
 
     def digest(self, entry: Entry, *values: Tensor) -> int:
         return digest(entry.value, values[0] if len(values) == 1 else torch.cat(values))
@@ -306,8 +295,8 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         """Where clients are to be hidden noise is in the sum before anything else is."""
         grid, elements = self._grid(plan), part[1] - part[0]
         if self._masks:
-            masked = IntegerSum(elements)
-            if self._privacy is not None:
+            masked = IntegerSum(self._positions.kept(part) if self._positions else elements)
+            if self._privacy is not None and not self._privacy.distributed:
                 masked.add_multiples(grid.rounded(self._noise(part, plan)))
             return masked
         total = WeightedSum(elements, grid.weight, plan.exponent, self.vector.integers(part))
@@ -317,32 +306,35 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
 
     def _grid(self, plan: broker_pb2.RoundPlan) -> FixedPoint:
         """Where clients are to be hidden the mean is over as many as a round asks, however many
-        came."""
-        weight = plan.weight
+        came; where each peer adds noise of its own, no plan says how fine the grid is."""
+        weight, step = plan.weight, 0.0
         if self._privacy is not None:
             assert self._cohorts is not None, "no clients"
             weight = max(weight, self._cohorts.per_round)  # what more of them weigh is no error
-        return FixedPoint(weight, plan.exponent)
+            step = self._privacy.step if self._privacy.distributed else 0.0
+        return FixedPoint(weight, plan.exponent, step)
 
     def _noise(self, part: Span, plan: broker_pb2.RoundPlan) -> Tensor:
         assert self._privacy is not None, "no client is hidden"
-        key = self._noise_key(self._seed, plan.round, plan.attempt)
-        noise = [
-            gaussian(key, f"{piece.entry.value} {piece.start}", piece.elements)
-            for piece in self.vector.pieces(part)
-        ]
-        return torch.cat(noise) * (self._privacy.noise * self._privacy.clip)
+        found = self._hiding.of_sum(part, plan.round, plan.attempt)
+        return found * (self._privacy.noise * self._privacy.clip)
 
     def masked(
         self, part: Span, given: Tensor, weight: int, plan: broker_pb2.RoundPlan, mask: OnIntegers
     ) -> WrittenPart[Tensor]:
-        bits = mask(self._grid(plan).fixed(given, weight)).view(torch.float32)
+        given = given if self._positions is None else given[self._positions.of(part)]
+        multiples = self._grid(plan).fixed(given, weight)
+        if self._privacy is not None and self._privacy.distributed:
+            at, number = (plan.round, plan.attempt), self._replica.partition(".")[2] or "0"
+            multiples += self._hiding.of_giver(number, part, *at, STEP_BITS)
+        bits = mask(multiples).view(torch.float32)
         return WrittenPart(RAW.encode(bits).buffers, bits)
 
     def unmasked(
         self, part: Span, total: Tensor, plan: broker_pb2.RoundPlan, lift: OnIntegers
     ) -> Tensor:
         mean = self._grid(plan).mean(lift(total.view(torch.int64)))
+        mean = mean if self._positions is None else self._positions.whole(part, mean)
         return torch.cat([values for _, values in self._scaled(part, mean, plan)])
 
     def _scaled(
@@ -370,7 +362,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def whole(self, part: Span, made: Pieces[EntryVersion[Tensor]], coding: PartCoding) -> Buffers:
         """The values, then slots one after the other."""
         found: list[memoryview] = []
-        for slot in (None, *self.strategy.slots):
+        for slot in (None, *self._slots):
             for piece, version in made:
                 values = version.values if slot is None else version.state[slot]
                 found += RAW.encode(values[piece.start : piece.stop]).buffers

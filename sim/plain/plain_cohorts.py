@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...compression.sparse.masks import SharedMask
 from ...dag.rounds.cohorts import cohort_of, places_of
 from ...job import Job
 from ...job.clients.client_options import Cohorts
@@ -33,6 +34,7 @@ from .client_methods import (
     Named,
     Scaffold,
 )
+from .client_updates import shared_positions
 from .hidden import hidden_mean
 from .oracle import learning_rate, optimizer_of
 from .plain_vhl import VhlClient, with_noise
@@ -45,6 +47,7 @@ __all__ = [
     "last_version",
     "local_training",
     "method_of",
+    "positions_of",
     "reading",
 ]
 
@@ -133,15 +136,44 @@ def aggregate_of(
         return None
     if (privacy := cohorts.privacy) is not None:
         done = [e.round_done for e in events if e.HasField("round_done")]
-        numbers, asked = iter([(d.round, d.attempt) for d in done]), cohorts.per_round
-        clip, noise = privacy.clip, privacy.noise
-        return lambda moved: hidden_mean(
-            moved, clip=clip, noise=noise, asked=asked, seed=job.seed, at=next(numbers)
-        )
+        asked, fewest = cohorts.per_round, privacy.fewest
+        givers = [[m.replica for m in d.members] if privacy.distributed else [] for d in done]
+        at = iter([((d.round, d.attempt), g) for d, g in zip(done, givers, strict=True)])
+        how: dict[str, Any] = {
+            "clip": privacy.clip,
+            "noise": privacy.noise,
+            "asked": asked,
+            "fewest": fewest,
+        }
+
+        def hidden(moved: Sequence[Named]) -> Named:
+            number, who = next(at)
+            return hidden_mean(moved, **how, seed=job.seed, at=number, givers=who)
+
+        return hidden
     if cohorts.aggregate == "mean":
         return None
     rule, wrong = AGGREGATES[cohorts.aggregate], cohorts.byzantine
     return lambda moved: rule(moved, wrong)
+
+
+def positions_of(job: Job) -> Callable[[int, Named], Named] | None:
+    """Return what finds the numbers that all clients of a round send; None: each sends its own, or
+    all."""
+    cohorts, options = _cohorts(job), job.sync.client_compression.compression_options
+    if not cohorts.shares_positions:
+        return None
+
+    def positions(count: int, last: Named) -> Named:
+        lots = SharedMask(job.seed, count, options.least_ratio)
+        return shared_positions(
+            last,
+            options.least_ratio,
+            options.explore,
+            lambda name, n, k: lots.drawn(name, n, k).tolist(),
+        )
+
+    return positions
 
 
 def expected_versions(
@@ -189,6 +221,7 @@ def last_version(
         aggregate=aggregate_of(job, events),
         overlap=job.sync.client_compression.overlap,
         feedback=job.sync.client_compression.feedback,
+        positions=positions_of(job),
         committed=lambda count, result: committed(count, version(result)),
     )
     return version(made)
