@@ -190,8 +190,6 @@ def not_in_pipelines(job: _Tables) -> Iterator[tuple[str, str]]:
     with_it = "with clients that are pipelines"
     if stages != "auto":
         with_it = f'with plan.stages = {stages} and sync.kind = "federated"'
-    if job.data.where == "peer":
-        yield "data.where", f'"submitter" and "broker" are, {with_it}: else labels would have to go'
     method = method_of(sync.chosen)
     if method.normalises or method.controls or method.buffered:
         yield "sync.method", f"any but {sync.chosen!r} is, {with_it}"

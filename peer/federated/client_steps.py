@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...dag.analysis.samples import why_samples_meet
 from ...dag.ir.graph import Graph
 from ...dag.ir.operators import takes_key
 from ...dag.rounds.cohorts import cohort_of, places_of
@@ -33,11 +34,12 @@ from ...proto import broker_pb2
 from ..data.manifest import DataError
 from ..data.partition import Partition
 from ..data.sampler import Sampler
+from ..data.survey import Ignored
 from ..rounds.local import SUM, LocalSteps
 from ..rounds.strategy import State
 from .batches import Participant, batches
 
-__all__ = ["ClientSampler", "ClientSteps", "OwnSamples", "why_not_in_steps"]
+__all__ = ["ClientSampler", "ClientSteps", "OwnSamples", "check_labels", "why_not_in_steps"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -245,3 +247,15 @@ def why_not_in_steps(graph: Graph, method: str) -> str:
     if graph.weight and method == "fedprox":
         return "it weighs its losses, by how much the stages do not know that fedprox draws back"
     return ""
+
+
+def check_labels(graph: Graph, ignored: Ignored) -> None:
+    """Raise DataError where labels of a host, of which its submitter knows nothing, make the loss a
+    mean over something else than samples. `graph`: not bound. `ignored`: of the host's data."""
+    names = {*ignored.seen, *ignored.unknown}
+    if why := why_samples_meet(graph, lambda op: op.name not in names):
+        raise DataError(
+            f"the data of this host has labels that the loss ignores, and its client is trained by "
+            f"several peers, a few samples at a time: {why}; expected a model that returns "
+            '{"loss", "weight"}, or the memory for the model on this host'
+        )
