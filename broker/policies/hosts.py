@@ -57,6 +57,11 @@ class HostsPolicy(FederatedPolicy):
         ]
 
     @property
+    def _hands_on(self) -> bool:
+        """Nobody else has a host's data."""
+        return False
+
+    @property
     def _asked(self) -> int:
         """How many clients are asked in a round."""
         return math.ceil(round(self._cohorts.per_round * self._sync.over_select, 6))

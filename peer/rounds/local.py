@@ -56,6 +56,10 @@ class LocalSteps:
         """What a client's move of the round is times to be a mean gradient; 0: it is none."""
         return 0.0
 
+    def set_aside(self) -> None:
+        """Keep what `work` came to in the stages, which go back to the version: the round has more
+        clients. Who keeps nothing trains them all again."""
+
     def work(self, shared: Mapping[str, Mapping[str, Any]]) -> float:
         """Do what is still to be done of the round before it is taken down: nothing, once the steps
         of the plan are done. `shared`: by entry of the vector, what all replicas share. Return the
