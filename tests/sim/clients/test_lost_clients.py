@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from shoal.broker.events import Persist
+from shoal.broker.events import PeerSaid, Persist, Publish
+from shoal.dag.rounds.cohorts import cohort_of
 from shoal.job import Job
 from shoal.job.units import Duration
 from shoal.peer.core.events import BeginRound
+from shoal.peer.data.partition import partition_of
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.round_hashes import expected_rounds
 from shoal.sim.plain.plain_cohorts import committed_cohorts
@@ -141,3 +144,37 @@ def test_ghosts_train_them_too(laboratory: Callable[[Job], Any], tmp_path: Path)
     )
     loop = expected_rounds(graph, lab.job.seed, rounds, 1, clips=False)
     assert [e.round_done.hash for e in events if e.HasField("round_done")] == loop.versions
+
+
+def test_one_of_them_that_diverges_is_left_out_whatever_is_said_twice(
+    laboratory: Callable[[Job], Any], tmp_path: Path
+) -> None:
+    job = replace(job_of(tmp_path, "fedavg", 2), name="diverges")
+    assert job.data.partition is not None
+    reader = laboratory(replace(job, name="before")).reader()
+    [odd] = cohort_of(12, job.seed, 1, [2])
+    bad = partition_of(job.data.partition, "y", reader).train(odd)[0]
+    with np.load(tmp_path / "data.npz") as found:
+        x = found["x"].copy()
+        x[bad] = np.inf
+        np.savez(tmp_path / "data.npz", x=x, y=found["y"])
+    lab, said = laboratory(job), list[Any]()
+    world = world_of(lab)
+    run, checks = world.submit(lab.spec), world.observe
+
+    def observe(seen: Any) -> None:
+        checks(seen)
+        record = seen.record
+        if isinstance(record, BeginRound) and record.start.round == 1 and seen.who == "p1":
+            world.kill("p1")
+        if isinstance(record, PeerSaid) and record.message.round.round == 1 and len(said) < 2:
+            said.append(record)
+        if isinstance(record, Publish) and any(w.more for w in record.event.round_begun.work):
+            world.after(0.0, lambda: [world.broker.handle(again) for again in said])
+
+    world.observe = observe
+    world.finish(run)
+    assert [r.message.round.more for r in said] == [0, 0]
+    assert_expected(lab, world, run)
+    last = cohort_of(12, job.seed, 1, range(5))
+    assert sorted(clients(lab, world, run)[1]) == sorted({*last} - {odd})
