@@ -26,7 +26,7 @@ from torch import Tensor
 from ...dag.execute.execute import StageExecutor
 from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
-from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of, state_number
+from ...dag.rounds.cohorts import places_of, state_number
 from ...dag.transforms.virtual_classes import above_loss
 from ...job import Training
 from ...proto import broker_pb2
@@ -293,23 +293,9 @@ class LocalCohort(ClientSteps):
         self, numbers: Sequence[int], weights: Mapping[int, int]
     ) -> tuple[Mapping[int, float], Mapping[str, Tensor]]:
         """Return what moves of these clients count for in the mean, and from where parameters move;
-        nothing, unless the method normalises. A move is divided by the client's effective length,
-        and multiplied by the largest of the round's cohort: then it is no smaller than it was, and
-        clients of one length move as without. What is left to multiply the mean by, the round's
-        plan says (`FederatedPolicy.scale`)."""
-        cohorts, train = self._cohorts, self._training.train
-        if not self._method.normalises:
+        nothing, unless the method normalises."""
+        if not (by := self._by_length(int(self._start.round))):
             return {}, {}
-        everybody = range(cohorts.per_round)
-        cohort = cohort_of(cohorts.clients, self._training.seed, self._start.round, everybody)
-        lengths = effective_lengths(
-            [len(self._partition.train(n)) for n in cohort],
-            train.batch,
-            passes=cohorts.local.passes,
-            steps=cohorts.local.steps,
-            momentum=train.momentum,
-        )
-        by = dict(zip(cohort, lengths.max() / lengths, strict=True))
         began = {n: self._executor.parameters[n] for n in self._trained}
         return {n: weights[n] * by[n] for n in numbers}, began
 

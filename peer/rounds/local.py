@@ -47,9 +47,9 @@ class LocalSteps:
         """Return what a client weighs that ends with an own step; 0: none does."""
         return 0
 
-    def add(self, value: str, now: Any, version: Any, weight: int) -> None:
-        """Take down what a client came to of an entry of the vector: `now`, like `version`, as the
-        algebra has them."""
+    def add(self, value: str, now: Any, version: Any, step: int) -> None:
+        """Take down what the client that ends with an own step came to of an entry of the vector:
+        `now`, like `version`, as the algebra has them."""
 
     @property
     def to_gradient(self) -> float:

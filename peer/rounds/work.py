@@ -149,7 +149,7 @@ class RoundWork(Generic[V]):
         weight = self.local.ends(step)
         for value, entry in self._entries.items() if weight else ():
             if entry.owned:
-                self.local.add(value, entry.now, entry.version.values, weight)
+                self.local.add(value, entry.now, entry.version.values, step)
             entry.put(entry.version.values)
         return weight > 0
 

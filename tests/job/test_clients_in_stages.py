@@ -14,7 +14,7 @@ from shoal.tests.job.test_federated_job import job
 PRIVACY = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5, "noise": 1.0}
 SGD = {"rounds": 5, "optimizer": "sgd"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"sync": {"method": "fednova"}, "train": SGD}, "sync.method"),
+    ({"sync": {"method": "fedbuff"}}, "sync.method"),
     (
         {"sync": {"method": "scaffold", "weight": "equal", "local": {"steps": 4}}}
         | {"train": SGD | {"momentum": 0.0}},
