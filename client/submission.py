@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compression.codec import parse
+from ..dag.analysis.samples import why_samples_meet
 from ..dag.capture.capture import Captured, capture
 from ..dag.ir.convert import graph_to_bytes
 from ..dag.ir.graph import Graph, GraphError, Lowered
@@ -353,6 +354,8 @@ def _divisions(
 
 
 def _depends(job: Job, data: JobData, module: nn.Module, graph: Graph, ignoring: Ignored) -> str:
+    if data.local:  # hosts look at their labels (`check_labels`)
+        return why_samples_meet(graph, lambda op: True)
     ignored = {*ignoring.seen, *ignoring.unknown}
     return why_it_depends(module, job, graph, reader_of(job, data), ignored)
 

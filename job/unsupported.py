@@ -190,22 +190,25 @@ def not_in_pipelines(job: _Tables) -> Iterator[tuple[str, str]]:
     with_it = "with clients that are pipelines"
     if stages != "auto":
         with_it = f'with plan.stages = {stages} and sync.kind = "federated"'
-    if job.data.where == "peer":
-        yield "data.where", f'"submitter" and "broker" are, {with_it}: else labels would have to go'
     method = method_of(sync.chosen)
-    if method.normalises or method.controls or method.buffered:
-        yield "sync.method", f"any but {sync.chosen!r} is, {with_it}"
-    for key, value, only in (
-        ("aggregate", sync.aggregate, "mean"),
-        ("compression", sync.compression, "none"),
-        ("virtual_data", sync.virtual_data, "none"),
+    if method.controls:
+        why = "what a client keeps is with the one peer that trains it"
+        yield "sync.method", f"any but {sync.chosen!r} is, {with_it}: {why}"
+    if method.buffered:
+        why = "versions are made in the middle of its clients, which are added up from one version"
+        yield "sync.method", f"any but {sync.chosen!r} is, {with_it}: {why}"
+    for key, value, only, why in (
+        ("aggregate", sync.aggregate, "mean", "a stage keeps the sum of clients, not each one's"),
+        ("compression", sync.compression, "none", "what is largest of an update no peer knows"),
+        ("virtual_data", sync.virtual_data, "none", "its loss compares all samples of a batch"),
     ):
         if value != only:
-            yield f"sync.{key}", f'"{only}" is, {with_it}'
+            yield f"sync.{key}", f'"{only}" is, {with_it}: {why}'
     if sync.privacy is not None:
         yield "sync.privacy", f"none is, {with_it}: no peer knows the norm of what a client moved"
     if sync.secure:
-        yield "sync.secure", f"false is, {with_it}"
+        why = "snapshots, which other peers keep, have sums of what clients came to"
+        yield "sync.secure", f"false is, {with_it}: {why}"
     if partition is not None and partition.held_out:
         yield "data.partition.held_out", f"0 is, {with_it}: no peer has the model to try it on them"
     kept = {"model.dtype": job.model.dtype, "train.state_dtype": job.train.state_dtype}

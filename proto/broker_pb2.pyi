@@ -311,7 +311,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class RoundReport(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "mean_moved", "masks", "parts")
+    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "more", "mean_moved", "masks", "parts")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +326,7 @@ class RoundReport(_message.Message):
     CLIENTS_MOVED_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     MEAN_MOVED_FIELD_NUMBER: _ClassVar[int]
     MASKS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -343,10 +344,11 @@ class RoundReport(_message.Message):
     clients_moved: float
     left_out: _containers.RepeatedScalarFieldContainer[int]
     lost: _containers.RepeatedScalarFieldContainer[int]
+    more: int
     mean_moved: float
     masks: MemberMasks
     parts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., mean_moved: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., more: _Optional[int] = ..., mean_moved: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links", "again_bytes")
@@ -661,7 +663,7 @@ class Assign(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., round: _Optional[_Union[RoundStart, _Mapping]] = ...) -> None: ...
 
 class RoundStart(_message.Message):
-    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate", "ahead", "ahead_samples", "late", "fragment", "apart", "gathers", "cohort", "kept", "weights", "trained", "afresh")
+    __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate", "ahead", "ahead_samples", "late", "fragment", "apart", "gathers", "cohort", "kept", "weights", "trained", "afresh", "more")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -682,6 +684,7 @@ class RoundStart(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     AFRESH_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
@@ -702,7 +705,8 @@ class RoundStart(_message.Message):
     weights: _containers.RepeatedScalarFieldContainer[int]
     trained: _containers.RepeatedScalarFieldContainer[int]
     afresh: bool
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., apart: _Optional[bool] = ..., gathers: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., kept: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., afresh: _Optional[bool] = ...) -> None: ...
+    more: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., start: _Optional[float] = ..., length: _Optional[float] = ..., evaluate: _Optional[bool] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., apart: _Optional[bool] = ..., gathers: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., kept: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., afresh: _Optional[bool] = ..., more: _Optional[int] = ...) -> None: ...
 
 class SampleRange(_message.Message):
     __slots__ = ("first", "count")
@@ -1563,7 +1567,7 @@ class RoundBegun(_message.Message):
     def __init__(self, round: _Optional[int] = ..., work: _Optional[_Iterable[_Union[RoundWork, _Mapping]]] = ...) -> None: ...
 
 class RoundWork(_message.Message):
-    __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment", "final", "cohort", "kept", "left_out", "weights", "trained", "afresh", "lost", "planned", "behind")
+    __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment", "final", "cohort", "kept", "left_out", "weights", "trained", "afresh", "lost", "more", "planned", "behind")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -1581,6 +1585,7 @@ class RoundWork(_message.Message):
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     AFRESH_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
     replica: int
@@ -1600,9 +1605,10 @@ class RoundWork(_message.Message):
     trained: _containers.RepeatedScalarFieldContainer[int]
     afresh: bool
     lost: _containers.RepeatedScalarFieldContainer[int]
+    more: int
     planned: int
     behind: int
-    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., kept: _Optional[_Iterable[int]] = ..., left_out: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., afresh: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
+    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., first_step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., ahead: _Optional[int] = ..., ahead_samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., late: _Optional[int] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., cohort: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., kept: _Optional[_Iterable[int]] = ..., left_out: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., afresh: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ..., more: _Optional[int] = ..., planned: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class RoundPlanned(_message.Message):
     __slots__ = ("round", "attempt", "members", "joiners", "exponent")

@@ -42,8 +42,8 @@ from shoal.dag.transforms.virtual_classes import above_loss, with_classes
 from shoal.job import Train
 from shoal.job.clients.local_work import LocalWork, VhlOptions
 from shoal.peer.federated.batches import Participant, batches
+from shoal.peer.federated.client_means import mean_of
 from shoal.peer.federated.cohort import Cohort
-from shoal.peer.federated.local_cohort import mean_of
 from shoal.peer.federated.vhl_loss import VirtualData
 
 CLIENTS, PER_ROUND, PASSES, BATCH, SEEDS = 10, 5, 2, 32, (0, 1, 2, 3)

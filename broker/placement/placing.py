@@ -387,10 +387,18 @@ def _begin(replica: Replica, event: PlanReady, now: float) -> list[Instruction]:
 
 
 def _over(replica: Replica, replicas: Sequence[Replica], verdict: Offered) -> Sequence[Member]:
-    """Peers that it is planned over: all, where its run's replicas are formed together, or those
-    that have its data; else its share of them."""
-    if replica.context.forms or replica.run.spec.client_data:
+    """Peers that it is planned over: all, where its run's replicas are formed together; where each
+    has data of its own, all but hosts of others; else its share of them."""
+    if replica.context.forms:
         return verdict.members
+    if every := replica.run.spec.client_data:
+        owner, own = replica.run.owner, replica.record.data.hash
+        others = {(owner, ref.hash) for ref in every if ref.hash != own}
+        return [
+            m
+            for m in verdict.members
+            if (owner, own) in m.manifests or others.isdisjoint(m.manifests)
+        ]
     return shared(replica, replicas, verdict.members)
 
 

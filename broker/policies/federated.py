@@ -28,6 +28,7 @@ from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
 from .handing import at_most, divide
+from .lost_clients import handed_on
 from .policy import SPARE_S, RoundPolicy
 from .round_view import PlannedAttempt, RoundView
 from .stateful import StatefulWork, place_clients
@@ -139,6 +140,29 @@ class FederatedPolicy(RoundPolicy):
                 getattr(found, name).extend(told[i] for i in there)
         found.left_out.extend(gone)
         return found, self._clients(round_, gone)
+
+    @property
+    def _hands_on(self) -> bool:
+        """Whether clients of a lost replica may be trained by another: all that they are follows
+        from (seed, round, client), and what they come to is added up by weight."""
+        cohorts = self._cohorts
+        hidden = cohorts.secure or cohorts.privacy is not None
+        keeps = self._sync.has_controls or cohorts.sends.sparse
+        return not (hidden or keeps or cohorts.by_client or self.carries)
+
+    def handed_on(
+        self,
+        view: RoundView,
+        lost: Sequence[int],
+        ready: Sequence[int],
+        took_s: float,
+        left_s: float,
+    ) -> list[RoundWork]:
+        given, replicas = view.rounds.work.given, view.run.replicas
+        if not self._hands_on:
+            return []
+        seconds = {n: replicas[n].round_step_s for n in ready if not given[n].steps}
+        return handed_on(given, lost, seconds, took_s=took_s, left_s=left_s)
 
     def members(self, view: RoundView, numbers: Sequence[int]) -> list[RoundMember]:
         """Return replicas as members, by number; the weight of each is its clients' samples, or

@@ -1,6 +1,7 @@
 """Federated training on data that stays with its hosts: each is a client, and has a replica of its
-own. In a round are the first of them in the round's order that are there; where more are asked than
-are wanted, those who come first make the round, and the others go on from its version.
+own, by itself or with peers that lend it memory. In a round are the first of them in the round's
+order that are there; where more are asked than are wanted, those who come first make the round, and
+the others go on from its version.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class HostsPolicy(FederatedPolicy):
                 replica=n,
                 term=run.replicas[n].term,
                 first_step=run.replicas[n].committed,
+                steps=self._steps(run.replicas[n], run.rounds.versions.round, [place]),
                 cohort=[SampleRange(first=place, count=1)],
                 trained=trained(place),
                 afresh=afresh,
@@ -53,6 +55,11 @@ class HostsPolicy(FederatedPolicy):
             )
             for n, place in sorted(chosen[: self._asked - len(going)])
         ]
+
+    @property
+    def _hands_on(self) -> bool:
+        """Nobody else has a host's data."""
+        return False
 
     @property
     def _asked(self) -> int:

@@ -39,6 +39,7 @@ _AS_GIVEN = (
     "ahead_samples",
     "late",
     "fragment",
+    "more",
 )
 """What of its work a replica is told as it was given."""
 SPARE_S = 30.0
@@ -93,6 +94,19 @@ class RoundPolicy:
         """Return a replica's work of a round without the clients at these places, and their
         numbers; None: it has none of them, or no others."""
         return None
+
+    def handed_on(
+        self,
+        view: RoundView,
+        lost: Sequence[int],
+        ready: Sequence[int],
+        took_s: float,
+        left_s: float,
+    ) -> list[RoundWork]:
+        """Return the work of the round anew, in which replicas that are ready have that of those
+        that are lost; empty: they have not. took_s: how long the slowest took for its own; left_s:
+        until the deadline."""
+        return []
 
     # ------------------------------------------------------------ when it closes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...job.clients.client_privacy import SPARE_SUMS
-from ...proto.broker_pb2 import RoundDone, RoundPosition
+from ...proto.broker_pb2 import RoundBegun, RoundDone, RoundPosition
 from ...proto.journal_pb2 import RoundsKept
 from .work_ledger import WorkLedger
 
@@ -51,6 +51,14 @@ class CohortLedger(WorkLedger):
     def spent(self) -> bool:
         """Whether no sum may be made any more."""
         return 0 < self._budget <= self.sums
+
+    def begin(self, begun: RoundBegun) -> None:
+        """Replicas have got work, or go on with it; those that have no client any more, as others
+        train theirs, have none."""
+        super().begin(begun)
+        for work in begun.work:
+            if not work.cohort:
+                self.past[work.replica] = self.given.pop(work.replica)
 
     def planned(self) -> None:
         """Another attempt begins: as many may see its sum as will."""

@@ -146,6 +146,10 @@ class Contributions:
         before, peers = self._ready.get(number, (0, set()))
         self._ready[number] = term, (peers if before == term else set()) | {peer}
 
+    def goes_on(self, number: int) -> None:
+        """What is there of a replica is not all any more: it has more to do."""
+        self._ready.pop(number, None)
+
     def is_ready(self, number: int) -> bool:
         """Whether all of a replica's are there."""
         replica, record = self._run.replicas[number], self._run.replicas[number].record

@@ -261,11 +261,38 @@ class RoundCoordinator:
         if not ready or not (now >= until or not still or enough):
             return out if now >= until else [*out, *self._arm(until)]
         if not self.rounds.versions.attempt and not enough:
+            gone = not paused and all(map(contributions.has_lost, still))
+            if gone and (more := self._hand_on(ready, now)):
+                return [*out, *more]
             slow = [n for n in still if not contributions.has_lost(n)]
             late = self._policy.too_late(slow)
             out += self._attempts.convict(late, "had no contribution in time", now)
             contributions.late.update(late)
         return [*out, *self._plan(ready, now)]
+
+    def _hand_on(self, ready: Sequence[int], now: float) -> list[Instruction]:
+        """Have those that are ready do the work of others that are lost; nothing, where they shall
+        not."""
+        contributions, given = self._contributions, self.rounds.work.given
+        lost = [n for n in given if n not in ready and n not in contributions.bad]
+        since = contributions.since if contributions.since is not None else now
+        took_s, left_s = now - since, contributions.closes_at - now
+        work = self._policy.handed_on(self._view, lost, ready, took_s, left_s)
+        if not work:
+            return []
+        begun = RoundBegun(round=self.rounds.versions.round, work=work)
+        takers = [w for w in work if w.cohort]
+        who = ", ".join(str(w.replica) for w in takers)
+        text = f"round {begun.round}: clients of replicas that are lost are trained by {who}"
+        out = [self._publish(now, round_begun=begun), self._publish(now, note=text)]
+        for w in takers:
+            replica = self._replica(w.replica)
+            contributions.goes_on(w.replica)
+            start = self._policy.start_of(self.rounds, replica.id, w)
+            start.evaluate = False  # that is done
+            message = BrokerMessage(round_start=start)
+            out += [Tell(m.stream, message) for m in replica.context.holders()]
+        return [*out, *self._arm(contributions.closes_at)]
 
     def _plan(self, ready: Sequence[int], now: float) -> list[Instruction]:
         """Another attempt at the exchange, for those that are ready."""
@@ -356,7 +383,9 @@ class RoundCoordinator:
     def _contributed(
         self, number: int, member: Member, said: RoundReport, now: float
     ) -> list[Instruction]:
-        contributions = self._contributions
+        contributions, given = self._contributions, self.rounds.work.given.get(number)
+        if given is not None and said.more != given.more:
+            return [self._replica(number).context.ignored("round", member, "it has more to do")]
         if said.HasField("problem"):
             if number in contributions.bad:
                 return []

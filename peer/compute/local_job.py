@@ -15,7 +15,7 @@ from ..federated.local_cohort import LocalCohort
 from ..rounds.local import LocalSteps
 from .order import BuildOrder
 
-__all__ = ["local_steps"]
+__all__ = ["local_steps", "trains_in_steps"]
 
 
 def local_steps(
@@ -49,9 +49,15 @@ def local_steps(
     each = len(plan.routes)
     local = (
         ClientSteps(training, order.graph, partition, each)
-        if len(plan.stages) > 1
+        if trains_in_steps(order)
         else LocalCohort(training, order.graph, executor, partition, reader, each, states)
     )
     sampler = reader.sampler
     reader.sampler = ClientSampler(sampler.manifest, sampler.seed, sampler.microbatches, local)
     return local
+
+
+def trains_in_steps(order: BuildOrder) -> bool:
+    """Return whether clients are trained by steps of the plan, of which each stage has a part."""
+    rounds = order.training.rounds
+    return rounds is not None and rounds.cohorts is not None and len(order.plan.stages) > 1

@@ -24,20 +24,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...dag.analysis.samples import why_samples_meet
 from ...dag.ir.graph import Graph
 from ...dag.ir.operators import takes_key
-from ...dag.rounds.cohorts import cohort_of, places_of
+from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of
 from ...job import Training
 from ...job.rounds import SUM_BYTES, method_of, options_of
 from ...proto import broker_pb2
 from ..data.manifest import DataError
 from ..data.partition import Partition
 from ..data.sampler import Sampler
+from ..data.survey import Ignored
 from ..rounds.local import SUM, LocalSteps
 from ..rounds.strategy import State
 from .batches import Participant, batches
 
-__all__ = ["ClientSampler", "ClientSteps", "OwnSamples", "why_not_in_steps"]
+__all__ = ["ClientSampler", "ClientSteps", "OwnSamples", "check_labels", "why_not_in_steps"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -56,11 +58,13 @@ class OwnSamples:
 @dataclass(frozen=True)
 class _Cohort:
     """Steps of the round that `start` begins. batches: the samples of each step, (at most a batch,)
-    int64. ends: by step, what the client weighs of which it is the last; 0: of none."""
+    int64. ends: by step, what the client weighs of which it is the last; 0: of none. lengths: by
+    step, what its client's move counts for (`ClientSteps._by_length`)."""
 
     start: broker_pb2.RoundStart
     batches: list[Indices]
     ends: list[int]
+    lengths: list[float]
 
 
 class ClientSteps(LocalSteps):
@@ -139,16 +143,38 @@ class ClientSteps(LocalSteps):
             raise DataError(f"the model is trained on one peer: {self._why_not}")
         some, weights = self._clients(start)
         each = self._batches(some, int(start.round))
-        ends = list[int]()
-        for plan, weight in zip(each, weights, strict=True):
+        ends, lengths, by = list[int](), list[float](), self._by_length(int(start.round))
+        for one, plan, weight in zip(some, each, weights, strict=True):
             ends += [*[0] * (len(plan) - 1), weight]
+            lengths += [by.get(one.number, 1.0)] * len(plan)
         if len(ends) != start.steps:
             raise DataError(
                 f"round {start.round} has {start.steps} steps: expected {len(ends)}, those of its "
                 f"{len(some)} clients here"
             )
-        self._made = made = _Cohort(start, [batch for plan in each for batch in plan], ends)
+        whole = [batch for plan in each for batch in plan]
+        self._made = made = _Cohort(start, whole, ends, lengths)
         return made
+
+    def _by_length(self, round_: int) -> dict[int, float]:
+        """Return what the move of each client of a round's cohort counts for beside its weight;
+        nothing, unless the method normalises. A move is divided by the client's effective length,
+        and multiplied by the largest of the cohort: then it is no smaller than it was, and clients
+        of one length move as without. What is left to multiply the mean by, the round's plan says
+        (`FederatedPolicy.scale`)."""
+        cohorts, train = self._cohorts, self._training.train
+        if not self._method.normalises:
+            return {}
+        everybody = range(cohorts.per_round)
+        cohort = cohort_of(cohorts.clients, self._training.seed, round_, everybody)
+        lengths = effective_lengths(
+            [len(self._partition.train(n)) for n in cohort],
+            train.batch,
+            passes=cohorts.local.passes,
+            steps=cohorts.local.steps,
+            momentum=train.momentum,
+        )
+        return dict(zip(cohort, (lengths.max() / lengths).tolist(), strict=True))
 
     def _at(self, step: int) -> int:
         """Return the number of an own step in the round. Raises DataError."""
@@ -187,10 +213,14 @@ class ClientSteps(LocalSteps):
 
     # ------------------------------------------------------------ what clients came to
 
-    def add(self, value: str, now: Tensor, version: Tensor, weight: int) -> None:
-        moved = float((now.double() - version.double()).square().sum())
+    def add(self, value: str, now: Tensor, version: Tensor, step: int) -> None:
+        weight, by = self.ends(step), self._steps.lengths[self._at(step)]
+        came, began = now.double(), version.double()
+        moved = float((by * (came - began)).square().sum())
+        if by != 1.0:
+            came = began + by * (came - began)
         ends = torch.tensor([weight, weight * moved], dtype=torch.float64)
-        found = torch.cat([weight * now.double(), ends])
+        found = torch.cat([weight * came, ends])
         self._sums[value] = self._sums[value] + found if value in self._sums else found
 
     def work(self, shared: Mapping[str, State]) -> float:
@@ -245,3 +275,15 @@ def why_not_in_steps(graph: Graph, method: str) -> str:
     if graph.weight and method == "fedprox":
         return "it weighs its losses, by how much the stages do not know that fedprox draws back"
     return ""
+
+
+def check_labels(graph: Graph, ignored: Ignored) -> None:
+    """Raise DataError where labels of a host, of which its submitter knows nothing, make the loss a
+    mean over something else than samples. `graph`: not bound. `ignored`: of the host's data."""
+    names = {*ignored.seen, *ignored.unknown}
+    if why := why_samples_meet(graph, lambda op: op.name not in names):
+        raise DataError(
+            f"the data of this host has labels that the loss ignores, and its client is trained by "
+            f"several peers, a few samples at a time: {why}; expected a model that returns "
+            '{"loss", "weight"}, or the memory for the model on this host'
+        )

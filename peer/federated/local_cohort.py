@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -25,17 +26,19 @@ from torch import Tensor
 from ...dag.execute.execute import StageExecutor
 from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
-from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of, state_number
-from ...dag.rounds.vector import PIECE
+from ...dag.rounds.cohorts import places_of, state_number
 from ...dag.transforms.virtual_classes import above_loss
 from ...job import Training
+from ...proto import broker_pb2
 from ...proto.broker_pb2 import ClientNumber
 from ..data.manifest import DataError
 from ..data.partition import Partition
 from ..data.reader import Reader
 from ..rounds.strategy import State
 from ..sync.optimizer import learning_rate
+from .batches import Participant
 from .client_evaluation import ClientEvaluation
+from .client_means import finite, hidden_mean, mean_of, pieces, rows_of
 from .client_states import ClientStates, RoundStates
 from .client_steps import ClientSteps, OwnSamples
 from .cohort import Cohort, Trained
@@ -43,7 +46,20 @@ from .control_variates import ControlVariates
 from .sparse_updates import SparseUpdates
 from .vhl_loss import VirtualData
 
-__all__ = ["LocalCohort", "hidden_mean", "mean_of", "rows_of"]
+__all__ = ["LocalCohort"]
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """What clients at `places` of the round's cohort came to, before more were to be trained: the
+    mean by weight, by name. total: of their weights. squares: the sum by weight of the squared norm
+    of what each moved."""
+
+    places: frozenset[int]
+    mean: dict[str, Tensor]
+    total: int
+    squares: float
+
 
 MOST_COPIES, MOST_BYTES = 64, 256 << 20
 """Clients that are trained side by side at most, and bytes of their weights, gradients and
@@ -90,6 +106,9 @@ class LocalCohort(ClientSteps):
         """Whether clients have control variates."""
         self._rows: dict[str, Tensor] = {}
         """By name, what each client came to, or the mean of that, or of what they moved."""
+        self._aside: _Aside | None = None
+        self._came = (0, 0.0)
+        """The total weight of the round's clients that count, and as in `_Aside` their squares."""
         self._evaluation: ClientEvaluation | None = None
         """None: the only client here has the held-out part of the data for that."""
         if isinstance(partition, Partition):
@@ -101,6 +120,15 @@ class LocalCohort(ClientSteps):
                 most=most,
                 device=executor.device,
             )
+
+    def begin(self, start: broker_pb2.RoundStart) -> None:
+        super().begin(start)
+        if not start.more:
+            self._aside = None
+
+    def set_aside(self) -> None:
+        mean = {name: tensor.detach().clone() for name, tensor in self._moving.items()}
+        self._aside = _Aside(frozenset(places_of(self._start.cohort)), mean, *self._came)
 
     @property
     def to_gradient(self) -> float:
@@ -118,10 +146,10 @@ class LocalCohort(ClientSteps):
         self.left_out, self.lost = (), ()
         if start.steps:
             return super().work(shared)
-        some, shares = self._clients(start)
+        some, shares, places = self._new(start)
         if not some:
             return 0.0
-        places, numbers = places_of(start.cohort), [p.number for p in some]
+        numbers = [p.number for p in some]
         states = self._states_of(numbers)
         lost = states.lost if states else ()
         self.lost = tuple(p for p, n in zip(places, numbers, strict=True) if n in lost)
@@ -149,11 +177,11 @@ class LocalCohort(ClientSteps):
             self._rows = hidden_mean(seen, self._moving, squares, clip=clip, count=count)
             return 0.0
         moves, began = self._normalised(numbers, weights)
-        seen = _finite(seen, squares)
+        seen = finite(seen, squares)
         if cohorts.by_client:
             rows = rows_of(seen, numbers)
-            finite = [math.isfinite(squares[n]) for n in numbers]
-            self._rows = {name: r[finite] for name, r in rows.items()}
+            sound = [math.isfinite(squares[n]) for n in numbers]
+            self._rows = {name: r[sound] for name, r in rows.items()}
         else:
             seen = updates.sent(seen) if updates else seen
             if controls:
@@ -170,14 +198,39 @@ class LocalCohort(ClientSteps):
                     for name in mean:
                         held[name].copy_(mean[name])
         there = {n: w for n, w in weights.items() if math.isfinite(squares[n])}
-        if not there:
+        if not there and self._aside is None:
             self._diverge()
             return 0.0
         self.left_out = tuple(p for p, n in zip(places, numbers, strict=True) if n not in there)
         if cohorts.secure:
             return 0.0
         total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in there.items())
-        return total / sum(there.values())
+        self._add_aside(sum(there.values()), total)
+        return self._came[1] / self._came[0]
+
+    def _new(self, start: broker_pb2.RoundStart) -> tuple[list[Participant], list[int], list[int]]:
+        """Return the clients of the round that are not trained yet, with their weights and places.
+        Raises DataError."""
+        some, shares = self._clients(start)
+        places, done = places_of(start.cohort), self._aside.places if self._aside else frozenset()
+        new = [i for i, place in enumerate(places) if place not in done]
+        return [some[i] for i in new], [shares[i] for i in new], [places[i] for i in new]
+
+    @torch.no_grad()
+    def _add_aside(self, weight: int, squares: float) -> None:
+        """Have the stages come to the mean of all clients of the round: of those that are in it
+        now, of this weight, and of those before."""
+        if (aside := self._aside) is not None:
+            total = weight + aside.total
+            for name, tensor in self._moving.items():
+                before = aside.mean[name]
+                if tensor.is_floating_point():
+                    sums = aside.total * before.double() + weight * tensor.double()
+                    tensor.copy_(sums / total)
+                else:
+                    tensor.copy_(torch.maximum(before, tensor))
+            weight, squares = total, squares + aside.squares
+        self._came = weight, squares
 
     def _states_of(self, numbers: Sequence[int]) -> RoundStates | None:
         """Return what these clients have kept; None: clients keep nothing. Raises DataError for
@@ -218,7 +271,7 @@ class LocalCohort(ClientSteps):
             total = torch.zeros(len(some.participants), dtype=torch.float64)
             for name in self._trained:
                 now, began = some.values[name].detach().flatten(1), self._executor.parameters[name]
-                for at in _pieces(now.shape[1]):
+                for at in pieces(now.shape[1]):
                     moved = now[:, at] - began.detach().reshape(-1)[at]
                     total += moved.double().square().sum(1).cpu()
             for name in self._updated:
@@ -243,23 +296,9 @@ class LocalCohort(ClientSteps):
         self, numbers: Sequence[int], weights: Mapping[int, int]
     ) -> tuple[Mapping[int, float], Mapping[str, Tensor]]:
         """Return what moves of these clients count for in the mean, and from where parameters move;
-        nothing, unless the method normalises. A move is divided by the client's effective length,
-        and multiplied by the largest of the round's cohort: then it is no smaller than it was, and
-        clients of one length move as without. What is left to multiply the mean by, the round's
-        plan says (`FederatedPolicy.scale`)."""
-        cohorts, train = self._cohorts, self._training.train
-        if not self._method.normalises:
+        nothing, unless the method normalises."""
+        if not (by := self._by_length(int(self._start.round))):
             return {}, {}
-        everybody = range(cohorts.per_round)
-        cohort = cohort_of(cohorts.clients, self._training.seed, self._start.round, everybody)
-        lengths = effective_lengths(
-            [len(self._partition.train(n)) for n in cohort],
-            train.batch,
-            passes=cohorts.local.passes,
-            steps=cohorts.local.steps,
-            momentum=train.momentum,
-        )
-        by = dict(zip(cohort, lengths.max() / lengths, strict=True))
         began = {n: self._executor.parameters[n] for n in self._trained}
         return {n: weights[n] * by[n] for n in numbers}, began
 
@@ -291,106 +330,3 @@ class LocalCohort(ClientSteps):
     def _read(self, places: npt.NDArray[np.int64]) -> Mapping[str, Tensor]:
         found = self._reader.samples(places.reshape(-1))
         return {name: t.view(*places.shape, *t.shape[1:]) for name, t in found.items()}
-
-
-def _finite(trained: Iterable[Trained], squares: Mapping[int, float]) -> Iterator[Trained]:
-    """Pass on clients that moved by finite numbers. `squares`: as in `hidden_mean`."""
-    for some in trained:
-        there = [i for i, n in enumerate(some.participants) if math.isfinite(squares[n])]
-        if len(there) == len(some.participants):
-            yield some
-        elif there:
-            yield Trained(
-                tuple(some.participants[i] for i in there),
-                {name: values[there] for name, values in some.values.items()},
-                tuple(some.steps[i] for i in there),
-                some.losses[there],
-            )
-
-
-def rows_of(trained: Iterable[Trained], participants: Sequence[int]) -> dict[str, Tensor]:
-    """Return, by name, what these participants came to, in this order: (participants, elements),
-    float32, on the host; integers as two float32 with the bits of an int64."""
-    found: dict[str, Tensor] = {}
-    at = {number: i for i, number in enumerate(participants)}
-    for some in trained:
-        places = [at[n] for n in some.participants]
-        for name, values in some.values.items():
-            dtype = torch.float32 if values.is_floating_point() else torch.int64
-            rows = values.detach().to("cpu", dtype).reshape(len(places), -1).view(torch.float32)
-            if name not in found:
-                found[name] = torch.empty(len(participants), rows.shape[1])
-            found[name][places] = rows
-    return found
-
-
-def hidden_mean(
-    trained: Iterable[Trained],
-    began: Mapping[str, Tensor],
-    squares: Mapping[int, float],
-    *,
-    clip: float,
-    count: int,
-) -> dict[str, Tensor]:
-    """Return, by name, the mean of what participants moved away from `began`, (elements,), float32,
-    on the host; each is shortened to a 2-norm of `clip` at most, and one that moved by what is no
-    finite number counts as one that moved by nothing. `squares`: by participant, the squared norm
-    of what it moved, of those that have come out of `trained`. `count`: of all.
-
-    The mean is rounded to float32 and counts as often as there are participants: they get that much
-    less than clip, so that one more or less never changes their sum by more."""
-    sums = {n: torch.zeros_like(t).double() for n, t in began.items() if t.is_floating_point()}
-    most = clip / (1.0 + count * 2.0**-22)
-    for some in _finite(trained, squares):
-        norms = torch.tensor([squares[n] for n in some.participants], dtype=torch.float64).sqrt()
-        by = torch.where(norms <= most, 1.0, most / norms)
-        for name, values in some.values.items():
-            if values.is_floating_point():
-                moved = values.detach().double() - began[name].detach().double()
-                sums[name] += torch.tensordot(by.to(moved.device), moved, 1)
-    return {n: (s / count).reshape(-1).to("cpu", torch.float32) for n, s in sums.items()}
-
-
-def mean_of(
-    trained: Iterable[Trained],
-    weights: Mapping[int, int],
-    moves: Mapping[int, float] | None = None,
-    began: Mapping[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
-    """Return, by name, the weighted mean of what participants came to, in float64; of integers the
-    largest. `weights`: by participant, above 0. `moves`: what each counts for in place of that
-    where the tensor `began` as given, so that it is not the mean that this adds up to."""
-    moves, began = moves or {}, began or {}
-    sums: dict[str, Tensor] = {}
-    total, moved = 0, 0.0
-    for some in trained:
-        mine = [weights[n] for n in some.participants]
-        other = [moves[n] for n in some.participants] if began else []
-        total, moved = total + sum(mine), moved + sum(other)
-        for name, values in some.values.items():
-            found = _added(values.detach(), other if name in began else mine)
-            before = sums.get(name)
-            if before is not None:
-                whole = not values.is_floating_point()
-                found = torch.maximum(before, found) if whole else before + found
-            sums[name] = found
-    for name, tensor in began.items():
-        sums[name] += (total - moved) * tensor.detach().double()
-    return {n: s.div_(total) if s.is_floating_point() else s for n, s in sums.items()}
-
-
-def _added(values: Tensor, weights: Sequence[float]) -> Tensor:
-    if not values.is_floating_point():
-        return values.amax(0)
-    by = torch.tensor(weights, dtype=torch.float64, device=values.device)
-    rows = values.flatten(1)
-    found = torch.empty(rows.shape[1], dtype=torch.float64, device=values.device)
-    for at in _pieces(len(found)):
-        found[at] = torch.tensordot(by, rows[:, at].double(), 1)
-    return found.view(values.shape[1:])
-
-
-def _pieces(elements: int) -> Iterator[slice]:
-    """Yield parts of a tensor, so that no large one has a copy in float64."""
-    for start in range(0, max(1, elements), PIECE):
-        yield slice(start, start + PIECE)

@@ -47,14 +47,18 @@ class LocalSteps:
         """Return what a client weighs that ends with an own step; 0: none does."""
         return 0
 
-    def add(self, value: str, now: Any, version: Any, weight: int) -> None:
-        """Take down what a client came to of an entry of the vector: `now`, like `version`, as the
-        algebra has them."""
+    def add(self, value: str, now: Any, version: Any, step: int) -> None:
+        """Take down what the client that ends with an own step came to of an entry of the vector:
+        `now`, like `version`, as the algebra has them."""
 
     @property
     def to_gradient(self) -> float:
         """What a client's move of the round is times to be a mean gradient; 0: it is none."""
         return 0.0
+
+    def set_aside(self) -> None:
+        """Keep what `work` came to in the stages, which go back to the version: the round has more
+        clients. Who keeps nothing trains them all again."""
 
     def work(self, shared: Mapping[str, Mapping[str, Any]]) -> float:
         """Do what is still to be done of the round before it is taken down: nothing, once the steps

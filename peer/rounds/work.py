@@ -115,6 +115,8 @@ class RoundWork(Generic[V]):
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """Begins a round; in the one that it is in only the local steps are others from here on."""
+        if start.round == self._round and start.more:
+            self._set_aside()
         self.local.begin(start)
         self.algebra.begin(start)
         if self._masks is not None:
@@ -128,6 +130,13 @@ class RoundWork(Generic[V]):
                 entry.forget()
         self._round, self._ahead, self._fragment = start.round, start.ahead > 0, start.fragment
 
+    def _set_aside(self) -> None:
+        """Go back to the version, for more clients of the round."""
+        self.local.set_aside()
+        for entry in self._entries.values():
+            entry.put(entry.version.values)
+            entry.given = None
+
     def bend(self, step: int) -> None:
         """Have the method draw parameters to the version, by their gradients of an own step."""
         for entry in self._entries.values():
@@ -140,7 +149,7 @@ class RoundWork(Generic[V]):
         weight = self.local.ends(step)
         for value, entry in self._entries.items() if weight else ():
             if entry.owned:
-                self.local.add(value, entry.now, entry.version.values, weight)
+                self.local.add(value, entry.now, entry.version.values, step)
             entry.put(entry.version.values)
         return weight > 0
 

@@ -33,7 +33,8 @@ from ..blobs.cache import BlobCache, BlobMismatchError, FromWeb
 from ..blobs.read_ahead import AHEAD_BYTES, ReadAhead
 from ..blobs.weight_shards import WeightShard
 from ..compute.device import TorchDevice
-from ..compute.order import OfferError, order_from_assign, resumed
+from ..compute.local_job import trains_in_steps
+from ..compute.order import BuildOrder, OfferError, order_from_assign, resumed
 from ..compute.rebuilt import RebuildError
 from ..compute.warming import frozen_shards, warm
 from ..core import events as e
@@ -42,6 +43,7 @@ from ..core.snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, Snap
 from ..data.manifest import DataError
 from ..data.reader import Reader
 from ..data.survey import survey
+from ..federated.client_steps import check_labels
 from ..host.own_data import Catalogue
 from ..sync.optimizer import warm_up
 from .lane import SerialExecutor
@@ -336,9 +338,7 @@ class DeviceRuntime:
                     + live,
                     memory_bytes=wanted.memory_bytes,
                 )
-                mine = Reader(order.manifest, order.shard, seed=0, microbatches=1)
-                if not assign.first_step and self._own_data.has(assign.data.hash):
-                    survey(order.graph, mine, private=True)  # nobody else could
+                self._look_through(order, assign)
                 return self._device.build(order)
 
         def done(built: e.Built) -> None:
@@ -351,6 +351,16 @@ class DeviceRuntime:
             self._calls.post(e.BuildFailed(run, term, said_of(error), code_of(error, "build")))
 
         self._compute.do(build, done, failed)
+
+    def _look_through(self, order: BuildOrder, assign: broker_pb2.Assign) -> None:
+        """Look at the data that stays here, as nobody else could. Raises DataError."""
+        in_steps = trains_in_steps(order)
+        if (assign.first_step and not in_steps) or not self._own_data.has(assign.data.hash):
+            return
+        mine = Reader(order.manifest, order.shard, seed=0, microbatches=1)
+        ignored = survey(order.graph, mine, private=True)
+        if in_steps:
+            check_labels(order.graph, ignored)
 
     def _take_snapshot(self, run: str, term: int, snapshot: broker_pb2.Snapshot) -> None:
         """The copy is made between two actions; it is written beside them."""

@@ -4,12 +4,13 @@ model, since one peer trains its clients side by side, and exchanges nothing for
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from ..base.interface import NoPlan, PlannerOptions
 from ..requests.requirements import RunRequirements
 
-__all__ = ["most_of", "or_deeper"]
+__all__ = ["fewest_of", "most_of", "or_deeper"]
 
 T = TypeVar("T")
 
@@ -39,4 +40,20 @@ def most_of(most: int, made: Callable[[int], T]) -> T:
             found, least = made(middle), middle
         except NoPlan:
             most = middle - 1
+    return found
+
+
+def fewest_of(least: int, most: int, made: Callable[[int], T]) -> T:
+    """Return what is made of as few as it takes, from `least` to `most`. Raises NoPlan where it
+    cannot be made of the most."""
+    if least < most:
+        with suppress(NoPlan):
+            return made(least)
+    found = made(most)
+    while most - least > 1:
+        middle = (least + most) // 2
+        try:
+            found, most = made(middle), middle
+        except NoPlan:
+            least = middle
     return found

@@ -39,6 +39,7 @@ from ..requests.client_data import offer_of_each, spec_of_client
 from ..requests.request import plan_request
 from ..requests.requirements import RunRequirements, decided, one_of_many, read_spec
 from ..schedulers.schedulers import plan as by_name
+from .around_hosts import around_hosts
 from .bad_plan import bad_plan
 from .deeper import most_of, or_deeper
 from .leaving_out import without_culprits
@@ -94,14 +95,11 @@ def _one_of_each(ask: FormReplicas) -> FormReplicas:
 
 
 def _clients(ask: FormReplicas, found: Formation) -> list[int]:
-    """Return the client whose data each replica trains on, where that stays with peers; else 0.
-    Raises NoPlan where a replica is not one peer that has some."""
+    """Return the client whose data each replica trains on, where that stays with peers; else 0."""
     if not ask.spec.client_data:
         return [0] * len(found.replicas)
     client = {o.peer: c for c, o in offer_of_each(ask.spec, ask.peers).items()}
-    if any(len(r.peers) > 1 for r in found.replicas):
-        raise NoPlan("a client is trained on the one peer that has its data", "memory")
-    return [client[r.peers[0]] for r in found.replicas]
+    return [next(client[p] for p in r.peers if p in client) for r in found.replicas]
 
 
 def one_plan(ask: FormReplicas, graph: Graph, planner: Planner = by_name) -> PlanWithReport:
@@ -127,32 +125,39 @@ def _formed(
     asked: RunRequirements,
     options: PlannerOptions,
 ) -> ReplicasFormed:
-    spec = one_of_many(ask.spec)
-    wish, ask = read_spec(spec), _one_of_each(ask)
+    spec, hosts = one_of_many(ask.spec), _one_of_each(ask)
+    around = bool(ask.spec.client_data) and options.stages != 1
+    wish, ask = read_spec(spec), ask if around else hosts
     if asked.cohorts is not None:
         wish = replace(wish, options=options)
     rounds = Training.from_json(asked.training).rounds or _rounds(wish)
     count = None if asked.undecided else asked.replicas
     request = plan_request(spec, wish, graph, ask.peers, ask.network)
-    most = len(ask.peers)
+    most = len(hosts.peers)
     if asked.cohorts is None:
         most = min(_MANY, most)
     elif not ask.spec.client_data:
         most = min(most // (options.stages or 1), asked.cohorts.per_round) or 1
     replicas, every = count or most, wish.sync.steps
+    each_bytes = contribution_bytes(rounds, replicas)
     make = partial(
         _replicas_of,
         ask.spec,
         request,
         clients=asked.cohorts is not None,
         every=every,
-        bytes_per_parameter=contribution_bytes(rounds, replicas),
+        bytes_per_parameter=each_bytes,
         overlap=rounds.overlap_of(every),
         pause_s=PAUSE_S if "snapshot" in wish.recovery.ladder else None,
         planner=planner,
     )
     try:
-        if asked.cohorts is None or count:
+        if around:
+            alone = asked.options if asked.options.stages == 1 else None
+            found = around_hosts(
+                ask, graph, wish, planner, alone=alone, bytes_per_parameter=each_bytes
+            )
+        elif asked.cohorts is None or count:
             found = make(count)
         else:  # one for each peer, or as many pipelines as can be
             found = make(most) if options.stages == 1 else most_of(most, make)

@@ -13,10 +13,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...dag.plan.report import PlanWithReport
+from ...dag.plan.report import PlanWithReport, Spare
 from ...job.words import size_text
 from ..base.interface import NoPlan, Planner, PlanRequest
 from ..cost.batchings import look_at_forms
@@ -40,7 +40,7 @@ from .gather import gathered
 from .pace import Pace, Paces
 from .search import best_divisions
 
-__all__ = ["form"]
+__all__ = ["form", "formed_of"]
 
 MOST_PLANNED = 12
 """Replicas that the job's planner plans; of more, the search's own plans are taken."""
@@ -119,6 +119,25 @@ def _one(
     return _formation(judge, chosen, [chosen], 1, lambda _: made)
 
 
+def formed_of(
+    request: PlanRequest,
+    plans: Sequence[PlanWithReport],
+    every: int,
+    bytes_per_parameter: float,
+    why_left_out: str,
+) -> Formation:
+    """Return replicas that somebody has chosen, each with its plan of a local step. `request`: of
+    all offers, with the microbatches of all local steps together. `why_left_out`: what is said of
+    offers in no plan. The other arguments are those of `form`."""
+    judge = Judge(Paces(request), every, bytes_per_parameter)
+    paces = judge.paces
+    made = {paces.pace(_step_s(m), _candidate(paces, m)): m for m in plans}
+    chosen = judge.valued(made, request.microbatches // len(plans))
+    inside = {p for m in plans for p in m.plan.peers}
+    out = tuple(Spare(o.peer, why_left_out) for o in request.offers if o.peer not in inside)
+    return _told(judge, chosen, made, out)
+
+
 def _formation(
     judge: Judge,
     searched: Division,
@@ -127,6 +146,19 @@ def _formation(
     planner: Planner,
 ) -> Formation:
     chosen, made = _planned(judge, searched, planner)
+    one = one_replica(judge, divisions)
+    out = tuple(left_out(judge, searched, chosen, made.values(), count))
+    return replace(
+        _told(judge, chosen, made, out),
+        alternatives=alternatives(judge, chosen, divisions, one),
+        reasons=tuple(reasons(judge, chosen, divisions, one, count)),
+    )
+
+
+def _told(
+    judge: Judge, chosen: Division, made: Mapping[Pace, PlanWithReport], out: tuple[Spare, ...]
+) -> Formation:
+    """Return the replicas of a division with their plans, without alternatives and reasons."""
     request, paces = judge.request, judge.paces
     offers, exchange = request.offers, chosen.exchange
     names = [o.peer for o in offers]
@@ -152,16 +184,7 @@ def _formation(
         slowest_between(paces, chosen),
         hangs_on(judge, chosen),
     )
-    one = one_replica(judge, divisions)
-    return Formation(
-        replicas,
-        tuple(left_out(judge, searched, chosen, made.values(), count)),
-        prediction,
-        request.microbatch_size,
-        request.head_parts,
-        alternatives(judge, chosen, divisions, one),
-        tuple(reasons(judge, chosen, divisions, one, count)),
-    )
+    return Formation(replicas, out, prediction, request.microbatch_size, request.head_parts, (), ())
 
 
 def _planned(

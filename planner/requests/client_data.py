@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ...proto.broker_pb2 import RunSpec
 from ..base.interface import PeerOffer
 
-__all__ = ["offer_of_each", "spec_of_client"]
+__all__ = ["has_client", "offer_of_each", "spec_of_client"]
 
 
 def spec_of_client(spec: RunSpec, client: int) -> RunSpec:
@@ -34,3 +34,8 @@ def offer_of_each(spec: RunSpec, offers: Iterable[PeerOffer]) -> dict[int, PeerO
                 found.setdefault(client, offer)
                 break
     return found
+
+
+def has_client(spec: RunSpec, offer: PeerOffer) -> bool:
+    """Return whether an offer has the data of some client."""
+    return any(offer.keeps(ref.hash) is not None for ref in spec.client_data)

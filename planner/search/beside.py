@@ -99,7 +99,7 @@ def no_plan_beside(judge: CostModel) -> NoPlan | None:
     if (asked[0] or 1) < 3 and asked[0] is not None:
         return NoPlan(
             f"{where}: no plan with plan.stages = {asked[0]} was found; leave it to the planner",
-            "plan",
+            "memory" if asked[0] == 1 else "plan",
         )
     if asked[1] is not None and asked[1] > len(holders):
         return NoPlan(

@@ -14,7 +14,7 @@ from shoal.tests.job.test_federated_job import job
 PRIVACY = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5, "noise": 1.0}
 SGD = {"rounds": 5, "optimizer": "sgd"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"sync": {"method": "fednova"}, "train": SGD}, "sync.method"),
+    ({"sync": {"method": "fedbuff"}}, "sync.method"),
     (
         {"sync": {"method": "scaffold", "weight": "equal", "local": {"steps": 4}}}
         | {"train": SGD | {"momentum": 0.0}},
@@ -31,7 +31,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"codec": {"activation": "bf16"}}, "codec.activation"),
     ({"codec": {"default": "topk:ratio=10"}}, "codec.activation"),
     ({"plan": {"scheduler": "swarm"}}, "plan.scheduler"),
-    ({"data": {"where": "peer", "partition": None}}, "data.where"),
 ]
 
 
@@ -45,8 +44,10 @@ def test_what_cannot_be_beside_stages_is_refused_by_name(tables: Any, key: str) 
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi"])
-def test_what_stages_go_with(method: str) -> None:
+@pytest.mark.parametrize("data", [{}, {"where": "peer", "partition": None}])
+def test_what_stages_go_with(method: str, data: dict[str, Any]) -> None:
     tables: dict[str, Any] = {"sync": {"method": method, "weight": "equal", "local": {"steps": 4}}}
+    tables["data"] = data
     found = job(**tables, plan={"stages": 3}, codec={"default": "lossless"})
     assert not [*not_in_pipelines(found)]
     assert Job.from_json(found.to_json()) == found.without_places()

@@ -115,8 +115,8 @@ class Rounds:
     def begins(self, start: broker_pb2.RoundStart) -> list[e.Instruction]:
         """The broker has committed what was applied, or hands out the first work. Nothing when it
         says so again."""
-        if self.start is not None and start.round <= self.start.round:
-            return []
+        if (before := self.start) is not None and start.round <= before.round:
+            return self._goes_on(start) if _at(before) < _at(start) else []
         self.start = start
         self._taken_down = self._applied = self._shown = False
         self._landed = not (start.late or (start.evaluate and start.apart))
@@ -124,6 +124,12 @@ class Rounds:
         self._told = []  # all that was before is on the broker's disk
         self._exchange.begin_round()
         self._waits_since, self._busy_s = None, 0.0
+        return [e.BeginRound(self._replica, self._term, start)]
+
+    def _goes_on(self, start: broker_pb2.RoundStart) -> list[e.Instruction]:
+        """More clients are to be trained in the round, beside those that are taken down."""
+        self.start, self._taken_down, self._waits_since = start, False, None
+        self._told = [r for r in self._told if r.HasField("evaluation")]
         return [e.BeginRound(self._replica, self._term, start)]
 
     def between(self, step: int) -> list[e.Instruction]:
@@ -279,6 +285,7 @@ class Rounds:
             left_out=found.left_out,
             lost=found.lost,
             sent_bytes=self._exchange.sent_bytes,
+            more=self.start.more if self.start is not None and not attempt else 0,
             waited_s=self._busy_s + now - (now if self._waits_since is None else self._waits_since),
         )
         if found.masks is not None:
@@ -319,3 +326,7 @@ class Rounds:
     def end(self) -> list[e.Instruction]:
         """The assignment ends."""
         return self._links.end()
+
+
+def _at(start: broker_pb2.RoundStart) -> tuple[int, int]:
+    return start.round, start.more

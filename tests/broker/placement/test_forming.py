@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shoal.broker.events import FormReplicas, MakePlan, PlanFailed, PlanReady, ReplicasFormed
 from shoal.broker.journal.decided import DurableState
+from shoal.broker.placement.placing import _over
+from shoal.broker.placement.waiting import Offered
 from shoal.proto.broker_pb2 import BUILDING, FAILED, WAITING, Formation, FormedReplica
 from shoal.tests.broker.conftest import make_plan, make_spec
 
@@ -143,3 +146,20 @@ def test_a_formation_that_cannot_be_is_refused(
     world.handle(answer(world.only(out, FormReplicas), *groups, kind=kind, each=each))
     assert world.state(run).phase == FAILED
     assert says in world.state(run).reason.text
+
+
+def test_a_client_is_planned_over_its_host_and_peers_without_data_of_others() -> None:
+    mine, its = (SimpleNamespace(hash=h) for h in "ab")
+    replica: Any = SimpleNamespace(
+        context=SimpleNamespace(forms=False),
+        run=SimpleNamespace(owner="ann", spec=SimpleNamespace(client_data=[mine, its])),
+        record=SimpleNamespace(data=mine),
+    )
+    has = {"host": "a", "twin": "a", "other": "b", "both": "ab", "none": "", "another": "c"}
+    members: Any = [
+        SimpleNamespace(id=name, manifests={("ann", h): () for h in hashes})
+        for name, hashes in has.items()
+    ]
+    members.append(SimpleNamespace(id="of another's run", manifests={("bob", "b"): ()}))
+    found = [m.id for m in _over(replica, [], Offered(tuple(members)))]
+    assert found == [m.id for m in members if m.id != "other"]

@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from shoal.dag.capture.capture import capture
 from shoal.dag.rounds.cohorts import client_steps, cohort_of
 from shoal.job import Training
 from shoal.job.clients.client_options import Cohorts
@@ -20,7 +22,8 @@ from shoal.job.clients.partitioning import Partitioning
 from shoal.job.rounds import RoundSettings
 from shoal.job.training import Train
 from shoal.peer.data.manifest import DataError
-from shoal.peer.federated.client_steps import ClientSteps, why_not_in_steps
+from shoal.peer.data.survey import Ignored
+from shoal.peer.federated.client_steps import ClientSteps, check_labels, why_not_in_steps
 from shoal.proto.broker_pb2 import RoundStart, SampleRange
 
 
@@ -112,15 +115,16 @@ def test_the_mean_is_over_clients_once_wherever_it_goes_on() -> None:
     local, _ = steps_of(sizes, 4, 3, passes=1)
     order = cohort_of(3, 4, 2, range(3))
     begun(local, 5, (0, 3))
+    last = {n: 6 + sum(-(-sizes[m] // 4) for m in order[: i + 1]) for i, n in enumerate(order)}
     for number in order[:2]:
-        local.add("param:w", came[number], version, sizes[number])
+        local.add("param:w", came[number], version, last[number])
     left = {name: tensor.clone() for name, tensor in local.state().items()}
-    local.add("param:w", torch.full((6,), 1e9), version, 1)  # of a step that is lost
+    local.add("param:w", torch.full((6,), 1e9), version, last[order[2]])  # of a step that is lost
 
     other, _ = steps_of(sizes, 4, 3, passes=1)
     other.load(left)
     begun(other, 5, (0, 3))
-    other.add("param:w", came[order[2]], version, sizes[order[2]])
+    other.add("param:w", came[order[2]], version, last[order[2]])
     moved = other.work({})
     exact = sum(n * x.double() for n, x in zip(sizes, came, strict=True)) / sum(sizes)
     squares = sum(
@@ -138,7 +142,7 @@ def test_a_client_that_is_in_it_twice_or_not_at_all_is_noticed(count: int) -> No
     local, _ = steps_of([2, 2], 2, 2, passes=1)
     begun(local, 2, (0, 2))
     for _ in range(count):
-        local.add("param:w", torch.ones(2), torch.zeros(2), 2)
+        local.add("param:w", torch.ones(2), torch.zeros(2), 7)
     with pytest.raises(DataError, match=f"has {2 * count} of the weight 4"):
         local.clients("param:w")
 
@@ -146,7 +150,7 @@ def test_a_client_that_is_in_it_twice_or_not_at_all_is_noticed(count: int) -> No
 def test_a_sum_is_of_its_round() -> None:
     local, _ = steps_of([2, 2], 2, 2, passes=1)
     begun(local, 2, (0, 2))
-    local.add("param:w", torch.ones(2), torch.zeros(2), 2)
+    local.add("param:w", torch.ones(2), torch.zeros(2), 7)
     begun(local, 2, (0, 2), round_=3)
     assert not local.state()
 
@@ -181,3 +185,30 @@ def test_whole_microbatches_divide_a_batch() -> None:
 def test_models_whose_clients_one_peer_trains(found: Any, method: str, why: str) -> None:
     assert why in why_not_in_steps(model(**found), method)
     assert not why_not_in_steps(model(), method)
+
+
+class Mean(nn.Module):
+    """A linear classifier; `counted`: its mean is over labels that count, which it says."""
+
+    def __init__(self, counted: bool) -> None:
+        super().__init__()
+        self.layer, self.counted = nn.Linear(3, 2), counted
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        if not self.counted:
+            return nn.functional.cross_entropy(self.layer(x), y)
+        total = nn.functional.cross_entropy(self.layer(x), y, reduction="sum")
+        count = (y != -100).sum()
+        return {"loss": total / count.clamp(min=1), "weight": count.float()}
+
+
+def test_labels_that_a_loss_ignores_are_refused_where_its_mean_is_over_others() -> None:
+    example = {"x": torch.randn(4, 3), "y": torch.zeros(4, dtype=torch.int64)}
+    plain, counted = (capture(Mean(c), example, sizes=(1, 2)).graph for c in (False, True))
+    [entropy] = [op.name for op in plain.operators if "cross_entropy" in op.target]
+    check_labels(plain, Ignored())
+    for ignored in (Ignored(seen=frozenset({entropy})), Ignored(unknown=frozenset({entropy}))):
+        with pytest.raises(DataError, match="labels that the loss ignores"):
+            check_labels(plain, ignored)
+    [entropy] = [op.name for op in counted.operators if "cross_entropy" in op.target]
+    check_labels(counted, Ignored(seen=frozenset({entropy})))

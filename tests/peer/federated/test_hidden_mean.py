@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.peer.federated.client_means import hidden_mean
 from shoal.peer.federated.cohort import Trained
-from shoal.peer.federated.local_cohort import hidden_mean
 
 ODD = math.nan, math.inf, -math.inf
 """Lengths of clients that come to no finite number."""

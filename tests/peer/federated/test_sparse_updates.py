@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.peer.federated.client_means import mean_of
 from shoal.peer.federated.cohort import Trained
-from shoal.peer.federated.local_cohort import mean_of
 from shoal.peer.federated.sparse_updates import SparseUpdates
 
 BASE = {"w": torch.tensor([[0.5, 0.25], [1.0, -2.0]]), "b": torch.tensor([1.0, 2.0, 3.0])}

@@ -124,6 +124,7 @@ ADAMW = {"optimizer": "adamw", "lr": 0.01, "clip": 0.5, "schedule": "linear"}
         ("fedavg", {}),
         ("fedprox", {}),
         ("fedprox", {"train": {"clip": 0.3}}),
+        ("fednova", {"train": {"momentum": 0.9}}),
         ("fedadam", {"train": ADAMW, "sync": {"local": LocalWork(steps=3)}}),
         pytest.param(
             *("fedavgm", {"train": {"clip": 0.3}, "sync": {"weight": "equal"}}),
