@@ -6,11 +6,10 @@ the others go on from its version.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
 from ...dag.rounds.cohorts import cohort_of
-from ...proto.broker_pb2 import RoundWork, SampleRange
+from ...proto.broker_pb2 import RoundBegun, RoundWork, SampleRange
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .federated import FederatedPolicy
@@ -33,7 +32,9 @@ class HostsPolicy(FederatedPolicy):
         ledger, clients = run.rounds.work, self._cohorts.clients
         order = cohort_of(clients, self._seed, run.rounds.versions.round, range(clients))
         there = {run.replicas[n].client: n for n in numbers}
-        chosen = [(there[c], place) for place, c in enumerate(order) if c in there]
+        found = [(there[c], place) for place, c in enumerate(order) if c in there]
+        places = {*self._chosen(run)}  # nobody of whom may be there
+        found = [(n, place) for n, place in found if place in places] or found
         homes = run.rounds.homes
         afresh = homes is not None and (homes.lost or not homes.known)
 
@@ -53,8 +54,17 @@ class HostsPolicy(FederatedPolicy):
                 afresh=afresh,
                 final=ledger.committed + 1 >= ledger.total,
             )
-            for n, place in sorted(chosen[: self._asked - len(going)])
+            for n, place in sorted(found[: self._asked - len(going)])
         ]
+
+    def begun(
+        self, run: RunRecord, numbers: Sequence[int], work: Sequence[RoundWork]
+    ) -> RoundBegun:
+        """Return the event of the next round, which says to a rule whose hosts were there."""
+        found = super().begun(run, numbers, work)
+        if self._cohorts.selected:
+            found.reachable.extend(sorted(run.replicas[n].client for n in numbers))
+        return found
 
     @property
     def _hands_on(self) -> bool:
@@ -64,7 +74,7 @@ class HostsPolicy(FederatedPolicy):
     @property
     def _asked(self) -> int:
         """How many clients are asked in a round."""
-        return math.ceil(round(self._cohorts.per_round * self._sync.over_select, 6))
+        return self._sync.asked(self._cohorts.per_round)
 
     def is_enough(self, rounds: RoundRecord, ready: Sequence[int]) -> bool:
         """Whether the contributions of so many replicas make a round: of as many as are wanted of

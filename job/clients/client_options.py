@@ -166,6 +166,8 @@ class Cohorts(Settings):
     """Of the virtual data that clients train on besides; None: there is none."""
     secure: bool = False
     """Whether what peers give to a sum is masked (`peer/secure/`)."""
+    selected: bool = False
+    """Whether a rule of the submitter's may say who is in a round."""
 
     @classmethod
     def of(
@@ -204,6 +206,17 @@ class Cohorts(Settings):
     def fewest(self) -> int:
         """How many peers are in a sum, at least."""
         return fewest_of(self.privacy) if self.secure else 1
+
+    def places(self) -> int:
+        """How many places of a round's order may be in it: the first `per_round`, or all where a
+        rule says which."""
+        return self.clients if self.selected else self.per_round
+
+    @property
+    def told(self) -> bool:
+        """Whether the broker is told what single clients come to, which a rule may go by: not where
+        they are hidden."""
+        return self.selected and not self.secure and self.privacy is None
 
     @property
     def by_client(self) -> bool:

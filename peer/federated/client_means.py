@@ -81,7 +81,8 @@ def mean_of(
 ) -> dict[str, Tensor]:
     """Return, by name, the weighted mean of what participants came to, in float64; of integers the
     largest. `weights`: by participant, above 0. `moves`: what each counts for in place of that
-    where the tensor `began` as given, so that it is not the mean that this adds up to."""
+    where the tensor `began` as given, so that it is not the mean that this adds up to. Nothing of
+    nobody."""
     moves, began = moves or {}, began or {}
     sums: dict[str, Tensor] = {}
     total, moved = 0, 0.0
@@ -96,7 +97,7 @@ def mean_of(
                 whole = not values.is_floating_point()
                 found = torch.maximum(before, found) if whole else before + found
             sums[name] = found
-    for name, tensor in began.items():
+    for name, tensor in began.items() if sums else ():
         sums[name] += (total - moved) * tensor.detach().double()
     return {n: s.div_(total) if s.is_floating_point() else s for n, s in sums.items()}
 

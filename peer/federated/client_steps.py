@@ -109,7 +109,7 @@ class ClientSteps(LocalSteps):
         for places that the cohort does not have."""
         cohorts, places = self._cohorts, places_of(start.cohort)
         own = isinstance(self._partition, OwnSamples)  # of those that are there, whoever they are
-        most = cohorts.clients if own or self._method.buffered else cohorts.per_round
+        most = cohorts.clients if own or self._method.buffered else cohorts.places
         if places and places[-1] >= most:
             raise DataError(
                 f"round {start.round} has a client at place {places[-1]} of a cohort of {most}"
@@ -159,13 +159,13 @@ class ClientSteps(LocalSteps):
     def _by_length(self, round_: int) -> dict[int, float]:
         """Return what the move of each client of a round's cohort counts for beside its weight;
         nothing, unless the method normalises. A move is divided by the client's effective length,
-        and multiplied by the largest of the cohort: then it is no smaller than it was, and clients
-        of one length move as without. What is left to multiply the mean by, the round's plan says
+        and multiplied by the largest of all that may be in the round: then it is no smaller than it
+        was, and clients of one length move as without. What is left to multiply the mean by, the round's plan says
         (`FederatedPolicy.scale`)."""
         cohorts, train = self._cohorts, self._training.train
         if not self._method.normalises:
             return {}
-        everybody = range(cohorts.per_round)
+        everybody = range(cohorts.places)
         cohort = cohort_of(cohorts.clients, self._training.seed, round_, everybody)
         lengths = effective_lengths(
             [len(self._partition.train(n)) for n in cohort],

@@ -107,6 +107,8 @@ class LocalCohort(ClientSteps):
         self._rows: dict[str, Tensor] = {}
         """By name, what each client came to, or the mean of that, or of what they moved."""
         self._aside: _Aside | None = None
+        self._losses = dict[int, float]()
+        """By place of the round's cohort, what clients that count came to, where it is told."""
         self._came = (0, 0.0)
         """The total weight of the round's clients that count, and as in `_Aside` their squares."""
         self._evaluation: ClientEvaluation | None = None
@@ -124,7 +126,7 @@ class LocalCohort(ClientSteps):
     def begin(self, start: broker_pb2.RoundStart) -> None:
         super().begin(start)
         if not start.more:
-            self._aside = None
+            self._aside, self._losses = None, {}
 
     def set_aside(self) -> None:
         mean = {name: tensor.detach().clone() for name, tensor in self._moving.items()}
@@ -143,7 +145,7 @@ class LocalCohort(ClientSteps):
         moves by nothing, and nobody hears of it. One whose state is not here has none. Raises
         DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
-        self.left_out, self.lost = (), ()
+        self.left_out, self.lost, self.losses = (), (), ()
         if start.steps:
             return super().work(shared)
         some, shares, places = self._new(start)
@@ -171,7 +173,8 @@ class LocalCohort(ClientSteps):
         told = start.weights if updates else shares
         weights = dict(zip(numbers, told, strict=True))
         squares: dict[int, float] = {}
-        seen = self._measured(trained, squares)
+        losses: dict[int, float] = {}
+        seen = self._measured(trained, squares, losses)
         if cohorts.privacy is not None:
             clip, count = self._clip, len(numbers)
             self._rows = hidden_mean(seen, self._moving, squares, clip=clip, count=count)
@@ -202,6 +205,10 @@ class LocalCohort(ClientSteps):
             self._diverge()
             return 0.0
         self.left_out = tuple(p for p, n in zip(places, numbers, strict=True) if n not in there)
+        if cohorts.told:
+            mine = zip(places, numbers, strict=True)
+            self._losses |= {p: losses[n] for p, n in mine if n in there}
+            self.losses = tuple(self._losses[p] for p in sorted(self._losses))
         if cohorts.secure:
             return 0.0
         total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in there.items())
@@ -264,9 +271,11 @@ class LocalCohort(ClientSteps):
             elif tensor.is_floating_point():
                 tensor.detach().fill_(torch.nan)
 
-    def _measured(self, trained: Iterable[Trained], squares: dict[int, float]) -> Iterator[Trained]:
-        """Pass clients on, and note the squared norm of what each moved; no number of those whose
-        running statistics are none."""
+    def _measured(
+        self, trained: Iterable[Trained], squares: dict[int, float], losses: dict[int, float]
+    ) -> Iterator[Trained]:
+        """Pass clients on, and note the squared norm of what each moved, and the mean loss of its
+        steps; no number moved of those whose running statistics are none."""
         for some in trained:
             total = torch.zeros(len(some.participants), dtype=torch.float64)
             for name in self._trained:
@@ -278,6 +287,7 @@ class LocalCohort(ClientSteps):
                 if (values := some.values[name]).is_floating_point():
                     total += torch.where(values.isfinite().flatten(1).all(1), 0.0, torch.nan).cpu()
             squares |= zip(some.participants, total.tolist(), strict=True)
+            losses |= zip(some.participants, some.losses.tolist(), strict=True)
             yield some
 
     @property
