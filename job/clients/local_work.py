@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..settings import Settings, SettingsError, at_least, at_most
 
-__all__ = ["LocalWork", "VhlOptions"]
+__all__ = ["FedImproOptions", "LocalWork", "VhlOptions"]
 
 MOST_VIRTUAL = 1 << 16
-"""Classes of noise, samples of a class, and of a batch."""
+"""Classes of noise, samples of a class, and of a batch, which may be of features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +52,19 @@ class VhlOptions(Settings):
     """Samples in a class of noise."""
     batch: int = 0
     """Samples of noise in a step of a client; 0: `train.batch`."""
+    source: Literal["gaussian", "generator"] = "gaussian"
+    """What makes noise: normal numbers, or an untrained network of normal latents."""
     noise: tuple[int, ...] = ()
     """Shape in which a sample is drawn, before it is repeated up to that of the input; empty: that
     of the input, of which each dimension but the first of several is divided by four."""
     spread: float = 0.5
-    """Standard deviation of the samples of a class, of which the means have 1."""
+    """Standard deviation of the samples of a class, or of their latents, of which the means have 1.
+    """
+    features: str = ""
+    """The module of the model that gives the features of the contrasts; empty: its last linear
+    reads them."""
+    logits: str = ""
+    """The module that gives the logits; empty: it is the last linear."""
 
     def check(self) -> None:
         at_least(self, 0, "alpha", "l1", "l2", "spread")
@@ -67,3 +76,30 @@ class VhlOptions(Settings):
         for i, size in enumerate(self.noise):
             if size < 1:
                 raise SettingsError(f"noise[{i}]", f"is {size}: expected at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedImproOptions(Settings):
+    """fedimpro (2402.07011): fedavg of clients that train what lies above their features on
+    features of all clients as well, drawn by the mean and variance of each class."""
+
+    weight: float = 1.0
+    """Of the loss of drawn features, at least 0."""
+    rise: int = 0
+    """Rounds until the weight is that; it rises in a line from 0. 0: it is that from the first."""
+    share: float = 0.1
+    """What a step's batch counts for in the statistics of its client, in (0, 1]."""
+    batch: int = 0
+    """Features that are drawn in a step of a client; 0: `train.batch`."""
+    most_std: float = 0.1
+    """The largest standard deviation that features are drawn with; 0: any."""
+    features: str = ""
+    """The module of the model that gives features; empty: its last linear reads them."""
+    logits: str = ""
+    """The module that gives the logits; empty: it is the last linear."""
+
+    def check(self) -> None:
+        at_least(self, 0, "weight", "rise", "batch", "most_std")
+        at_most(self, MOST_VIRTUAL, "batch")
+        if not 0 < self.share <= 1:
+            raise SettingsError("share", f"is {self.share}: expected a number in (0, 1]")

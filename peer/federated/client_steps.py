@@ -160,8 +160,8 @@ class ClientSteps(LocalSteps):
         """Return what the move of each client of a round's cohort counts for beside its weight;
         nothing, unless the method normalises. A move is divided by the client's effective length,
         and multiplied by the largest of all that may be in the round: then it is no smaller than it
-        was, and clients of one length move as without. What is left to multiply the mean by, the round's plan says
-        (`FederatedPolicy.scale`)."""
+        was, and clients of one length move as without. What is left to multiply the mean by, the
+        round's plan says (`FederatedPolicy.scale`)."""
         cohorts, train = self._cohorts, self._training.train
         if not self._method.normalises:
             return {}

@@ -43,6 +43,7 @@ from .client_states import ClientStates, RoundStates
 from .client_steps import ClientSteps, OwnSamples
 from .cohort import Cohort, Trained
 from .control_variates import ControlVariates
+from .shared_features import shared_features
 from .sparse_updates import SparseUpdates
 from .vhl_loss import VirtualData
 
@@ -94,10 +95,16 @@ class LocalCohort(ClientSteps):
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         virtual = None
         if (vhl := self._cohorts.vhl) is not None:
-            form = above_loss(graph)
+            form = above_loss(graph, features=vhl.features, logits=vhl.logits)
             virtual = VirtualData(vhl, form, training.seed, training.train.batch)
         self._cohort = Cohort(
-            graph, training.train, most=most, mu=self._mu, virtual=virtual, device=executor.device
+            graph,
+            training.train,
+            most=most,
+            mu=self._mu,
+            virtual=virtual,
+            features=shared_features(graph, training, executor.device),
+            device=executor.device,
         )
         privacy, numbers = self._cohorts.privacy, sum(p.numel() for p in self._moving.values())
         self._clip = privacy.shortened(numbers) if privacy is not None else 0.0
