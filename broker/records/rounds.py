@@ -11,7 +11,9 @@ from .work_ledger import WorkLedger
 
 __all__ = ["OF_ROUNDS", "RoundRecord"]
 
-OF_ROUNDS = ("round_begun", "round_planned", "unmasked", "round_done", "finishing", "chosen")
+OF_ROUNDS = (
+    *("round_begun", "round_planned", "unmasked", "lie", "round_done", "finishing", "chosen"),
+)
 """Events that change the ledgers."""
 
 
@@ -59,6 +61,8 @@ class RoundRecord:
                 work.planned()
             case "unmasked":
                 versions.unmask(event.unmasked)
+            case "lie":
+                versions.proved(event.lie)
             case "finishing":
                 work.finish()
             case "chosen":

@@ -14,7 +14,7 @@ from ...proto.broker_pb2 import (
     MemberMasks,
     RoundMasks,
     RoundPlan,
-    SignedKey,
+    SignedStatement,
 )
 from ..events import Instruction, Tell
 from ..membership.member import Member
@@ -35,7 +35,7 @@ class SecureSums:
         self._fewest = cohorts.fewest if cohorts is not None else 1
         self._why = why_members(cohorts.privacy if cohorts is not None else None)
         self._run, self._versions = run, run.rounds.versions
-        self._keys: dict[PeerId, SignedKey] = {}
+        self._keys: dict[PeerId, SignedStatement] = {}
         self._now: Unmasking | None = None
         if self._versions.unmasked:
             self._now = Unmasking(list(map(PeerId, self._versions.unmasked)), begun=True)
@@ -94,7 +94,7 @@ class SecureSums:
             return
         peers = [p for n in members for p in self._run.replicas[n].record.peers]
         self._now = Unmasking(peers)
-        keys = [self._keys.get(p, SignedKey()) for p in self._now.members]
+        keys = [self._keys.get(p, SignedStatement()) for p in self._now.members]
         for peer in peers:
             plans[peer].keys.extend(keys)
 
