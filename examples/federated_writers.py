@@ -69,7 +69,8 @@ def _written(x: Tensor, hands: Tensor) -> Tensor:
         torch.stack([turned, tilted], 1), list(x.shape), align_corners=False
     )
     moved = functional.grid_sample(x, grid, align_corners=False)
-    return moved.clamp(0, 1) ** (1 + pen).view(-1, 1, 1, 1)
+    found: Tensor = moved.clamp(0, 1) ** (1 + pen).view(-1, 1, 1, 1)
+    return found
 
 
 if __name__ == "__main__":

@@ -207,6 +207,7 @@ class Cohorts(Settings):
         """How many peers are in a sum, at least."""
         return fewest_of(self.privacy) if self.secure else 1
 
+    @property
     def places(self) -> int:
         """How many places of a round's order may be in it: the first `per_round`, or all where a
         rule says which."""

@@ -213,8 +213,8 @@ class LocalCohort(ClientSteps):
             return 0.0
         self.left_out = tuple(p for p, n in zip(places, numbers, strict=True) if n not in there)
         if cohorts.told:
-            mine = zip(places, numbers, strict=True)
-            self._losses |= {p: losses[n] for p, n in mine if n in there}
+            at = zip(places, numbers, strict=True)
+            self._losses |= {place: losses[n] for place, n in at if n in there}
             self.losses = tuple(self._losses[p] for p in sorted(self._losses))
         if cohorts.secure:
             return 0.0

@@ -35,8 +35,10 @@ def begin_choosing(
     def observe(seen: Observed) -> None:
         if also is not None:
             also(seen)
-        happened = isinstance(seen.record, b.Publish) and seen.record.run == run
-        if happened and (found := clients.see(seen.record.event)) is not None:
+        told = seen.record
+        if not isinstance(told, b.Publish) or told.run != run:
+            return
+        if (found := clients.see(told.event)) is not None:
             world.after(0.0, partial(choose, found))
 
     world.observe = observe
