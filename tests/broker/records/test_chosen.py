@@ -90,12 +90,12 @@ def test_a_choice_is_kept_until_its_round_begins(data: st.DataObject) -> None:
         assert now.work.chosen == wanted.get(number + 1)
 
 
-def a_run(*, begun: bool, selected: bool = True, least: int = 1, most: int = 4) -> Any:
+def a_run(*, begun: bool, selected: bool = True, fewest: int = 1, most: int = 4) -> Any:
     rounds = record()
     if begun:
         work = RoundWork(replica=0, cohort=[SampleRange(count=2)])
         rounds.apply(RunEvent(round_begun=RoundBegun(round=0, work=[work])))
-    cohorts = SimpleNamespace(selected=selected, clients=CLIENTS, per_round=2, least=least)
+    cohorts = SimpleNamespace(selected=selected, clients=CLIENTS, per_round=2, fewest=fewest)
     needs = SimpleNamespace(cohorts=cohorts, sync=SimpleNamespace(asked=lambda per_round: most))
 
     def publish(event: RunEvent, replica: int, now: float) -> RunEvent:
@@ -134,7 +134,7 @@ def test_the_clients_of_the_next_round_are_taken_once() -> None:
     ],
 )
 def test_what_is_no_cohort_is_refused(number: int, clients: list[int], why: str) -> None:
-    run = a_run(begun=True, least=2)
+    run = a_run(begun=True, fewest=2)
     with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
         choose(run, Cohort(round=number, clients=clients), 1.0)
     assert run.rounds.work.chosen is None
