@@ -53,8 +53,8 @@ __all__ = ["LocalCohort"]
 @dataclass(frozen=True)
 class _Aside:
     """What clients at `places` of the round's cohort came to, before more were to be trained: the
-    mean by weight, by name. total: of their weights. squares: the sum by weight of the squared norm
-    of what each moved."""
+    mean by weight, by name, (elements,). total: of their weights. squares: the sum by weight of the
+    squared norm of what each moved."""
 
     places: frozenset[int]
     mean: dict[str, Tensor]
@@ -136,7 +136,7 @@ class LocalCohort(ClientSteps):
             self._aside, self._losses = None, {}
 
     def set_aside(self) -> None:
-        mean = {name: tensor.detach().clone() for name, tensor in self._moving.items()}
+        mean = {n: t.detach().reshape(-1).clone() for n, t in self._moving.items()}
         self._aside = _Aside(frozenset(places_of(self._start.cohort)), mean, *self._came)
 
     @property
@@ -237,12 +237,14 @@ class LocalCohort(ClientSteps):
         if (aside := self._aside) is not None:
             total = weight + aside.total
             for name, tensor in self._moving.items():
-                before = aside.mean[name]
+                now, before = tensor.reshape(-1), aside.mean.pop(name)
                 if tensor.is_floating_point():
-                    sums = aside.total * before.double() + weight * tensor.double()
-                    tensor.copy_(sums / total)
+                    for at in pieces(len(now)):
+                        sums = aside.total * before[at].double() + weight * now[at].double()
+                        before[at] = sums / total
                 else:
-                    tensor.copy_(torch.maximum(before, tensor))
+                    before = torch.maximum(before, now)
+                tensor.copy_(before.view(tensor.shape))
             weight, squares = total, squares + aside.squares
         self._came = weight, squares
 
