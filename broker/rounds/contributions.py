@@ -147,7 +147,7 @@ class Contributions:
         self._ready[number] = term, (peers if before == term else set()) | {peer}
 
     def goes_on(self, number: int) -> None:
-        """What is there of a replica is not all any more: it has more to do."""
+        """Take back that all of a replica is there: it has more to do."""
         self._ready.pop(number, None)
 
     def is_ready(self, number: int) -> bool:

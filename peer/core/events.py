@@ -276,7 +276,7 @@ class RoundReady(OfTerm):
 
 @immutable
 class ReceiptsShown(OfTerm):
-    """Answers `ShowReceipts`."""
+    """Receipts that `ShowReceipts` asked for."""
 
     answer: broker_pb2.RoundAnswer
 

@@ -85,8 +85,8 @@ class RoundCheck(Check):
                     )
 
     def _as_chosen(self, run: str, begun: RoundBegun) -> None:
-        """Of data that stays with its hosts, and where state of clients is with a replica that is
-        not there, some that were chosen are not in the round."""
+        """Check that a round is of the clients that were chosen. Some may be missing where data
+        stays with its hosts, or state of clients with a replica that is not there."""
         needs = self.world.broker.machine.runs[b.RunId(run)].submitted.requirements
         chosen = self._chosen.get(run)
         assert needs.cohorts is not None, f"{run} has no clients"

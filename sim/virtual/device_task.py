@@ -36,7 +36,7 @@ class DeviceTask:
         self._world.after(seconds, end)
 
     def freeze(self) -> None:
-        """Stand still."""
+        """Stop the clock of what is under way."""
         self._version += 1
         if self._now is not None:
             end_s, ended = self._now

@@ -283,7 +283,7 @@ def torch_device(spec: PeerSpec) -> PeerDevice:
 
 
 def signing_device(spec: PeerSpec) -> PeerDevice:
-    """The same of a peer that signs what it gives in rounds."""
+    """Return the device of a peer that signs what it gives in rounds."""
     return TorchDevice(
         "cpu",
         clock=lambda: 0.0,
