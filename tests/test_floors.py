@@ -35,9 +35,8 @@ ORDER = {
         round_rows < runs < journal rounds < placement < registry < clients < machine
         < service validate""",
     "broker/policies": """
-        disputes handing pairs segments uploads < round_view stateful < policy < federated gossip
-        < hosts < buffered
-        < policies""",
+        disputes handing pairs segments uploads < lost_clients round_view stateful < policy
+        < federated gossip < hosts < buffered < policies""",
     "broker/service": """
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",
