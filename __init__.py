@@ -7,14 +7,25 @@ checkout works from a folder of any name.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .broker.candidates import Candidates
     from .client import Run, connect
     from .client.models.initialise import deferred_init, initialise
     from .job import Job
     from .peer.data.partition import Partition, partition
 
-__all__ = ["Job", "Partition", "Run", "connect", "deferred_init", "initialise", "partition"]
+__all__ = [
+    "Candidates",
+    "Job",
+    "Partition",
+    "Run",
+    "connect",
+    "deferred_init",
+    "initialise",
+    "partition",
+]
 
 _HOME = {
+    "Candidates": "shoal.broker.candidates",
     "Job": "shoal.job",
     "Partition": "shoal.peer.data.partition",
     "Run": "shoal.client",

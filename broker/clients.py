@@ -10,6 +10,7 @@ from ..planner.requests.run_spec import RunSpecError
 from ..proto.broker_pb2 import Description, PeerState, Recalled, RunState, Submitted
 from .events import (
     Answer,
+    CohortAsked,
     DescribeAsked,
     Instruction,
     Log,
@@ -28,6 +29,7 @@ from .membership.membership import Membership
 from .placement.placing import PoolScheduler
 from .records.space import make_room
 from .registry import RunRegistry
+from .runs.choosing import choose
 
 __all__ = ["ClientRequests"]
 
@@ -112,6 +114,16 @@ class ClientRequests:
         if not run.active:
             self._placing.closed(run.replicas)
         return [*out, Answer(request, run.state)]
+
+    def choose(self, event: CohortAsked, now: float) -> list[Instruction]:
+        """Take the clients of a round to come."""
+        if refused := self._refused(event.request, event.run, event.by, "choose clients of"):
+            return [refused]
+        run = self._registry.runs[event.run]
+        try:
+            return [*choose(run, event.cohort, now), Answer(event.request, run.state)]
+        except ValueError as error:
+            return [Reject(event.request, "FAILED_PRECONDITION", str(error))]
 
     def watch(self, event: WatchAsked) -> list[Instruction]:
         if refused := self._refused(event.request, event.run, event.by, "watch"):

@@ -8,8 +8,9 @@ finished work into events, and carries the instructions of one `handle` out in t
     peer stream    StreamOpened, PeerSaid,        Tell, CloseStream, SetTimer
                    StreamClosed, PeerKicked
     client call    RunSubmitted, RunAsked,        Answer or Reject, exactly one for each request
-                   DescribeAsked, WatchAsked,
-                   PreviewAsked, DataAsked
+                   CohortAsked, DescribeAsked,
+                   WatchAsked, PreviewAsked,
+                   DataAsked
     planner        PlanReady, PlanFailed,         Tell(assign) to the holders, or a failed run
                    ReplicasFormed, PlanConsidered
     clock          TimerFired                     (whatever was due)
@@ -39,6 +40,7 @@ from ..planner.requests.asked import (
 )
 from ..proto.broker_pb2 import (
     BrokerMessage,
+    Cohort,
     DataAnswer,
     Description,
     PeerMessage,
@@ -53,6 +55,7 @@ from ..proto.journal_pb2 import Record
 __all__ = [
     "Answer",
     "CloseStream",
+    "CohortAsked",
     "ConsiderPlan",
     "DataAsked",
     "DescribeAsked",
@@ -167,6 +170,16 @@ class RunAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class CohortAsked:
+    """The submitter's rule has chosen the clients of a round. `by`: as in RunAsked."""
+
+    request: RequestId
+    run: RunId
+    cohort: Cohort
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DescribeAsked:
     request: RequestId
 
@@ -225,6 +238,7 @@ Event = (
     | PeerKicked
     | RunSubmitted
     | RunAsked
+    | CohortAsked
     | DescribeAsked
     | PreviewAsked
     | DataAsked

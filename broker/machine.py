@@ -41,6 +41,7 @@ from ..proto.common_pb2 import Reason
 from .clients import ClientRequests
 from .events import (
     CloseStream,
+    CohortAsked,
     DataAsked,
     DescribeAsked,
     DrainAsked,
@@ -195,6 +196,8 @@ class BrokerMachine:
                 return self.clients.submit(event, now)
             case RunAsked():
                 return self.clients.asked(event, now)
+            case CohortAsked():
+                return self.clients.choose(event, now)
             case DescribeAsked():
                 return self.clients.describe(event, now)
             case PreviewAsked():

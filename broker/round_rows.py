@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ..dag.schedule.convert_plan import microbatches_of
 from ..proto.broker_pb2 import (
@@ -90,6 +91,9 @@ class RoundRow:
     """Of federated training, root mean square of what clients moved, by weight."""
     mean_moved: float = 0.0
     """Of federated training, the 2-norm of the mean of what members gave."""
+    chosen_by: Literal["", "rule", "run"] = ""
+    """Of a run whose submitter has a rule for who is in a round, whether these were chosen by it,
+    or by the run itself since it had said nothing; "": there is no rule."""
     sums: int = 0
     """Noisy sums of the run until now, which clients are hidden in; 0: they are not."""
 
@@ -159,6 +163,7 @@ class RoundRow:
             "clients_moved": self.clients_moved,
             "mean_moved": self.mean_moved,
             "alike": self.alike,
+            **({"chosen_by": self.chosen_by} if self.chosen_by else {}),
             **({"staleness": [*self.staleness.items()]} if self.staleness else {}),
             **({"noisy_sums": self.sums} if self.sums else {}),
         }
@@ -192,6 +197,7 @@ class RoundRows:
         self._losses: dict[tuple[int, int], float] = {}
         """By replica and local step, of the round under way; of one done twice the newest."""
         self._samples = self._replicas = self._microbatches = 0
+        self._chosen = False
 
     def see(self, event: RunEvent) -> RoundRow | None:
         match event.WhichOneof("kind"):
@@ -204,6 +210,7 @@ class RoundRows:
                     self._losses[event.replica, event.step.step] = event.step.outcome.loss
             case "round_begun":
                 self._work |= {w.replica: w for w in event.round_begun.work}
+                self._chosen |= event.round_begun.chosen
             case "round_done":
                 row = self._done(event.round_done)
                 if self._keep:
@@ -235,6 +242,7 @@ class RoundRows:
             seconds=done.seconds,
             clients_moved=done.clients_moved,
             mean_moved=done.mean_moved,
+            chosen_by=("rule" if self._chosen else "run") if done.HasField("clients") else "",
             sums=done.sums,
             uploads=done.uploads if done.HasField("uploads") else None,
         )
@@ -242,6 +250,7 @@ class RoundRows:
         ends = {n: w.first_step + w.steps for n, w in self._work.items()}
         self._losses = {(n, s): x for (n, s), x in self._losses.items() if s >= ends.get(n, s + 1)}
         self._work.clear()
+        self._chosen = False
         return row
 
     def _local(self, number: int, samples: int) -> Local:
@@ -283,6 +292,8 @@ def sentence(row: RoundRow) -> str:
         parts.append(f"pairs {', '.join(f'{a}-{b}' for a, b in row.pairs) or 'none'}")
     if row.asked:
         parts.append(f"{row.came} of {row.asked} clients")
+    if row.chosen_by:
+        parts[-1] += f", chosen by the {row.chosen_by}"
     if row.staleness:
         old = (f"{clients} by {behind}" for behind, clients in row.staleness.items())
         parts[-1] += f", behind by versions: {', '.join(old)}"

@@ -61,12 +61,24 @@ def train(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job.toml.")],
     broker: Broker = None,
     detach: Annotated[bool, typer.Option("--detach", help="Submit and leave.")] = False,
+    select: Annotated[
+        str, typer.Option(metavar="FILE.py:FUNCTION", help="A rule for who is in a round.")
+    ] = "",
     json: Json = False,
 ) -> None:
     """Submit a job and follow it; Ctrl-C detaches. Example: shoal train examples/gpt_bytes.toml"""
-    from ..job import Job
+    from dataclasses import replace
+
+    from ..job import Job, SettingsError
 
     loaded = Job.from_toml(job)
+    if select:
+        loaded = replace(loaded, sync=replace(loaded.sync, select=select))
+    if detach and loaded.sync.select:
+        raise SettingsError(
+            "sync.select",
+            f'is "{loaded.sync.select}", which runs here as long as this does: expected no --detach',
+        )
     from .. import client as clients
 
     with clients.connect(broker) as client:

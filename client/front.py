@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
+from ..broker.candidates import Rule
 from ..dag.ir.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.ir.graph import Graph
 from ..dag.ir.operators import takes_key
@@ -24,6 +25,7 @@ from .models import models
 from .privacy import spent_epsilon, with_noise
 from .runs.half import half_spec
 from .runs.run import Run
+from .runs.selecting import rule_of
 from .runs.session import Client
 from .show.wire import CompressionSums
 from .submission import Prepared, prepare, spec_of
@@ -94,8 +96,15 @@ class SimulationFront:
         """Submits a job whose outputs go to `folder`."""
         if address not in self._clients:
             self._clients[address] = self._open.enter_context(Client(address))
-        prepared = self._prepare(job)
-        return self._clients[address].submit_prepared(prepared, folder), _facts(prepared)
+        rule, prepared = self.rule(job), self._prepare(job)
+        run = self._clients[address].submit_prepared(prepared, folder)
+        if rule is not None:
+            run.select(rule, self._say)
+        return run, _facts(prepared)
+
+    def rule(self, job: Job) -> Rule | None:
+        """The job's own rule for who is in a round; None: it has none. Raises ModelError."""
+        return rule_of(job)
 
     def pack(self, job: Job) -> PackedJob:
         """The job with all its blobs in memory."""

@@ -20,7 +20,7 @@ from .clients.client_options import Cohorts
 from .plan_options import PlanOptions
 from .rounds import RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
-from .stripped import data_without, model_without, output_without
+from .stripped import data_without, model_without, output_without, sync_without
 from .sync import Sync
 from .tables import LIVE, Codec, Data, Model, Output, Recovery
 from .training import LENGTHS, Train, Training
@@ -201,6 +201,7 @@ class Job(Settings):
             model=model_without(self.model),
             data=data_without(self.data),
             output=output_without(self.output),
+            sync=sync_without(self.sync),
             module=None,
             folder=Path(),
         )
@@ -312,4 +313,5 @@ class Job(Settings):
             sends=sync.client_compression,
             vhl=sync.vhl if sync.virtual_data == "vhl" else None,
             secure=sync.secure,
+            selected=bool(sync.select),
         )

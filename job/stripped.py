@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .sync import Sync
 from .tables import LIVE, Data, Model, Output
 
-__all__ = ["ELSEWHERE", "data_without", "model_without", "output_without"]
+__all__ = ["ELSEWHERE", "data_without", "model_without", "output_without", "sync_without"]
 
 ELSEWHERE = LIVE + "elsewhere"
 """The factory of such a job: none that could be imported."""
@@ -31,3 +32,8 @@ def data_without(data: Data) -> Data:
 def output_without(output: Output) -> Output:
     """Keep what a broker needs: when checkpoints are made, and how many are kept."""
     return Output(every=output.every, keep=output.keep)
+
+
+def sync_without(sync: Sync) -> Sync:
+    """Keep whether a rule of the submitter's says who is in a round, and not which."""
+    return replace(sync, select=ELSEWHERE) if sync.select else sync

@@ -44,6 +44,7 @@ _OF_CLIENTS: Mapping[str, Any] = {
     "aggregate": "mean",
     "byzantine": "20%",
     "over_select": 1.0,
+    "select": "",
     "privacy": None,
     "compression": "none",
     "compression_options": CompressionOptions(),
@@ -85,6 +86,10 @@ class Sync(Settings):
     over_select: float = 1.0
     """federated, of data that stays with its hosts: how many times as many clients as `per_round`
     are asked. The first to come make the round."""
+    select: str = ""
+    """federated: a rule of one's own for who is in a round, "file.py:function" or
+    "package.module:function", which runs where the job is submitted; "": a function of (seed,
+    round)."""
     local: LocalWork = field(default_factory=lambda: LocalWork(passes=1))
     """federated: how long a client trains in a round."""
     weight: Literal["samples", "equal"] = "samples"
@@ -181,6 +186,11 @@ class Sync(Settings):
             check_weight(self.aggregate, self.weight)
             if not 1 <= self.over_select < math.inf:
                 raise SettingsError("over_select", f"is {self.over_select}: expected at least 1")
+            if self.select and ":" not in self.select:
+                raise SettingsError(
+                    "select",
+                    f'is "{self.select}": expected "file.py:function" or "package.module:function"',
+                )
             share_of(self.byzantine, 100, "byzantine")
             self._check_privacy()
             if self.aggregate not in AGGREGATES and self.byzantine != "20%":
@@ -285,6 +295,10 @@ class Sync(Settings):
         if self.kind != "local":
             return without
         return getattr(options_of(self.chosen, self.options), name, without)
+
+    def asked(self, per_round: int) -> int:
+        """How many clients are asked in a round that is to be of so many."""
+        return math.ceil(round(per_round * self.over_select, 6))
 
     def needed(self, replicas: int) -> int:
         """How many of so many replicas make a round with their work, at least 1. Raises

@@ -174,6 +174,9 @@ def _not_buffered(job: _Tables) -> Iterator[tuple[str, str]]:
     if sync.secure:
         why = "masks are of one round's keys, and what a peer gives may be for a later round"
         yield "sync.secure", f"false is, {with_it}: {why}"
+    if sync.select:
+        why = "whoever is chosen may still be training for an older version"
+        yield "sync.select", f"none is, {with_it}: {why}"
     if sync.over_select != 1:
         yield "sync.over_select", f"1 is, {with_it}: who is late counts for a later version"
     if sync.quorum != "100%":

@@ -311,7 +311,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class RoundReport(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "mean_moved", "masks", "parts")
+    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "mean_moved", "losses", "local_s", "masks", "parts")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +327,8 @@ class RoundReport(_message.Message):
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     MEAN_MOVED_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_S_FIELD_NUMBER: _ClassVar[int]
     MASKS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     run: str
@@ -344,9 +346,11 @@ class RoundReport(_message.Message):
     left_out: _containers.RepeatedScalarFieldContainer[int]
     lost: _containers.RepeatedScalarFieldContainer[int]
     mean_moved: float
+    losses: _containers.RepeatedScalarFieldContainer[float]
+    local_s: float
     masks: MemberMasks
     parts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., mean_moved: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., mean_moved: _Optional[float] = ..., losses: _Optional[_Iterable[float]] = ..., local_s: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links", "again_bytes")
@@ -1500,6 +1504,22 @@ class RunRequest(_message.Message):
     run: str
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
+class Cohort(_message.Message):
+    __slots__ = ("round", "clients")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    clients: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., clients: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CohortChoice(_message.Message):
+    __slots__ = ("run", "cohort")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    COHORT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    cohort: Cohort
+    def __init__(self, run: _Optional[str] = ..., cohort: _Optional[_Union[Cohort, _Mapping]] = ...) -> None: ...
+
 class Recalled(_message.Message):
     __slots__ = ("spec", "checkpoint")
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -1509,7 +1529,7 @@ class Recalled(_message.Message):
     def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "unmasked", "finishing", "formed", "term", "renamed", "replica", "report", "local", "keepers")
+    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "unmasked", "finishing", "chosen", "formed", "term", "renamed", "replica", "report", "local", "keepers")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1524,6 +1544,7 @@ class RunEvent(_message.Message):
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     UNMASKED_FIELD_NUMBER: _ClassVar[int]
     FINISHING_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
@@ -1545,6 +1566,7 @@ class RunEvent(_message.Message):
     evaluated: VersionEvaluated
     unmasked: RoundUnmasked
     finishing: RunFinishing
+    chosen: Cohort
     formed: Formation
     term: int
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
@@ -1552,15 +1574,17 @@ class RunEvent(_message.Message):
     report: PlanReport
     local: _containers.RepeatedScalarFieldContainer[str]
     keepers: _containers.RepeatedCompositeFieldContainer[Keeper]
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., unmasked: _Optional[_Union[RoundUnmasked, _Mapping]] = ..., finishing: _Optional[_Union[RunFinishing, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., unmasked: _Optional[_Union[RoundUnmasked, _Mapping]] = ..., finishing: _Optional[_Union[RunFinishing, _Mapping]] = ..., chosen: _Optional[_Union[Cohort, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ...) -> None: ...
 
 class RoundBegun(_message.Message):
-    __slots__ = ("round", "work")
+    __slots__ = ("round", "work", "chosen")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
     round: int
     work: _containers.RepeatedCompositeFieldContainer[RoundWork]
-    def __init__(self, round: _Optional[int] = ..., work: _Optional[_Iterable[_Union[RoundWork, _Mapping]]] = ...) -> None: ...
+    chosen: bool
+    def __init__(self, round: _Optional[int] = ..., work: _Optional[_Iterable[_Union[RoundWork, _Mapping]]] = ..., chosen: _Optional[bool] = ...) -> None: ...
 
 class RoundWork(_message.Message):
     __slots__ = ("replica", "term", "first_step", "steps", "samples", "ahead", "ahead_samples", "late", "fragment", "final", "cohort", "kept", "left_out", "weights", "trained", "afresh", "lost", "planned", "behind")
@@ -1653,7 +1677,7 @@ class RoundMember(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., weight: _Optional[int] = ..., unit: _Optional[int] = ..., term: _Optional[int] = ..., group: _Optional[int] = ..., attempt: _Optional[int] = ..., source: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class RoundDone(_message.Message):
-    __slots__ = ("round", "attempt", "members", "hash", "drift", "sent_bytes", "waited_s", "seconds", "microbatches", "joined", "exchange_s", "clients_moved", "mean_moved", "sums", "uploads", "going")
+    __slots__ = ("round", "attempt", "members", "hash", "drift", "sent_bytes", "waited_s", "seconds", "microbatches", "joined", "exchange_s", "clients_moved", "mean_moved", "sums", "uploads", "going", "clients")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -1670,6 +1694,7 @@ class RoundDone(_message.Message):
     SUMS_FIELD_NUMBER: _ClassVar[int]
     UPLOADS_FIELD_NUMBER: _ClassVar[int]
     GOING_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: int
     members: _containers.RepeatedCompositeFieldContainer[RoundMember]
@@ -1686,7 +1711,20 @@ class RoundDone(_message.Message):
     sums: int
     uploads: ClientUploads
     going: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., seconds: _Optional[float] = ..., microbatches: _Optional[int] = ..., joined: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., exchange_s: _Optional[float] = ..., clients_moved: _Optional[float] = ..., mean_moved: _Optional[float] = ..., sums: _Optional[int] = ..., uploads: _Optional[_Union[ClientUploads, _Mapping]] = ..., going: _Optional[_Iterable[int]] = ...) -> None: ...
+    clients: ClientReports
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., seconds: _Optional[float] = ..., microbatches: _Optional[int] = ..., joined: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., exchange_s: _Optional[float] = ..., clients_moved: _Optional[float] = ..., mean_moved: _Optional[float] = ..., sums: _Optional[int] = ..., uploads: _Optional[_Union[ClientUploads, _Mapping]] = ..., going: _Optional[_Iterable[int]] = ..., clients: _Optional[_Union[ClientReports, _Mapping]] = ...) -> None: ...
+
+class ClientReports(_message.Message):
+    __slots__ = ("clients", "losses", "seconds", "bytes")
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    clients: _containers.RepeatedScalarFieldContainer[int]
+    losses: _containers.RepeatedScalarFieldContainer[float]
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, clients: _Optional[_Iterable[int]] = ..., losses: _Optional[_Iterable[float]] = ..., seconds: _Optional[_Iterable[float]] = ..., bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClientUploads(_message.Message):
     __slots__ = ("clients", "bytes", "least_ratio", "most_ratio", "seconds")

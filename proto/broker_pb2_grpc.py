@@ -141,6 +141,11 @@ class RunsStub:
                 request_serializer=shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
                 response_deserializer=shoal_dot_proto_dot_broker__pb2.RunState.FromString,
                 _registered_method=True)
+        self.Choose = channel.unary_unary(
+                '/shoal.v1.Runs/Choose',
+                request_serializer=shoal_dot_proto_dot_broker__pb2.CohortChoice.SerializeToString,
+                response_deserializer=shoal_dot_proto_dot_broker__pb2.RunState.FromString,
+                _registered_method=True)
         self.Recall = channel.unary_unary(
                 '/shoal.v1.Runs/Recall',
                 request_serializer=shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
@@ -207,6 +212,13 @@ class RunsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Choose(self, request, context):
+        """Whose clients are in a round to come, in place of those that its number says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Recall(self, request, context):
         """What was submitted, and its newest checkpoint.
         """
@@ -266,6 +278,11 @@ def add_RunsServicer_to_server(servicer, server):
             'Finish': grpc.unary_unary_rpc_method_handler(
                     servicer.Finish,
                     request_deserializer=shoal_dot_proto_dot_broker__pb2.RunRequest.FromString,
+                    response_serializer=shoal_dot_proto_dot_broker__pb2.RunState.SerializeToString,
+            ),
+            'Choose': grpc.unary_unary_rpc_method_handler(
+                    servicer.Choose,
+                    request_deserializer=shoal_dot_proto_dot_broker__pb2.CohortChoice.FromString,
                     response_serializer=shoal_dot_proto_dot_broker__pb2.RunState.SerializeToString,
             ),
             'Recall': grpc.unary_unary_rpc_method_handler(
@@ -451,6 +468,33 @@ class Runs:
             target,
             '/shoal.v1.Runs/Finish',
             shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
+            shoal_dot_proto_dot_broker__pb2.RunState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Choose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Runs/Choose',
+            shoal_dot_proto_dot_broker__pb2.CohortChoice.SerializeToString,
             shoal_dot_proto_dot_broker__pb2.RunState.FromString,
             options,
             channel_credentials,

@@ -14,6 +14,7 @@ from ..proto import broker_pb2
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..broker.candidates import Rule
     from ..dag.ir.graph import Graph
     from ..peer.data.manifest import Manifest
 
@@ -129,6 +130,10 @@ class Front(Protocol):
 
     def submit(self, address: str, job: Job, folder: Path) -> tuple[RunHandle, Facts]:
         """Submits a job whose outputs go to `folder`. Raises ValueError for what cannot run."""
+
+    def rule(self, job: Job) -> Rule | None:
+        """Return the job's own rule for who is in a round; None: it has none. Raises ValueError for
+        one that cannot be imported."""
 
     def pack(self, job: Job) -> Packed:
         """The job for a world without a broker. Raises ValueError for what cannot run."""

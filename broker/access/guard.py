@@ -49,6 +49,7 @@ _MAY: dict[str, frozenset[PartyRole]] = {
     "Runs.Pause": _PEOPLE,
     "Runs.Resume": _PEOPLE,
     "Runs.Finish": _PEOPLE,
+    "Runs.Choose": _PEOPLE,
     "Runs.Recall": _PEOPLE,
     "Runs.Describe": _PEOPLE,
     "Runs.Preview": _PEOPLE,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -18,16 +19,18 @@ from ...dag.rounds.cohorts import (
     cohort_of,
     effective_lengths,
     places_of,
+    places_of_clients,
     ranges_of,
 )
 from ...job import Training
 from ...job.clients.client_options import LEAST_MEMBERS
 from ...job.rounds import method_of
-from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundWork
+from ...proto.broker_pb2 import ClientReports, ClientUploads, RoundMember, RoundWork
 from ..records.replica import ReplicaRecord
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
+from .client_reports import client_reports
 from .handing import at_most, divide
 from .policy import SPARE_S, RoundPolicy
 from .round_view import PlannedAttempt, RoundView
@@ -58,17 +61,19 @@ class FederatedPolicy(RoundPolicy):
         """Return places of the cohort, as many for each replica as its speed is worth."""
         assert run.rounds is not None, f"run {run.id} has no rounds"
         ledger, found = run.rounds.work, list[RoundWork]()
-        kept, weights = self._sent(run)
+        everybody = self._cohort(run, going)
+        kept, weights = self._sent(run, everybody)
         homes, number = run.rounds.homes, run.rounds.versions.round
         if homes is None:
-            placed = StatefulWork(self._shared_out(run, numbers, going), (), afresh=False)
+            placed = StatefulWork(self._shared_out(run, numbers, len(everybody)), (), afresh=False)
         else:
-            asked = self._clients(number, range(self._cohorts.per_round))
+            asked = self._clients(number, everybody)
             seconds = {n: run.replicas[n].round_step_s for n in numbers}
             running = [r.number for r in run.replicas if r.running]
             shared = self._sync.has_controls
             placed = place_clients(homes, asked, seconds, running, shared=shared)
-        for n, places in placed.places.items():
+        for n, at in placed.places.items():
+            places = [everybody[i] for i in at]
             found.append(
                 RoundWork(
                     replica=n,
@@ -76,9 +81,9 @@ class FederatedPolicy(RoundPolicy):
                     first_step=run.replicas[n].committed,
                     steps=self._steps(run.replicas[n], number, places),
                     cohort=ranges_of(places),
-                    kept=[kept[p] for p in places if kept],
-                    weights=[weights[p] for p in places if weights],
-                    trained=[placed.trained[p] for p in places if placed.trained],
+                    kept=[kept[i] for i in at if kept],
+                    weights=[weights[i] for i in at if weights],
+                    trained=[placed.trained[i] for i in at if placed.trained],
                     afresh=placed.afresh,
                     final=ledger.committed + 1 >= ledger.total,
                 )
@@ -86,17 +91,16 @@ class FederatedPolicy(RoundPolicy):
         return found
 
     def _shared_out(
-        self, run: RunRecord, numbers: Sequence[int], going: Sequence[RoundWork]
+        self, run: RunRecord, numbers: Sequence[int], clients: int
     ) -> dict[int, Sequence[int]]:
-        """Return by replica the places that it trains, of clients that are the same everywhere."""
+        """Return by replica which ones of so many it trains, which are the same everywhere."""
         seconds, first = [run.replicas[n].round_step_s for n in numbers], 0
-        places, found = self._free(run, going), dict[int, Sequence[int]]()
-        counts = divide(len(places), seconds)
+        found, counts = dict[int, Sequence[int]](), divide(clients, seconds)
         if self._cohorts.secure and sum(map(bool, counts)) < LEAST_MEMBERS:
-            counts = divide(len(places), [0.0] * len(seconds))
+            counts = divide(clients, [0.0] * len(seconds))
         for n, count in zip(numbers, counts, strict=True):
             if count:
-                found[n] = places[first : first + count]
+                found[n] = range(first, first + count)
             first += count
         return found
 
@@ -159,12 +163,12 @@ class FederatedPolicy(RoundPolicy):
 
     def scale(self, view: RoundView, members: Sequence[RoundMember]) -> float:
         """Return, of FedNova, the mean effective length of the members' clients, by that of the
-        longest client of the cohort, which peers bring moves to (`LocalCohort`)."""
+        longest client that may be in the round, which peers bring moves to (`LocalCohort`)."""
         if not self._normalises:
             return 0.0
         number, cohorts = view.rounds.versions.round, self._cohorts
         train = Training.from_json(self._wish.training).train
-        cohort = cohort_of(cohorts.clients, self._seed, number, range(cohorts.per_round))
+        cohort = self._clients(number, range(cohorts.places))
         sizes = np.array([self._sizes[c] for c in cohort])
         lengths = effective_lengths(
             sizes,
@@ -203,13 +207,27 @@ class FederatedPolicy(RoundPolicy):
         new one."""
         return 0 if self._cohorts.privacy is not None else super().saves_every
 
-    def _free(self, run: RunRecord, going: Sequence[RoundWork]) -> Sequence[int]:
-        """Return the places of the next cohort: of all its clients, but for those that `going` has
-        already and in their place others, the next ones in the round's order."""
+    def is_chosen(self, run: RunRecord, work: Sequence[RoundWork]) -> bool:
+        places = {*self._chosen(run)}
+        return bool(places) and all(p in places for w in work for p in places_of(w.cohort))
+
+    def _chosen(self, run: RunRecord) -> list[int]:
+        """Return the places of the next cohort that the submitter's rule has chosen; none: it has
+        not."""
+        assert run.rounds is not None, f"run {run.id} has no rounds"
+        found, number = run.rounds.work.chosen, run.rounds.versions.round
+        if found is None:
+            return []
+        return places_of_clients(self._cohorts.clients, self._seed, number, found.clients)
+
+    def _cohort(self, run: RunRecord, going: Sequence[RoundWork]) -> Sequence[int]:
+        """Return the places of the next cohort: those that are chosen or the first ones, but for
+        clients that `going` has already and in their place others, the next ones in the round's
+        order."""
         assert run.rounds is not None, f"run {run.id} has no rounds"
         number, cohorts = run.rounds.versions.round, self._cohorts
         if not going:
-            return range(cohorts.per_round)
+            return self._chosen(run) or range(cohorts.per_round)
         busy = {c for w in going for c in self._clients(number - w.behind, places_of(w.cohort))}
         order = self._clients(number, range(cohorts.clients))
         free = [place for place, client in enumerate(order) if client not in busy]
@@ -229,15 +247,14 @@ class FederatedPolicy(RoundPolicy):
 
     # ------------------------------------------------------------ what clients send
 
-    def _sent(self, run: RunRecord) -> tuple[list[int], list[int]]:
-        """Return, by place of the cohort of the next round, how many numbers of its update a client
-        sends, and what it weighs; nothing where clients send all."""
+    def _sent(self, run: RunRecord, places: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return, for each of these places of the next round, how many numbers of its update the
+        client sends, and what it weighs; nothing where clients send all."""
         assert run.rounds is not None
         sends, number = self._cohorts.sends, run.rounds.versions.round
         if not sends.sparse:
             return [], []
-        places, options = range(self._cohorts.per_round), sends.compression_options
-        update, links = self._update(run), sends.client_links
+        update, links, options = self._update(run), sends.client_links, sends.compression_options
         if sends.by_links and links is not None:
             drawn = links_of(links, self._clients(number, places))
             kept = update.by_links(options.least_ratio, drawn)
@@ -272,6 +289,12 @@ class FederatedPolicy(RoundPolicy):
             most_ratio=int(kept.max()) / update.elements,
             seconds=seconds,
         )
+
+    def reports(self, view: RoundView, numbers: Sequence[int]) -> ClientReports | None:
+        if not self._cohorts.selected:
+            return None
+        clients, update = partial(self._clients, view.rounds.versions.round), self._update(view.run)
+        return client_reports(view, numbers, clients, update, told=self._cohorts.told)
 
     def evaluators(self, rounds: RoundRecord) -> Collection[int]:
         """Return the first replica that begins with the version, where an evaluation is due."""

@@ -5,7 +5,6 @@ are wanted, those who come first make the round, and the others go on from its v
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
 from ...dag.rounds.cohorts import cohort_of
@@ -32,7 +31,9 @@ class HostsPolicy(FederatedPolicy):
         ledger, clients = run.rounds.work, self._cohorts.clients
         order = cohort_of(clients, self._seed, run.rounds.versions.round, range(clients))
         there = {run.replicas[n].client: n for n in numbers}
-        chosen = [(there[c], place) for place, c in enumerate(order) if c in there]
+        found = [(there[c], place) for place, c in enumerate(order) if c in there]
+        places = {*self._chosen(run)}  # nobody of whom may be there
+        found = [(n, place) for n, place in found if place in places] or found
         homes = run.rounds.homes
         afresh = homes is not None and (homes.lost or not homes.known)
 
@@ -51,13 +52,13 @@ class HostsPolicy(FederatedPolicy):
                 afresh=afresh,
                 final=ledger.committed + 1 >= ledger.total,
             )
-            for n, place in sorted(chosen[: self._asked - len(going)])
+            for n, place in sorted(found[: self._asked - len(going)])
         ]
 
     @property
     def _asked(self) -> int:
         """How many clients are asked in a round."""
-        return math.ceil(round(self._cohorts.per_round * self._sync.over_select, 6))
+        return self._sync.asked(self._cohorts.per_round)
 
     def is_enough(self, rounds: RoundRecord, ready: Sequence[int]) -> bool:
         """Whether the contributions of so many replicas make a round: of as many as are wanted of

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
-from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundStart, RoundWork
+from ...proto.broker_pb2 import ClientReports, ClientUploads, RoundMember, RoundStart, RoundWork
 from ..records.replica import ReplicaRecord
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
@@ -68,6 +68,11 @@ class RoundPolicy:
         in it. `exchange_s`: how long the last exchange took, 0: not known. `going`: where work is
         carried on, that of others in the round before."""
         return local_work(run, numbers, exchange_s, saves=self.saves)
+
+    def is_chosen(self, run: RunRecord, work: Sequence[RoundWork]) -> bool:
+        """Whether the next round, of this work, is of the clients that the submitter's rule has
+        chosen."""
+        return False
 
     def start_of(self, rounds: RoundRecord, replica: str, work: RoundWork) -> RoundStart:
         """Return what holders of a replica, by its id, are told of its work."""
@@ -204,6 +209,11 @@ class RoundPolicy:
     def uploads(self, view: RoundView, numbers: Sequence[int]) -> ClientUploads | None:
         """Return what clients of these replicas sent of their updates in the round; None: there are
         no clients, or they send all."""
+        return None
+
+    def reports(self, view: RoundView, numbers: Sequence[int]) -> ClientReports | None:
+        """Return what is known of the clients of these replicas, for the submitter's rule; None:
+        there is none."""
         return None
 
     def one_evaluation(self, rounds: RoundRecord) -> bool:

@@ -9,7 +9,10 @@ from .client_homes import ClientHomes
 from .version_ledger import VersionLedger
 from .work_ledger import WorkLedger
 
-__all__ = ["RoundRecord"]
+__all__ = ["OF_ROUNDS", "RoundRecord"]
+
+OF_ROUNDS = ("round_begun", "round_planned", "unmasked", "round_done", "finishing", "chosen")
+"""Events that change the ledgers."""
 
 
 class RoundRecord:
@@ -27,6 +30,11 @@ class RoundRecord:
         self.work.begin_from(saved)
 
     @property
+    def next(self) -> int:
+        """The number of the next round that is to begin."""
+        return self.versions.round + self.work.begun
+
+    @property
     def position(self) -> RoundPosition:
         """Where it stands, between two rounds."""
         return self.work.position(self.versions.round)
@@ -34,11 +42,12 @@ class RoundRecord:
     def apply(self, event: RunEvent) -> None:
         """Raises ValueError for what cannot have been."""
         kind, versions, work = event.WhichOneof("kind"), self.versions, self.work
-        if kind not in ("round_begun", "round_planned", "unmasked", "round_done", "finishing"):
+        if kind not in OF_ROUNDS:
             return
         number = getattr(event, kind).round
-        if number != versions.round:
-            raise ValueError(f"an event of round {number}: expected round {versions.round}")
+        expected = self.next if kind == "chosen" else versions.round
+        if number != expected:
+            raise ValueError(f"an event of round {number}: expected round {expected}")
         match kind:
             case "round_begun":
                 versions.begin(event.at_s)
@@ -52,6 +61,8 @@ class RoundRecord:
                 versions.unmask(event.unmasked)
             case "finishing":
                 work.finish()
+            case "chosen":
+                work.chosen = event.chosen
             case "round_done":
                 if self.homes is not None:
                     self.homes.done(event.round_done, work.given)

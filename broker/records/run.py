@@ -26,7 +26,7 @@ from .client_homes import ClientHomes
 from .cohort_ledger import CohortLedger
 from .history import History
 from .replica import ReplicaRecord
-from .rounds import RoundRecord
+from .rounds import OF_ROUNDS, RoundRecord
 from .submitted import SubmittedRun
 from .version_ledger import VersionLedger
 from .work_ledger import WorkLedger
@@ -35,7 +35,6 @@ __all__ = ["RunRecord"]
 
 _FAR = (WAITING, BUILDING, RUNNING, EXPORTING, CANCELLED, FAILED, DONE)
 """Phases in the order in which a run is said to stand in one of its replicas'."""
-_OF_ROUNDS = ("round_begun", "round_planned", "unmasked", "round_done", "evaluated", "finishing")
 
 
 class RunRecord:
@@ -168,7 +167,7 @@ class RunRecord:
                 self._wants(self.run.decided(len(event.formed.replicas) if apart else 0))
             for replica, made in zip(self.replicas, event.formed.replicas, strict=False):
                 replica.formed_s, replica.client = made.step_s, made.client
-        elif event.WhichOneof("kind") in _OF_ROUNDS:
+        elif event.WhichOneof("kind") in (*OF_ROUNDS, "evaluated"):
             if self.rounds is None:
                 raise ValueError(f"an event of a round of {self.id}: it has none")
             self.rounds.apply(event)

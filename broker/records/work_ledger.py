@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from ...proto.broker_pb2 import (
     Checkpoint,
+    Cohort,
     RoundBegun,
     RoundDone,
     RoundPosition,
@@ -49,7 +50,8 @@ class WorkLedger:
     given: by replica, its work of the round under way; none: it has not begun. total, committed:
     microbatches of the run. past: of replicas that have no work in this round, their last; who was
     in the round before may go on with what it made ahead. finishing: somebody has asked the run to
-    end early.
+    end early. chosen: clients of a round to come, as the submitter's rule has chosen them; None:
+    it has not.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class WorkLedger:
         self.total, self._whole = steps * microbatches, microbatches
         self._round, self.finishing = round_steps * microbatches, False
         self._own = microbatches // replicas
+        self.chosen: Cohort | None = None
         self.committed = self._before = 0  # `_before`: a round ago.
         self.sums = 0
         """Noisy sums that were made, or may have been, of clients that are hidden in them."""
@@ -191,6 +194,8 @@ class WorkLedger:
 
     def begin(self, begun: RoundBegun) -> None:
         """Replicas have got work, or go on with it, or the first part of it, in another term."""
+        if self.chosen is not None and self.chosen.round == begun.round:
+            self.chosen = None
         for work in begun.work:
             if (before := self.given.get(work.replica)) is not None:
                 self._give_back(_without(before.samples, work.samples))
@@ -239,11 +244,13 @@ class WorkLedger:
             returned=self._returned,
             sums=self.sums,
             finishing=self.finishing,
+            chosen=self.chosen,
             total=self.total if self.finishing else 0,
         )
 
     def restore(self, kept: RoundsKept) -> None:
         self.sums, self.finishing = kept.sums, kept.finishing
+        self.chosen = kept.chosen if kept.HasField("chosen") else None
         self.total = kept.total if kept.finishing else self.total
         self.committed, self._before = kept.committed, kept.before
         self.given = {w.replica: w for w in kept.work}

@@ -215,15 +215,17 @@ class RoundCoordinator:
         forgets = homes is not None and homes.known and any(w.afresh for w in work)
         self._disputes.begin(number)
         self._grid.begin()
-        out = [self._publish(now, round_begun=RoundBegun(round=number, work=work))]
+        chosen = self._policy.is_chosen(self.run.record, work)
+        begun = RoundBegun(round=number, work=work, chosen=chosen)
+        out = [self._publish(now, round_begun=begun)]
         if forgets:
             text = f"round {number}: some clients' state is gone, so all begin without"
             out.append(self._publish(now, note=text))
         self._know(now)
         self._contributions.go_on_with(before, (w.replica for w in going))
-        begun = [w for w in work if not w.behind]
-        out += save_version(self.run, [w.replica for w in begun if not w.late], at)
-        for w in begun:
+        newest = [w for w in work if not w.behind]
+        out += save_version(self.run, [w.replica for w in newest if not w.late], at)
+        for w in newest:
             replica = self._replica(w.replica)
             start = self._policy.start_of(self.rounds, replica.id, w)
             message = BrokerMessage(round_start=start)
@@ -425,6 +427,8 @@ class RoundCoordinator:
             member.term = member.term if member.replica in equal else 0  # it takes it from others
         if (uploads := self._policy.uploads(view, members)) is not None:
             done.uploads.CopyFrom(uploads)
+        if (reports := self._policy.reports(view, members)) is not None:
+            done.clients.CopyFrom(reports)
         going = [self.rounds.work.given[n] for n in done.going]
         self._exchange_s = done.exchange_s
         out += self._tell_evaluation(now, closes=True)

@@ -27,6 +27,7 @@ from ...proto.broker_pb2 import (
     BlobPiece,
     BlobQuery,
     BrokerMessage,
+    CohortChoice,
     DataAnswer,
     DataRequest,
     DescribeRequest,
@@ -47,6 +48,7 @@ from ..access.admission import AdmissionError
 from ..access.guard import Guard
 from ..access.limits import MESSAGES, MOST_MESSAGE_BYTES
 from ..events import (
+    CohortAsked,
     DataAsked,
     DescribeAsked,
     PeerSaid,
@@ -140,6 +142,7 @@ def add_services(
             "Cancel": unary("Runs.Cancel", runs.of_run("cancel"), RunRequest, RunState),
             "Pause": unary("Runs.Pause", runs.of_run("pause"), RunRequest, RunState),
             "Finish": unary("Runs.Finish", runs.of_run("finish"), RunRequest, RunState),
+            "Choose": unary("Runs.Choose", runs.choose, CohortChoice, RunState),
             "Resume": unary("Runs.Resume", runs.of_run("resume"), RunRequest, RunState),
             "Recall": unary("Runs.Recall", runs.of_run("recall"), RunRequest, Recalled),
             "Describe": unary("Runs.Describe", runs.describe, DescribeRequest, Description),
@@ -331,6 +334,13 @@ class RunsService:
             return answer
 
         return call
+
+    async def choose(self, wanted: CohortChoice, caller: Party | None) -> RunState:
+        run, by = RunId(wanted.run), _whose(caller)
+        answer: RunState = await self._shell.ask(
+            lambda request: CohortAsked(request, run, wanted.cohort, by)
+        )
+        return answer
 
     async def describe(self, _: DescribeRequest, caller: Party | None) -> Description:
         answer: Description = await self._shell.ask(DescribeAsked)

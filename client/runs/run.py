@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from .weights import CheckpointWriter
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ...broker.candidates import Rule
     from ...proto.broker_pb2 import RunEvent
     from ..files.exported import ExportedTensors
     from .half import HalfModel
@@ -161,6 +162,16 @@ class Run:
         changes nothing. Raises Refused for a run without rounds, and one that was cancelled or has
         failed."""
         return self.client.finish(self.id)
+
+    def select(self, rule: Rule, say: Callable[[str], None] | None = None) -> None:
+        """Have a rule choose the clients of each round to come, in a thread of this process, until
+        the run has ended: it gets `shoal.Candidates` when a round has begun, and returns the
+        numbers of the next one's clients. What comes too late, is no cohort or raises is said to
+        `say` (default: on stderr), and the round is of the clients that its number says; and so are
+        all while nobody runs a rule. Raises Refused for a run that was submitted without one."""
+        from . import selecting
+
+        selecting.begin(self, rule, say or selecting.to_stderr)
 
     def weights(self) -> dict[str, Tensor]:
         """The exported weights under the names of the user's own module, all in memory; of a run

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import grpc
 
-from ...job import Job
+from ...job import LIVE, Job
 from ...net.grpc_quirks import in_words
 from ...net.identity.enroll import BrokerAwayError
 from ...net.interrupts import elsewhere
@@ -33,6 +34,7 @@ from ...proto.admission_pb2 import (
 )
 from ...proto.admission_pb2_grpc import AdmissionStub
 from ...proto.broker_pb2 import (
+    Cohort,
     Description,
     PreviewAnswer,
     Recalled,
@@ -47,6 +49,7 @@ from ..files.records import files_of, write_run
 from .run import ENDED, Run
 
 if TYPE_CHECKING:
+    from ...broker.candidates import Rule
     from ...job.tables import Data
     from ..job_data import JobData
     from ..submission import Prepared
@@ -139,17 +142,31 @@ class Client:
         """What people call the peers that have joined, by id."""
         return {p.peer: p.profile.name or p.peer for p in self.describe().peers}
 
-    def submit(self, job: Job, say: Callable[[str], None] = lambda line: None) -> Run:
+    def submit(
+        self,
+        job: Job,
+        say: Callable[[str], None] = lambda line: None,
+        select: Rule | None = None,
+    ) -> Run:
         """Captures the job's model, uploads what the peers need, and starts the run.
 
-        `say` gets a line for people before each part that takes time. Raises ValueError for a job
+        `say` gets a line for people before each part that takes time. `select`: a rule for who is
+        in a round of federated training, in place of the job's `sync.select` (`Run.select`). Raises ValueError for a job
         that cannot run (SettingsError, ModelError, CaptureError, DataError), Refused when the
         broker does not take it.
         """
         from ..submission import prepare  # needs torch
+        from .selecting import rule_of
 
+        rule = select or rule_of(job)
+        if select is not None:
+            name = getattr(select, "__qualname__", type(select).__qualname__)
+            job = replace(job, sync=replace(job.sync, select=LIVE + name))
         with prepare(job, say, self._kept_by_peers) as prepared:
-            return self.submit_prepared(prepared, job.output.to, say)
+            run = self.submit_prepared(prepared, job.output.to, say)
+        if rule is not None:
+            run.select(rule)
+        return run
 
     def preview(self, job: Job, say: Callable[[str], None] = lambda line: None) -> PreviewAnswer:
         """What would run where if the job were submitted now; starts nothing. Raises as `submit`
@@ -238,6 +255,14 @@ class Client:
         """Have a run in rounds end early, in good order. Raises Refused as `Run.finish` does."""
         with self.translated():
             state: RunState = self._runs.Finish(broker_pb2.RunRequest(run=run), timeout=CALL_S)
+        return state
+
+    def choose(self, run: str, cohort: Cohort) -> RunState:
+        """Have the next round that begins be of these clients. Raises Refused where it cannot be,
+        or has begun."""
+        wanted = broker_pb2.CohortChoice(run=run, cohort=cohort)
+        with self.translated():
+            state: RunState = self._runs.Choose(wanted, timeout=CALL_S)
         return state
 
     def recall(self, run: str) -> Recalled:

@@ -1,7 +1,8 @@
 """Which clients are in a round of federated training: a pure function of (seed, round).
 
 The cohort of a round are the first `per_round` of its clients in the order that `permute` gives
-them under the key (seed, COHORT, round) (`permutation.py`).
+them under the key (seed, COHORT, round) (`permutation.py`). Where a rule of the submitter's has
+chosen others, they are said by their places in that order.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "cohort_of",
     "effective_lengths",
     "places_of",
+    "places_of_clients",
     "ranges_of",
     "state_number",
 ]
@@ -57,6 +59,15 @@ def cohort_of(clients: int, seed: int, round_: int, places: Iterable[int]) -> li
     run's."""
     at = np.fromiter(places, np.int64)
     found: list[int] = permute(at, clients, key(seed, Domain.COHORT, round_)).tolist()
+    return found
+
+
+def places_of_clients(clients: int, seed: int, round_: int, chosen: Iterable[int]) -> list[int]:
+    """Return the places at which these clients, by number, stand in a round's order of all,
+    ascending: what `cohort_of` returns them for."""
+    wanted = np.fromiter(chosen, np.int64)
+    order = np.array(cohort_of(clients, seed, round_, range(clients)))
+    found: list[int] = np.flatnonzero(np.isin(order, wanted)).tolist()
     return found
 
 

@@ -217,6 +217,8 @@ class Cohorts(Settings):
     """Of the virtual data that clients train on besides; None: there is none."""
     secure: bool = False
     """Whether what peers give to a sum is masked (`peer/secure/`)."""
+    selected: bool = False
+    """Whether a rule of the submitter's may say who is in a round."""
 
     @classmethod
     def of(
@@ -240,6 +242,23 @@ class Cohorts(Settings):
             byzantine=wrong,
             **work,
         )
+
+    @property
+    def places(self) -> int:
+        """How many places of a round's order may be in it: the first `per_round`, or all where a
+        rule says which."""
+        return self.clients if self.selected else self.per_round
+
+    @property
+    def least(self) -> int:
+        """How many clients a round has at least."""
+        return LEAST_MEMBERS if self.secure else 1
+
+    @property
+    def told(self) -> bool:
+        """Whether the broker is told what single clients come to, which a rule may go by: not where
+        they are hidden."""
+        return self.selected and not self.secure and self.privacy is None
 
     @property
     def by_client(self) -> bool:

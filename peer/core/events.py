@@ -223,9 +223,9 @@ class RoundResult:
     """What an action of a round came to. hashes: of the version by stage, parts: by segment of the
     plan, from an `APPLY`. drift: squared 2-norm, from a `CONTRIBUTE`. moved: mean square of what
     clients moved, from a `CONTRIBUTE`; squared 2-norm of the mean of all, from an `APPLY`.
-    left_out: places of clients that count for nothing, lost: of those whose state is gone, from a
-    `CONTRIBUTE`. code, why: what is wrong. masks: what the broker is told of masks, where sums have
-    some."""
+    left_out: places of clients that count for nothing, lost: of those whose state is gone, losses:
+    of those that count, in the order of their places, if they are told, from a `CONTRIBUTE`. code,
+    why: what is wrong. masks: what the broker is told of masks, where sums have some."""
 
     hashes: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
@@ -233,6 +233,7 @@ class RoundResult:
     moved: float = 0.0
     left_out: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
     code: str = ""
     why: str = ""
     masks: broker_pb2.MemberMasks | None = None

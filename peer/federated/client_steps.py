@@ -105,7 +105,7 @@ class ClientSteps(LocalSteps):
         for places that the cohort does not have."""
         cohorts, places = self._cohorts, places_of(start.cohort)
         own = isinstance(self._partition, OwnSamples)  # of those that are there, whoever they are
-        most = cohorts.clients if own or self._method.buffered else cohorts.per_round
+        most = cohorts.clients if own or self._method.buffered else cohorts.places
         if places and places[-1] >= most:
             raise DataError(
                 f"round {start.round} has a client at place {places[-1]} of a cohort of {most}"

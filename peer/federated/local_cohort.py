@@ -112,7 +112,7 @@ class LocalCohort(ClientSteps):
         moves by nothing, and nobody hears of it. One whose state is not here has none. Raises
         DataError."""
         start, cohorts, seed = self._start, self._cohorts, self._training.seed
-        self.left_out, self.lost = (), ()
+        self.left_out, self.lost, self.losses = (), (), ()
         if start.steps:
             return super().work(shared)
         some, shares = self._clients(start)
@@ -140,7 +140,8 @@ class LocalCohort(ClientSteps):
         told = start.weights if updates else shares
         weights = dict(zip(numbers, told, strict=True))
         squares: dict[int, float] = {}
-        seen = self._measured(trained, squares)
+        losses: dict[int, float] = {}
+        seen = self._measured(trained, squares, losses)
         if cohorts.privacy is not None:
             clip, count = cohorts.privacy.clip, len(numbers)
             self._rows = hidden_mean(seen, self._moving, squares, clip=clip, count=count)
@@ -171,6 +172,8 @@ class LocalCohort(ClientSteps):
             self._diverge()
             return 0.0
         self.left_out = tuple(p for p, n in zip(places, numbers, strict=True) if n not in there)
+        if cohorts.told:
+            self.losses = tuple(losses[n] for n in there)
         if cohorts.secure:
             return 0.0
         total = sum(squares[n] * (moves[n] ** 2 / w if moves else w) for n, w in there.items())
@@ -208,9 +211,11 @@ class LocalCohort(ClientSteps):
             elif tensor.is_floating_point():
                 tensor.detach().fill_(torch.nan)
 
-    def _measured(self, trained: Iterable[Trained], squares: dict[int, float]) -> Iterator[Trained]:
-        """Pass clients on, and note the squared norm of what each moved; no number of those whose
-        running statistics are none."""
+    def _measured(
+        self, trained: Iterable[Trained], squares: dict[int, float], losses: dict[int, float]
+    ) -> Iterator[Trained]:
+        """Pass clients on, and note the squared norm of what each moved, and the mean loss of its
+        steps; no number moved of those whose running statistics are none."""
         for some in trained:
             total = torch.zeros(len(some.participants), dtype=torch.float64)
             for name in self._trained:
@@ -222,6 +227,7 @@ class LocalCohort(ClientSteps):
                 if (values := some.values[name]).is_floating_point():
                     total += torch.where(values.isfinite().flatten(1).all(1), 0.0, torch.nan).cpu()
             squares |= zip(some.participants, total.tolist(), strict=True)
+            losses |= zip(some.participants, some.losses.tolist(), strict=True)
             yield some
 
     @property
@@ -241,13 +247,13 @@ class LocalCohort(ClientSteps):
     ) -> tuple[Mapping[int, float], Mapping[str, Tensor]]:
         """Return what moves of these clients count for in the mean, and from where parameters move;
         nothing, unless the method normalises. A move is divided by the client's effective length,
-        and multiplied by the largest of the round's cohort: then it is no smaller than it was, and
-        clients of one length move as without. What is left to multiply the mean by, the round's
-        plan says (`FederatedPolicy.scale`)."""
+        and multiplied by the largest of all that may be in the round: then it is no smaller than it
+        was, and clients of one length move as without. What is left to multiply the mean by, the
+        round's plan says (`FederatedPolicy.scale`)."""
         cohorts, train = self._cohorts, self._training.train
         if not self._method.normalises:
             return {}, {}
-        everybody = range(cohorts.per_round)
+        everybody = range(cohorts.places)
         cohort = cohort_of(cohorts.clients, self._training.seed, self._start.round, everybody)
         lengths = effective_lengths(
             [len(self._partition.train(n)) for n in cohort],

@@ -29,6 +29,9 @@ class LocalSteps:
         """Places of the round's cohort, of clients that `work` trained and that do not count."""
         self.lost: tuple[int, ...] = ()
         """Places of the round's cohort, of clients whose state is not here any more."""
+        self.losses: tuple[float, ...] = ()
+        """What clients came to that `work` trained and that count, in the order of their places:
+        the mean loss of their steps; none where it is not told."""
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """From here on, steps are of this round; those that were ahead of it stay as they were."""

@@ -184,6 +184,7 @@ class RoundWork(Generic[V]):
             moved=self._clients_moved,
             left_out=self.local.left_out,
             lost=self.local.lost,
+            losses=self.local.losses,
             masks=masks,
         )
 
