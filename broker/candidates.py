@@ -11,9 +11,7 @@ import numpy.typing as npt
 from ..dag.rounds.cohorts import cohort_of, places_of
 from ..job import Job
 from ..proto.broker_pb2 import (
-    RUNNING,
     Cohort,
-    ReplicaState,
     RoundBegun,
     RoundDone,
     RunEvent,
@@ -51,8 +49,8 @@ class Candidates:
     bytes: npt.NDArray[np.int64]
     """Of the client's update in that round, encoded; 0: not known."""
     reachable: npt.NDArray[np.bool_]
-    """Whether somebody is there who can train the client: of data that stays with its hosts, its
-    host."""
+    """Whether somebody was there who could train the client when the round before began: of data
+    that stays with its hosts, its host."""
 
     @property
     def clients(self) -> int:
@@ -80,14 +78,15 @@ class Clients:
     more are not counted."""
 
     def __init__(self, spec: RunSpec) -> None:
-        """Raises ValueError where the run has no clients."""
+        """Raises ValueError for a run whose clients no rule chooses."""
         job = Job.from_json(spec.job)
         cohorts = job.rounds.cohorts if job.rounds is not None else None
-        if cohorts is None:
-            raise ValueError(f'{spec.name} has no clients: expected sync.kind = "federated"')
+        if cohorts is None or not cohorts.selected:
+            raise ValueError(
+                f"{spec.name} was submitted without a rule for who is in a round: expected one "
+                "with sync.select, or client.submit(job, select=function)"
+            )
         count, self._round, self._hosts = cohorts.clients, -1, job.data.where == "peer"
-        self._client: list[int] = []
-        """By replica, whose data it has, where data stays with its hosts."""
         self._now = Candidates(
             round=0,
             per_round=cohorts.per_round,
@@ -106,26 +105,20 @@ class Clients:
     def see(self, event: RunEvent) -> Candidates | None:
         """Return the candidates for the next round when one has begun, unless that is the last."""
         match event.WhichOneof("kind"):
-            case "formed" if self._hosts:
-                self._client = [r.client for r in event.formed.replicas]
-            case "state" if self._hosts:
-                self._are_there(event.state.replicas)
             case "round_begun" if event.round_begun.round > self._round:
                 return self._begun(event.round_begun)
             case "round_done":
                 self._done(event.round_done)
         return None
 
-    def _are_there(self, replicas: Sequence[ReplicaState]) -> None:
-        self._now.reachable[:] = False
-        for client, state in zip(self._client, replicas, strict=False):
-            self._now.reachable[client] = state.phase == RUNNING
-
     def _begun(self, begun: RoundBegun) -> Candidates | None:
         now, self._round = self._now, begun.round
         for work in begun.work:
             places = places_of(work.cohort)
             now.asked[cohort_of(now.clients, now.seed, begun.round, places)] += 1
+        if self._hosts:
+            now.reachable[:] = False
+            now.reachable[[*begun.reachable]] = True
         return None if any(w.final for w in begun.work) else self._candidates(begun.round + 1)
 
     def _done(self, done: RoundDone) -> None:

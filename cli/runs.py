@@ -77,7 +77,8 @@ def train(
     if detach and loaded.sync.select:
         raise SettingsError(
             "sync.select",
-            f'is "{loaded.sync.select}", which runs here as long as this does: expected no --detach',
+            f'is "{loaded.sync.select}", which runs here for as long as this does: expected no '
+            "--detach",
         )
     from .. import client as clients
 

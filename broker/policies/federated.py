@@ -25,7 +25,7 @@ from ...dag.rounds.cohorts import (
 from ...job import Training
 from ...job.clients.client_options import LEAST_MEMBERS
 from ...job.rounds import method_of
-from ...proto.broker_pb2 import ClientReports, ClientUploads, RoundMember, RoundWork
+from ...proto.broker_pb2 import ClientReports, ClientUploads, RoundBegun, RoundMember, RoundWork
 from ..records.replica import ReplicaRecord
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
@@ -207,9 +207,15 @@ class FederatedPolicy(RoundPolicy):
         new one."""
         return 0 if self._cohorts.privacy is not None else super().saves_every
 
-    def is_chosen(self, run: RunRecord, work: Sequence[RoundWork]) -> bool:
-        places = {*self._chosen(run)}
-        return bool(places) and all(p in places for w in work for p in places_of(w.cohort))
+    def begun(
+        self, run: RunRecord, numbers: Sequence[int], work: Sequence[RoundWork]
+    ) -> RoundBegun:
+        """Return the event of the next round, which says whether its clients are those that the
+        submitter's rule has chosen."""
+        found, places = super().begun(run, numbers, work), {*self._chosen(run)}
+        inside = (p for w in work for p in places_of(w.cohort))
+        found.chosen = bool(places) and all(p in places for p in inside)
+        return found
 
     def _chosen(self, run: RunRecord) -> list[int]:
         """Return the places of the next cohort that the submitter's rule has chosen; none: it has

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ...dag.rounds.cohorts import cohort_of
-from ...proto.broker_pb2 import RoundWork, SampleRange
+from ...proto.broker_pb2 import RoundBegun, RoundWork, SampleRange
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .federated import FederatedPolicy
@@ -54,6 +54,15 @@ class HostsPolicy(FederatedPolicy):
             )
             for n, place in sorted(found[: self._asked - len(going)])
         ]
+
+    def begun(
+        self, run: RunRecord, numbers: Sequence[int], work: Sequence[RoundWork]
+    ) -> RoundBegun:
+        """Return the event of the next round, which says to a rule whose hosts were there."""
+        found = super().begun(run, numbers, work)
+        if self._cohorts.selected:
+            found.reachable.extend(sorted(run.replicas[n].client for n in numbers))
+        return found
 
     @property
     def _asked(self) -> int:

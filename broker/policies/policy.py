@@ -13,7 +13,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
-from ...proto.broker_pb2 import ClientReports, ClientUploads, RoundMember, RoundStart, RoundWork
+from ...proto.broker_pb2 import (
+    ClientReports,
+    ClientUploads,
+    RoundBegun,
+    RoundMember,
+    RoundStart,
+    RoundWork,
+)
 from ..records.replica import ReplicaRecord
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
@@ -69,10 +76,13 @@ class RoundPolicy:
         carried on, that of others in the round before."""
         return local_work(run, numbers, exchange_s, saves=self.saves)
 
-    def is_chosen(self, run: RunRecord, work: Sequence[RoundWork]) -> bool:
-        """Whether the next round, of this work, is of the clients that the submitter's rule has
-        chosen."""
-        return False
+    def begun(
+        self, run: RunRecord, numbers: Sequence[int], work: Sequence[RoundWork]
+    ) -> RoundBegun:
+        """Return the event of the next round, in which these replicas could have been, and which
+        is of this work."""
+        assert run.rounds is not None, f"run {run.id} has no rounds"
+        return RoundBegun(round=run.rounds.versions.round, work=work)
 
     def start_of(self, rounds: RoundRecord, replica: str, work: RoundWork) -> RoundStart:
         """Return what holders of a replica, by its id, are told of its work."""

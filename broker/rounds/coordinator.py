@@ -215,8 +215,7 @@ class RoundCoordinator:
         forgets = homes is not None and homes.known and any(w.afresh for w in work)
         self._disputes.begin(number)
         self._grid.begin()
-        chosen = self._policy.is_chosen(self.run.record, work)
-        begun = RoundBegun(round=number, work=work, chosen=chosen)
+        begun = self._policy.begun(self.run.record, numbers, work)
         out = [self._publish(now, round_begun=begun)]
         if forgets:
             text = f"round {number}: some clients' state is gone, so all begin without"

@@ -62,7 +62,8 @@ def begin(run: Run, rule: Rule, say: Say) -> None:
         try:
             for event in run.so_far():
                 number, last = event.number + 1, clients.see(event) or last
-            newest.put(last) if last is not None else None
+            if last is not None:
+                newest.put(last)
             _put(newest, clients, run.watch(number))
         except ClientError as error:
             say(f"run {run.id}: its rule is away, for the run is not heard of: {error}")

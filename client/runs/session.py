@@ -151,9 +151,9 @@ class Client:
         """Captures the job's model, uploads what the peers need, and starts the run.
 
         `say` gets a line for people before each part that takes time. `select`: a rule for who is
-        in a round of federated training, in place of the job's `sync.select` (`Run.select`). Raises ValueError for a job
-        that cannot run (SettingsError, ModelError, CaptureError, DataError), Refused when the
-        broker does not take it.
+        in a round of federated training, in place of the job's `sync.select` (`Run.select`).
+        Raises ValueError for a job that cannot run (SettingsError, ModelError, CaptureError,
+        DataError), Refused when the broker does not take it.
         """
         from ..submission import prepare  # needs torch
         from .selecting import rule_of

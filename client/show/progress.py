@@ -159,6 +159,8 @@ def row_of(
             ]
             text = round_rows.begun(event)
             return row | {"round": event.round_begun.round, "work": work, "text": text}
+        case "chosen":
+            return row | {"round": event.chosen.round, "clients": list(event.chosen.clients)}
         case "round_planned":
             found, text = event.round_planned, round_rows.planned(event)
             row |= {"round": found.round, "attempt": found.attempt, "text": text}

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ...broker import events as b
+from ...broker.candidates import Rule
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
@@ -53,6 +54,7 @@ def shortened(
     folder: Path,
     *,
     ghost: bool = False,
+    rule: Rule | None = None,
 ) -> Violation:
     """The violation of the fewest faults and steps of a virtual run with which there is one still;
     `violation` itself where there is none the second time. Churn stays as it is. The other
@@ -61,7 +63,7 @@ def shortened(
     def fails(faults: tuple[Fault, ...], steps: int) -> Violation | None:
         less, spec = replace(scenario, faults=faults), shorter(submitted, steps)
         try:
-            run_virtual(less, job, spec, blobs, folder, ghost=ghost)
+            run_virtual(less, job, spec, blobs, folder, ghost=ghost, rule=rule)
         except Violation as found:
             return found
         return None
@@ -105,7 +107,7 @@ def run_modelled(
                 f'is "{peer.nat}": relays are not modelled; run it as real processes (--real)',
             )
     shown.say(f"capturing {setting.job.name}")
-    packed = front.pack(setting.job)
+    packed, rule = front.pack(setting.job), front.rule(setting.job)
     facts = packed.facts
     summary.params, summary.operators = facts.parameters, facts.operators
     shown.view.tokens_per_step = facts.tokens_per_step
@@ -131,11 +133,13 @@ def run_modelled(
                 ghost=ghost,
                 trace=trace,
                 observe=observe,
+                rule=rule,
+                say=shown.say,
             )
     except Violation as error:
         shown.say(f"{error}\nlooking for the fewest faults and steps with which it is so")
         parts = scenario, setting.job, packed.spec, packed.blobs, folder
-        least = shortened(error, *parts, ghost=ghost)
+        least = shortened(error, *parts, ghost=ghost, rule=rule)
         summary.exit, summary.error, summary.violations = 1, str(least), 1
         return trace, None
     except StalledError as error:

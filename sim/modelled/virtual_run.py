@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...broker import events as b
+from ...broker.candidates import Rule
 from ...broker.options import BrokerOptions
 from ...job import Job
 from ...proto import broker_pb2
@@ -25,6 +26,7 @@ from ..monitor.monitor import Monitor
 from ..scenario.scenario import Scenario
 from ..scenario.tables import PeerTable
 from ..trace import Trace
+from ..virtual.choosing import begin_choosing
 from ..virtual.clock import Observe, Observed
 from ..virtual.spec import PeerDevice, PeerSpec
 from ..virtual.wan import Wan
@@ -76,11 +78,13 @@ def run_virtual(
     observe: Observe | None = None,
     broker_options: BrokerOptions | None = None,
     check: bool = True,
+    rule: Rule | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> VirtualRun:
     """Runs a job, whose `submitted` and `blobs` a client has prepared, to its end, or to the
     scenario's limit; one that waits for memory that nobody will bring, ends there. Data shards are
     written into `folder`. Without `check`, no invariant is watched, which takes a third of the
-    time.
+    time. `rule`: of who is in a round; `say` hears of cohorts that it does not choose.
 
     Raises ValueError for a job that the broker refuses and for faults that cannot be, Violation
     when an invariant does not hold, and StalledError when nothing is left to happen.
@@ -113,6 +117,8 @@ def run_virtual(
     faults = Faults(world, scenario.faults, scenario.selected, specs=specs, churn=churn)
     faults.start()
     run = world.submit(submitted)
+    if rule is not None:
+        begin_choosing(world, b.RunId(run), submitted, rule, say)
     late: list[bool] = []
 
     def end(over: bool) -> None:

@@ -1,4 +1,4 @@
-"""What must hold of rounds between replicas: I2 of samples, I11 of versions."""
+"""What must hold of rounds between replicas: I2 of samples and clients, I11 of versions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ...broker import events as b
 from ...broker.records.submitted import run_of
-from ...dag.rounds.cohorts import places_of
+from ...dag.rounds.cohorts import cohort_of, places_of
 from ...peer.core import events as p
-from ...proto.broker_pb2 import DONE, RoundWork, RunEvent
+from ...proto.broker_pb2 import DONE, Cohort, RoundBegun, RoundWork, RunEvent
 from ..virtual.clock import Observed
 from .violation import Broken, Check
 
@@ -20,7 +20,8 @@ __all__ = ["RoundCheck"]
 
 class RoundCheck(Check):
     """Every microbatch of a run is committed once; nobody works on what others work on or what is
-    committed; whoever begins a round has the same version in its stages."""
+    committed; a round that a rule has chosen has the clients of that choice, no others; whoever
+    begins a round has the same version in its stages."""
 
     wants = (b.Publish, b.Started, p.BeginRound, p.RoundReady)
 
@@ -29,6 +30,8 @@ class RoundCheck(Check):
         self._work: dict[str, dict[int, RoundWork]] = {}
         """By run, of the round under way."""
         self._committed: dict[str, set[int]] = {}
+        self._chosen: dict[str, Cohort] = {}
+        """By run, the newest choice of its submitter's rule."""
         self._seen: dict[str, int] = {}
         """Events of a run that were looked at."""
         self._versions: dict[tuple[str, int, tuple[int, int]], dict[str, tuple[int, str]]] = {}
@@ -52,8 +55,12 @@ class RoundCheck(Check):
             return
         self._seen[run] = event.number + 1
         match event.WhichOneof("kind"):
+            case "chosen":
+                self._chosen[run] = event.chosen
             case "round_begun":
                 self._handed_out(run, list(event.round_begun.work))
+                if event.round_begun.chosen:
+                    self._as_chosen(run, event.round_begun)
             case "round_done":
                 members = [m.replica for m in event.round_done.members]
                 work = self._work.pop(run, {})
@@ -76,6 +83,19 @@ class RoundCheck(Check):
                         f"{run} has {event.round_done.microbatches} microbatches committed, "
                         f"expected {len(done)}",
                     )
+
+    def _as_chosen(self, run: str, begun: RoundBegun) -> None:
+        """Of data that stays with its hosts, and where state of clients is with a replica that is
+        not there, some that were chosen are not in the round."""
+        needs = self.world.broker.machine.runs[b.RunId(run)].submitted.requirements
+        chosen = self._chosen.get(run)
+        assert needs.cohorts is not None, f"{run} has no clients"
+        places = [p for w in begun.work for p in places_of(w.cohort)]
+        inside = cohort_of(needs.cohorts.clients, needs.seed, begun.round, places)
+        wanted = set(chosen.clients) if chosen and chosen.round == begun.round else set()
+        partly = needs.sync.keeps_state or needs.cohorts.partition.kind == "by-peer"
+        if not set(inside) <= wanted or (set(inside) != wanted and not partly):
+            raise Broken("I2", f"{run} has {inside} in round {begun.round}: chosen were {wanted}")
 
     def _done(self, run: str) -> set[int]:
         """Committed microbatches, those of a checkpoint that it goes on from included."""

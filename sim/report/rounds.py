@@ -79,7 +79,9 @@ def _rounds_of_clients(s: Summary) -> Section:
     own = ("sums", "epsilon") if hidden else _MOVES
     old = any("staleness" in r for r in s.rounds)
     age = ("clients by versions behind",) if old else ()
-    heads = ("round", "asked", "came", "lost", *own, "sent", "took", "exchange", *age)
+    ruled = any("chosen_by" in r for r in s.rounds)
+    by = ("chosen by",) if ruled else ()
+    heads = ("round", *by, "asked", "came", "lost", *own, "sent", "took", "exchange", *age)
     rows = []
     for r in s.rounds[-MOST_ROWS:]:
         counts = [str(r[f"clients_{what}"]) for what in ("asked", "came", "lost")]
@@ -90,11 +92,14 @@ def _rounds_of_clients(s: Summary) -> Section:
             moved = str(r["noisy_sums"]), figure(r["epsilon"])
         times = size(r["sent_bytes"]), seconds(r["seconds"]), exchange
         behind = ", ".join(f"{s}: {clients}" for s, clients in r.get("staleness", ()))
-        rows.append((str(r["round"]), *counts, *moved, *times, *((behind,) if old else ())))
+        by = (r.get("chosen_by", ""),) if ruled else ()
+        rows.append((str(r["round"]), *by, *counts, *moved, *times, *((behind,) if old else ())))
     note = "Clients that a round asked, whose work is in its version, and that were lost with their"
     note += " peer. "
     note += _HIDDEN if hidden else _SHOWN
     note += " Sent: by all peers together, for the exchange."
+    if ruled:
+        note += " Chosen by the rule that the job names, or by the run where that had said nothing."
     if old:
         note += " Versions behind: how many were made since a client began."
     if (more := len(s.rounds) - MOST_ROWS) > 0:

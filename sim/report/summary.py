@@ -146,6 +146,8 @@ class Summary:
     training also clients_asked, clients_came and clients_lost, clients_moved (root mean square of
     the 2-norm of a client's move), mean_moved, and alike: the latter by the former; staleness, of
     clients that may begin with older versions, as pairs of versions made since and clients;
+    chosen_by, of a job with a rule for who is in a round: "rule", or "run" where it had said
+    nothing;
     where noise hides clients clients_moved is 0, alike None, and mean_moved of the noisy mean, and
     there are noisy_sums, made until then, and the epsilon that they come to."""
     local_losses: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
