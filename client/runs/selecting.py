@@ -73,12 +73,11 @@ def begin(run: Run, rule: Rule, say: Say) -> None:
             newest.put(None)
 
     def choose() -> None:
-        while (found := newest.get()) is not None:
-            while not newest.empty():
+        goes_on = True
+        while goes_on and (found := newest.get()) is not None:
+            while goes_on and not newest.empty():
                 later = newest.get()
-                if later is None:
-                    return
-                found = later
+                goes_on, found = later is not None, later or found
             _choose(run, rule, found, say)
 
     for name, work in (("events", read), ("rule", choose)):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from shoal.broker.events import (
     Answer,
+    CohortAsked,
     DescribeAsked,
     DrainAsked,
     MakePlan,
@@ -41,6 +42,7 @@ from shoal.job import Job
 from shoal.planner.requests.requirements import read_spec
 from shoal.planner.requests.run_spec import RunSpecError
 from shoal.proto.broker_pb2 import (
+    Cohort,
     Drained,
     Exported,
     Fault,
@@ -267,9 +269,11 @@ class Driver:
             self.now += self.often(self.pick(0.1, 1.0), 700.0)
             return TimerFired(self.pick(*self.timers[-9:], "x", "run:", "peer:z", "hello:s1"))
         if kind < 99:
-            return self.pick(DescribeAsked, partial(WatchAsked, run=self.run(), from_event=3))(
-                self.request()
-            )
+            return self.pick(
+                DescribeAsked,
+                partial(WatchAsked, run=self.run(), from_event=3),
+                partial(CohortAsked, run=self.run(), cohort=Cohort(clients=[0])),
+            )(self.request())
         return DrainAsked() if rng.random() < 0.3 else StreamOpened(StreamId("s0"))
 
     def step(self) -> None:

@@ -47,6 +47,7 @@ from shoal.proto.broker_pb2 import (
     CANCELLED,
     BlobQuery,
     BlobRange,
+    CohortChoice,
     DataRequest,
     DescribeRequest,
     Hello,
@@ -125,6 +126,7 @@ def calls(stubs: grpc.aio.Channel) -> dict[str, Any]:
         "Runs.Pause": lambda: runs.Pause(RunRequest()),
         "Runs.Resume": lambda: runs.Resume(RunRequest()),
         "Runs.Finish": lambda: runs.Finish(RunRequest()),
+        "Runs.Choose": lambda: runs.Choose(CohortChoice()),
         "Runs.Recall": lambda: runs.Recall(RunRequest()),
         "Runs.Resolve": lambda: runs.Resolve(DataRequest()),
         "Runs.Describe": lambda: runs.Describe(DescribeRequest()),
@@ -150,6 +152,7 @@ MAY = {
     PartyRole.SUBMITTER: {
         *("Runs.Submit", "Runs.Watch", "Runs.Cancel", "Runs.Describe", "Runs.Preview"),
         *("Runs.Pause", "Runs.Resume", "Runs.Finish", "Runs.Recall", "Runs.Resolve"),
+        "Runs.Choose",
         *("Admission.Renew", "Admission.Page"),
         *("Blobs.Store", "Blobs.Fetch", "Blobs.Have"),
     },

@@ -27,6 +27,8 @@ from shoal.net.identity.names import Party, PartyRole
 from shoal.proto.broker_pb2 import (
     Checkpoint,
     CheckpointFile,
+    Cohort,
+    CohortChoice,
     DescribeRequest,
     Description,
     Outcome,
@@ -95,6 +97,8 @@ async def everything(channel: grpc.aio.Channel, run: str) -> dict[str, tuple[str
         call = getattr(runs, name)(named)
         code = (await call.code()).name
         found[name] = code, (await call).SerializeToString() if code == "OK" else b""
+    call = runs.Choose(CohortChoice(run=run, cohort=Cohort(clients=[0])))
+    found["Choose"] = (await call.code()).name, b""
     watch = runs.Watch(WatchRequest(run=run, so_far=True))
     told = b""
     try:
