@@ -6,8 +6,9 @@
     faults.missed()                         # a sentence for each that did not happen
 
 A fault happens at a time of the world's clock, or in a step: as soon as one of the peers that it
-names begins an action of its phase there. Where none of them holds a stage (a spare, the broker),
-whoever begins one first. `for` undoes it so much later.
+names begins an action of its phase there; or in a round, as soon as one of them begins it, for
+peers that train clients side by side make no step. Where none of them holds a stage (a spare, the
+broker), whoever begins one first. `for` undoes it so much later.
 
 A fault that did not happen has tested nothing, so whoever runs a world asks for `missed()` at its
 end. Faults of `churn` are a stream, which may have no end; they are counted only, and those that
@@ -44,6 +45,13 @@ class Fired:
     """When; None: not yet."""
     why_not: str = ""
     """It was its turn, and there was nothing to do."""
+
+
+def _comes(fault: Fault, begins: p.Compute | p.BeginRound) -> bool:
+    """Return whether what a peer begins is what a fault waits for."""
+    if isinstance(begins, p.BeginRound):
+        return fault.at_round == begins.start.round
+    return fault.at_step == begins.step and PHASES[fault.phase](begins.action)
 
 
 class Faults:
@@ -98,17 +106,16 @@ class Faults:
         self._world.observe = both
 
     def observe(self, seen: Observed) -> None:
-        """Lets those happen whose step and phase have come."""
+        """Lets those happen whose step and phase, or whose round, have come."""
         record = seen.record
         if isinstance(record, p.Built):
             self._holders[seen.who] = None
-        if not self._waiting or not isinstance(record, p.Compute):
+        if not self._waiting or not isinstance(record, p.Compute | p.BeginRound):
             return
         for entry in list(self._waiting):
             fired, names = entry
-            fault = fired.fault
-            here = fault.at_step == record.step and PHASES[fault.phase](record.action)
-            if here and (seen.who in names or not any(n in self._holders for n in names)):
+            concerns = seen.who in names or not any(n in self._holders for n in names)
+            if concerns and _comes(fired.fault, record):
                 self._waiting.remove(entry)
                 # In a turn of its own: it may end the very machine that is being observed.
                 self._world.after(0.0, partial(self._fire, fired))
@@ -127,7 +134,7 @@ class Faults:
                 fired.at_s, fired.why_not = None, f"since no message came from {ways}"
         return tuple(
             f"{sentence(f.fault)}: it did not happen, "
-            + (f.why_not or "since the world ended before its time or its step came")
+            + (f.why_not or "since the world ended before its time, its step or its round came")
             for f in self._fired
             if f.at_s is None
         )

@@ -78,6 +78,7 @@ ONE_WAY = ("cut-off", "slow")
 """Faults that may concern one direction only."""
 LASTING = ("stop", "cut-off", "slow", "flap")
 """Faults that may end by themselves, after `for`."""
+_WHEN = ("at", "at_step", "at_round")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,9 @@ class FaultTable(Renamed):
     at: Duration | None = None
     """When, from the start of the simulation; or:"""
     at_step: int | None = None
-    """In which step, counted from 0, and `phase`."""
+    """In which step, counted from 0, and `phase`; or:"""
+    at_round: int | None = None
+    """In which round of replicas or clients, counted from 0: when one of `who` begins it."""
     phase: Literal["any", "forward", "backward", "weight", "clip", "update"] = "any"
     """At the first action of this kind that `who` begins in the step."""
     for_s: Duration = ZERO
@@ -125,11 +128,15 @@ class FaultTable(Renamed):
 
     def check(self) -> None:
         positive(self, "factor")
-        if (self.at is None) == (self.at_step is None):
-            found = "neither" if self.at is None else "both"
-            raise SettingsError("at", f"and `at_step` have {found}: expected exactly one of them")
-        if self.at_step is not None and self.at_step < 0:
-            raise SettingsError("at_step", f"is {self.at_step}: expected at least 0")
+        given = [name for name in _WHEN if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = f"given are {' and '.join(given) or 'none'}"
+            raise SettingsError(
+                "at", f"is one of at, at_step and at_round, and {found}: expected exactly one"
+            )
+        for name in _WHEN[1:]:
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise SettingsError(name, f"is {value}: expected at least 0")
         if self.phase != "any" and self.at_step is None:
             raise SettingsError(
                 "phase", f'is "{self.phase}", of a step: expected `at_step` to say of which'

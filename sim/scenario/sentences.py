@@ -116,12 +116,13 @@ def _fault(
     *,
     at_s: float | None = None,
     at_step: int | None = None,
+    at_round: int | None = None,
     phase: str = "any",
     for_s: float = 0.0,
     factor: float = 1.0,
     both: bool = True,
 ) -> Fault:
-    if at_s is None and at_step is None:
+    if at_s is None and at_step is None and at_round is None:
         at_s = 0.0
     return Fault(
         do=do,  # type: ignore[arg-type]  # checked when it is made, as everything here
@@ -129,6 +130,7 @@ def _fault(
         with_=(others,) if isinstance(others, str) else tuple(others),
         at=None if at_s is None else Duration(f"{at_s!r}s"),
         at_step=at_step,
+        at_round=at_round,
         phase=phase,  # type: ignore[arg-type]
         for_s=Duration(f"{float(for_s)!r}s"),
         factor=factor,
@@ -146,6 +148,8 @@ def sentence(fault: Fault) -> str:
     words += ["one way"] * (not fault.both)
     if fault.at is not None:
         words.append(f"at {fault.at:g} s")
+    elif fault.at_round is not None:
+        words.append(f"at round {fault.at_round}")
     else:
         words.append(f"at step {fault.at_step}")
         words += [f"({fault.phase})"] * (fault.phase != "any")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shoal.dag.schedule.schedule import Action
 from shoal.job.settings import SettingsError
 from shoal.peer.core import events as p
+from shoal.proto.broker_pb2 import RoundStart
 from shoal.sim.faults.churn import random_churn
 from shoal.sim.faults.damage import FLAP_S
 from shoal.sim.faults.faults import Faults
@@ -199,6 +200,27 @@ def test_a_fault_in_a_step_happens_when_its_peer_begins_the_phase(phase, actions
         stage.computes("a", 3, action)
         stage.computes("a", 3, action)
         assert stage.done == [(0.0, "kill", "a")]
+
+
+def test_a_fault_in_a_round_happens_when_its_peer_begins_it():
+    assert sentence(f.kill("a", at_round=2)) == "kill a at round 2"
+    stage, faults = playing(f.kill("a", at_round=2), f.broker_restart(at_round=1))
+    stage.built("a", "b")
+
+    def begins(who: str, number: int) -> None:
+        stage.see(who, p.BeginRound("r", 1, RoundStart(round=number)))
+
+    begins("a", 0)
+    stage.computes("a", 2, "F0@0")
+    begins("b", 2)
+    assert stage.done == []
+    begins("b", 1)
+    begins("a", 1)
+    assert [what for _, what, *_ in stage.done] == ["broker_restart"]
+    begins("a", 2)
+    begins("a", 2)
+    assert stage.done[1:] == [(0.0, "kill", "a")]
+    assert not faults.missed()
 
 
 def test_a_spare_and_the_broker_follow_the_first_who_begins():

@@ -353,8 +353,10 @@ def test_a_job_may_be_given_from_outside(tmp_path: Path) -> None:
         (TWO + LINK + fault("kill", who='who = ["memory>=8GiB"]'), 16, "none fits"),
         (TWO + LINK + fault("kill", who=""), 14, '`faults[0].who` has 0 of "kill": expected at le'),
         (TWO + LINK + fault("kill", who='who = ["broker"]'), 16, "names the broker"),
-        (TWO + LINK + fault("kill", ""), 14, "`at_step` have neither: expected exactly one"),
-        (TWO + LINK + fault("kill", 'at = "1s"\nat_step = 1'), 17, "have both: expected exactly"),
+        (TWO + LINK + fault("kill", ""), 14, "at_round, and given are none: expected exactly one"),
+        (TWO + LINK + fault("kill", 'at = "1s"\nat_step = 1'), 17, "given are at and at_step: exp"),
+        (TWO + LINK + fault("kill", "at_round = -1"), 17, "`faults[0].at_round` is -1: expected"),
+        (TWO + LINK + fault("kill", 'at_round = 1\nphase = "clip"'), 18, "expected `at_step` to"),
         (TWO + LINK + fault("kill", "at_step = -1"), 17, "`faults[0].at_step` is -1: expected"),
         (
             TWO + LINK + fault("kill", 'at = "1s"\nphase = "clip"'),
