@@ -139,9 +139,8 @@ JOBS: dict[str, Callable[[Path], Job]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["fedavgm", *(pytest.param(n, marks=pytest.mark.slow) for n in JOBS if n != "fedavgm")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
 def test_rounds_are_of_the_clients_that_the_rule_chose(
     laboratory: Callable[[Job], Any], tmp_path: Path, name: str
 ) -> None:
@@ -216,6 +215,7 @@ def test_what_is_no_cohort_is_refused_and_the_run_chooses(
         assert why in said
 
 
+@pytest.mark.slow
 def test_who_comes_too_late_early_or_again_is_refused(
     laboratory: Callable[[Job], Any], tmp_path: Path
 ) -> None:
@@ -350,7 +350,8 @@ def test_who_is_lost_is_missing_and_nobody_is_in_its_place(
     assert inside[3] == wanted[3]
 
 
-@pytest.mark.parametrize("hidden", ["privacy", pytest.param("secure", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", ["privacy", "secure"])
 def test_where_clients_are_hidden_a_rule_is_told_nothing_of_them(
     laboratory: Callable[[Job], Any],
     tmp_path: Path,

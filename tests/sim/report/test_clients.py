@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.broker.round_rows import RoundRows, begun, evaluated, sentence
 from shoal.proto.broker_pb2 import (
     ClientNumber,
+    ClientReports,
     Evaluation,
     RoundBegun,
     RoundDone,
@@ -75,6 +76,24 @@ def test_a_round_tells_how_many_clients_were_asked_came_and_were_lost() -> None:
     body = rounds_of(s, {})[-1].html()
     for cell in (">8<", ">5<", ">3<", ">25%<"):
         assert cell in body
+
+
+def test_a_round_tells_who_chose_its_clients() -> None:
+    rows, table = RoundRows(), list[dict[str, object]]()
+    for number, chosen in enumerate((False, True, False)):
+        work = RoundWork(replica=0, cohort=[SampleRange(count=2)])
+        rows.see(RunEvent(round_begun=RoundBegun(round=number, work=[work], chosen=chosen)))
+        rows.see(RunEvent(round_begun=RoundBegun(round=number, work=[work])))  # another term
+        members = [RoundMember(replica=0, weight=2)]
+        clients = ClientReports(clients=[3, 4])
+        rows.see(RunEvent(round_done=RoundDone(round=number, members=members, clients=clients)))
+        by = "rule" if chosen else "run"
+        assert f"2 of 2 clients, chosen by the {by}" in sentence(rows.rows[-1])
+        table.append(rows.rows[-1].table())
+    assert [row["chosen_by"] for row in table] == ["run", "rule", "run"]
+    body = rounds_of(Summary(name="job", world="virtual", seed=1, rounds=tuple(table)), {})[-1]
+    assert ">chosen by<" in body.html()
+    assert ">rule<" in body.html()
 
 
 def test_a_version_of_clients_that_began_with_older_ones_tells_how_old() -> None:
