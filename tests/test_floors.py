@@ -31,12 +31,12 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access options < events < membership < links snapshots < records < policies recovery
+        access candidates options < events < membership < links snapshots < records < policies recovery
         round_rows < runs < journal rounds < placement < registry < clients < machine
         < service validate""",
     "broker/policies": """
-        disputes handing pairs segments uploads < round_view stateful < policy < federated gossip
-        < hosts < buffered
+        disputes handing pairs segments uploads < round_view stateful < client_reports policy
+        < federated gossip < hosts < buffered
         < policies""",
     "broker/service": """
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
@@ -58,7 +58,7 @@ ORDER = {
         < address repeats temporary < blobs web < identity < discovery transports""",
     "job": """
         encodings units words < settings < clients gossip methods plan_options < rounds tables
-        < stripped sync training < unsupported < spec""",
+        < sync training < stripped < unsupported < spec""",
     "peer": """
         blobs data hours logs secure sync < core host < rounds < federated < compute < shell
         < entry""",

@@ -48,7 +48,7 @@ def policy_of(sizes: list[int], weight: str = "samples", **options: Any) -> Buff
 
 def view_of(given: dict[int, RoundWork]) -> RoundView:
     """Round ROUND of replicas with this work, as far as the policy reads it."""
-    ledger = SimpleNamespace(given=given, committed=ROUND, total=50)
+    ledger = SimpleNamespace(given=given, committed=ROUND, total=50, chosen=None)
     ledger.units = lambda n: len(places_of(given[n].cohort))
     rounds = SimpleNamespace(work=ledger, versions=SimpleNamespace(round=ROUND), homes=None)
     replica = SimpleNamespace(term=1, committed=0, round_step_s=1.0, plan=None)
