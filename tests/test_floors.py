@@ -31,9 +31,9 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access candidates options < events < membership < links snapshots < records < policies recovery
-        round_rows < runs < journal rounds < placement < registry < clients < machine
-        < service validate""",
+        access candidates options < events < membership < links snapshots < records
+        < policies recovery round_rows < runs < journal rounds < placement < registry < clients
+        < machine < service validate""",
     "broker/policies": """
         disputes handing pairs segments uploads < round_view stateful < client_reports policy
         < federated gossip < hosts < buffered

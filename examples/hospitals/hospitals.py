@@ -1,7 +1,8 @@
 """Three hospitals that train one model and show nobody a case: of scikit-learn's breast cancer data
 (569 cases of 30 measured numbers) each has its own part, and not the same mixture.
 
-python -m shoal.examples.hospitals.hospitals cases     # what each hospital has: cases/NAME/
+python -m shoal.examples.hospitals.hospitals cases                     # what each has: cases/NAME/
+python -m shoal.examples.hospitals.hospitals cases model.safetensors   # right on held-out cases
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-__all__ = ["Diagnosis", "diagnosis", "write"]
+__all__ = ["Diagnosis", "diagnosis", "right", "write"]
 
 NUMBERS = 30
 HOSPITALS = {"north": 0.45, "east": 0.35, "south": 0.2}
@@ -71,6 +73,32 @@ def write(folder: Path) -> list[Path]:
     return found
 
 
+@torch.no_grad()
+def right(weights: Path, folder: Path) -> dict[str, tuple[int, int]]:
+    """Return by hospital of which the cases are here, how many of those that it held out a model is
+    right about, and how many there are: the last quarter, by `holdout` of job.toml, on which
+    nobody trained."""
+    model, found = diagnosis(), {}
+    model.load_state_dict(load_file(weights))
+    for file in sorted(folder.glob("*/cases.npz")):
+        with np.load(file) as cases:
+            x, y = torch.from_numpy(cases["x"]), torch.from_numpy(cases["y"])
+        count = len(y) // 4
+        said = model.layers(torch.log1p(x[-count:])).argmax(1)
+        found[file.parent.name] = int((said == y[-count:]).sum()), count
+    return found
+
+
+def report(found: dict[str, tuple[int, int]]) -> list[str]:
+    """Return lines for people, of each hospital and of all."""
+    both = [sum(numbers) for numbers in zip(*found.values(), strict=True)]
+    return [
+        f"{name}: {good} of {count} held-out cases right, {good / count:.1%}"
+        for name, (good, count) in [*found.items(), ("all", (both[0], both[1]))]
+    ]
+
+
 if __name__ == "__main__":
-    for made in write(Path(sys.argv[1])):
-        print(made)
+    here, *model = map(Path, sys.argv[1:])
+    for line in report(right(model[0], here)) if model else write(here):
+        print(line)
