@@ -281,7 +281,7 @@ def _captured(
             "fragment for each, and 1 where there is none",
         )
     if of is not None and of.privacy is not None:
-        check_hides(captured.graph)
+        check_hides(captured.graph, of.privacy)
     if of is not None and method_of(of.method).buffered:
         check_moves(captured.graph, of.method)
     if of is not None and of.secure:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from .clients.client_options import (
     AdaptiveOptions,
-    ClientPrivacy,
     Cohorts,
     FedAvgMOptions,
     FedAvgOptions,
@@ -18,6 +17,7 @@ from .clients.client_options import (
     FedProxOptions,
     ScaffoldOptions,
 )
+from .clients.client_privacy import ClientPrivacy
 from .gossip import NoLocoOptions, PairOptions, SapsOptions, SapsOuterOptions
 from .settings import Settings, SettingsError, at_least, at_most
 

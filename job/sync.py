@@ -13,13 +13,8 @@ from .clients.client_compression import (
     Compression,
     CompressionOptions,
 )
-from .clients.client_options import (
-    AGGREGATES,
-    Aggregate,
-    ClientPrivacy,
-    check_weight,
-    share_of,
-)
+from .clients.client_options import AGGREGATES, Aggregate, check_weight, share_of
+from .clients.client_privacy import ClientPrivacy, check_masked
 from .clients.local_work import LocalWork, VhlOptions
 from .methods import METHODS as ALLREDUCE
 from .methods import method_options
@@ -212,6 +207,7 @@ class Sync(Settings):
                 f'is "{self.aggregate}" with privacy: how much one client changes of that, whatever'
                 ' the others are, is not bounded by clip; expected "mean"',
             )
+        check_masked(self.privacy, secure=self.secure)
 
     @property
     def client_compression(self) -> ClientCompression:

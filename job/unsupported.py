@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from .clients.client_options import LEAST_MEMBERS
+from .clients.client_privacy import LEAST_MEMBERS, fewest_of
 from .methods import METHODS
 from .plan_options import PlanOptions
 from .rounds import method_of
@@ -224,9 +224,12 @@ def _not_secure(job: _Tables) -> Iterator[tuple[str, str]]:
     if job.codec.sync != "none":
         why = "what is masked are the 64 bits of integers, of which a codec may lose none"
         yield "codec.sync", f'"none" is, with sync.secure: {why}'
-    if job.plan.replicas != "auto" and job.plan.replicas < LEAST_MEMBERS:
+    fewest = fewest_of(job.sync.privacy)
+    if job.plan.replicas != "auto" and job.plan.replicas < fewest:
         why = "of the sum of two each knows the other's part"
-        yield "plan.replicas", f'{LEAST_MEMBERS} or more are, or "auto", with sync.secure: {why}'
+        if fewest > LEAST_MEMBERS:
+            why = "sync.privacy.fewest says so"
+        yield "plan.replicas", f'{fewest} or more are, or "auto", with sync.secure: {why}'
 
 
 def _not_private(job: _Tables) -> Iterator[tuple[str, str]]:

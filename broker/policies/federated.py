@@ -21,7 +21,6 @@ from ...dag.rounds.cohorts import (
     ranges_of,
 )
 from ...job import Training
-from ...job.clients.client_options import LEAST_MEMBERS
 from ...job.rounds import method_of
 from ...proto.broker_pb2 import ClientUploads, RoundMember, RoundWork
 from ..records.replica import ReplicaRecord
@@ -92,7 +91,7 @@ class FederatedPolicy(RoundPolicy):
         seconds, first = [run.replicas[n].round_step_s for n in numbers], 0
         places, found = self._free(run, going), dict[int, Sequence[int]]()
         counts = divide(len(places), seconds)
-        if self._cohorts.secure and sum(map(bool, counts)) < LEAST_MEMBERS:
+        if self._cohorts.secure and sum(map(bool, counts)) < self._cohorts.fewest:
             counts = divide(len(places), [0.0] * len(seconds))
         for n, count in zip(numbers, counts, strict=True):
             if count:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...job.clients.client_options import SPARE_SUMS
+from ...job.clients.client_privacy import SPARE_SUMS
 from ...proto.broker_pb2 import RoundDone, RoundPosition
 from ...proto.journal_pb2 import RoundsKept
 from .work_ledger import WorkLedger

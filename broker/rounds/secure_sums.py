@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...dag.plan.plan import PeerId
-from ...job.clients.client_options import LEAST_MEMBERS
+from ...job.clients.client_privacy import why_members
 from ...proto.broker_pb2 import (
     BrokerMessage,
     MaskShare,
@@ -32,6 +32,8 @@ class SecureSums:
         again."""
         cohorts = run.submitted.requirements.cohorts
         self.wanted = cohorts is not None and cohorts.secure
+        self._fewest = cohorts.fewest if cohorts is not None else 1
+        self._why = why_members(cohorts.privacy if cohorts is not None else None)
         self._run, self._versions = run, run.rounds.versions
         self._keys: dict[PeerId, SignedKey] = {}
         self._now: Unmasking | None = None
@@ -61,15 +63,15 @@ class SecureSums:
         return [r.number for r in records if waited & set(r.peers)]
 
     def are_few(self, members: int) -> bool:
-        """Whether so many members would know each other's contributions by their sum."""
-        return self.wanted and members < LEAST_MEMBERS
+        """Whether so many members would know each other's contributions by their sum, or have too
+        little noise in it."""
+        return self.wanted and members < self._fewest
 
     def why_few(self, members: int) -> str:
         """Say why a round comes to nothing with so many."""
         return (
-            f"{members} peers are left with a contribution to round {self._versions.round}, and "
-            f"with sync.secure a sum is of {LEAST_MEMBERS} or more: of fewer, each could tell what "
-            "another gave"
+            f"{members} peers are left with a contribution to round {self._versions.round}, "
+            f"{self._why}"
         )
 
     @property

@@ -21,7 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["StreamKey", "gaussian", "known_key", "secret_key"]
+from .discrete_gaussian import discrete_gaussian
+from .vector import RunVector, Span
+
+__all__ = ["StreamKey", "VectorNoise", "gaussian", "known_key", "secret_key"]
 
 StreamKey = Callable[[int, int, int], bytes]
 """By the run's seed, a round and an attempt, the key of the noise in a sum: 32 bytes."""
@@ -46,3 +49,31 @@ def gaussian(key: bytes, label: str, elements: int) -> Tensor:
     angle = 2.0 * np.pi * (v / 2.0**53)
     found = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
     return torch.from_numpy(found[:elements])
+
+
+class VectorNoise:
+    """Noise in the sums of a run, by parts of its vector: the same however that is divided, as each
+    piece of an entry has a stream of its own."""
+
+    def __init__(self, vector: RunVector, seed: int, key: StreamKey) -> None:
+        self._vector, self._seed, self._key = vector, seed, key
+
+    def of_sum(self, part: Span, round_: int, attempt: int) -> Tensor:
+        """Return what who adds up adds, by its deviation: (elements,), float64."""
+        key = self._key(self._seed, round_, attempt)
+        each = [
+            gaussian(key, f"{piece.entry.value} {piece.start}", piece.elements)
+            for piece in self._vector.pieces(part)
+        ]
+        return torch.cat(each)
+
+    def of_giver(self, giver: str, part: Span, round_: int, attempt: int, bits: int) -> Tensor:
+        """Return the share of one that gives, with a deviation of 2^bits: (elements,), int64. The
+        sum of several such shares hides as one does (Kairouz, Liu, Steinke 2021, 2102.06387,
+        theorem 1: what it lacks of that is below exp(-4^bits))."""
+        key = self._key(self._seed, round_, attempt)
+        each = [
+            discrete_gaussian(key, f"{giver} {p.entry.value} {p.start}", p.elements, bits)
+            for p in self._vector.pieces(part)
+        ]
+        return torch.cat(each)

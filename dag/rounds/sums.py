@@ -51,12 +51,13 @@ def without(values: Tensor, integers: Sequence[slice]) -> Tensor:
 
 
 class FixedPoint:
-    """The grid of a sum. weight: of all that will be added."""
+    """The grid of a sum. weight: of all that will be added. step: what its numbers are multiples
+    of."""
 
-    def __init__(self, weight: int, exponent: int) -> None:
+    def __init__(self, weight: int, exponent: int, step: float = 0.0) -> None:
+        """`step`: 0: the finest with which no sum is too large."""
         self.weight, self.exponent = weight, exponent
-        self._scale = 62 - exponent - weight.bit_length()
-        """The grid is 2^-scale."""
+        self.step = step or math.ldexp(1.0, exponent + weight.bit_length() - 62)
 
     def fixed(self, values: Tensor, weight: int) -> Tensor:
         """Return numbers × weight as multiples of the grid: (elements,), int64. Raises
@@ -70,11 +71,11 @@ class FixedPoint:
 
     def rounded(self, exact: Tensor) -> Tensor:
         """Return numbers, (elements,), float64, as multiples of the grid, int64."""
-        return (exact * math.ldexp(1.0, self._scale)).round_().to(torch.int64)
+        return (exact / self.step).round_().to(torch.int64)
 
     def mean(self, total: Tensor) -> Tensor:
         """Return the mean, (elements,), float32, of a sum of such multiples."""
-        found = total.to(torch.float64) * math.ldexp(1.0, -self._scale)
+        found = total.to(torch.float64) * self.step
         return (found / float(self.weight)).to(torch.float32)
 
 

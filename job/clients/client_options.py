@@ -9,15 +9,14 @@ from typing import Any, Literal
 
 from ..settings import Settings, SettingsError, at_least
 from .client_compression import ClientCompression
+from .client_privacy import ClientPrivacy, check_masked, fewest_of, why_members
 from .local_work import LocalWork, VhlOptions
 from .partitioning import Partitioning
 
 __all__ = [
     "AGGREGATES",
-    "LEAST_MEMBERS",
     "AdaptiveOptions",
     "Aggregate",
-    "ClientPrivacy",
     "Cohorts",
     "FedAvgMOptions",
     "FedAvgOptions",
@@ -26,7 +25,6 @@ __all__ = [
     "FedProxOptions",
     "ScaffoldOptions",
     "check_weight",
-    "no_integers",
     "share_of",
 ]
 
@@ -34,12 +32,6 @@ Aggregate = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "fla
 AGGREGATES: Mapping[Aggregate, int] = {"trimmed-mean": 1, "krum": 3, "multi-krum": 3}
 """Rules that leave out as many clients as may be wrong, f: how many a round has beside 2f, at
 least."""
-SPARE_SUMS = 8
-"""Sums of a round that the budget has beside one for each round, for rounds that are made again."""
-LEAST_MEMBERS = 3
-"""Peers in a sum with masks: of the sum of two, each would know the other's addend."""
-_MOST_NOISE = 2.0**9
-"""Of the noise in a mean: numbers of contributions and results are below 2^10."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,49 +140,6 @@ class AdaptiveOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientPrivacy(Settings):
-    """Differential privacy of clients (DP-FedAvg with a fixed denominator; McMahan et al. 2018,
-    1710.06963, section 3): whether any one client moves what it does, whatever its data is, or
-    nothing, all versions together are as likely up to a factor e^epsilon, but for a chance of
-    delta."""
-
-    clip: float
-    """The largest 2-norm of what a client moves, over all parameters."""
-    epsilon: float
-    """Of the whole run."""
-    delta: float
-    """Of the whole run, in (0, 1)."""
-    noise: float = 0.0
-    """Standard deviation of the noise in each sum, by `clip`. 0: the least that epsilon and delta
-    allow, which is found when the run is submitted."""
-
-    def check(self) -> None:
-        for key in ("clip", "epsilon"):
-            value = getattr(self, key)
-            if not 0 < value < float("inf"):
-                raise SettingsError(key, f"is {value}: expected a number above 0")
-        if not 0 < self.delta < 1:
-            raise SettingsError("delta", f"is {self.delta}: expected a number in (0, 1)")
-        at_least(self, 0, "noise")
-
-    def sums(self, rounds: int) -> int:
-        """Return how many noisy sums the budget of so many rounds is for."""
-        return rounds + SPARE_SUMS
-
-    def check_fits(self, clients: int) -> None:
-        """Raises SettingsError for noise that numbers of a mean over so many clients cannot have:
-        nine standard deviations, which none of this noise exceeds."""
-        most = self.clip + 9 * self.noise * self.clip / clients
-        if most > _MOST_NOISE:
-            raise SettingsError(
-                "epsilon",
-                f"is {self.epsilon}, and by that a number of the mean of {clients} clients has "
-                f"noise of up to {most:.3g}: expected less than {_MOST_NOISE:g}, by a larger "
-                "epsilon, a smaller clip or more clients in a round",
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cohorts(Settings):
     """Clients, cohorts, and what a client does in a round. Which client has which samples follows
     from `partition` and the column of labels, on every machine alike."""
@@ -242,6 +191,11 @@ class Cohorts(Settings):
         )
 
     @property
+    def fewest(self) -> int:
+        """How many peers are in a sum, at least."""
+        return fewest_of(self.privacy) if self.secure else 1
+
+    @property
     def by_client(self) -> bool:
         """Whether each client's contribution is exchanged by itself, and not their mean."""
         return self.aggregate != "mean"
@@ -262,6 +216,8 @@ class Cohorts(Settings):
                 raise error.inside("privacy") from None
         if self.secure:
             self._check_secure()
+        elif self.privacy is not None:
+            check_masked(self.privacy, secure=self.secure)
         if self.per_round > self.clients:
             raise SettingsError(
                 "per_round",
@@ -290,21 +246,8 @@ class Cohorts(Settings):
             raise SettingsError(
                 "secure", f"is true with {why}: expected false, or another of these"
             )
-        if self.per_round < LEAST_MEMBERS:
-            raise SettingsError(
-                "per_round",
-                f"is {self.per_round} with secure = true: expected at least {LEAST_MEMBERS}, since "
-                "of the sum of two each knows the other's part",
-            )
-
-
-def no_integers(name: str) -> str:
-    """Say why sums of this are not masked."""
-    return (
-        f"is true, and the model has {name!r}, integers of which a round takes the largest: that "
-        "is no sum, and masks cancel in sums alone. Expected a model without them, such as with "
-        "GroupNorm in place of BatchNorm"
-    )
+        if self.per_round < self.fewest:
+            raise SettingsError("per_round", f"is {self.per_round} {why_members(self.privacy)}")
 
 
 def check_weight(aggregate: Aggregate, weight: str) -> None:

@@ -334,7 +334,8 @@ def _rounds(
                 f"is true, and {order.peer} has no certificate to sign keys with: expected a "
                 "network without --insecure",
             )
-        masks = MaskedSums(order.peer, run_of(order.run), member_of)
+        fewest = settings.cohorts.fewest if settings.cohorts is not None else 1
+        masks = MaskedSums(order.peer, run_of(order.run), member_of, fewest)
     return RoundWork(
         algebra, settings, local, peer=order.peer, stages=stages, copies=tensors, masks=masks
     )

@@ -53,7 +53,7 @@ optimizers; one always is."""
 class LocalCohort(ClientSteps):
     """Clients of one replica that is one peer with the whole model. `graph`: not bound. `executor`:
     what it has of the model, which comes to the mean. Work that a pipeline has begun it goes on
-    with by steps."""
+    with by steps. Raises SettingsError."""
 
     def __init__(
         self,
@@ -83,6 +83,9 @@ class LocalCohort(ClientSteps):
         self._cohort = Cohort(
             graph, training.train, most=most, mu=self._mu, virtual=virtual, device=executor.device
         )
+        privacy, numbers = self._cohorts.privacy, sum(p.numel() for p in self._moving.values())
+        self._clip = privacy.shortened(numbers) if privacy is not None else 0.0
+        """The 2-norm that a client's move has at most."""
         self._graph, self._states, self._controls = graph, states, controls
         """Whether clients have control variates."""
         self._rows: dict[str, Tensor] = {}
@@ -142,7 +145,7 @@ class LocalCohort(ClientSteps):
         squares: dict[int, float] = {}
         seen = self._measured(trained, squares)
         if cohorts.privacy is not None:
-            clip, count = cohorts.privacy.clip, len(numbers)
+            clip, count = self._clip, len(numbers)
             self._rows = hidden_mean(seen, self._moving, squares, clip=clip, count=count)
             return 0.0
         moves, began = self._normalised(numbers, weights)

@@ -17,7 +17,7 @@ from ...compression.codec import RAW, Encoded
 from ...dag.execute.execute import TensorSpecError
 from ...dag.rounds.combiners import combined, middle_integers
 from ...dag.rounds.digest import digest
-from ...dag.rounds.noise import StreamKey, gaussian, secret_key
+from ...dag.rounds.noise import StreamKey, VectorNoise, secret_key
 from ...dag.rounds.sums import (
     FixedPoint,
     IntegerSum,
@@ -27,7 +27,7 @@ from ...dag.rounds.sums import (
     fits,
 )
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
-from ...job.clients.client_options import no_integers
+from ...job.clients.client_privacy import STEP_BITS, no_integers
 from ...job.rounds import RoundSettings
 from ...job.settings import Settings, SettingsError
 from ...proto import broker_pb2
@@ -81,7 +81,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
             raise SettingsError("sync.secure", no_integers(integer))
         self._cohorts, self.most_rows = settings.cohorts, settings.most_rows
         self._privacy, self.keeps_given = settings.privacy, settings.keeps_given
-        self._seed, self._noise_key = settings.seed, noise_key
+        self._hiding = VectorNoise(vector, settings.seed, noise_key)
         self._replica, self._round = replica, -1
         self._mean, self._whole = _Mean(Settings()), _Whole(Settings())
         self._overlap = settings.overlap
@@ -307,7 +307,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         grid, elements = self._grid(plan), part[1] - part[0]
         if self._masks:
             masked = IntegerSum(elements)
-            if self._privacy is not None:
+            if self._privacy is not None and not self._privacy.distributed:
                 masked.add_multiples(grid.rounded(self._noise(part, plan)))
             return masked
         total = WeightedSum(elements, grid.weight, plan.exponent, self.vector.integers(part))
@@ -317,26 +317,27 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
 
     def _grid(self, plan: broker_pb2.RoundPlan) -> FixedPoint:
         """Where clients are to be hidden the mean is over as many as a round asks, however many
-        came."""
-        weight = plan.weight
+        came; where each peer adds noise of its own, no plan says how fine the grid is."""
+        weight, step = plan.weight, 0.0
         if self._privacy is not None:
             assert self._cohorts is not None, "no clients"
             weight = max(weight, self._cohorts.per_round)  # what more of them weigh is no error
-        return FixedPoint(weight, plan.exponent)
+            step = self._privacy.step if self._privacy.distributed else 0.0
+        return FixedPoint(weight, plan.exponent, step)
 
     def _noise(self, part: Span, plan: broker_pb2.RoundPlan) -> Tensor:
         assert self._privacy is not None, "no client is hidden"
-        key = self._noise_key(self._seed, plan.round, plan.attempt)
-        noise = [
-            gaussian(key, f"{piece.entry.value} {piece.start}", piece.elements)
-            for piece in self.vector.pieces(part)
-        ]
-        return torch.cat(noise) * (self._privacy.noise * self._privacy.clip)
+        found = self._hiding.of_sum(part, plan.round, plan.attempt)
+        return found * (self._privacy.noise * self._privacy.clip)
 
     def masked(
         self, part: Span, given: Tensor, weight: int, plan: broker_pb2.RoundPlan, mask: OnIntegers
     ) -> WrittenPart[Tensor]:
-        bits = mask(self._grid(plan).fixed(given, weight)).view(torch.float32)
+        multiples = self._grid(plan).fixed(given, weight)
+        if self._privacy is not None and self._privacy.distributed:
+            at, number = (plan.round, plan.attempt), self._replica.partition(".")[2] or "0"
+            multiples += self._hiding.of_giver(number, part, *at, STEP_BITS)
+        bits = mask(multiples).view(torch.float32)
         return WrittenPart(RAW.encode(bits).buffers, bits)
 
     def unmasked(

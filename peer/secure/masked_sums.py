@@ -20,9 +20,11 @@ MemberOf = Callable[[PeerId, str, int], SecureMember]
 
 
 class MaskedSums:
-    """The sums of `peer` in rounds of a run. A round has keys of its own."""
+    """The sums of `peer` in rounds of a run. A round has keys of its own. `fewest`: it gives
+    nothing to a sum of fewer members."""
 
-    def __init__(self, peer: PeerId, run: str, member_of: MemberOf) -> None:
+    def __init__(self, peer: PeerId, run: str, member_of: MemberOf, fewest: int) -> None:
+        self._fewest = fewest
         self._peer, self._run, self._member_of = peer, run, member_of
         self._member: SecureMember | None = None
         self._round = -1
@@ -43,6 +45,10 @@ class MaskedSums:
         """Join an attempt. Raises SecureSumError for one that nothing may be given to."""
         if plan.round != self._round:
             raise SecureSumError(f"keys of round {plan.round}, in round {self._round}", self._peer)
+        if len(plan.keys) < self._fewest:
+            raise SecureSumError(
+                f"{len(plan.keys)} members: expected at least {self._fewest}", self._peer
+            )
         dealt = self._now.deal(plan.attempt, plan.keys)
         return MemberMasks(sealed=_shares(dealt))
 

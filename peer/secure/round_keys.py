@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.secret_sharing import majority
-from ...job.clients.client_options import LEAST_MEMBERS
+from ...job.clients.client_privacy import LEAST_MEMBERS
 from ...net.identity.credential import Credential
 from ...net.identity.names import PartyRole
 from ...net.identity.signing import SignatureError, sign, signer_of

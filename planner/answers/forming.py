@@ -22,7 +22,7 @@ from ...dag.ir.graph import Graph
 from ...dag.plan.report import Alternative, PlanWithReport
 from ...dag.schedule.filled import filled
 from ...dag.transforms.vocabulary import planned_graph
-from ...job.clients.client_options import LEAST_MEMBERS
+from ...job.clients.client_privacy import why_members
 from ...job.gossip import SapsOptions
 from ...job.rounds import RoundSettings, SparseLocoOptions, StreamingOptions, options_of
 from ...job.training import Training
@@ -165,13 +165,9 @@ def _formed(
         return ReplicasFormed(
             ask.replica, ask.version, broker_pb2.Formation(kind="allreduce", reasons=reasons)
         )
-    few = len(found.replicas) < LEAST_MEMBERS
-    if asked.cohorts is not None and asked.cohorts.secure and few:
-        raise NoPlan(
-            f"{len(found.replicas)} peers would train clients, and with sync.secure "
-            f"{LEAST_MEMBERS} are needed: of the sum of two each knows the other's part",
-            "peers",
-        )
+    if asked.cohorts is not None and len(found.replicas) < asked.cohorts.fewest:
+        why = why_members(asked.cohorts.privacy)
+        raise NoPlan(f"{len(found.replicas)} peers would train clients, {why}", "peers")
     if asked.cohorts is not None:  # what is compared is other training
         each = _CLIENTS if all(len(r.peers) == 1 for r in found.replicas) else _TOGETHER
         found = replace(found, alternatives=(), reasons=(each,))

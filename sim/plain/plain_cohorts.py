@@ -133,11 +133,21 @@ def aggregate_of(
         return None
     if (privacy := cohorts.privacy) is not None:
         done = [e.round_done for e in events if e.HasField("round_done")]
-        numbers, asked = iter([(d.round, d.attempt) for d in done]), cohorts.per_round
-        clip, noise = privacy.clip, privacy.noise
-        return lambda moved: hidden_mean(
-            moved, clip=clip, noise=noise, asked=asked, seed=job.seed, at=next(numbers)
-        )
+        asked, fewest = cohorts.per_round, privacy.fewest
+        givers = [[m.replica for m in d.members] if privacy.distributed else [] for d in done]
+        at = iter([((d.round, d.attempt), g) for d, g in zip(done, givers, strict=True)])
+        how: dict[str, Any] = {
+            "clip": privacy.clip,
+            "noise": privacy.noise,
+            "asked": asked,
+            "fewest": fewest,
+        }
+
+        def hidden(moved: Sequence[Named]) -> Named:
+            number, who = next(at)
+            return hidden_mean(moved, **how, seed=job.seed, at=number, givers=who)
+
+        return hidden
     if cohorts.aggregate == "mean":
         return None
     rule, wrong = AGGREGATES[cohorts.aggregate], cohorts.byzantine

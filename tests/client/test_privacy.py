@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shoal.client import submission
 from shoal.client.privacy import least_noise, spent_epsilon, with_noise
 from shoal.job import Job, SettingsError
-from shoal.job.clients.client_options import ClientPrivacy
+from shoal.job.clients.client_privacy import ClientPrivacy
 
 
 def job_of(noise: float = 0.0, epsilon: float = 8.0, per_round: int = 20) -> Job:

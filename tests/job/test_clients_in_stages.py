@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.job import Job, SettingsError
-from shoal.job.clients.client_options import ClientPrivacy
+from shoal.job.clients.client_privacy import ClientPrivacy
 from shoal.job.unsupported import not_in_pipelines
 from shoal.tests.job.test_federated_job import job
 

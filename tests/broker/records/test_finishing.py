@@ -10,7 +10,7 @@ from shoal.broker.records.cohort_ledger import CohortLedger
 from shoal.broker.records.rounds import RoundRecord
 from shoal.broker.records.version_ledger import VersionLedger
 from shoal.broker.records.work_ledger import WorkLedger
-from shoal.job.clients.client_options import SPARE_SUMS
+from shoal.job.clients.client_privacy import SPARE_SUMS
 from shoal.proto.broker_pb2 import (
     RoundBegun,
     RoundDone,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.records.cohort_ledger import CohortLedger
-from shoal.job.clients.client_options import SPARE_SUMS
+from shoal.job.clients.client_privacy import SPARE_SUMS
 from shoal.proto.broker_pb2 import RoundBegun, RoundDone, RoundMember, RoundWork, SampleRange
 
 

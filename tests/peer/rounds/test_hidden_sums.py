@@ -8,7 +8,8 @@ import torch
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.rounds.noise import known_key
 from shoal.dag.rounds.vector import PIECE, Entry, RunVector
-from shoal.job.clients.client_options import ClientPrivacy, Cohorts
+from shoal.job.clients.client_options import Cohorts
+from shoal.job.clients.client_privacy import ClientPrivacy
 from shoal.job.clients.partitioning import Partitioning
 from shoal.job.rounds import RoundSettings
 from shoal.peer.rounds.tensors import TensorAlgebra

@@ -17,7 +17,7 @@ from shoal.broker.policies import segments
 from shoal.client import submission
 from shoal.dag.rounds.vector import Span
 from shoal.job import Job
-from shoal.job.clients.client_options import SPARE_SUMS, ClientPrivacy
+from shoal.job.clients.client_privacy import SPARE_SUMS, ClientPrivacy
 from shoal.peer.core.events import BeginRound
 from shoal.peer.rounds.tensors import TensorAlgebra
 from shoal.proto.broker_pb2 import DONE, FAILED, RoundPlan

@@ -15,7 +15,7 @@ import torch
 from shoal.broker.events import Persist
 from shoal.job import Job, SettingsError
 from shoal.job.clients.client_compression import ClientLinks, CompressionOptions
-from shoal.job.clients.client_options import ClientPrivacy
+from shoal.job.clients.client_privacy import ClientPrivacy
 from shoal.job.clients.local_work import LocalWork
 from shoal.peer.core.events import BeginRound
 from shoal.proto.broker_pb2 import DONE

@@ -16,7 +16,7 @@ from shoal.broker.rounds.secure_sums import SecureSums
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.wiring import GIVE
 from shoal.job import Job
-from shoal.job.clients.client_options import ClientPrivacy
+from shoal.job.clients.client_privacy import ClientPrivacy
 from shoal.peer.compute.device import TorchDevice
 from shoal.peer.core import events as p
 from shoal.peer.core.rounds.rounds import Rounds
@@ -270,7 +270,9 @@ def test_two_peers_are_waited_with(lab: Any) -> None:
         world.finish(run, 60.0)
     [state] = [e.state for e in world.events(run) if e.state.reason.text][-1:]
     assert (state.phase, state.reason.code) == (WAITING, "peers")
-    assert "2 peers would train clients, and with sync.secure 3 are needed" in state.reason.text
+    assert (
+        "2 peers would train clients, with secure = true: expected at least 3" in state.reason.text
+    )
 
 
 def test_a_network_without_certificates_refuses_it(lab: Any) -> None:
