@@ -112,9 +112,9 @@ def _whole_normal(key: bytes, label: str, count: int) -> list[int]:
         kept = _by_exp(words, {i: f % one for i, f in far.items()}, 2 * _BITS + 1)
         left = {i: far[i] // one for i in kept if far[i] >= one}
         while left:
-            again = _by_exp(words, dict.fromkeys(left, 1), 0)
+            again = {*_by_exp(words, dict.fromkeys(left, 1), 0)}
             kept = [i for i in kept if i not in left or i in again]
-            left = {i: left[i] - 1 for i in again if left[i] > 1}
+            left = {i: left[i] - 1 for i in sorted(again) if left[i] > 1}
         found |= {i: -size[i] if drawn[i] & 1 else size[i] for i in kept}
     return [found[i] for i in range(count)]
 
@@ -128,6 +128,6 @@ def _by_exp(words: Callable[[int], list[int]], of: dict[int, int], bits: int) ->
         more = [i for i, w in drawn if w >> (64 - bits_of) < of[i] << (bits_of - bits)]
         if k > 1 and more:
             more = [i for i, w in zip(more, words(len(more)), strict=True) if w % k == 0]
-        kept += [i for i in going if i not in more] if k % 2 else []
+        kept += {*going} - {*more} if k % 2 else ()
         going, k = more, k + 1
     return sorted(kept)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.client import submission
-from shoal.client.privacy import least_noise, spent_epsilon, with_noise
+from shoal.client.privacy import least_in_shares, least_noise, spent_epsilon, with_noise
 from shoal.job import Job, SettingsError
 from shoal.job.clients.client_privacy import ClientPrivacy
 
@@ -69,6 +69,49 @@ def test_what_is_spent_is_never_said_too_low(noise: float, sums: int) -> None:
         assert delta_of(noise, sums, spent) <= 1e-5 * (1 + 1e-6)
         assert spent < 1e-3 or delta_of(noise, sums, spent * 0.999) > 1e-5
     assert spent <= spent_epsilon(privacy, sums + 1)
+
+
+def epsilon_of(noise: float, sums: int, delta: float) -> float:
+    """The epsilon of concentrated privacy with rho = sums / (2 noise^2), by the best of many orders
+    (Bun and Steinke 2016, 1605.02065, proposition 1.4; Canonne et al. 2020, 2004.00010, proposition
+    12)."""
+    rho = sums / (2 * noise**2)
+
+    def at(a: float) -> float:
+        return rho * a + math.log1p(-1 / a) - math.log(delta * a) / (a - 1)
+
+    low, high = math.log(1e-3), math.log(1e7)
+    for _ in range(200):  # it falls, and then rises
+        a, b = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (low, b) if at(1 + math.exp(a)) < at(1 + math.exp(b)) else (a, high)
+    return max(0.0, at(1 + math.exp(low)))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.floats(0.2, 12.0), st.sampled_from([1e-6, 1e-5, 1e-3]), st.sampled_from([1, 9, 108, 2008])
+)
+def test_noise_in_shares_is_the_least_by_concentrated_privacy_and_more_than_a_gaussians(
+    epsilon: float, delta: float, sums: int
+) -> None:
+    pytest.importorskip("dp_accounting")
+    noise = least_in_shares(epsilon, delta, sums)
+    assert epsilon_of(noise, sums, delta) <= epsilon
+    assert epsilon_of(noise * 0.998, sums, delta) > epsilon * 0.9999
+    assert noise > least_noise(epsilon, delta, sums)
+    hidden = ClientPrivacy(clip=1.0, epsilon=1.0, delta=delta, noise=noise, where="distributed")
+    assert spent_epsilon(hidden, sums) <= epsilon
+    assert spent_epsilon(hidden, sums) == pytest.approx(epsilon, rel=1e-4)
+
+
+def test_a_job_whose_peers_add_the_noise_gets_as_much_of_it() -> None:
+    pytest.importorskip("dp_accounting")
+    job = job_of()
+    assert job.sync.privacy is not None
+    hidden = replace(job.sync.privacy, where="distributed")
+    found = with_noise(replace(job, sync=replace(job.sync, privacy=hidden, secure=True)))
+    assert found.sync.privacy is not None
+    assert found.sync.privacy.noise == least_in_shares(8.0, 1e-5, 108)
 
 
 def test_a_job_gets_the_noise_of_its_rounds() -> None:
@@ -133,3 +176,6 @@ def test_without_the_accountant_it_is_said_how_to_get_it(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
     with pytest.raises(SettingsError, match=r"shoal\[privacy\]"):
         with_noise(job_of())
+    monkeypatch.setitem(sys.modules, "dp_accounting.rdp", None)
+    with pytest.raises(SettingsError, match=r"shoal\[privacy\]"):
+        least_in_shares(1.0, 1e-5, 9)

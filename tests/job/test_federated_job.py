@@ -9,6 +9,7 @@ import pytest
 
 from shoal.job import Job, SettingsError, Training
 from shoal.job.clients.client_options import FedBuffOptions
+from shoal.job.clients.client_privacy import ClientPrivacy
 from shoal.job.rounds import method_of
 
 
@@ -122,6 +123,8 @@ KRUM = {"aggregate": "krum", "weight": "equal", "per_round": 10}
 FLAG = {"aggregate": "flag", "weight": "equal", "per_round": 10}
 BUDGET = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
 PRIVATE = {"weight": "equal", "privacy": BUDGET}
+SHARES = {**BUDGET, "where": "distributed"}
+IN_SHARES = {"weight": "equal", "privacy": SHARES, "secure": True, "per_round": 5}
 BUFFERED = {"method": "fedbuff", "per_round": "30%", "options": {"buffer": 4}}
 
 
@@ -137,6 +140,24 @@ def test_clients_are_hidden_by_the_same_numbers_everywhere() -> None:
     assert plain is not None
     assert plain.keeps_given
     assert plain.privacy is None
+
+
+def test_shares_of_noise_are_for_the_fewest_that_may_be_in_a_sum() -> None:
+    found = job(sync=IN_SHARES)
+    assert found.rounds is not None
+    assert found.rounds.cohorts is not None
+    assert found.rounds.privacy is not None
+    assert (found.rounds.privacy.where, found.rounds.cohorts.fewest) == ("distributed", 3)
+    assert Job.from_json(found.to_json()) == found.without_places()
+    for fewest in (3, 5):
+        hidden = ClientPrivacy(**{**SHARES, "clip": 0.5, "noise": 4.0, "fewest": fewest})
+        all_but_one = (fewest - 1) * hidden.share**2
+        assert all_but_one == pytest.approx((4.0 * 0.5) ** 2), "who knows its own has less"
+        assert hidden.step == hidden.share / 2**24
+    plain = job(sync={"per_round": 5}).rounds
+    assert plain is not None
+    assert plain.cohorts is not None
+    assert plain.cohorts.fewest == 1
 
 
 def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
@@ -222,6 +243,31 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
         (
             {"sync": {**PRIVATE, "virtual_data": "vhl"}},
             *("sync.virtual_data", "further classes too, which no export has"),
+        ),
+        ({"sync": {**IN_SHARES, "secure": False}}, "sync.privacy.where", "that one's share"),
+        ({"sync": {**PRIVATE, "privacy": {**BUDGET, "where": "here"}}}, "privacy.where", "central"),
+        (
+            {"sync": {**PRIVATE, "privacy": {**BUDGET, "fewest": 4}}},
+            *("sync.privacy.fewest", "added once"),
+        ),
+        (
+            {"sync": {**IN_SHARES, "privacy": {**SHARES, "fewest": 2}}},
+            *("sync.privacy.fewest", "3 or more"),
+        ),
+        (
+            {"sync": {**IN_SHARES, "privacy": {**SHARES, "fewest": 6}}},
+            *("sync.per_round", "fewest = 6"),
+        ),
+        (
+            {
+                "sync": {**IN_SHARES, "privacy": {**SHARES, "fewest": 5}},
+                "plan": {"replicas": 4},
+            },
+            *("plan.replicas", "5 or more"),
+        ),
+        (
+            {"sync": {**IN_SHARES, "privacy": {**SHARES, "noise": 1e-13}}},
+            *("sync.privacy.noise", "64 bits"),
         ),
         ({"sync": {**KRUM, "secure": True}}, "sync.secure", "nobody sees one"),
         ({"sync": {"secure": True, "compression": "topk"}}, "sync.secure", "of its own"),
