@@ -45,7 +45,7 @@ class Hosts:
     job: Job
 
     @classmethod
-    def of(cls, lab: Any, folder: Path) -> Hosts:
+    def of(cls, lab: Any, folder: Path, samples: Sequence[int] = SAMPLES) -> Hosts:
         spec, arrays, peers, train = broker_pb2.RunSpec(), [], [PeerSpec(name="idle")], []
         spec.CopyFrom(lab.spec)
         spec.ClearField("client_sizes")
@@ -53,12 +53,12 @@ class Hosts:
             lab.job.data,
             where="peer",
             source="patients",
-            partition=Partitioning(kind="by-peer", clients=len(SAMPLES)),
+            partition=Partitioning(kind="by-peer", clients=len(samples)),
         )
         plan = replace(lab.job.plan, replicas="auto", scheduler="auto")
         sync = replace(lab.job.sync, per_round=2)
         job = replace(lab.job, data=data, plan=plan, sync=sync)
-        for i, count in enumerate(SAMPLES):
+        for i, count in enumerate(samples):
             rng = np.random.default_rng(count)
             x = rng.normal(size=(count, 6)).astype(np.float32)
             arrays.append({"x": x, "y": (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0)})
@@ -88,7 +88,7 @@ class Hosts:
         events = world.events(run)
         assert events[-1].state.phase == broker_pb2.DONE, events[-1].state.reason.text
         client_of = [r.client for e in events if e.HasField("formed") for r in e.formed.replicas]
-        assert sorted(client_of) == [0, 1, 2]
+        assert sorted(client_of) == list(range(len(self.train)))
         whole = {k: torch.tensor(np.concatenate([a[k] for a in self.arrays])) for k in "xy"}
         made = train_cohorts(
             self.lab.module,
@@ -97,7 +97,7 @@ class Hosts:
             method_of(self.job, events),
             lr=self.job.train.lr,
             momentum=self.job.train.momentum,
-            aggregate=aggregate_of(self.job),
+            aggregate=aggregate_of(self.job, events),
         )
         got = exported(world, run)
         assert got.keys() == made.shared.keys()
@@ -108,7 +108,8 @@ class Hosts:
     def cohorts(
         self, events: Sequence[broker_pb2.RunEvent], client_of: Sequence[int]
     ) -> list[list[ClientWork]]:
-        first, work = np.cumsum([0, *SAMPLES]), dict[int, broker_pb2.RoundWork]()
+        sizes = [len(a["x"]) for a in self.arrays]
+        first, work = np.cumsum([0, *sizes]), dict[int, broker_pb2.RoundWork]()
         found = list[list[ClientWork]]()
         for event in events:
             if event.HasField("round_begun"):
@@ -119,7 +120,7 @@ class Hosts:
                     client, behind = client_of[member.replica], member.behind
                     places = places_of(work[member.replica].cohort)
                     number = event.round_done.round - behind
-                    assert cohort_of(3, self.job.seed, number, places) == [client]
+                    assert cohort_of(len(self.train), self.job.seed, number, places) == [client]
                     weight = self.train[client] if self.job.sync.weight == "samples" else 1
                     assert samples_of(member) == weight
                     one = Participant(client, first[client] + np.arange(self.train[client]))
