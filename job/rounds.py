@@ -294,8 +294,10 @@ class RoundSettings(Settings):
 
     @property
     def kept_bytes(self) -> int:
-        """From round to round, of each number that is exchanged."""
-        return 4 * method_of(self.method).kept
+        """From round to round, of each number that is exchanged: the version, the method's state,
+        and the last version's move where that says what is sent."""
+        moved = self.cohorts is not None and self.cohorts.shares_positions
+        return 4 * (method_of(self.method).kept + moved)
 
     @property
     def stepping_bytes(self) -> int:
@@ -331,14 +333,14 @@ class RoundSettings(Settings):
         itself, one peer at most has taken down all of a round, and one gets them, and puts them
         side by side."""
         if self.most_rows:
-            return 12 * self.most_rows + 4 + 4 * method_of(self.method).kept
+            return 12 * self.most_rows + 4 + self.kept_bytes
         codec = self.contribution_codec
         written = 0 if codec == "none" else 2 if codec in ("bf16", "fp16") else 1
         rows = 2 if self.overlap else 1  # numbers, and how many sent them
         taken = rows * (4 + written + 8 // max(2, self.replicas))
         if self.secure:  # integers of 64 bits go, and others come in place of a mean
             taken += 16
-        return taken + 4 + 4 * method_of(self.method).kept
+        return taken + 4 + self.kept_bytes
 
     @property
     def contribution_codec(self) -> str:

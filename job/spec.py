@@ -288,7 +288,7 @@ class Job(Settings):
         return RoundSettings(
             method=self.sync.chosen,
             options=self.sync.options,
-            codec="nonzero" if self.sync.client_compression.sparse else self.codec.sync,
+            codec=self.sync.contribution_codec or self.codec.sync,
             replicas=self.divided,
             seed=self.seed,
             cohorts=self._cohorts,

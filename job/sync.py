@@ -220,6 +220,12 @@ class Sync(Settings):
         )
 
     @property
+    def contribution_codec(self) -> str:
+        """Return what contributions of clients that send a part of their update are encoded with;
+        empty: they send all, or all the same part."""
+        return "nonzero" if self.client_compression.sparse and not self.secure else ""
+
+    @property
     def chosen(self) -> str:
         """Return the method that the table names."""
         return self.method or METHODS[self.kind][0]

@@ -221,6 +221,9 @@ def not_in_pipelines(job: _Tables) -> Iterator[tuple[str, str]]:
 
 def _not_secure(job: _Tables) -> Iterator[tuple[str, str]]:
     """What sums with masks cannot be of."""
+    if job.sync.client_compression.sparse and job.sync.virtual_data != "none":
+        why = "no plain loop shows what that comes to"
+        yield "sync.virtual_data", f'"none" is, with sync.secure and sync.compression: {why}'
     if job.codec.sync != "none":
         why = "what is masked are the 64 bits of integers, of which a codec may lose none"
         yield "codec.sync", f'"none" is, with sync.secure: {why}'
@@ -273,7 +276,7 @@ def _not_clients(job: _Tables, kind: str) -> Iterator[tuple[str, str]]:
     if job.data.where == "peer" and method is not None and method.normalises:
         why = "no host knows how many samples others have, which its move is brought to"
         yield "sync.method", f"any but {job.sync.chosen!r} is, {where}: {why}"
-    if job.data.where == "peer" and job.sync.client_compression.sparse:
+    if job.data.where == "peer" and job.sync.contribution_codec:
         yield "sync.compression", f'"none" is, {where}: clients have the links of their hosts'
 
 

@@ -233,7 +233,7 @@ class FederatedPolicy(RoundPolicy):
         sends, and what it weighs; nothing where clients send all."""
         assert run.rounds is not None
         sends, number = self._cohorts.sends, run.rounds.versions.round
-        if not sends.sparse:
+        if not self._cohorts.own_positions:
             return [], []
         places, options = range(self._cohorts.per_round), sends.compression_options
         update, links = self._update(run), sends.client_links

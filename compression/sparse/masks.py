@@ -20,6 +20,7 @@ from torch import Tensor
 from ..checks import as_dtype, check_length, count, dtype_of, encoded, flat, from_bytes
 from ..interface import CodecError, Encoded, Spec
 from .randomk import positions
+from .select import largest
 
 __all__ = ["MaskCodec", "SharedMask"]
 
@@ -43,9 +44,29 @@ class SharedMask:
     def positions(self, name: str, n: int, device: str | torch.device = "cpu") -> Tensor:
         """int64 (k,), different, below n; none of none."""
         k = self.kept(n)
+        return torch.arange(n, device=device) if k == n else self.drawn(name, n, k, device)
+
+    def drawn(self, name: str, n: int, k: int, device: str | torch.device = "cpu") -> Tensor:
+        """Return k positions below n, different, as a lot has them: int64 (k,)."""
+        return positions(n, k, self._key(name), device)
+
+    def following(self, name: str, moved: Tensor, explore: float) -> Tensor:
+        """Return as many positions, ascending, of which the share `explore`, one at least, and what
+        else lacks, is drawn; the others are those of the largest of `moved`, (n,), that are not 0,
+        of equal ones the first."""
+        n, device = moved.numel(), moved.device
+        k = self.kept(n)
         if k == n:
             return torch.arange(n, device=device)
-        return positions(n, k, self._key(name), device)
+        top = torch.empty(0, dtype=torch.int64, device=device)
+        if (most := k - max(1, round(k * explore))) > 0:
+            top = largest(moved.contiguous(), most)
+            top = top[moved[top] != 0]
+        others = torch.ones(n, dtype=torch.bool, device=device)
+        others[top] = False
+        rest = others.nonzero().view(-1)
+        drawn = rest[self.drawn(name, len(rest), k - len(top), device)]
+        return torch.cat([top, drawn]).sort().values
 
     def kept(self, n: int) -> int:
         """Return how many of n elements have positions."""

@@ -83,12 +83,17 @@ class CompressionOptions(Settings):
     """opwa: by what the mean of a number is multiplied that few clients sent, at least 1."""
     overlap_degree: int = 1
     """opwa: so many clients are few (D)."""
+    explore: float = 0.2
+    """secure: the share, in (0, 1], of the numbers that all send which is drawn anew in each round;
+    the others are those that the last version moved farthest."""
 
     def check(self) -> None:
         if not 0 < self.least_ratio <= 1:
             raise SettingsError("least_ratio", f"is {self.least_ratio}: expected a share in (0, 1]")
         if not 0 <= self.alpha <= 1:
             raise SettingsError("alpha", f"is {self.alpha}: expected a number in [0, 1]")
+        if not 0 < self.explore <= 1:
+            raise SettingsError("explore", f"is {self.explore}: expected a share in (0, 1]")
         at_least(self, 1, "gamma", "overlap_degree")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..settings import Settings, SettingsError, at_least
-from .client_compression import ClientCompression
+from .client_compression import ClientCompression, CompressionOptions
 from .client_privacy import ClientPrivacy, check_masked, fewest_of, why_members
 from .local_work import LocalWork, VhlOptions
 from .partitioning import Partitioning
@@ -191,6 +191,16 @@ class Cohorts(Settings):
         )
 
     @property
+    def shares_positions(self) -> bool:
+        """Whether all clients of a round send the same numbers, and not each its largest."""
+        return self.secure and self.sends.sparse
+
+    @property
+    def own_positions(self) -> bool:
+        """Whether each client sends numbers at places of its own."""
+        return self.sends.sparse and not self.secure
+
+    @property
     def fewest(self) -> int:
         """How many peers are in a sum, at least."""
         return fewest_of(self.privacy) if self.secure else 1
@@ -214,6 +224,13 @@ class Cohorts(Settings):
                 self.privacy.check_fits(self.per_round)
             except SettingsError as error:
                 raise error.inside("privacy") from None
+        usual = CompressionOptions().explore
+        if not self.secure and self.sends.compression_options.explore != usual:
+            raise SettingsError(
+                "compression_options.explore",
+                f"is {self.sends.compression_options.explore} with secure = false, where each "
+                "client sends its own largest numbers: leave it out",
+            )
         if self.secure:
             self._check_secure()
         elif self.privacy is not None:
@@ -237,10 +254,15 @@ class Cohorts(Settings):
         why = ""
         if self.by_client:
             why = f'aggregate = "{self.aggregate}", which looks at each update, and nobody sees one'
-        elif self.sends.sparse:
+        elif self.sends.by_links:
             why = (
-                f'compression = "{self.sends.compression}", where each client sends numbers at '
-                "places of its own, and masks cancel only where all have numbers"
+                f'compression = "{self.sends.compression}", where each client sends as many '
+                "numbers as its link carries, and masks cancel only where all send the same ones"
+            )
+        elif self.sends.feedback:
+            why = (
+                'client_feedback = "ef": what a client keeps would be of places that the round\'s '
+                "version decides, which is not shown to learn as it should"
             )
         if why:
             raise SettingsError(

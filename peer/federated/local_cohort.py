@@ -73,7 +73,7 @@ class LocalCohort(ClientSteps):
         self._updated = [b.name for b in graph.buffers if b.update]
         size = sum(p.numel() * p.element_size() for p in self._moving.values())
         controls = self._method.controls
-        sparse = self._cohorts.sends.sparse + 2 * self._cohorts.sends.feedback
+        sparse = self._cohorts.own_positions + 2 * self._cohorts.sends.feedback
         size *= 2 + training.train.optimizer_slots + sparse + 2 * controls
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         virtual = None
@@ -139,7 +139,7 @@ class LocalCohort(ClientSteps):
             added = partial(controls.corrections, device=self._executor.device)
         trained = self._cohort.work(held, mine, self._read, rate, random_key, start.round, added)
         rests = None if self._controls else states
-        updates = self._updates(numbers, rests) if cohorts.sends.sparse else None
+        updates = self._updates(numbers, rests) if cohorts.own_positions else None
         told = start.weights if updates else shares
         weights = dict(zip(numbers, told, strict=True))
         squares: dict[int, float] = {}

@@ -25,7 +25,7 @@ from ...compression.codec import (
 from ...dag.ir.graph import TensorSpec
 from ...dag.rounds.vector import RunVector, Span, VectorPiece
 
-__all__ = ["CountedCoding", "PartCoding", "flat_spec"]
+__all__ = ["CountedCoding", "MultiplesCoding", "PartCoding", "flat_spec"]
 
 LEAST_ELEMENTS = 1024
 """A smaller piece, a bias or a norm, goes raw: what stands before it would be much of it."""
@@ -142,6 +142,22 @@ class PartCoding:
         if at != len(data):
             raise CodecError(f"{len(data)} bytes of a part: expected {at} for its pieces")
         return found
+
+
+class MultiplesCoding(PartCoding):
+    """Writes integers of 64 bits, as two float32 each; so many of a part as `kept` says."""
+
+    def __init__(self, vector: RunVector, kept: Callable[[Span], int]) -> None:
+        super().__init__(vector, "none", rows=2)
+        self._kept = kept
+
+    def spec(self, part: Span) -> TensorSpec:
+        return flat_spec(2 * self._kept(part))
+
+    def most_bytes(self, part: Span) -> int:
+        return self.spec(part).size_bytes
+
+    typical_bytes = most_bytes
 
 
 class CountedCoding(PartCoding):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...dag.rounds.vector import RunVector
+from torch import Tensor
+
+from ...dag.rounds.vector import RunVector, Span
 from ...dag.rounds.wiring import GIVE, RESULT, VERSION
 from ...job.rounds import RoundSettings, options_of
-from .coding import CountedCoding, PartCoding
+from ..secure.shared_positions import SharedPositions
+from .coding import CountedCoding, MultiplesCoding, PartCoding
 from .diloco import DilocoRounds, StreamingRounds
 from .fed_opt import (
     FedAdagradRounds,
@@ -22,9 +25,37 @@ from .noloco import NoLocoRounds
 from .saps import SapsRounds
 from .side_by_side import SideBySide
 from .sparse_loco import SparseLocoRounds
-from .strategy import RoundStrategy
+from .strategy import RoundStrategy, State
 
-__all__ = ["STRATEGIES", "codings_of", "strategy_of"]
+__all__ = [
+    "STRATEGIES",
+    "MeanOfBuffers",
+    "WholeOfBuffers",
+    "codings_of",
+    "positions_of",
+    "strategy_of",
+]
+
+
+class MeanOfBuffers(RoundStrategy):
+    """Shared state, of which there is none, stays as it began."""
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        return base - mean, state
+
+
+class WholeOfBuffers(MeanOfBuffers):
+    """The exchange finds what all go on with: of integers the largest, and of statistics the mean
+    where replicas do not begin a round with the same ones."""
+
+    gives_values = True
+
+    def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
+        return now
+
+    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        return mean, state
+
 
 STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "average": RoundStrategy,
@@ -48,24 +79,41 @@ STRATEGIES: Mapping[str, type[RoundStrategy]] = {
 }
 
 
+def _length(part: Span) -> int:
+    """Return how many numbers a part has."""
+    return part[1] - part[0]
+
+
 def strategy_of(settings: RoundSettings) -> RoundStrategy:
     options = options_of(settings.method, settings.options)
     return STRATEGIES[settings.method](options, settings.seed)
 
 
 def codings_of(
-    strategy: RoundStrategy, settings: RoundSettings, vector: RunVector
+    strategy: RoundStrategy,
+    settings: RoundSettings,
+    vector: RunVector,
+    positions: SharedPositions | None = None,
 ) -> dict[int, PartCoding]:
-    """How contributions, results and versions are written, by hop, before a plan says more. Raises
-    CodecError for a codec that rounds cannot have."""
+    """How contributions, results and versions are written, by hop, before a plan says more.
+    `positions`: of the numbers that are given; None: all. Raises CodecError for a codec that rounds
+    cannot have."""
     if strategy.codecs is None:
         given = result = PartCoding(vector, settings.codec)
     else:
         given, result = (PartCoding(vector, text, least=0) for text in strategy.codecs)
-    whole = PartCoding(vector, "none", rows=1 + len(strategy.slots))
+    whole = PartCoding(vector, "none", rows=1 + len(strategy.slots) + (positions is not None))
     if settings.secure:
-        given = result = PartCoding(vector, "none", rows=2)  # the bits of integers
+        given = result = MultiplesCoding(vector, positions.kept if positions else _length)
     if settings.overlap:
         given = CountedCoding(vector, settings.codec)
     found = {GIVE: given, RESULT: result, VERSION: whole}
     return found | ({RESULT: SideBySide(given)} if strategy.side_by_side else {})
+
+
+def positions_of(settings: RoundSettings, vector: RunVector) -> SharedPositions | None:
+    """Return the positions of what is given; None: all is."""
+    if settings.cohorts is None or not settings.cohorts.shares_positions:
+        return None
+    options = settings.cohorts.sends.compression_options
+    return SharedPositions(vector, settings.seed, options.least_ratio, options.explore)

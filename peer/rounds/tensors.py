@@ -35,30 +35,14 @@ from ..sync.norm import square_of
 from .algebra import Buffers, EntryVersion, HeldEntry, OnIntegers, Pieces, RoundAlgebra, WrittenPart
 from .coding import CountedCoding, PartCoding
 from .side_by_side import joined
-from .strategies import codings_of, strategy_of
-from .strategy import RoundStrategy, State
+from .strategies import MeanOfBuffers, WholeOfBuffers, codings_of, positions_of, strategy_of
+from .strategy import RoundStrategy
 
 __all__ = ["TensorAlgebra"]
 
 
-class _Mean(RoundStrategy):
-    """Shared state, of which there is none, stays as it began."""
-
-    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
-        return base - mean, state
-
-
-class _Whole(_Mean):
-    """The exchange finds what all go on with: of integers the largest, and of statistics the mean
-    where replicas do not begin a round with the same ones."""
-
-    gives_values = True
-
-    def contribution(self, value: str, base: Tensor, now: Tensor, own: State) -> Tensor:
-        return now
-
-    def apply(self, value: str, base: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
-        return mean, state
+_MOVED = "moved"
+"""The slot of what the last version moved, where positions of numbers follow from that."""
 
 
 class TensorAlgebra(RoundAlgebra[Tensor]):
@@ -74,7 +58,9 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     ) -> None:
         """`noise_key`: of what is added to sums where clients are to be hidden."""
         self.vector, self.strategy = vector, strategy_of(settings)
-        self.codings = codings_of(self.strategy, settings, vector)
+        self._positions = positions_of(settings, vector)
+        self._slots = self.strategy.slots + (_MOVED,) * (self._positions is not None)
+        self.codings = codings_of(self.strategy, settings, vector, self._positions)
         self._masks = settings.secure
         integer = next((e.name for e in vector.entries if e.integer), "")
         if self._masks and integer:
@@ -83,7 +69,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         self._privacy, self.keeps_given = settings.privacy, settings.keeps_given
         self._hiding = VectorNoise(vector, settings.seed, noise_key)
         self._replica, self._round = replica, -1
-        self._mean, self._whole = _Mean(Settings()), _Whole(Settings())
+        self._mean, self._whole = MeanOfBuffers(Settings()), WholeOfBuffers(Settings())
         self._overlap = settings.overlap
         """gamma and D, where contributions have how many sent each number in a second row."""
         self._encoded: dict[tuple[str, int, int], Encoded] = {}
@@ -113,8 +99,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def first(self, held: HeldEntry[Tensor], values: Tensor) -> EntryVersion[Tensor]:
         own = self._strategy(held.entry).own_slots if held.owned else ()
         state, mine = (
-            {slot: torch.zeros_like(values) for slot in slots}
-            for slots in (self.strategy.slots, own)
+            {slot: torch.zeros_like(values) for slot in slots} for slots in (self._slots, own)
         )
         return EntryVersion(values, state, mine)
 
@@ -151,6 +136,8 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
             return -clients if bool(clients.isfinite().all()) else None
         strategy, now = self._strategy(entry), held.now if clients is None else clients
         given = strategy.contribution(entry.value, self.began(held), now, state)
+        if self._positions is not None and not entry.is_buffer:
+            self._positions.find(self._round, entry, held.version.state[_MOVED])
         if not entry.integer and not bool(given.isfinite().all()):
             return None
         if self._overlap:
@@ -193,6 +180,8 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         mine = self._numbers(held)
         given = found if mine is None else mine  # of copies nothing is given
         values, state = strategy.meet(value, before.values, given, found, before.state)
+        if self._positions is not None:
+            state = {**state, _MOVED: before.values - values}
         if not before.own or held.given is None:
             return EntryVersion(values, state, before.own)
         each = [(piece, given[piece.start : piece.stop]) for piece, _ in mean]
@@ -202,7 +191,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def taken(self, held: HeldEntry[Tensor], version: Pieces[Tensor]) -> EntryVersion[Tensor]:
         values, *state = torch.cat([rows for _, rows in version], dim=1)
         own = held.version.own if self._round >= 0 else self.first(held, values).own
-        return EntryVersion(values, dict(zip(self.strategy.slots, state, strict=True)), own)
+        return EntryVersion(values, dict(zip(self._slots, state, strict=True)), own)
 
     def digest(self, entry: Entry, *values: Tensor) -> int:
         return digest(entry.value, values[0] if len(values) == 1 else torch.cat(values))
@@ -306,7 +295,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         """Where clients are to be hidden noise is in the sum before anything else is."""
         grid, elements = self._grid(plan), part[1] - part[0]
         if self._masks:
-            masked = IntegerSum(elements)
+            masked = IntegerSum(self._positions.kept(part) if self._positions else elements)
             if self._privacy is not None and not self._privacy.distributed:
                 masked.add_multiples(grid.rounded(self._noise(part, plan)))
             return masked
@@ -333,6 +322,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def masked(
         self, part: Span, given: Tensor, weight: int, plan: broker_pb2.RoundPlan, mask: OnIntegers
     ) -> WrittenPart[Tensor]:
+        given = given if self._positions is None else given[self._positions.of(part)]
         multiples = self._grid(plan).fixed(given, weight)
         if self._privacy is not None and self._privacy.distributed:
             at, number = (plan.round, plan.attempt), self._replica.partition(".")[2] or "0"
@@ -344,6 +334,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         self, part: Span, total: Tensor, plan: broker_pb2.RoundPlan, lift: OnIntegers
     ) -> Tensor:
         mean = self._grid(plan).mean(lift(total.view(torch.int64)))
+        mean = mean if self._positions is None else self._positions.whole(part, mean)
         return torch.cat([values for _, values in self._scaled(part, mean, plan)])
 
     def _scaled(
@@ -371,7 +362,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def whole(self, part: Span, made: Pieces[EntryVersion[Tensor]], coding: PartCoding) -> Buffers:
         """The values, then slots one after the other."""
         found: list[memoryview] = []
-        for slot in (None, *self.strategy.slots):
+        for slot in (None, *self._slots):
             for piece, version in made:
                 values = version.values if slot is None else version.state[slot]
                 found += RAW.encode(values[piece.start : piece.stop]).buffers

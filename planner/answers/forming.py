@@ -207,8 +207,9 @@ def contribution_bytes(rounds: RoundSettings, replicas: int) -> float:
     spec = TensorShape((1 << 20,), "float32", 4 << 20)
     text = rounds.contribution_codec
     given = 4.0 if text == "none" else typical_bytes(parse(text), spec) / (1 << 20)
-    if rounds.secure:  # integers, both ways
-        return 8.0
+    if rounds.cohorts is not None and rounds.secure:  # integers, both ways
+        ratio = rounds.cohorts.sends.compression_options.least_ratio
+        return 8.0 * (ratio if rounds.cohorts.shares_positions else 1.0)
     if rounds.most_rows:  # and one mean comes back
         return given * (rounds.most_rows / replicas + 1) / 2
     match options_of(rounds.method, rounds.options):

@@ -64,6 +64,7 @@ def train_cohorts(
     aggregate: Callable[[Sequence[Named]], Named] | None = None,
     overlap: tuple[float, int] | None = None,
     feedback: bool = False,
+    positions: Callable[[int, Named], Named] | None = None,
     committed: Callable[[int, FederatedResult], None] = lambda count, result: None,
 ) -> FederatedResult:
     """Train from the module's weights, which stay as they are: a cohort in each round. The module
@@ -73,21 +74,24 @@ def train_cohorts(
     rate is `lr`. `clip`: the largest norm of a gradient, 0: any. `aggregate`: what is made of what
     clients moved, in place of their weighted mean. `overlap`: gamma and D, by which numbers that
     few clients sent count for more. `feedback`: whether what a client does not send is added to
-    what it moves next. A round without a cohort changes nothing. `committed` sees each round's
-    number and the result so far. Raises ValueError where training changes a buffer: nothing says
-    what its mean would be; and for a client that began with an older version than the method
-    takes, or than there is."""
+    what it moves next. `positions`: by a round's number and what the version before moved, which
+    numbers all clients send, True or False. A round without a cohort changes nothing. `committed`
+    sees each round's number and the result so far. Raises ValueError where training changes a
+    buffer: nothing says what its mean would be; and for a client that began with an older version
+    than the method takes, or than there is."""
     make = optimizer or (lambda m: torch.optim.SGD(m.parameters(), lr=1.0, momentum=momentum))
     local = copy.deepcopy(module)
     weights = {n: p for n, p in local.named_parameters() if p.requires_grad}
     buffers = copies(dict(local.named_buffers()))
     method.begin(copies(weights))
     result, rests = FederatedResult(method.shared), dict[int, Named]()
+    last = {n: torch.zeros_like(p) for n, p in copies(weights).items()}
     versions = list[Named]()
     for count, cohort in enumerate(cohorts):
         versions = [*versions, copies(method.shared)][-1 - method.oldest :]
         total = sum(work.weight for work in cohort)
         method.start(count)
+        mask, before = positions(count, last) if positions else {}, copies(method.shared)
         losses: dict[int, list[float]] = {}
         came, masks = list[Update](), list[Named]()
         for work in cohort:
@@ -117,10 +121,11 @@ def train_cohorts(
             if work.kept is not None:
                 rest = {} if work.new else rests.get(work.client, {})
                 whole = {n: m + rest.get(n, 0.0) for n, m in moved.items()}
-                moved, mask = sent(whole, work.kept)
+                moved, own_mask = sent(whole, work.kept)
                 if feedback:
                     rests[work.client] = {n: m - moved[n] for n, m in whole.items()}
-                masks.append(mask)
+                masks.append(own_mask)
+            moved = {n: m * mask[n] for n, m in moved.items()} if mask else moved
             steps, share = len(work.batches), work.weight / total
             came.append(Update(work.client, share, steps, moved, rate, momentum, work.behind))
         if came and overlap is not None:
@@ -131,6 +136,7 @@ def train_cohorts(
                 came = [replace(came[0], share=1.0, moved=whole)]
             with torch.no_grad():
                 method.commit(count, came)
+            last = {n: p - method.shared[n] for n, p in before.items()}
         result.losses.append(losses)
         committed(count, result)
     return result

@@ -5,7 +5,7 @@ count for more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,10 @@ from torch import Tensor
 
 from .client_methods import Named, Update
 
-__all__ = ["overlapped", "sent"]
+__all__ = ["overlapped", "sent", "shared_positions"]
+
+_PIECE = 1 << 20
+"""Numbers of a parameter of which a share is sent."""
 
 
 def sent(moved: Named, kept: int) -> tuple[Named, Named]:
@@ -26,6 +29,30 @@ def sent(moved: Named, kept: int) -> tuple[Named, Named]:
     parts = torch.split(mask, [m.numel() for m in moved.values()])
     chosen = {n: part.view_as(m) for (n, m), part in zip(moved.items(), parts, strict=True)}
     return {n: m * chosen[n] for n, m in moved.items()}, chosen
+
+
+def shared_positions(
+    last: Named, keep: float, explore: float, drawn: Callable[[str, int, int], Sequence[int]]
+) -> Named:
+    """Return which numbers of each parameter all clients of a round send, True or False. `last`:
+    how far the version before moved each; `drawn`: by what of which parameter, of how many numbers,
+    how many are drawn by lot: their places among these."""
+    found: Named = {}
+    for name, moved in last.items():
+        mask = torch.zeros(moved.numel(), dtype=torch.bool)
+        for start in range(0, moved.numel(), _PIECE):
+            sizes = moved.reshape(-1)[start : start + _PIECE].abs().tolist()
+            count = min(len(sizes), max(1, round(len(sizes) * keep)))
+            fresh = max(1, round(count * explore))
+            order = sorted((-size, i) for i, size in enumerate(sizes) if size)
+            chosen = {i for _, i in order[: count - fresh]}
+            others = [i for i in range(len(sizes)) if i not in chosen]
+            more = count - len(chosen)
+            at = drawn(f"param:{name}:{start}", len(others), more) if more < len(others) else ()
+            chosen |= {others[i] for i in at} if more < len(others) else {*others}
+            mask[[start + i for i in chosen]] = True
+        found[name] = mask.view_as(moved)
+    return found
 
 
 def overlapped(

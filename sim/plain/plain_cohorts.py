@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...compression.sparse.masks import SharedMask
 from ...dag.rounds.cohorts import cohort_of, places_of
 from ...job import Job
 from ...job.clients.client_options import Cohorts
@@ -33,6 +34,7 @@ from .client_methods import (
     Named,
     Scaffold,
 )
+from .client_updates import shared_positions
 from .hidden import hidden_mean
 from .oracle import learning_rate, optimizer_of
 from .plain_vhl import VhlClient, with_noise
@@ -45,6 +47,7 @@ __all__ = [
     "last_version",
     "local_training",
     "method_of",
+    "positions_of",
     "reading",
 ]
 
@@ -154,6 +157,25 @@ def aggregate_of(
     return lambda moved: rule(moved, wrong)
 
 
+def positions_of(job: Job) -> Callable[[int, Named], Named] | None:
+    """Return what finds the numbers that all clients of a round send; None: each sends its own, or
+    all."""
+    cohorts, options = _cohorts(job), job.sync.client_compression.compression_options
+    if not cohorts.shares_positions:
+        return None
+
+    def positions(count: int, last: Named) -> Named:
+        lots = SharedMask(job.seed, count, options.least_ratio)
+        return shared_positions(
+            last,
+            options.least_ratio,
+            options.explore,
+            lambda name, n, k: lots.drawn(name, n, k).tolist(),
+        )
+
+    return positions
+
+
 def expected_versions(
     module: nn.Module, job: Job, events: Sequence[RunEvent], reader: Reader, *, size: int
 ) -> dict[int, float]:
@@ -199,6 +221,7 @@ def last_version(
         aggregate=aggregate_of(job, events),
         overlap=job.sync.client_compression.overlap,
         feedback=job.sync.client_compression.feedback,
+        positions=positions_of(job),
         committed=lambda count, result: committed(count, version(result)),
     )
     return version(made)

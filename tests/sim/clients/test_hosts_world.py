@@ -25,7 +25,7 @@ from shoal.peer.federated.batches import Participant, batches
 from shoal.proto import broker_pb2
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain.client_loops import ClientWork, train_cohorts
-from shoal.sim.plain.plain_cohorts import aggregate_of, method_of
+from shoal.sim.plain.plain_cohorts import aggregate_of, method_of, positions_of
 from shoal.sim.virtual.world import PeerSpec
 
 from .test_federated_world import exported, job_of
@@ -98,6 +98,7 @@ class Hosts:
             lr=self.job.train.lr,
             momentum=self.job.train.momentum,
             aggregate=aggregate_of(self.job, events),
+            positions=positions_of(self.job),
         )
         got = exported(world, run)
         assert got.keys() == made.shared.keys()
