@@ -124,6 +124,8 @@ FLAG = {"aggregate": "flag", "weight": "equal", "per_round": 10}
 BUDGET = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
 PRIVATE = {"weight": "equal", "privacy": BUDGET}
 SHARES = {**BUDGET, "where": "distributed"}
+MASKED = {"secure": True, "per_round": 5}
+MASKED_TOP = {**MASKED, "compression": "topk"}
 IN_SHARES = {"weight": "equal", "privacy": SHARES, "secure": True, "per_round": 5}
 BUFFERED = {"method": "fedbuff", "per_round": "30%", "options": {"buffer": 4}}
 
@@ -158,6 +160,21 @@ def test_shares_of_noise_are_for_the_fewest_that_may_be_in_a_sum() -> None:
     assert plain is not None
     assert plain.cohorts is not None
     assert plain.cohorts.fewest == 1
+
+
+def test_with_masks_all_send_the_same_numbers_and_the_last_move_is_kept() -> None:
+    found, plain = job(sync=MASKED_TOP).rounds, job(sync=MASKED).rounds
+    assert found is not None
+    assert plain is not None
+    assert found.cohorts is not None
+    assert (found.cohorts.shares_positions, found.cohorts.own_positions) == (True, False)
+    assert found.codec == "none"
+    assert found.kept_bytes == plain.kept_bytes + 4
+    apart = job(sync={"compression": "topk"}).rounds
+    assert apart is not None
+    assert apart.cohorts is not None
+    assert (apart.cohorts.shares_positions, apart.cohorts.own_positions) == (False, True)
+    assert apart.codec == "nonzero"
 
 
 def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
@@ -270,7 +287,31 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
             *("sync.privacy.noise", "64 bits"),
         ),
         ({"sync": {**KRUM, "secure": True}}, "sync.secure", "nobody sees one"),
-        ({"sync": {"secure": True, "compression": "topk"}}, "sync.secure", "of its own"),
+        (
+            {"sync": {**MASKED, "compression": "bcrs", "client_links": {"up": "1Mbit"}}},
+            *("sync.secure", "as its link carries"),
+        ),
+        ({"sync": {**MASKED_TOP, "client_feedback": "ef"}}, "sync.secure", "what a client keeps"),
+        (
+            {"sync": {**MASKED_TOP, "compression_options": {"explore": 0.0}}},
+            *("sync.compression_options.explore", "in (0, 1]"),
+        ),
+        (
+            {"sync": {"compression": "topk", "compression_options": {"explore": 0.5}}},
+            *("sync.compression_options.explore", "secure = false"),
+        ),
+        ({"sync": {**MASKED_TOP, "virtual_data": "vhl"}}, "sync.virtual_data", "no plain loop"),
+        (
+            {"sync": {**MASKED_TOP, "weight": "equal", "privacy": BUDGET}},
+            *("sync.compression", "no noise hides"),
+        ),
+        (
+            {
+                "sync": {**MASKED_TOP, "method": "fednova"},
+                "train": {"steps": 5, "optimizer": "sgd"},
+            },
+            *("sync.method", "scales moves by itself"),
+        ),
         ({"sync": {"secure": True}, "codec": {"sync": "bf16"}}, "codec.sync", "64 bits"),
         ({"sync": {"secure": True}, "plan": {"replicas": 2}}, "plan.replicas", "3 or more"),
         ({"sync": {"secure": True, "per_round": 2}}, "sync.per_round", "the other's part"),
