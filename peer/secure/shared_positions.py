@@ -1,5 +1,5 @@
-"""Which numbers clients give to a sum with masks, where they give a part of what they moved: the
-same ones for all, so that the sum is over numbers that all have, and masks cancel.
+"""Positions of the numbers that clients give to a sum with masks, where they give a part of what
+they moved: the same ones for all, so that the sum is over numbers that all have, and masks cancel.
 
 Of each piece of a parameter, n numbers, these are k = max(1, round(keep · n)): those that the last
 version moved farthest, and others drawn by (seed, round), for else a number that was left out once
@@ -11,7 +11,7 @@ decides beside them.
     and as many of the others, at random, as lack of k
 
 Buffers are given whole. Shared masks that follow the last update are GlueFL's (He et al. 2022,
-2212.01716), where clients add numbers of their own to them; here nobody may.
+2212.01523), where clients add numbers of their own to them; here nobody may.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["SharedPositions"]
 
 
 class SharedPositions:
-    """Places of the round in which they were found last. keep: the share of numbers that is given;
+    """Positions of the round in which they were found last. keep: the share of numbers that is given;
     explore: of these, the share that is drawn."""
 
     def __init__(self, vector: RunVector, seed: int, keep: float, explore: float) -> None:

@@ -37,7 +37,8 @@ def test_they_are_the_largest_of_the_last_move_and_some_by_lot(
     vector = vector_of(sizes, buffer)
     generator = torch.Generator().manual_seed(seed)
     last = {
-        f"p{i}": torch.randint(-3, 4, (n,), generator=generator).float() * (i + 1)
+        f"p{i}": (torch.randint(-2, 6, (n,), generator=generator).clamp(max=1) - 1).float()
+        * (i + 1)
         for i, n in enumerate(sizes)
     }
     own = SharedPositions(vector, seed, keep, explore)
