@@ -28,8 +28,8 @@ __all__ = ["SharedPositions"]
 
 
 class SharedPositions:
-    """Positions of the round in which they were found last. keep: the share of numbers that is given;
-    explore: of these, the share that is drawn."""
+    """Positions of the round in which they were found last. `keep`: the share of numbers that is
+    given; `explore`: of these, the share that is drawn."""
 
     def __init__(self, vector: RunVector, seed: int, keep: float, explore: float) -> None:
         self._vector, self._seed, self._explore = vector, seed, explore
