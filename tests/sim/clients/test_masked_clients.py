@@ -67,6 +67,7 @@ def played(hosts: Hosts, look: Callable[[Any, Any], None] | None = None) -> tupl
     return world, run
 
 
+@pytest.mark.slow
 def test_versions_of_hosts_are_those_without_masks_to_the_bit(
     captured: Any, tmp_path: Path
 ) -> None:
@@ -81,10 +82,11 @@ def test_versions_of_hosts_are_those_without_masks_to_the_bit(
 @pytest.mark.parametrize(
     "phase",
     [
-        "it trains",
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ("it dealt", "it holds")),
         "it gives",
-        "it revealed",
+        *(
+            pytest.param(p, marks=pytest.mark.slow)
+            for p in ("it trains", "it dealt", "it holds", "it revealed")
+        ),
     ],
 )
 def test_of_four_hosts_one_is_lost_in_any_phase(captured: Any, tmp_path: Path, phase: str) -> None:
@@ -100,6 +102,7 @@ def test_of_four_hosts_one_is_lost_in_any_phase(captured: Any, tmp_path: Path, p
     assert [len(d.members) for d in done] == [4 if phase == "it revealed" else 3, 3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["it gives", "it revealed"])
 def test_a_host_that_comes_back_is_in_the_sum_again(
     captured: Any, tmp_path: Path, phase: str
@@ -121,6 +124,7 @@ def test_a_host_that_comes_back_is_in_the_sum_again(
     assert world.peers["h1"].incarnation == 1
 
 
+@pytest.mark.slow
 def test_another_peer_of_a_host_gives_its_part(captured: Any, tmp_path: Path) -> None:
     hosts = hosts_of(captured, tmp_path)
     hosts.peers.append(PeerSpec(name="h1-twin", place="s1", data=hosts.peers[2].data))
@@ -134,6 +138,7 @@ def test_another_peer_of_a_host_gives_its_part(captured: Any, tmp_path: Path) ->
     assert [len(d.members) for d in done] == [3, 3, 4]
 
 
+@pytest.mark.slow
 def test_of_more_hosts_than_are_wanted_those_who_come_first_are_in_the_sum(
     captured: Any, tmp_path: Path
 ) -> None:
@@ -149,11 +154,9 @@ def test_of_more_hosts_than_are_wanted_those_who_come_first_are_in_the_sum(
     assert len(begun[0]) == 4
 
 
-@pytest.mark.parametrize(
-    "moments", [slice(9, None, 99), pytest.param(slice(1, None, 6), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
 def test_whenever_the_broker_is_started_again_hosts_come_to_the_same(
-    captured: Any, tmp_path: Path, moments: slice
+    captured: Any, tmp_path: Path
 ) -> None:
     hosts = hosts_of(captured, tmp_path)
 
@@ -170,7 +173,7 @@ def test_whenever_the_broker_is_started_again_hosts_come_to_the_same(
 
     world, run, records = play(0)
     wanted = hashes(world, run)
-    for deadly in range(records)[moments]:
+    for deadly in range(3, records, 6):
         world, run, _ = play(deadly)
         assert hashes(world, run) == wanted
 
@@ -222,6 +225,7 @@ def test_clients_with_virtual_data_come_to_the_same_with_masks(
     assert found[0] == found[1], "to the bit"
 
 
+@pytest.mark.slow
 def test_whoever_is_lost_clients_with_virtual_data_are_left_out(base: Laboratory) -> None:
     plan = replace(base.job.plan, replicas=4)
     lab = vhl.by(base, secure=True)
@@ -241,6 +245,7 @@ def test_whoever_is_lost_clients_with_virtual_data_are_left_out(base: Laboratory
     assert [len(d.members) for d in vhl.assert_expected(lab, world, run)] == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_hosts_with_virtual_data_come_to_a_plain_loop_with_masks(
     base: Laboratory, tmp_path: Path
 ) -> None:

@@ -110,7 +110,8 @@ def test_the_version_has_the_shares_of_all_that_are_in_it(
 
 
 @pytest.mark.parametrize(
-    "phase", ["it gives", pytest.param("it holds", marks=pytest.mark.slow), "it revealed"]
+    "phase",
+    ["it gives", *(pytest.param(p, marks=pytest.mark.slow) for p in ("it holds", "it revealed"))],
 )
 def test_whoever_is_lost_the_shares_of_those_in_the_round_are_there_and_no_others(
     captured: Any, monkeypatch: pytest.MonkeyPatch, phase: str
@@ -155,6 +156,7 @@ def test_a_peer_gives_nothing_to_a_sum_of_fewer(
     assert not shares.drawn
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_started_again_counts_every_attempt(
     captured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

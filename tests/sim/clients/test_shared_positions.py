@@ -125,10 +125,8 @@ def test_clients_send_the_same_numbers_and_the_version_is_that_of_a_plain_loop(
     assert not any(w.kept for e in world.events(run) for w in e.round_begun.work)
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["fedadam", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedprox", "fedavgm"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedadam", "fedprox", "fedavgm"])
 def test_a_method_makes_its_version_of_what_was_sent(base: Laboratory, method: str) -> None:
     lab = sending(base, method, peers=4, weight="equal")
     world, run = played(lab, 4)
@@ -136,6 +134,7 @@ def test_a_method_makes_its_version_of_what_was_sent(base: Laboratory, method: s
     assert [len(d.members) for d in done] == [4] * 4
 
 
+@pytest.mark.slow
 def test_where_all_is_sent_it_is_as_without_compression_to_the_bit(base: Laboratory) -> None:
     found = []
     for lab in (sending(base, ratio=1.0), sending(base, compression="none")):
@@ -144,7 +143,8 @@ def test_where_all_is_sent_it_is_as_without_compression_to_the_bit(base: Laborat
 
 
 @pytest.mark.parametrize(
-    "phase", ["it gives", pytest.param("it holds", marks=pytest.mark.slow), "it revealed"]
+    "phase",
+    ["it gives", *(pytest.param(p, marks=pytest.mark.slow) for p in ("it holds", "it revealed"))],
 )
 def test_whoever_is_lost_and_comes_back_finds_the_same_numbers(
     base: Laboratory, phase: str
@@ -165,7 +165,8 @@ def test_whoever_is_lost_and_comes_back_finds_the_same_numbers(
     assert sizes[-1] == 4, "it took the version from others, and with it what this moved"
 
 
-@pytest.mark.parametrize("moment", [7, *(pytest.param(m, marks=pytest.mark.slow) for m in (4, 12))])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [4, 7, 12])
 def test_a_broker_that_is_started_again_changes_nothing(base: Laboratory, moment: int) -> None:
     written = 0
 
@@ -182,6 +183,7 @@ def test_a_broker_that_is_started_again_changes_nothing(base: Laboratory, moment
     assert hashes(world, run) == hashes(*played(lab))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint_with_the_same_numbers(base: Laboratory) -> None:
     lab = sending(base, "fedadam")
     job = replace(lab.job, output=replace(lab.job.output, every=1))
@@ -198,6 +200,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_same_numbers(base: Laboratory)
     assert 0 < len(hashes(again, more)) < 4
 
 
+@pytest.mark.slow
 def test_hosts_send_the_same_numbers(base: Laboratory, tmp_path: Path) -> None:
     hosts = Hosts.of(base, tmp_path)
     sync = replace(sending(base).job.sync, per_round=3)
