@@ -83,7 +83,7 @@ class CompressionOptions(Settings):
     """opwa: by what the mean of a number is multiplied that few clients sent, at least 1."""
     overlap_degree: int = 1
     """opwa: so many clients are few (D)."""
-    explore: float = 0.2
+    explore: float = 0.5
     """secure: the share, in (0, 1], of the numbers that all send which is drawn anew in each round;
     the others are those that the last version moved farthest."""
 

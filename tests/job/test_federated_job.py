@@ -297,7 +297,7 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
             *("sync.compression_options.explore", "in (0, 1]"),
         ),
         (
-            {"sync": {"compression": "topk", "compression_options": {"explore": 0.5}}},
+            {"sync": {"compression": "topk", "compression_options": {"explore": 0.4}}},
             *("sync.compression_options.explore", "secure = false"),
         ),
         ({"sync": {**MASKED_TOP, "virtual_data": "vhl"}}, "sync.virtual_data", "no plain loop"),
