@@ -9,7 +9,8 @@ import torch
 
 from ..dag.capture.capture import Captured
 from ..dag.ir.graph import GraphError
-from ..dag.transforms.virtual_classes import classifier_of, with_classes
+from ..dag.transforms.classifier import classifier_of
+from ..dag.transforms.virtual_classes import with_classes
 from ..job import Job, SettingsError
 from ..peer.data.reader import Reader
 from ..peer.federated.virtual_data import noise_shape
@@ -23,9 +24,10 @@ def with_virtual_classes(captured: Captured, job: Job, reader: Reader) -> Captur
     doubt, and for labels that would be classes of noise."""
     if job.sync.virtual_data == "none":
         return captured
+    names = {"features": job.sync.vhl.features, "logits": job.sync.vhl.logits}
     try:
-        found = classifier_of(captured.graph)
-        graph = with_classes(captured.graph, job.sync.vhl.classes or found.classes)
+        found = classifier_of(captured.graph, **names)
+        graph = with_classes(captured.graph, job.sync.vhl.classes or found.classes, **names)
     except GraphError as error:
         problem = f'is "vhl", which is for classifiers: {error}'
         raise SettingsError("sync.virtual_data", problem) from None

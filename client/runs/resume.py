@@ -38,7 +38,7 @@ __all__ = ["GoingOn", "changed", "check_same", "gone_on", "prepared", "with_chan
 
 FIXED = (
     *("model", "data", "seed", "train.batch", "train.microbatch", "train.optimizer"),
-    *("sync.virtual_data", "sync.vhl.classes"),
+    *("sync.virtual_data", "sync.vhl.classes", "sync.vhl.features", "sync.vhl.logits"),
 )
 """Keys of a job that stay: what follows would be neither the old run nor a new one."""
 _MOST_ASKED = 10_000

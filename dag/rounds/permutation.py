@@ -56,6 +56,12 @@ class Domain(IntEnum):
     """How far one virtual sample is from its class's mean."""
     VIRTUAL_BATCH = 12
     """Which virtual samples a client trains on in a step."""
+    VIRTUAL_GENERATOR = 13
+    """Weights of the untrained network that makes virtual samples."""
+    FEATURE_CLASS = 14
+    """Of which class the first of a step's drawn features is."""
+    FEATURE_SAMPLE = 15
+    """How far drawn features are from their class's mean."""
 
 
 def _mix(z: Words) -> Words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..settings import Settings, SettingsError, at_least, at_most
 
@@ -51,11 +52,19 @@ class VhlOptions(Settings):
     """Samples in a class of noise."""
     batch: int = 0
     """Samples of noise in a step of a client; 0: `train.batch`."""
+    source: Literal["gaussian", "generator"] = "gaussian"
+    """What makes noise: normal numbers, or an untrained network of normal latents."""
     noise: tuple[int, ...] = ()
     """Shape in which a sample is drawn, before it is repeated up to that of the input; empty: that
     of the input, of which each dimension but the first of several is divided by four."""
     spread: float = 0.5
-    """Standard deviation of the samples of a class, of which the means have 1."""
+    """Standard deviation of the samples of a class, or of their latents, of which the means have 1.
+    """
+    features: str = ""
+    """The module of the model that gives the features of the contrasts; empty: its last linear
+    reads them."""
+    logits: str = ""
+    """The module that gives the logits; empty: it is the last linear."""
 
     def check(self) -> None:
         at_least(self, 0, "alpha", "l1", "l2", "spread")

@@ -78,7 +78,7 @@ class LocalCohort(ClientSteps):
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
         virtual = None
         if (vhl := self._cohorts.vhl) is not None:
-            form = above_loss(graph)
+            form = above_loss(graph, features=vhl.features, logits=vhl.logits)
             virtual = VirtualData(vhl, form, training.seed, training.train.batch)
         self._cohort = Cohort(
             graph, training.train, most=most, mu=self._mu, virtual=virtual, device=executor.device

@@ -46,7 +46,8 @@ class VirtualLoss:
         real = _entropy(own if vhl.alpha else own[..., : form.classes], self.labels)
         loss = real + vhl.alpha * _entropy(logits[:, count:], form.classes + self.classes)
         if (vhl.l1 or vhl.l2) and bool(self.calibrates.any()):
-            mine, noise = features[:, :count], features[:, count:]
+            flat = features.flatten(2)
+            mine, noise = flat[:, :count], flat[:, count:]
             fixed = noise.detach()
             pull = vhl.l1 * contrast(mine, self.labels, fixed, self.classes, vhl.temperature)
             among = vhl.l2 * contrast(noise, self.classes, None, None, vhl.temperature)

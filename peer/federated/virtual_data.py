@@ -1,25 +1,27 @@
-"""Virtual data: labelled noise that all clients train on, made of a seed (VHL, 2206.02465, its
-Gaussian variant). Sample k of class c is, in the shape `noise`,
+"""Virtual data: labelled noise that all clients train on, made of a seed (VHL, 2206.02465). Of
+sample k of class c there is, in the shape `noise`,
 
     gauss(key(seed, VIRTUAL_MEAN, c)) + spread · gauss(key(seed, VIRTUAL_SAMPLE, c, k))
 
-where each number of `gauss(h)` is the sum of the twelve 16-bit parts of key(h, element, 0 to 2),
-less its mean, by 2^16: deviation 1, and normal but for tails beyond six deviations. Of integers all
-the way, so the set has the same bits on every machine, and nobody keeps or sends it. A sample is
-repeated up to the input's shape (nearest neighbour). Which samples a step of a client has are the
-words of key(seed, VIRTUAL_BATCH, round, client, step, place) (`dag/rounds/permutation.py`), modulo
-the set.
+where `gauss(h)` has the numbers normal(h, element) / 2^16 (`generator.py`): deviation 1, and normal
+but for tails beyond six deviations. Of integers all the way, so the set has the same bits on every
+machine, and nobody keeps or sends it. In the Gaussian variant this is repeated up to the input's
+shape (nearest neighbour); with a generator there are as many such numbers as it has latents. Which
+samples a step of a client has are the words of key(seed, VIRTUAL_BATCH, round, client, step, place)
+(`dag/rounds/permutation.py`), modulo the set.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ...dag.rounds.permutation import Domain, Indices, Words, key
+from ...dag.rounds.permutation import Domain, Indices, key
 from ...job.clients.local_work import VhlOptions
+from .generator import LATENTS, UNIT, generated, normal
 
 __all__ = ["noise_shape", "virtual_batch", "virtual_samples"]
 
@@ -45,12 +47,16 @@ def virtual_samples(
 ) -> Floats:
     """Return samples by class and number in it, any shape (*places,) each: (*places, *sample)."""
     shape = noise_shape(vhl, sample)
-    classes, count = labels.astype(np.uint64)[..., None], int(np.prod(shape))
-    means = _gauss(key(seed, Domain.VIRTUAL_MEAN, classes), count)
-    own = _gauss(
-        key(seed, Domain.VIRTUAL_SAMPLE, classes, numbers.astype(np.uint64)[..., None]), count
-    )
-    found = (means + np.float32(vhl.spread) * own).reshape(*labels.shape, *shape)
+    classes = labels.astype(np.uint64)[..., None]
+    count = LATENTS if vhl.source == "generator" else math.prod(shape)
+    means = normal(key(seed, Domain.VIRTUAL_MEAN, classes), count)
+    words = key(seed, Domain.VIRTUAL_SAMPLE, classes, numbers.astype(np.uint64)[..., None])
+    own = normal(words, count)
+    if vhl.source == "generator":
+        latents = np.rint(means + vhl.spread * own).reshape(-1, LATENTS)
+        return generated(latents, seed, shape, sample).reshape(*labels.shape, *sample)
+    scaled = np.float32(vhl.spread) * _by_unit(own)
+    found = (_by_unit(means) + scaled).reshape(*labels.shape, *shape)
     for axis, (small, large) in enumerate(zip(shape, sample, strict=True), labels.ndim):
         if small != large:
             found = found.take(np.arange(large) * small // large, axis=axis)
@@ -75,12 +81,5 @@ def virtual_batch(
     return label.astype(np.int64), number.astype(np.int64)
 
 
-def _gauss(keys: Words, count: int) -> Floats:
-    """(*places, 1) keys: (*places, count)."""
-    at = np.arange(count, dtype=np.uint64)
-    total = np.zeros(np.broadcast_shapes(keys.shape, at.shape), np.int64)
-    for word in range(3):
-        words = key(keys, at, word)
-        for bits in (0, 16, 32, 48):
-            total += ((words >> np.uint64(bits)) & np.uint64(0xFFFF)).astype(np.int64)
-    return (total - 6 * 0xFFFF).astype(np.float32) / np.float32(1 << 16)
+def _by_unit(numbers: npt.NDArray[np.int64]) -> Floats:
+    return numbers.astype(np.float32) / np.float32(UNIT)

@@ -72,6 +72,7 @@ def test_the_state_dict_stays_the_users_and_further_rows_begin_at_zero() -> None
         ({}, (-100, 1), False, r"sync\.virtual_data.*labels from -100"),
         ({"noise": [7]}, (0,), False, r"sync\.vhl\.noise.*none of them larger"),
         ({}, (0,), True, r"sync\.virtual_data.*for classifiers"),
+        ({"features": "tail"}, (0,), False, r"sync\.virtual_data.*no module .tail."),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -15,7 +15,8 @@ from shoal.dag.execute.model_copies import ModelCopies
 from shoal.dag.ir.graph import Graph, GraphError
 from shoal.dag.ir.validate import validate
 from shoal.dag.transforms.lower import lower
-from shoal.dag.transforms.virtual_classes import above_loss, classifier_of, with_classes
+from shoal.dag.transforms.classifier import classifier_of
+from shoal.dag.transforms.virtual_classes import above_loss, with_classes
 
 EXAMPLE = {"x": torch.randn(4, 6), "y": torch.tensor([0, 2, 1, 1])}
 
@@ -100,6 +101,59 @@ def test_what_is_no_classifier_without_doubt_is_refused(
 ) -> None:
     with pytest.raises(GraphError, match=words):
         with_classes(graph_of(loss)[1], 3)
+
+
+class Pictures(nn.Module):
+    """A classifier without a linear, whose features are maps, and whose loss is of logarithms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.ReLU())
+        self.head = nn.Sequential(nn.Conv1d(2, 3, 4), nn.Flatten())
+        self.twice, self.log = nn.Tanh(), nn.LogSoftmax(1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        inside = self.twice(-self.twice(self.body(x[:, None])))
+        return F.nll_loss(self.log(self.head(inside)), y)
+
+
+def test_features_and_logits_may_be_named() -> None:
+    torch.manual_seed(0)
+    model = Pictures()
+    graph = capture(model, EXAMPLE).graph
+    found = classifier_of(graph, features="body", logits="head")
+    specs = graph.spec
+    assert specs[found.features].shape[1:] == (2, 4)
+    assert graph.operators[graph.producer[found.features]].module == "body.2"
+    assert (specs[found.logits].shape[1], found.classes, found.biased) == (3, 3, True)
+    grown = validate(with_classes(graph, 2, features="body", logits="head"))
+    assert grown.spec["param:virtual_classes.weight"].shape == (2, 8)
+    version = {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+    version |= {p.name: torch.randn(p.spec.sizes) for p in grown.parameters if p.name[0] == "v"}
+    inputs = {n: t[None] for n, t in EXAMPLE.items()}
+    losses = [ModelCopies(g).evaluate(version, inputs).losses for g in (graph, grown)]
+    assert torch.equal(*losses)
+    form = above_loss(grown, features="body", logits="head")
+    assert (form.features, form.further) == (found.features, 2)
+    with pytest.raises(GraphError, match=r"not those of its classifier|are not"):
+        above_loss(grown, features="head.0", logits="head")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({}, "or the names of the modules"),
+        ({"features": "body"}, "or the names of the modules"),
+        ({"logits": "head"}, "expected the name of features"),
+        ({"logits": "log", "features": "body"}, "expected one of the other"),
+        ({"logits": "head", "features": "nose"}, 'no module "nose".*body.0, body.1, body.2'),
+        ({"logits": "head", "features": "twice"}, "a module that is called once"),
+        ({"logits": "head", "features": "log"}, "do not hang on"),
+    ],
+)
+def test_names_that_say_something_else_are_refused(names: dict[str, str], words: str) -> None:
+    with pytest.raises(GraphError, match=words):
+        with_classes(capture(Pictures(), EXAMPLE).graph, 2, **names)
 
 
 class Tokens(nn.Module):

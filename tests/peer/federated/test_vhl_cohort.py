@@ -53,6 +53,13 @@ def normed() -> Classifier:
     return Classifier(*layers, nn.Linear(16, 3, bias=False))
 
 
+def named() -> Classifier:
+    return Classifier(nn.Conv1d(3, 4, 2), nn.ReLU(), nn.Conv1d(4, 3, 4), nn.Flatten())
+
+
+NAMES = {"features": "layers.1", "logits": "layers.3"}
+
+
 def dropping() -> Classifier:
     return Classifier(nn.Flatten(), nn.Linear(15, 8), nn.Dropout(0.4), nn.Linear(8, 3))
 
@@ -70,26 +77,28 @@ class Samples:
         return {"x": self.x[at], "y": self.y[at]}
 
 
-def job() -> Job:
+def job(vhl: VhlOptions = VHL) -> Job:
     return Job(
         model={"factory": "m.py:f"},
         data={"kind": "arrays", "source": "x", "partition": {"kind": "iid", "clients": 40}},
-        sync={"kind": "federated", "virtual_data": "vhl", "vhl": VHL},
+        sync={"kind": "federated", "virtual_data": "vhl", "vhl": vhl},
         train=replace(TRAIN, steps=5),
     )
 
 
 def together(
-    model: Classifier, some: Sequence[Participant], steps: int = STEPS
+    model: Classifier, some: Sequence[Participant], steps: int = STEPS, vhl: VhlOptions = VHL
 ) -> dict[int, dict[str, Tensor]]:
     """What participants that are trained side by side come to."""
     reader = Samples()
-    graph = with_classes(capture(model, reader.samples(np.arange(2))).graph, FURTHER)
+    names = {"features": vhl.features, "logits": vhl.logits}
+    graph = with_classes(capture(model, reader.samples(np.arange(2))).graph, FURTHER, **names)
     version = {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
     more = [p for p in graph.parameters if p.name not in version]
     version |= {p.name: torch.zeros(p.spec.sizes) for p in more}
     plans = batches(some, seed=1, round_=ROUND, batch=BATCH, steps=steps)
-    cohort = Cohort(graph, TRAIN, virtual=VirtualData(VHL, above_loss(graph), SEED, BATCH))
+    form = above_loss(graph, **names)
+    cohort = Cohort(graph, TRAIN, virtual=VirtualData(vhl, form, SEED, BATCH))
     made = cohort.work(version, [*zip(some, plans, strict=True)], reader.samples, round_=ROUND)
     return {
         number: {n: t[k].detach() for n, t in trained.values.items()}
@@ -98,12 +107,13 @@ def together(
     }
 
 
-def alone(model: Classifier, one: Participant) -> Mapping[str, Tensor]:
+def alone(model: Classifier, one: Participant, vhl: VhlOptions = VHL) -> Mapping[str, Tensor]:
     """What a participant comes to in a plain loop, under the names of the model."""
     (plan,) = batches([one], seed=1, round_=ROUND, batch=BATCH, steps=STEPS)
-    linear = f"layers.{len(model.layers) - 1}"
-    client = VhlClient(model, linear, VHL, x="x", y="y", batch=BATCH).train()
-    *_, (work,) = with_noise([[], [], [ClientWork(one.number, [b.tolist() for b in plan])]], job())
+    client = VhlClient.of(model, job(vhl), Samples()).train()  # type: ignore[arg-type]
+    *_, (work,) = with_noise(
+        [[], [], [ClientWork(one.number, [b.tolist() for b in plan])]], job(vhl)
+    )
     read = client.reading(Samples(), SEED)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(client.parameters(), lr=0.05, momentum=0.5)
     for step in work.batches:
@@ -115,18 +125,24 @@ def alone(model: Classifier, one: Participant) -> Mapping[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("make", "sizes"), [(plain, (8, 8)), (normed, (8, 5, 8))], ids=["plain", "normed"]
+    ("make", "sizes", "other"),
+    [
+        (plain, (8, 8), {}),
+        (normed, (8, 5, 8), {"source": "generator"}),
+        (named, (8, 5), {**NAMES, "source": "generator", "noise": (1, 2)}),
+    ],
+    ids=["plain", "normed", "named"],
 )
 def test_each_comes_to_what_it_would_alone_however_many_steps_it_makes(
-    make: type[Classifier], sizes: Sequence[int]
+    make: type[Classifier], sizes: Sequence[int], other: Mapping[str, Any]
 ) -> None:
     torch.manual_seed(0)
-    model = make()
+    model, vhl = make(), replace(VHL, **other)
     some = [Participant(3 * i + 1, np.arange(12 * i, 12 * i + n)) for i, n in enumerate(sizes)]
-    found = together(model, some)
+    found = together(model, some, vhl=vhl)
     assert found.keys() == {p.number for p in some}
     for one in some:
-        wanted = alone(model, one)
+        wanted = alone(model, one, vhl)
         own = {n.replace("virtual_classes.", "rows."): t for n, t in found[one.number].items()}
         own = {n if n.startswith("rows.") else f"module.{n}": t for n, t in own.items()}
         assert own.keys() == wanted.keys()
@@ -156,6 +172,6 @@ class Functional(Classifier):
 
 def test_the_plain_loop_has_no_further_rows_for_a_linear_that_is_no_module() -> None:
     reader: Any = Samples()
-    assert VhlClient.of(plain(), job(), reader).linear == "layers.3"
+    assert VhlClient.of(plain(), job(), reader).seen.logits == "layers.3"
     with pytest.raises(ValueError, match=r"not that of an nn\.Linear"):
         VhlClient.of(Functional(), job(), reader)

@@ -19,6 +19,7 @@ from shoal.peer.data.manifest import DataError
 from shoal.peer.federated.batches import Participant
 from shoal.peer.federated.vhl_loss import VirtualData, VirtualLoss, contrast
 from shoal.peer.federated.virtual_data import noise_shape, virtual_batch, virtual_samples
+from shoal.sim.plain.plain_vhl import _Noise
 
 VHL = VhlOptions(batch=6, per_class=50)
 
@@ -49,6 +50,38 @@ def test_a_sample_is_of_seed_class_and_number_to_the_bit(seed: int, label: int, 
         small = channel * 4 + (row * 2 // 5) * 2 + column * 2 // 8  # drawn as (2, 2, 2)
         mean, own = gauss(word(seed, 10, label), small), gauss(word(seed, 11, label, at), small)
         assert found[1, channel, row, column] == mean + 0.5 * own
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    st.integers(-(2**63), 2**63 - 1),
+    st.sampled_from([(5,), (64,), (2, 5, 8), (1, 3, 3)]),
+    st.sampled_from([0.0, 0.5, 40.0]),
+)
+def test_an_untrained_network_makes_the_same_bits_as_the_plain_loops_one(
+    seed: int, sample: tuple[int, ...], spread: float
+) -> None:
+    vhl = VhlOptions(source="generator", spread=spread, per_class=50)
+    labels, numbers = np.array([[0, 9], [4, 0]]), np.array([[3, 49], [0, 3]])
+    found = virtual_samples(vhl, labels, numbers, sample, seed)
+    assert found.shape == (2, 2, *sample)
+    assert found.dtype == np.float32
+    plain = _Noise(vhl, seed)
+    for at in np.ndindex(2, 2):
+        wanted = plain.sample(int(labels[at]), int(numbers[at]), sample)
+        np.testing.assert_array_equal(found[at], wanted.numpy())
+        assert np.square(found[at]).mean() == pytest.approx(1.0, rel=1e-5)
+    assert np.array_equal(found[0, 0], found[1, 1])
+
+
+def test_classes_of_an_untrained_network_lie_apart() -> None:
+    vhl = VhlOptions(source="generator")
+    labels, numbers = np.repeat(np.arange(10), 8), np.arange(80)
+    noise = virtual_samples(vhl, labels, numbers, (1, 8, 8), 3).reshape(80, -1)
+    near = noise @ noise.T / 64
+    same = labels[:, None] == labels
+    assert near[same & ~np.eye(80, dtype=bool)].mean() > 0.6
+    assert abs(near[~same].mean()) < 0.2
 
 
 def test_noise_is_normal_about_the_means_of_classes() -> None:

@@ -159,7 +159,7 @@ def played(lab: Laboratory) -> tuple[Any, str]:
 @pytest.mark.parametrize(
     ("method", "sync"),
     [
-        ("fedprox", {}),
+        ("fedprox", {"vhl": replace(VHL, source="generator")}),
         pytest.param("fednova", {}, marks=pytest.mark.slow),
         ("fedadam", {"compression": "topk", "compression_options": {"least_ratio": 0.3}}),
         ("fedavg", {"compression": "bcrs+opwa", **SENDS}),
