@@ -1,5 +1,6 @@
-"""What `sync.virtual_data` does to a captured model before it is submitted: its classifier gets
-further classes, which begin at zero and stand in no export."""
+"""What clients of a federated run train besides, in a captured model before it is submitted. With
+`sync.virtual_data` its classifier gets further classes, with fedimpro statistics of its features.
+Both begin at zero and stand in no export."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ import torch
 from ..dag.capture.capture import Captured
 from ..dag.ir.graph import GraphError
 from ..dag.transforms.classifier import classifier_of
+from ..dag.transforms.feature_statistics import above_features, with_statistics
 from ..dag.transforms.virtual_classes import with_classes
 from ..job import Job, SettingsError
+from ..job.clients.local_work import FedImproOptions
+from ..job.rounds import method_of, options_of
 from ..peer.data.reader import Reader
 from ..peer.federated.virtual_data import noise_shape
 
-__all__ = ["with_virtual_classes"]
+__all__ = ["with_feature_statistics", "with_virtual_classes"]
 
 
 def with_virtual_classes(captured: Captured, job: Job, reader: Reader) -> Captured:
@@ -46,3 +50,22 @@ def with_virtual_classes(captured: Captured, job: Job, reader: Reader) -> Captur
     old = {p.name for p in captured.graph.parameters}
     rows = {p.name: torch.zeros(p.spec.sizes) for p in graph.parameters if p.name not in old}
     return replace(captured, graph=graph, tensors={**captured.tensors, **rows})
+
+
+def with_feature_statistics(captured: Captured, job: Job) -> Captured:
+    """Return the capture of a model whose clients share statistics of its features; it is what it
+    was where the job's method has none. Raises SettingsError for a model that is no classifier
+    without doubt, and for one whose logits go by more than the features."""
+    if job.rounds is None or not method_of(job.rounds.method).features:
+        return captured
+    options = options_of(job.rounds.method, job.rounds.options)
+    assert isinstance(options, FedImproOptions)
+    names = {"features": options.features, "logits": options.logits}
+    try:
+        graph, shapes = with_statistics(captured.graph, options.share, **names)
+        above_features(graph, options.share, **names)
+    except GraphError as error:
+        problem = f'is "{job.rounds.method}", which is for classifiers: {error}'
+        raise SettingsError("sync.method", problem) from None
+    zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    return replace(captured, graph=graph, tensors={**captured.tensors, **zeros})

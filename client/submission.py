@@ -39,7 +39,7 @@ from .files.shards import Pretrained
 from .files.uplink import starting_bytes, takes
 from .files.weight_files import Stored
 from .files.weight_writer import write_values
-from .further_classes import with_virtual_classes
+from .further_classes import with_feature_statistics, with_virtual_classes
 from .job_data import (
     AskPeers,
     JobData,
@@ -259,6 +259,7 @@ def _captured(
             first = reader_of(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
             models.check_takes(module, captured.graph, first, say)
         captured = with_virtual_classes(captured, job, reader_of(job, data))
+        captured = with_feature_statistics(captured, job)
     narrow = (p for p in captured.graph.parameters if p.trainable and p.spec.dtype in NARROW)
     if job.codec.feedback == "ahead" and (one := next(narrow, None)) is not None:
         raise SettingsError(

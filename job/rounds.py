@@ -18,6 +18,7 @@ from .clients.client_options import (
     FedProxOptions,
     ScaffoldOptions,
 )
+from .clients.local_work import FedImproOptions
 from .gossip import NoLocoOptions, PairOptions, SapsOptions, SapsOuterOptions
 from .settings import Settings, SettingsError, at_least, at_most
 
@@ -181,6 +182,9 @@ class RoundMethod:
     buffered: bool = False
     """Of federated training: whether a client that is not ready when a version is made goes on, and
     counts for a later one."""
+    features: bool = False
+    """Of federated training: whether clients train on features too that are drawn by statistics of
+    all (`dag/transforms/feature_statistics.py`)."""
 
 
 LOCAL: Mapping[str, RoundMethod] = {
@@ -218,6 +222,7 @@ FEDERATED: Mapping[str, RoundMethod] = {
     "fedyogi": RoundMethod(options=AdaptiveOptions, kept=3),
     "fedadagrad": RoundMethod(options=AdaptiveOptions, kept=3),
     "fedbuff": RoundMethod(options=FedBuffOptions, kept=1, buffered=True),
+    "fedimpro": RoundMethod(options=FedImproOptions, kept=1, features=True),
 }
 """Methods of kind "federated"."""
 

@@ -127,6 +127,8 @@ def _not_federated(job: _Tables) -> Iterator[tuple[str, str]]:
         yield from _not_controlled(job)
     if method_of(job.sync.chosen).buffered:
         yield from _not_buffered(job)
+    if method_of(job.sync.chosen).features:
+        yield from _not_shared(job)
 
 
 def _not_controlled(job: _Tables) -> Iterator[tuple[str, str]]:
@@ -157,6 +159,28 @@ def _not_controlled(job: _Tables) -> Iterator[tuple[str, str]]:
         key = "secure" if sync.secure else "privacy"
         why = "a client's control variate is what it moved, and lies at a peer as it is"
         yield f"sync.{key}", f"it is not, {with_it}: {why}"
+
+
+def _not_shared(job: _Tables) -> Iterator[tuple[str, str]]:
+    """What cannot be beside statistics of features, which are sums over clients."""
+    sync, with_it = job.sync, f'with sync.method = "{job.sync.chosen}"'
+    if sync.aggregate != "mean":
+        why = "means of features are made of sums, and the middle of several is the sum of nobody's"
+        yield "sync.aggregate", f'"mean" is, {with_it}: {why}'
+    if sync.privacy is not None:
+        why = "statistics of clients' features are told without noise"
+        yield "sync.privacy", f"none is, {with_it}: {why}"
+    if sync.secure:
+        why = "sums of squares of features are larger than what masked integers hold"
+        yield "sync.secure", f"false is, {with_it}: {why}"
+    if job.codec.sync != "none":
+        why = "a variance is a small difference of sums, of which a codec rounds each"
+        yield "codec.sync", f'"none" is, {with_it}: {why}'
+    if sync.virtual_data != "none":
+        why = "noise has no labels that its features could be statistics of"
+        yield "sync.virtual_data", f'"none" is, {with_it}: {why}'
+    if job.model.dtype != "fp32":
+        yield "model.dtype", f'"fp32" is, {with_it}'
 
 
 def _not_buffered(job: _Tables) -> Iterator[tuple[str, str]]:
@@ -193,7 +217,7 @@ def not_in_pipelines(job: _Tables) -> Iterator[tuple[str, str]]:
     if job.data.where == "peer":
         yield "data.where", f'"submitter" and "broker" are, {with_it}: else labels would have to go'
     method = method_of(sync.chosen)
-    if method.normalises or method.controls or method.buffered:
+    if method.normalises or method.controls or method.buffered or method.features:
         yield "sync.method", f"any but {sync.chosen!r} is, {with_it}"
     for key, value, only in (
         ("aggregate", sync.aggregate, "mean"),

@@ -70,6 +70,11 @@ METHODS: Mapping[str, dict[str, Any]] = {
         "compression_options": {"least_ratio": 0.05, "alpha": 0.0, "gamma": 3.0},
     },
     "vhl": {"method": "fedavg", "virtual_data": "vhl"},
+    "vhl+generator": {
+        **{"method": "fedavg", "virtual_data": "vhl"},
+        "vhl": {"source": "generator"},
+    },
+    "fedimpro": {},
 }
 """By name, what each has in [sync] beside what all have."""
 _FAMILY = ("fedavg", "fedavgm", "fedadam", "fedyogi", "scaffold", "vhl", "bcrs+opwa")

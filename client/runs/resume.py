@@ -220,7 +220,9 @@ def check_same(before: Job, after: Job) -> None:
 
 def changed(before: Job, after: Job) -> str:
     """The first key that may not differ and does; empty: none."""
-    for key in FIXED:
+    of = (job.sync.of_rounds for job in (before, after))
+    made = any(method is not None and method.features for method in of)
+    for key in (*FIXED, *(("sync.method", "sync.options") if made else ())):
         had, has = _at(plain(before), key), _at(plain(after), key)
         if had != has:
             return _first(key, had, has)

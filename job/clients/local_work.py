@@ -7,10 +7,10 @@ from typing import Literal
 
 from ..settings import Settings, SettingsError, at_least, at_most
 
-__all__ = ["LocalWork", "VhlOptions"]
+__all__ = ["FedImproOptions", "LocalWork", "VhlOptions"]
 
 MOST_VIRTUAL = 1 << 16
-"""Classes of noise, samples of a class, and of a batch."""
+"""Classes of noise, samples of a class, and of a batch, which may be of features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,3 +76,30 @@ class VhlOptions(Settings):
         for i, size in enumerate(self.noise):
             if size < 1:
                 raise SettingsError(f"noise[{i}]", f"is {size}: expected at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedImproOptions(Settings):
+    """fedimpro (2402.07011): fedavg of clients that train what lies above their features on
+    features of all clients as well, drawn by the mean and variance of each class."""
+
+    weight: float = 1.0
+    """Of the loss of drawn features, at least 0."""
+    rise: int = 0
+    """Rounds until the weight is that; it rises in a line from 0. 0: it is that from the first."""
+    share: float = 0.1
+    """What a step's batch counts for in the statistics of its client, in (0, 1]."""
+    batch: int = 0
+    """Features that are drawn in a step of a client; 0: `train.batch`."""
+    most_std: float = 0.1
+    """The largest standard deviation that features are drawn with; 0: any."""
+    features: str = ""
+    """The module of the model that gives features; empty: its last linear reads them."""
+    logits: str = ""
+    """The module that gives the logits; empty: it is the last linear."""
+
+    def check(self) -> None:
+        at_least(self, 0, "weight", "rise", "batch", "most_std")
+        at_most(self, MOST_VIRTUAL, "batch")
+        if not 0 < self.share <= 1:
+            raise SettingsError("share", f"is {self.share}: expected a number in (0, 1]")

@@ -22,6 +22,7 @@ from ...dag.ir.graph import Graph
 from ...job import Train
 from ..sync.optimizer import StageOptimizer, clip_factor
 from .batches import Participant
+from .shared_features import Distribution, SharedFeatures
 from .vhl_loss import VirtualData
 
 __all__ = ["Cohort", "Trained"]
@@ -67,12 +68,16 @@ class Cohort:
         most: int = 64,
         mu: float = 0.0,
         virtual: VirtualData | None = None,
+        features: SharedFeatures | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         """`mu`: how strongly participants are drawn back to the version (FedProx). `virtual`: noise
-        that they train on as well, where `graph` has classes for it."""
+        that they train on as well, where `graph` has classes for it. `features`: of all clients, on
+        which they train what lies above their own."""
         self._graph, self._train, self._most, self._mu = graph, train, most, mu
         self._virtual, self._device = virtual, torch.device(device)
+        self._features = features
+        self._known: Distribution | None = None
         self._at: Train | None = None
         self._copies = (
             ModelCopies(virtual.form.graph, device, virtual.form.reads)
@@ -95,6 +100,7 @@ class Cohort:
         [train] has it of each. `key`: of what is random in a participant's step. `round_`: of
         which the noise hangs besides. `corrections`: of gradients, before they are clipped. Yields
         up to `most` of them at once."""
+        self._known = self._features.begin(version, round_) if self._features else None
         longest = sorted(cohort, key=lambda one: -len(one[1]))
         for first in range(0, len(longest), self._most):
             some = longest[first : first + self._most]
@@ -126,7 +132,7 @@ class Cohort:
         for step in range(max(map(len, plans))):
             active = sum(len(plan) > step for plan in plans)
             stack.keep(active)
-            keys = [key(p.number, step) for p, _ in cohort] if self._copies.takes_key else []
+            keys = [key(p.number, step) for p, _ in cohort] if self._takes_key else []
             some = [p for p, _ in cohort[:active]]
             if ahead is not None:
                 found = self._run(stack, None, next(ahead), some, keys, round_, step)
@@ -149,6 +155,10 @@ class Cohort:
             tuple(len(plan) for _, plan in cohort),
             (losses / counts).cpu(),
         )
+
+    @property
+    def _takes_key(self) -> bool:
+        return self._copies.takes_key or bool(self._features and self._features.takes_key)
 
     def _constant(self, rate: float) -> Train:
         """The settings with one learning rate for all steps."""
@@ -187,11 +197,17 @@ class Cohort:
         round_: int,
         step: int,
     ) -> CopiesForward:
-        """One forward and backward of these copies, on noise as well where there is some."""
+        """One forward and backward of these copies, on noise or features of all as well where there
+        are some."""
         loss_of = None
         if self._virtual:
             inputs, loss_of = self._virtual.beside(inputs, mine, round_, step, self._device)
-        return self._copies.run(*stack.of(which), inputs, keys, loss_of)
+        standing = stack.of(which)
+        made = self._copies.run(*standing, inputs, keys, loss_of)
+        if self._features is None or self._known is None:
+            return made
+        drawn = self._features.drawn(self._known, mine, round_, step)
+        return self._features.beside(made, *standing, drawn, keys, round_)
 
 
 def _ahead(plans: Sequence[Sequence[Indices]], read: Read) -> Iterator[Mapping[str, Tensor]]:

@@ -40,6 +40,7 @@ from .client_states import ClientStates, RoundStates
 from .client_steps import ClientSteps, OwnSamples
 from .cohort import Cohort, Trained
 from .control_variates import ControlVariates
+from .shared_features import shared_features
 from .sparse_updates import SparseUpdates
 from .vhl_loss import VirtualData
 
@@ -81,7 +82,13 @@ class LocalCohort(ClientSteps):
             form = above_loss(graph, features=vhl.features, logits=vhl.logits)
             virtual = VirtualData(vhl, form, training.seed, training.train.batch)
         self._cohort = Cohort(
-            graph, training.train, most=most, mu=self._mu, virtual=virtual, device=executor.device
+            graph,
+            training.train,
+            most=most,
+            mu=self._mu,
+            virtual=virtual,
+            features=shared_features(graph, training, executor.device),
+            device=executor.device,
         )
         self._graph, self._states, self._controls = graph, states, controls
         """Whether clients have control variates."""

@@ -45,6 +45,7 @@ STRATEGIES: Mapping[str, type[RoundStrategy]] = {
     "fedyogi": FedYogiRounds,
     "fedadagrad": FedAdagradRounds,
     "fedbuff": FedBuffRounds,
+    "fedimpro": RoundStrategy,
 }
 
 

@@ -6,7 +6,7 @@ is compared with it, so it shares no code with `dag`, `compression` or `peer`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,9 +37,11 @@ class ClientWork:
 
 @dataclass
 class FederatedResult:
-    """`shared`: the version after the last round. `losses`: by round, of each client's steps."""
+    """`shared`: the version after the last round; `buffers`: of it, those that are averaged.
+    `losses`: by round, of each client's steps."""
 
     shared: Named = field(default_factory=dict)
+    buffers: Named = field(default_factory=dict)
     losses: list[dict[int, list[float]]] = field(default_factory=list)
 
 
@@ -64,6 +66,7 @@ def train_cohorts(
     aggregate: Callable[[Sequence[Named]], Named] | None = None,
     overlap: tuple[float, int] | None = None,
     feedback: bool = False,
+    averaged: Collection[str] = (),
     committed: Callable[[int, FederatedResult], None] = lambda count, result: None,
 ) -> FederatedResult:
     """Train from the module's weights, which stay as they are: a cohort in each round. The module
@@ -73,9 +76,10 @@ def train_cohorts(
     rate is `lr`. `clip`: the largest norm of a gradient, 0: any. `aggregate`: what is made of what
     clients moved, in place of their weighted mean. `overlap`: gamma and D, by which numbers that
     few clients sent count for more. `feedback`: whether what a client does not send is added to
-    what it moves next. A round without a cohort changes nothing. `committed` sees each round's
-    number and the result so far. Raises ValueError where training changes a buffer: nothing says
-    what its mean would be; and for a client that began with an older version than the method
+    what it moves next. `averaged`: names of buffers of which the version has the weighted mean. A
+    round without a cohort changes nothing. `committed` sees each round's
+    number and the result so far. Raises ValueError where training changes another buffer: nothing
+    says what its mean would be; and for a client that began with an older version than the method
     takes, or than there is."""
     make = optimizer or (lambda m: torch.optim.SGD(m.parameters(), lr=1.0, momentum=momentum))
     local = copy.deepcopy(module)
@@ -83,13 +87,14 @@ def train_cohorts(
     buffers = copies(dict(local.named_buffers()))
     method.begin(copies(weights))
     result, rests = FederatedResult(method.shared), dict[int, Named]()
+    result.buffers = {n: buffers[n] for n in averaged}
     versions = list[Named]()
     for count, cohort in enumerate(cohorts):
         versions = [*versions, copies(method.shared)][-1 - method.oldest :]
         total = sum(work.weight for work in cohort)
         method.start(count)
         losses: dict[int, list[float]] = {}
-        came, masks = list[Update](), list[Named]()
+        came, masks, ends = list[Update](), list[Named](), list[Named]()
         for work in cohort:
             if not 0 <= work.behind < len(versions):
                 raise ValueError(f"client {work.client} began {work.behind} versions ago")
@@ -97,6 +102,8 @@ def train_cohorts(
             with torch.no_grad():
                 for name, p in weights.items():
                     p.copy_(began[name])
+                for name, buffer in result.buffers.items():
+                    local.get_buffer(name).copy_(buffer)
             own = make(local)
             for group in own.param_groups:
                 group["lr"] = rate
@@ -111,8 +118,10 @@ def train_cohorts(
                 own.step()
                 own.zero_grad()
             for name, buffer in local.named_buffers():
-                if not torch.equal(buffer, buffers[name]):
+                if name not in averaged and not torch.equal(buffer, buffers[name]):
                     raise ValueError(f"training changes the buffer {name}")
+            share = work.weight / total
+            ends.append({n: share * local.get_buffer(n).double() for n in averaged})
             moved = {n: p.detach().double() - began[n] for n, p in weights.items()}
             if work.kept is not None:
                 rest = {} if work.new else rests.get(work.client, {})
@@ -121,11 +130,13 @@ def train_cohorts(
                 if feedback:
                     rests[work.client] = {n: m - moved[n] for n, m in whole.items()}
                 masks.append(mask)
-            steps, share = len(work.batches), work.weight / total
+            steps = len(work.batches)
             came.append(Update(work.client, share, steps, moved, rate, momentum, work.behind))
         if came and overlap is not None:
             came = overlapped(came, masks, *overlap)
         if came:
+            for name, buffer in result.buffers.items():
+                buffer.copy_(torch.stack([end[name] for end in ends]).sum(0))
             if aggregate is not None:
                 whole = aggregate([u.moved for u in came])
                 came = [replace(came[0], share=1.0, moved=whole)]

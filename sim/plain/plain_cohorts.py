@@ -35,6 +35,7 @@ from .client_methods import (
 )
 from .hidden import hidden_mean
 from .oracle import learning_rate, optimizer_of
+from .plain_impro import ImproClient, with_places
 from .plain_vhl import VhlClient, with_noise
 from .robust import AGGREGATES
 
@@ -171,6 +172,7 @@ def last_version(
     """Return the parameters that the run should have come to, by name. `committed` sees each
     round's number and its version."""
     names, inside = [n for n, p in module.named_parameters() if p.requires_grad], ""
+    averaged: tuple[str, ...] = ()
 
     def version(result: FederatedResult) -> Named:
         return {n: result.shared[inside + n] for n in names}
@@ -180,6 +182,13 @@ def last_version(
     if job.sync.virtual_data == "vhl":
         client, inside = VhlClient.of(module, job, reader), "module."
         cohorts, read, local = with_noise(cohorts, job), client.reading(reader, job.seed), client
+    if job.sync.chosen == "fedimpro":
+        impro, inside, averaged = (
+            ImproClient.of(module, job, reader),
+            "module.",
+            ImproClient.AVERAGED,
+        )
+        cohorts, read, local = with_places(cohorts), impro.reading(reader), impro
     made = train_cohorts(
         local,
         cohorts,
@@ -189,6 +198,7 @@ def last_version(
         aggregate=aggregate_of(job, events),
         overlap=job.sync.client_compression.overlap,
         feedback=job.sync.client_compression.feedback,
+        averaged=averaged,
         committed=lambda count, result: committed(count, version(result)),
     )
     return version(made)
@@ -198,6 +208,8 @@ def method_of(job: Job, events: Iterable[RunEvent] = ()) -> FedAvg:
     """Return the job's method with all of its options, those that it leaves out as well. `events`:
     of the run, which say where clients lost their state."""
     options = plain(options_of(job.sync.chosen, job.sync.options))
+    if job.sync.chosen == "fedimpro":
+        return FedAvg()  # its options are of clients (`plain_impro.py`)
     if job.sync.chosen == "scaffold":
         return _scaffold(job, events, **options)
     return _METHODS[job.sync.chosen](**options)

@@ -1,7 +1,7 @@
 """VHL (2206.02465) the boring way: a classifier with further rows beside what makes its logits,
-which goes through samples and noise in one batch, and the contrasts anchor by anchor. `client_loops.py`
-trains it, one client at a time. Noise is that of peers made once more, sample by sample: only the
-hash of words (`dag/rounds/permutation.py`) is shared.
+which goes through samples and noise in one batch, and the contrasts anchor by anchor.
+`client_loops.py` trains it, one client at a time. Noise is that of peers made once more, sample by
+sample: only the hash of words (`dag/rounds/permutation.py`) is shared.
 """
 
 from __future__ import annotations

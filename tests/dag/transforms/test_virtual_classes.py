@@ -14,8 +14,8 @@ from shoal.dag.capture.capture import capture
 from shoal.dag.execute.model_copies import ModelCopies
 from shoal.dag.ir.graph import Graph, GraphError
 from shoal.dag.ir.validate import validate
-from shoal.dag.transforms.lower import lower
 from shoal.dag.transforms.classifier import classifier_of
+from shoal.dag.transforms.lower import lower
 from shoal.dag.transforms.virtual_classes import above_loss, with_classes
 
 EXAMPLE = {"x": torch.randn(4, 6), "y": torch.tensor([0, 2, 1, 1])}

@@ -1,0 +1,154 @@
+"""FedImpro (2402.07011) the boring way: a classifier that goes through its batch, and then once
+more with features put in the place of its own, one client at a time (`client_loops.py`). Features
+are drawn one by one: only the hash of words (`dag/rounds/permutation.py`) is shared with peers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...dag.rounds.permutation import Domain, key
+from ...job import Job
+from ...job.clients.local_work import FedImproOptions
+from ...job.rounds import options_of
+from ...peer.data.reader import Reader
+from .client_loops import ClientWork
+from .plain_vhl import seen_in
+
+__all__ = ["ImproClient", "with_places"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Sample numbers of a client's step, and what its drawn features follow from."""
+
+    samples: Sequence[int]
+    client: int
+    round: int
+    step: int
+
+
+def with_places(cohorts: Iterable[Sequence[ClientWork]]) -> Iterator[list[ClientWork]]:
+    """The work of clients, each of whose steps knows what its drawn features follow from."""
+    for round_, cohort in enumerate(cohorts):
+        found = list[ClientWork]()
+        for work in cohort:
+            steps = [_Step(b, work.client, round_, k) for k, b in enumerate(work.batches)]
+            found.append(replace(work, batches=steps))
+        yield found
+
+
+class ImproClient(nn.Module):
+    """A module with statistics of its features by class. Its forward takes a batch with the `step`
+    that it is of, updates the statistics, and returns the loss; features are drawn by the
+    statistics that there were at the client's first step. `x`, `y`: what the module calls samples
+    and labels."""
+
+    AVERAGED = ("count", "sum", "square")
+
+    def __init__(
+        self,
+        module: nn.Module,
+        options: FedImproOptions,
+        like: Mapping[str, Tensor],
+        *,
+        x: str,
+        y: str,
+        batch: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.module, self.options = copy.deepcopy(module), options
+        self.x, self.y, self.batch, self.seed = x, y, options.batch or batch, seed
+        names = {"features": options.features, "logits": options.logits}
+        self.seen = seen_in(module, like, like[y], **names)
+        with torch.no_grad():
+            features, logits, _ = self.seen.of(copy.deepcopy(module).eval(), like)
+        self.shape, self.classes = features.shape[1:], logits.shape[1]
+        self.like = like[x].shape[1:]
+        width = math.prod(self.shape)
+        self.register_buffer("count", torch.zeros(self.classes))
+        self.register_buffer("sum", torch.zeros(self.classes, width))
+        self.register_buffer("square", torch.zeros(self.classes, width))
+        self.began: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(cls, module: nn.Module, job: Job, reader: Reader) -> ImproClient:
+        """That of a job. Raises ValueError as `seen_in` does."""
+        options = options_of(job.sync.chosen, job.sync.options)
+        assert isinstance(options, FedImproOptions)
+        names = {"x": job.data.inputs, "y": job.data.targets}
+        some = reader.samples(np.zeros(2, np.int64))
+        return cls(module, options, some, batch=job.train.batch, seed=job.seed, **names)
+
+    def reading(self, reader: Reader) -> Callable[[_Step], dict[str, Any]]:
+        """What reads a step's samples."""
+        return lambda step: {**reader.samples(np.array(step.samples)), "step": step}
+
+    def forward(self, *, step: _Step, **batch: Tensor) -> Tensor:
+        if not step.step:
+            self.began = {n: self.get_buffer(n).double() for n in self.AVERAGED}
+        features, _, loss = self.seen.of(self.module, batch)
+        self._follow(features.detach().flatten(1), batch[self.y])
+        rise = self.options.rise
+        weight = self.options.weight * (min(1.0, step.round / rise) if rise else 1.0)
+        known = [c for c in range(self.classes) if float(self.began["count"][c]) >= 1e-6]
+        if weight and known:
+            loss = loss + weight * self._above(*self._drawn(step, known))
+        return loss
+
+    @torch.no_grad()
+    def _follow(self, features: Tensor, labels: Tensor) -> None:
+        share = self.options.share
+        for name in self.AVERAGED:
+            self.get_buffer(name).mul_(1 - share)
+        for feature, label in zip(features, labels.tolist(), strict=True):
+            self.get_buffer("count")[label] += share
+            self.get_buffer("sum")[label] += share * feature
+            self.get_buffer("square")[label] += share * feature**2
+
+    def _drawn(self, step: _Step, known: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Features of a step, one after the other, and their classes."""
+        words = (self.seed, Domain.FEATURE_CLASS, step.round, step.client, step.step)
+        first, features, labels = int(key(*words)[0]), list[Tensor](), list[int]()
+        for place in range(self.batch):
+            c = known[(first + place) % len(known)]
+            mean = self.began["sum"][c] / self.began["count"][c]
+            variance = (self.began["square"][c] / self.began["count"][c] - mean**2).clamp(min=0.0)
+            std = (variance + 1e-5).sqrt().clamp(max=self.options.most_std or math.inf)
+            words = (self.seed, Domain.FEATURE_SAMPLE, step.round, step.client, step.step, place)
+            features.append((mean + std * self._normal(len(mean), int(key(*words)[0]))).float())
+            labels.append(c)
+        return torch.stack(features).view(-1, *self.shape), torch.tensor(labels)
+
+    @staticmethod
+    def _normal(count: int, by: int) -> Tensor:
+        elements = np.arange(count, dtype=np.uint64)
+        words = np.stack([key(by, elements, part) for part in range(3)]).astype("<u8")
+        parts = torch.from_numpy(words.view("<u2").astype(np.float64)).view(3, -1, 4)
+        return (parts.sum((0, 2)) - 12 * 65535 / 2) / 65536
+
+    def _above(self, features: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a forward, of anything, whose features are replaced. What it does to the
+        module's buffers is undone."""
+        kept = {n: b.clone() for n, b in self.module.named_buffers()}
+        at = self.module.get_submodule(self.seen.features)
+        if self.seen.reads:
+            hook = at.register_forward_pre_hook(lambda _, given: (features, *given[1:]))
+        else:
+            hook = at.register_forward_hook(lambda _, given, out: features)
+        samples = torch.zeros(len(labels), *self.like)
+        made = self.module(**{self.x: samples, self.y: labels})
+        hook.remove()
+        for name, buffer in kept.items():
+            self.module.get_buffer(name).copy_(buffer)
+        loss: Tensor = made if isinstance(made, Tensor) else made["loss"]
+        return loss
