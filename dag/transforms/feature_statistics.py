@@ -134,8 +134,10 @@ def above_features(
     found = classifier_of(own, features=features, logits=logits)
     if with_statistics(own, share, features=features, logits=logits)[0] != graph:
         raise GraphError("the graph's statistics are not those of its features")
+    if found.features == f"in:{found.inputs}":
+        raise GraphError("its features are its samples, of which nothing is to be shared")
     needed = upstream(own, {own.loss}, found.features)
-    if f"in:{found.inputs}" in needed or found.features == f"in:{found.inputs}":
+    if f"in:{found.inputs}" in needed:
         raise GraphError(
             f"its logits hang on samples past its features {found.features}: expected features "
             "that all goes by"

@@ -4,11 +4,11 @@ each local step, beside the loss of the batch,
     weight·(loss of a batch of features f_i of classes c_i),  f_i = mean[c_i] + std[c_i]·normal
 
 with the statistics of the version that the round began with
-(`dag/transforms/feature_statistics.py`), std = sqrt(variance + 1e-5), `most_std` at most (0: any). What lies
-below the features gets no gradient of it. The classes of a batch are those that have statistics, in
-turns from word key(seed, FEATURE_CLASS, round, client, step) on; number e of place i has
-`normal(key(seed, FEATURE_SAMPLE, round, client, step, i), e)` (`generator.py`). As long as no class
-has any, there is no such loss.
+(`dag/transforms/feature_statistics.py`), std = sqrt(variance + 1e-5), `most_std` at most (0: any).
+What lies below the features gets no gradient of it. The classes of a batch are those that have
+statistics, in turns from word key(seed, FEATURE_CLASS, round, client, step) on; number e of place i
+has `normal(key(seed, FEATURE_SAMPLE, round, client, step, i), e)` (`generator.py`). As long as no
+class has any, there is no such loss.
 """
 
 from __future__ import annotations

@@ -137,18 +137,17 @@ class ImproClient(nn.Module):
         return (parts.sum((0, 2)) - 12 * 65535 / 2) / 65536
 
     def _above(self, features: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a forward, of anything, whose features are replaced. What it does to the
-        module's buffers is undone."""
-        kept = {n: b.clone() for n, b in self.module.named_buffers()}
+        """The loss of a forward, of anything, whose features are replaced. The module's
+        buffers stay as they are."""
+        buffers = {n: b.clone() for n, b in self.module.named_buffers()}
         at = self.module.get_submodule(self.seen.features)
         if self.seen.reads:
             hook = at.register_forward_pre_hook(lambda _, given: (features, *given[1:]))
         else:
             hook = at.register_forward_hook(lambda _, given, out: features)
         samples = torch.zeros(len(labels), *self.like)
-        made = self.module(**{self.x: samples, self.y: labels})
+        inputs = {self.x: samples, self.y: labels}
+        made = torch.func.functional_call(self.module, buffers, (), inputs)
         hook.remove()
-        for name, buffer in kept.items():
-            self.module.get_buffer(name).copy_(buffer)
         loss: Tensor = made if isinstance(made, Tensor) else made["loss"]
         return loss

@@ -1,4 +1,4 @@
-"""What `sync.virtual_data` does to a captured model, and which jobs it is not for."""
+"""What `sync.virtual_data` and fedimpro do to a captured model, and which jobs they are not for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.client.further_classes import with_virtual_classes
+from shoal.client.further_classes import with_feature_statistics, with_virtual_classes
 from shoal.client.models.state_dicts import with_state
 from shoal.dag.capture.capture import Captured, capture
 from shoal.job import Job, SettingsError
@@ -38,8 +38,14 @@ class Model(nn.Module):
         return F.mse_loss(out[:, 0], y.float()) if self.regression else F.cross_entropy(out, y)
 
 
-def captured(regression: bool = False) -> Captured:
-    model = Model(regression)
+class Deep(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))  # type: ignore[assignment]
+
+
+def captured(regression: bool = False, deep: bool = False) -> Captured:
+    model = Deep() if deep else Model(regression)
     example = {"x": torch.zeros(2, 6), "y": torch.zeros(2, dtype=torch.int64)}
     return with_state(capture(model, example), model)
 
@@ -85,3 +91,40 @@ def test_what_does_not_fit_is_refused(
 def test_labels_that_stay_with_a_peer_are_not_read() -> None:
     after = with_virtual_classes(captured(), job(where="peer"), Labels(7))  # type: ignore[arg-type]
     assert len(after.graph.parameters) == 4
+
+
+def impro(**options: Any) -> Job:
+    return Job(
+        model={"factory": "m.py:f"},
+        data={
+            **{"kind": "arrays", "source": "x.npz"},
+            "partition": {"kind": "iid", "clients": 40},
+        },
+        sync={"kind": "federated", "method": "fedimpro", "options": options},
+        train={"steps": 5, "batch": 8},
+    )
+
+
+def test_statistics_of_features_begin_at_zero_and_stand_in_no_export() -> None:
+    before = captured(deep=True)
+    assert with_feature_statistics(before, job()) is before
+    after = with_feature_statistics(before, impro())
+    assert after.graph.state == before.graph.state
+    more = after.tensors.keys() - before.tensors.keys()
+    assert sorted(tuple(after.tensors[n].shape) for n in more) == [(3,), (3, 4), (3, 4)]
+    assert not any(after.tensors[n].any() for n in more)
+
+
+@pytest.mark.parametrize(
+    ("options", "regression", "words"),
+    [
+        ({}, True, "for classifiers: .*cross entrop"),
+        ({}, False, "its features are its samples"),
+        ({"features": "body"}, False, "no module"),
+    ],
+)
+def test_a_model_without_such_features_is_refused(
+    options: dict[str, Any], regression: bool, words: str
+) -> None:
+    with pytest.raises(SettingsError, match=rf"sync\.method.*{words}"):
+        with_feature_statistics(captured(regression), impro(**options))

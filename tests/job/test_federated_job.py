@@ -231,7 +231,7 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
         ({"sync": {"kind": "local", "secure": True}}, "sync.secure", 'for kind = "federated"'),
         ({"sync": {"local": {"passes": 1, "steps": 2}}}, "sync.local", "exactly one"),
         ({"sync": {"vhl": {"alpha": 2.0}}}, "sync.vhl", 'virtual_data = "vhl"'),
-        ({"sync": {"virtual_data": "fedimpro"}}, "sync.virtual_data", "vhl"),
+        ({"sync": {"virtual_data": "noise"}}, "sync.virtual_data", "vhl"),
         *(
             ({"sync": {"virtual_data": "vhl", "vhl": {key: value}}}, f"sync.vhl.{at}", words)
             for key, value, at, words in (

@@ -82,9 +82,32 @@ def test_the_classes_of_a_model_stay() -> None:
     for change, key in (
         ("sync.virtual_data=none", "sync.virtual_data"),
         ("sync.vhl.classes=3", "sync.vhl.classes"),
+        ("sync.vhl.features=body", "sync.vhl.features"),
+        ("sync.vhl.logits=head", "sync.vhl.logits"),
+        ("sync.vhl.source=generator", ""),
         ("sync.vhl.alpha=0.5", ""),
     ):
         assert resume.changed(before, resume.with_changes(before, [change])) == key
+
+
+def test_statistics_of_features_stay() -> None:
+    clients = {"kind": "iid", "clients": 4}
+    data = {"kind": "arrays", "source": "x.npz", "partition": clients}
+    before, without = (
+        Job.from_table({**JOB, "data": data, "sync": {"kind": "federated", **sync}}).resolved(8)
+        for sync in ({"method": "fedimpro", "options": {"weight": 0.5}}, {})
+    )
+    for job, change, key in (
+        (before, "sync.method=fedavg", "sync.method"),
+        (without, "sync.method=fedimpro", "sync.method"),
+        (before, "sync.options.share=0.5", "sync.options"),
+        (before, "sync.quorum=50%", ""),
+        (without, "sync.method=fedavgm", ""),
+    ):
+        changes = [change, *(["sync.options={}"] if change == "sync.method=fedavg" else [])]
+        found = resume.changed(job, resume.with_changes(job, changes))
+        assert found.startswith(key), found
+        assert bool(found) == bool(key)
 
 
 # ---------------------------------------------------------------- files
