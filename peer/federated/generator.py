@@ -66,7 +66,8 @@ def generated(
     whole = _layer(np.tensordot(found, last, axes=(1, 0)), CHANNELS).reshape(len(latents), -1)
     squares = np.square(whole.astype(np.int64)).sum(1, keepdims=True)
     root = np.sqrt(np.maximum(squares, 1).astype(np.float64) / whole.shape[1])
-    return (whole / root).astype(np.float32).reshape(len(latents), *sample)
+    made: npt.NDArray[np.float32] = (whole / root).astype(np.float32)
+    return made.reshape(len(latents), *sample)
 
 
 def _mixed(images: Floats, axis: int, weights: Floats) -> Floats:

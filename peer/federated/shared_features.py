@@ -84,7 +84,8 @@ class SharedFeatures:
         self._options, self._above, self._seed = options, above, seed
         self._size, self._device = options.batch or batch, device
         self._copies = ModelCopies(above.graph, device)
-        self._names = {t.name for t in (*above.graph.parameters, *above.graph.buffers)}
+        self._names = {p.name for p in above.graph.parameters}
+        self._names |= {b.name for b in above.graph.buffers}
 
     @property
     def takes_key(self) -> bool:
@@ -130,8 +131,10 @@ class SharedFeatures:
     ) -> CopiesForward:
         """Return what copies came to of their batches and of drawn features, `inputs`, together.
         `made`: of their batches alone, from the same parameters and buffers."""
-        own = [{n: t for n, t in of.items() if n in self._names} for of in (parameters, buffers)]
-        more, weight = self._copies.run(*own, inputs, keys), self._weight(round_)
+        own, fixed = (
+            {n: t for n, t in of.items() if n in self._names} for of in (parameters, buffers)
+        )
+        more, weight = self._copies.run(own, fixed, inputs, keys), self._weight(round_)
         grads = dict(made.grads)
         for name, grad in more.grads.items():
             if grad is not None:

@@ -124,8 +124,8 @@ class ImproClient(nn.Module):
             mean = self.began["sum"][c] / self.began["count"][c]
             variance = (self.began["square"][c] / self.began["count"][c] - mean**2).clamp(min=0.0)
             std = (variance + 1e-5).sqrt().clamp(max=self.options.most_std or math.inf)
-            words = (self.seed, Domain.FEATURE_SAMPLE, step.round, step.client, step.step, place)
-            features.append((mean + std * self._normal(len(mean), int(key(*words)[0]))).float())
+            of = (self.seed, Domain.FEATURE_SAMPLE, step.round, step.client, step.step, place)
+            features.append((mean + std * self._normal(len(mean), int(key(*of)[0]))).float())
             labels.append(c)
         return torch.stack(features).view(-1, *self.shape), torch.tensor(labels)
 
