@@ -1,6 +1,8 @@
-"""What virtual data (VHL) does to federated averaging: scikit-learn's digits over ten clients.
+"""What virtual data (VHL) and features of all clients (FedImpro) do to federated averaging:
+scikit-learn's digits over ten clients.
 
-    nice python benchmarks/federated/vhl.py [--rounds 20] [--json FILE]        # three minutes
+    nice python benchmarks/federated/vhl.py [--rounds 20] [--json FILE]        # four minutes
+    nice python benchmarks/federated/vhl.py --alpha 0.1 --arms fedimpro        # some of it
 
 A perceptron (64, 64, 10), Dirichlet 0.1 and 0.5 per class over clients, five of ten clients a
 round, two passes in batches of 32, SGD at 0.05 with momentum 0.9. A fifth is held out; accuracy is
@@ -15,13 +17,16 @@ light     with a tenth of the contrasts' weights
 warm      at a temperature of 0.5 in place of 0.07
 full      with noise that is drawn in the shape of samples, and not repeated
 few       with 8 samples of noise in a step, and not 32
+generator with noise of an untrained network
+fedimpro  with features of all, by its usual options; what the last linear reads
+free      the same, of whatever deviation features have
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -38,19 +43,21 @@ from shoal.benchmarks.table import Figure, arguments, report
 from shoal.dag.capture.capture import capture
 from shoal.dag.ir.graph import Graph
 from shoal.dag.rounds.cohorts import cohort_of
+from shoal.dag.transforms.feature_statistics import above_features, with_statistics
 from shoal.dag.transforms.virtual_classes import above_loss, with_classes
 from shoal.job import Train
-from shoal.job.clients.local_work import LocalWork, VhlOptions
+from shoal.job.clients.local_work import FedImproOptions, LocalWork, VhlOptions
 from shoal.peer.federated.batches import Participant, batches
 from shoal.peer.federated.cohort import Cohort
 from shoal.peer.federated.local_cohort import mean_of
+from shoal.peer.federated.shared_features import SharedFeatures
 from shoal.peer.federated.vhl_loss import VirtualData
 
 CLIENTS, PER_ROUND, PASSES, BATCH, SEEDS = 10, 5, 2, 32, (0, 1, 2, 3)
 T95 = 3.182
 """Student's t, 97.5 %, three degrees of freedom."""
 USUAL = VhlOptions(calibrate=LocalWork(passes=1))
-ARMS: Mapping[str, VhlOptions | None] = {
+ARMS: Mapping[str, VhlOptions | FedImproOptions | None] = {
     "fedavg": None,
     "vhl": USUAL,
     "entropy": replace(USUAL, l1=0.0, l2=0.0),
@@ -58,6 +65,9 @@ ARMS: Mapping[str, VhlOptions | None] = {
     "warm": replace(USUAL, temperature=0.5),
     "full": replace(USUAL, noise=(1, 8, 8)),
     "few": replace(USUAL, batch=8),
+    "generator": replace(USUAL, source="generator"),
+    "fedimpro": FedImproOptions(),
+    "free": FedImproOptions(most_std=0.0),
 }
 
 
@@ -87,7 +97,9 @@ def captured() -> Graph:
     return capture(Perceptron(), {n: t[:2] for n, t in digits(0)[0].items()}).graph
 
 
-def accuracy(alpha: float, seed: int, rounds: int, vhl: VhlOptions | None) -> float:
+def accuracy(
+    alpha: float, seed: int, rounds: int, arm: VhlOptions | FedImproOptions | None
+) -> float:
     torch.manual_seed(seed)
     model, (own, held_out) = Perceptron(), digits(seed)
     split = shoal.partition(
@@ -95,12 +107,17 @@ def accuracy(alpha: float, seed: int, rounds: int, vhl: VhlOptions | None) -> fl
     )
     graph = captured()
     version = {n: p.detach() for n, p in model.named_parameters()}
-    virtual = None
-    if vhl is not None:
+    virtual, features = None, None
+    if isinstance(arm, VhlOptions):
         graph = with_classes(graph, 10)
         more = {p.name: p.spec.sizes for p in graph.parameters if p.name not in version}
         version |= {name: torch.zeros(sizes) for name, sizes in more.items()}
-        virtual = VirtualData(vhl, above_loss(graph), seed, BATCH)
+        virtual = VirtualData(arm, above_loss(graph), seed, BATCH)
+    if isinstance(arm, FedImproOptions):
+        graph, shapes = with_statistics(graph, arm.share)
+        version |= {name: torch.zeros(shape) for name, shape in shapes.items()}
+        above, device = above_features(graph, arm.share), torch.device("cpu")
+        features = SharedFeatures(arm, above, seed=seed, batch=BATCH, device=device)
     train = Train(
         steps=rounds,
         batch=BATCH,
@@ -112,7 +129,7 @@ def accuracy(alpha: float, seed: int, rounds: int, vhl: VhlOptions | None) -> fl
         clip=0.0,
         weight_decay=0.0,
     )
-    cohort = Cohort(graph, train, virtual=virtual)
+    cohort = Cohort(graph, train, virtual=virtual, features=features)
 
     def read(places: NDArray[np.int64]) -> dict[str, Tensor]:
         return {n: t[torch.from_numpy(places)] for n, t in own.items()}
@@ -131,13 +148,13 @@ def accuracy(alpha: float, seed: int, rounds: int, vhl: VhlOptions | None) -> fl
     return statistics.mean(last)
 
 
-def figures(rounds: int = 20) -> list[Figure]:
+def figures(rounds: int, alphas: Sequence[float], arms: Sequence[str]) -> list[Figure]:
     torch.set_num_threads(1)
     found = []
-    for alpha in (0.1, 0.5):
+    for alpha in alphas:
         by_arm = {
-            name: [accuracy(alpha, seed, rounds, vhl) for seed in SEEDS]
-            for name, vhl in ARMS.items()
+            name: [accuracy(alpha, seed, rounds, ARMS[name]) for seed in SEEDS]
+            for name in dict.fromkeys(("fedavg", *arms))
         }
         print(f"# alpha {alpha}: {by_arm}", file=sys.stderr)
         plain = by_arm.pop("fedavg")
@@ -156,8 +173,11 @@ def figures(rounds: int = 20) -> list[Figure]:
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--alpha", type=float, nargs="+", default=[0.1, 0.5])
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     args = parser.parse_args()
-    report("virtual data on digits", figures(args.rounds), args.json)
+    found = figures(args.rounds, args.alpha, args.arms)
+    report("virtual data on digits", found, args.json)
     return 0
 
 

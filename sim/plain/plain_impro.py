@@ -82,7 +82,7 @@ class ImproClient(nn.Module):
 
     @classmethod
     def of(cls, module: nn.Module, job: Job, reader: Reader) -> ImproClient:
-        """That of a job. Raises ValueError as `seen_in` does."""
+        """Return the client of a job. Raises ValueError as `seen_in` does."""
         options = options_of(job.sync.chosen, job.sync.options)
         assert isinstance(options, FedImproOptions)
         names = {"x": job.data.inputs, "y": job.data.targets}
