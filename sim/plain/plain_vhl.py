@@ -204,7 +204,7 @@ class VhlClient(nn.Module):
 
     @classmethod
     def of(cls, module: nn.Module, job: Job, reader: Reader) -> VhlClient:
-        """That of a job. Raises ValueError as `seen_in` does."""
+        """Return the client of a job. Raises ValueError as `seen_in` does."""
         vhl, names = job.sync.vhl, {"x": job.data.inputs, "y": job.data.targets}
         some = reader.samples(np.zeros(2, np.int64))
         labels = some[job.data.targets]

@@ -4,7 +4,7 @@ and peers, against a plain loop over the same cohorts that draws the features on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,88 +135,89 @@ def assert_expected(lab: Laboratory, world: Any, run: str) -> list[Any]:
     return [e.round_done for e in events if e.HasField("round_done")]
 
 
-def played(lab: Laboratory, observe: Callable[[Any, Any], None] | None = None) -> tuple[Any, str]:
+@dataclass
+class Played:
+    """A run that has ended. records: how many the broker wrote. begun: how many things happened
+    since the first round began."""
+
+    world: Any
+    run: str
+    records: int = 0
+    begun: int = 0
+
+
+def played(lab: Laboratory, *, restart: int = 0, kill: int = 0) -> Played:
+    """Play a run. `restart`: the broker is started again at so many records; `kill`: p1 is lost
+    when so many things have happened."""
     world = world_of(lab, 2)
-    run, checks = world.submit(lab.spec), world.observe
-    if observe is not None:
+    found, checks = Played(world, world.submit(lab.spec)), world.observe
 
-        def seen(record: Any) -> None:
-            checks(record)
-            observe(world, record)
+    def observe(seen: Any) -> None:
+        checks(seen)
+        written = isinstance(seen.record, Persist)
+        found.records += written
+        found.begun += bool(found.begun) or isinstance(seen.record, BeginRound)
+        if written and found.records == restart:
+            world.restart_broker(1.0)
+        if found.begun == kill > 0 and world.peers["p1"].alive:
+            world.kill("p1")
 
-        world.observe = seen
-    world.finish(run)
-    return world, run
+    world.observe = observe
+    world.finish(found.run)
+    return found
 
 
+@pytest.fixture(scope="module")
+def whole(base: Laboratory) -> Played:
+    """A run with nobody lost."""
+    return played(base)
+
+
+def test_versions_are_those_of_a_plain_loop(base: Laboratory, whole: Played) -> None:
+    done = assert_expected(base, whole.world, whole.run)
+    assert [len(d.members) for d in done] == [2] * 4
+    events = whole.world.events(whole.run)
+    wanted = expected_versions(base.module, base.job, events, base.reader(), size=4)
+    (found,) = [e.evaluated for e in events if e.HasField("evaluated")]
+    assert wanted.keys() == {found.step} == {4}
+    assert found.evaluation.loss == pytest.approx(wanted[4], rel=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "sync"),
-    [
-        ({}, {}),
-        pytest.param(
-            {"rise": 3, "batch": 0, "most_std": 0.0}, {"weight": "equal"}, marks=pytest.mark.slow
-        ),
-        pytest.param({}, SENDS, marks=pytest.mark.slow),
-    ],
-    ids=["plain", "rising", "sparse"],
+    [({"rise": 3, "batch": 0, "most_std": 0.0}, {"weight": "equal"}), ({}, SENDS)],
+    ids=["rising", "sparse"],
 )
-def test_versions_are_those_of_a_plain_loop(
+def test_versions_by_other_options_are_too(
     base: Laboratory, options: Mapping[str, Any], sync: Mapping[str, Any]
 ) -> None:
     lab = by(base, options, **sync)
-    world, run = played(lab)
-    assert [len(d.members) for d in assert_expected(lab, world, run)] == [2] * 4
-    if not options and not sync:
-        events = world.events(run)
-        wanted = expected_versions(lab.module, lab.job, events, lab.reader(), size=4)
-        (found,) = [e.evaluated for e in events if e.HasField("evaluated")]
-        assert wanted.keys() == {found.step} == {4}
-        assert found.evaluation.loss == pytest.approx(wanted[4], rel=1e-4)
+    found = played(lab)
+    done = assert_expected(lab, found.world, found.run)
+    assert [len(d.members) for d in done] == [2] * 4
 
 
-def test_whoever_is_lost_its_clients_are_left_out(base: Laboratory) -> None:
-    def play(deadly: int) -> tuple[Any, str, int]:
-        count = 0
-
-        def observe(world: Any, record: Any) -> None:
-            nonlocal count
-            count += bool(count) or isinstance(record.record, BeginRound)
-            if count == deadly > 0 and world.peers["p1"].alive:
-                world.kill("p1")
-
-        world, run = played(base, observe)
-        return world, run, count
-
-    _, _, records = play(0)
-    world, run, _ = play(records * 3 // 5)
-    assert {len(d.members) for d in assert_expected(base, world, run)} == {1, 2}
+def test_whoever_is_lost_its_clients_are_left_out(base: Laboratory, whole: Played) -> None:
+    found = played(base, kill=whole.begun * 3 // 5)
+    done = assert_expected(base, found.world, found.run)
+    assert {len(d.members) for d in done} == {1, 2}
 
 
-def test_whenever_the_broker_is_started_again_nothing_changes(base: Laboratory) -> None:
-    def play(deadly: int) -> tuple[Any, str, int]:
-        count = 0
-
-        def observe(world: Any, record: Any) -> None:
-            nonlocal count
-            count += isinstance(record.record, Persist)
-            if count == deadly:
-                count += 1
-                world.restart_broker()
-
-        world, run = played(base, observe)
-        return world, run, count
-
-    world, run, count = play(0)
-    whole = [d.hash for d in assert_expected(base, world, run)]
-    world, run, _ = play(count * 2 // 3)
-    assert [d.hash for d in assert_expected(base, world, run)] == whole
+def test_whenever_the_broker_is_started_again_nothing_changes(
+    base: Laboratory, whole: Played
+) -> None:
+    found = played(base, restart=whole.records * 2 // 3)
+    done = assert_expected(base, found.world, found.run)
+    before = [e.round_done for e in whole.world.events(whole.run) if e.HasField("round_done")]
+    assert [d.hash for d in done] == [d.hash for d in before]
 
 
 @pytest.mark.slow
 def test_who_goes_on_from_a_checkpoint_has_the_statistics_too(base: Laboratory) -> None:
     lab = by(base, {}, every=1)
-    world, run = played(lab)
-    whole = world.events(run)
+    found = played(lab)
+    world, whole = found.world, found.world.events(found.run)
     first = next(e.checkpoint for e in whole if e.HasField("checkpoint"))
     again = world_of(lab, 2)
     again.saved |= world.saved
@@ -249,6 +250,9 @@ def test_hosts_share_statistics_of_data_of_their_own(base: Laboratory, tmp_path:
 def test_without_weight_on_drawn_features_it_is_fedavg(
     base: Laboratory, laboratory: Callable[[Job], Laboratory], tmp_path: Path
 ) -> None:
-    got = exported(*played(by(base, {"weight": 0.0})))
-    for name, tensor in exported(*played(laboratory(job_of(tmp_path, None)))).items():
+    one, other = (
+        played(lab) for lab in (by(base, {"weight": 0.0}), laboratory(job_of(tmp_path, None)))
+    )
+    got = exported(one.world, one.run)
+    for name, tensor in exported(other.world, other.run).items():
         torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
