@@ -27,7 +27,6 @@ from ...dag.ir.graph import Graph
 from ...dag.ir.random import step_key
 from ...dag.rounds.cohorts import cohort_of, effective_lengths, places_of, state_number
 from ...dag.rounds.vector import PIECE
-from ...dag.transforms.virtual_classes import above_loss
 from ...job import Training
 from ...proto.broker_pb2 import ClientNumber
 from ..data.manifest import DataError
@@ -42,7 +41,7 @@ from .cohort import Cohort, Trained
 from .control_variates import ControlVariates
 from .shared_features import shared_features
 from .sparse_updates import SparseUpdates
-from .vhl_loss import VirtualData
+from .vhl_loss import virtual_data
 
 __all__ = ["LocalCohort", "hidden_mean", "mean_of", "rows_of"]
 
@@ -77,16 +76,12 @@ class LocalCohort(ClientSteps):
         sparse = self._cohorts.sends.sparse + 2 * self._cohorts.sends.feedback
         size *= 2 + training.train.optimizer_slots + sparse + 2 * controls
         most = max(1, min(MOST_COPIES, MOST_BYTES // max(1, size)))
-        virtual = None
-        if (vhl := self._cohorts.vhl) is not None:
-            form = above_loss(graph, features=vhl.features, logits=vhl.logits)
-            virtual = VirtualData(vhl, form, training.seed, training.train.batch)
         self._cohort = Cohort(
             graph,
             training.train,
             most=most,
             mu=self._mu,
-            virtual=virtual,
+            virtual=virtual_data(graph, training),
             features=shared_features(graph, training, executor.device),
             device=executor.device,
         )

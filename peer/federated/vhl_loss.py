@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...dag.transforms.virtual_classes import AboveLoss
+from ...dag.ir.graph import Graph
+from ...dag.transforms.virtual_classes import AboveLoss, above_loss
+from ...job import Training
 from ...job.clients.local_work import VhlOptions
 from ..data.manifest import DataError
 from .batches import Participant
 from .virtual_data import noise_shape, virtual_batch, virtual_samples
 
-__all__ = ["VirtualData", "VirtualLoss", "contrast"]
+__all__ = ["VirtualData", "VirtualLoss", "contrast", "virtual_data"]
 
 _LEAST_NORM = 1e-3
 
@@ -106,6 +108,17 @@ class VirtualData:
         """How many steps of a client with so many samples calibrate."""
         work = self.vhl.calibrate
         return work.steps or work.passes * -(-samples // self.batch)
+
+
+def virtual_data(graph: Graph, training: Training) -> VirtualData | None:
+    """Return the noise beside clients' samples of a run; None: there is none. Raises GraphError for
+    a graph without virtual classes, ValueError as `VirtualData` does."""
+    assert training.rounds is not None
+    assert training.rounds.cohorts is not None
+    if (vhl := training.rounds.cohorts.vhl) is None:
+        return None
+    form = above_loss(graph, features=vhl.features, logits=vhl.logits)
+    return VirtualData(vhl, form, training.seed, training.train.batch)
 
 
 def contrast(
