@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from ..dag.plan.plan import PeerId
+from ..net.identity.statements import CheckStatement
 from ..net.knocks import RateLimiter
 from ..planner.requests.asked import PLANNER
 from ..proto.broker_pb2 import (
@@ -99,7 +100,8 @@ MOST_INTERRUPTED = 2
 class BrokerMachine:
     """members: who is here. runs: by id, in order of submission, the newest ended ones included.
     ignored: number of messages without effect, by kind. boot: differs between two starts of one
-    broker without a journal, and so do its runs' ids. decided: what a journal holds.
+    broker without a journal, and so do its runs' ids. decided: what a journal holds. check: of what
+    peers sign; None: they have no certificates.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class BrokerMachine:
         *,
         boot: str = "",
         decided: DurableState | None = None,
+        check: CheckStatement | None = None,
     ) -> None:
         self.options = options or BrokerOptions()
         self.members = Membership(broker_id, self.options)
@@ -117,7 +120,7 @@ class BrokerMachine:
         self.decided = decided or DurableState(self.options)
         self.probing = Probing(self.options)
         self.registry = RunRegistry(
-            self.decided, self.members, self.probing.network, f"{broker_id}/{boot}"
+            self.decided, self.members, self.probing.network, f"{broker_id}/{boot}", check
         )
         self.runs, self.replica = self.registry.runs, self.registry.replica
         self._seen = -1  # The members' version, as of the last event.
@@ -366,9 +369,14 @@ class BrokerMachine:
             no = ("why", f"the run {clean(about, 60)!r} is not known")
             return [Log("message_ignored", (("message", str(kind)), ("peer", member.id), no))]
         replica.sound(member, message)
-        if kind == "round":
+        if kind in ("round", "round_answer"):
             rounds, number = self.registry.rounds.get(replica.record.run.id), replica.record.number
-            return rounds.reported(member, number, message.round, now) if rounds else []
+            if rounds is None:
+                return []
+            if kind == "round_answer":
+                self.registry.all_changing(rounds.run.replicas)
+                return rounds.answered(member, message.round_answer, now)
+            return rounds.reported(member, number, message.round, now)
         return replica.said(str(kind), member, message, now)
 
     def _losing(

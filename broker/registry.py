@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from ..net.identity.statements import CheckStatement
 from ..proto.broker_pb2 import Formation, RunEvent, RunSpec
 from ..proto.journal_pb2 import RunHappened
 from .events import Publish, ReplicaId, RunId
@@ -26,9 +27,16 @@ class RunRegistry:
     replicas train apart. changed: replicas that the present event may have changed."""
 
     def __init__(
-        self, decided: DurableState, members: Membership, network: NetworkOf, seed: str
+        self,
+        decided: DurableState,
+        members: Membership,
+        network: NetworkOf,
+        seed: str,
+        check: CheckStatement | None = None,
     ) -> None:
-        """`seed`: differs between brokers, and between starts of one without a journal."""
+        """`seed`: differs between brokers, and between starts of one without a journal. `check`: of
+        what peers sign; None: they have no certificates."""
+        self._check = check
         self.decided, self.members, self._network = decided, members, network
         self._seed = seed
         self.runs: dict[RunId, Run] = {}
@@ -40,7 +48,7 @@ class RunRegistry:
     def _made(self, record: RunRecord) -> Run:
         run = self.runs[record.id] = Run(record, self.members)
         if run.has_rounds:
-            self.rounds[run.id] = RoundCoordinator(run, self.members, self._network)
+            self.rounds[run.id] = RoundCoordinator(run, self.members, self._network, self._check)
         return run
 
     def replica(self, name: str | None) -> Replica | None:

@@ -29,7 +29,7 @@ FAILED: Phase
 CANCELLED: Phase
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way", "availability", "resolved", "saved", "link_status", "round")
+    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way", "availability", "resolved", "saved", "link_status", "round", "round_answer")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class PeerMessage(_message.Message):
     SAVED_FIELD_NUMBER: _ClassVar[int]
     LINK_STATUS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_ANSWER_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -64,7 +65,8 @@ class PeerMessage(_message.Message):
     saved: Saved
     link_status: LinkStatus
     round: RoundReport
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., link_status: _Optional[_Union[LinkStatus, _Mapping]] = ..., round: _Optional[_Union[RoundReport, _Mapping]] = ...) -> None: ...
+    round_answer: RoundAnswer
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., link_status: _Optional[_Union[LinkStatus, _Mapping]] = ..., round: _Optional[_Union[RoundReport, _Mapping]] = ..., round_answer: _Optional[_Union[RoundAnswer, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "peer", "boot", "counter", "profile", "address", "holding", "snapshots", "closed")
@@ -311,7 +313,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class RoundReport(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "mean_moved", "masks", "parts")
+    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "mean_moved", "masks", "parts", "signed")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +331,7 @@ class RoundReport(_message.Message):
     MEAN_MOVED_FIELD_NUMBER: _ClassVar[int]
     MASKS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
@@ -346,7 +349,8 @@ class RoundReport(_message.Message):
     mean_moved: float
     masks: MemberMasks
     parts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., mean_moved: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
+    signed: SignedStatement
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., mean_moved: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., signed: _Optional[_Union[SignedStatement, _Mapping]] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links", "again_bytes")
@@ -555,7 +559,7 @@ class Drained(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class BrokerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover", "round_start", "round_plan", "round_masks")
+    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover", "round_start", "round_plan", "round_masks", "round_question")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
@@ -573,6 +577,7 @@ class BrokerMessage(_message.Message):
     ROUND_START_FIELD_NUMBER: _ClassVar[int]
     ROUND_PLAN_FIELD_NUMBER: _ClassVar[int]
     ROUND_MASKS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_QUESTION_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     assign: Assign
@@ -590,7 +595,8 @@ class BrokerMessage(_message.Message):
     round_start: RoundStart
     round_plan: RoundPlan
     round_masks: RoundMasks
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ..., round_start: _Optional[_Union[RoundStart, _Mapping]] = ..., round_plan: _Optional[_Union[RoundPlan, _Mapping]] = ..., round_masks: _Optional[_Union[RoundMasks, _Mapping]] = ...) -> None: ...
+    round_question: RoundQuestion
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ..., round_start: _Optional[_Union[RoundStart, _Mapping]] = ..., round_plan: _Optional[_Union[RoundPlan, _Mapping]] = ..., round_masks: _Optional[_Union[RoundMasks, _Mapping]] = ..., round_question: _Optional[_Union[RoundQuestion, _Mapping]] = ...) -> None: ...
 
 class HandoverReply(_message.Message):
     __slots__ = ("run", "term", "within_s", "reason")
@@ -743,20 +749,96 @@ class RoundPlan(_message.Message):
     final: bool
     by_client: bool
     members: int
-    keys: _containers.RepeatedCompositeFieldContainer[SignedKey]
+    keys: _containers.RepeatedCompositeFieldContainer[SignedStatement]
     scale: float
     share: float
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., members: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SignedKey, _Mapping]]] = ..., scale: _Optional[float] = ..., share: _Optional[float] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., members: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SignedStatement, _Mapping]]] = ..., scale: _Optional[float] = ..., share: _Optional[float] = ...) -> None: ...
 
-class SignedKey(_message.Message):
-    __slots__ = ("key", "signature", "certificate")
-    KEY_FIELD_NUMBER: _ClassVar[int]
+class SignedStatement(_message.Message):
+    __slots__ = ("statement", "signature", "certificate")
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
-    key: bytes
+    statement: bytes
     signature: bytes
     certificate: bytes
-    def __init__(self, key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, statement: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
+class RoundReceipt(_message.Message):
+    __slots__ = ("run", "round", "attempt", "hop", "start", "stop", "block", "hash", "heard")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    HOP_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    attempt: int
+    hop: int
+    start: int
+    stop: int
+    block: int
+    hash: bytes
+    heard: bytes
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hop: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., block: _Optional[int] = ..., hash: _Optional[bytes] = ..., heard: _Optional[bytes] = ...) -> None: ...
+
+class AttemptStatement(_message.Message):
+    __slots__ = ("run", "round", "attempt", "hashes", "gave", "heard", "got")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    GAVE_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    GOT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    attempt: int
+    hashes: _containers.RepeatedScalarFieldContainer[int]
+    gave: _containers.RepeatedScalarFieldContainer[bytes]
+    heard: _containers.RepeatedScalarFieldContainer[bytes]
+    got: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., gave: _Optional[_Iterable[bytes]] = ..., heard: _Optional[_Iterable[bytes]] = ..., got: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class RoundQuestion(_message.Message):
+    __slots__ = ("run", "term", "round", "attempt", "hop", "start", "stop", "signer")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    HOP_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    SIGNER_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    round: int
+    attempt: int
+    hop: int
+    start: int
+    stop: int
+    signer: str
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hop: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., signer: _Optional[str] = ...) -> None: ...
+
+class RoundAnswer(_message.Message):
+    __slots__ = ("run", "term", "round", "attempt", "receipts", "certificate")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    round: int
+    attempt: int
+    receipts: _containers.RepeatedCompositeFieldContainer[SignedStatement]
+    certificate: bytes
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[SignedStatement, _Mapping]]] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class MaskKey(_message.Message):
     __slots__ = ("run", "round", "member", "exchange")
@@ -776,11 +858,11 @@ class MemberMasks(_message.Message):
     SEALED_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
     REVEALED_FIELD_NUMBER: _ClassVar[int]
-    key: SignedKey
+    key: SignedStatement
     sealed: _containers.RepeatedCompositeFieldContainer[MaskShare]
     holds: bool
     revealed: _containers.RepeatedCompositeFieldContainer[MaskShare]
-    def __init__(self, key: _Optional[_Union[SignedKey, _Mapping]] = ..., sealed: _Optional[_Iterable[_Union[MaskShare, _Mapping]]] = ..., holds: _Optional[bool] = ..., revealed: _Optional[_Iterable[_Union[MaskShare, _Mapping]]] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[SignedStatement, _Mapping]] = ..., sealed: _Optional[_Iterable[_Union[MaskShare, _Mapping]]] = ..., holds: _Optional[bool] = ..., revealed: _Optional[_Iterable[_Union[MaskShare, _Mapping]]] = ...) -> None: ...
 
 class MaskShare(_message.Message):
     __slots__ = ("member", "share")
@@ -1509,7 +1591,7 @@ class Recalled(_message.Message):
     def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "unmasked", "finishing", "formed", "term", "renamed", "replica", "report", "local", "keepers")
+    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "checkpoint", "round_begun", "round_planned", "round_done", "evaluated", "unmasked", "finishing", "lie", "formed", "term", "renamed", "replica", "report", "local", "keepers")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1524,6 +1606,7 @@ class RunEvent(_message.Message):
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     UNMASKED_FIELD_NUMBER: _ClassVar[int]
     FINISHING_FIELD_NUMBER: _ClassVar[int]
+    LIE_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
@@ -1545,6 +1628,7 @@ class RunEvent(_message.Message):
     evaluated: VersionEvaluated
     unmasked: RoundUnmasked
     finishing: RunFinishing
+    lie: LieProved
     formed: Formation
     term: int
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
@@ -1552,7 +1636,7 @@ class RunEvent(_message.Message):
     report: PlanReport
     local: _containers.RepeatedScalarFieldContainer[str]
     keepers: _containers.RepeatedCompositeFieldContainer[Keeper]
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., unmasked: _Optional[_Union[RoundUnmasked, _Mapping]] = ..., finishing: _Optional[_Union[RunFinishing, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., round_begun: _Optional[_Union[RoundBegun, _Mapping]] = ..., round_planned: _Optional[_Union[RoundPlanned, _Mapping]] = ..., round_done: _Optional[_Union[RoundDone, _Mapping]] = ..., evaluated: _Optional[_Union[VersionEvaluated, _Mapping]] = ..., unmasked: _Optional[_Union[RoundUnmasked, _Mapping]] = ..., finishing: _Optional[_Union[RunFinishing, _Mapping]] = ..., lie: _Optional[_Union[LieProved, _Mapping]] = ..., formed: _Optional[_Union[Formation, _Mapping]] = ..., term: _Optional[int] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., replica: _Optional[int] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ...) -> None: ...
 
 class RoundBegun(_message.Message):
     __slots__ = ("round", "work")
@@ -1625,6 +1709,18 @@ class RoundUnmasked(_message.Message):
     round: int
     members: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LieProved(_message.Message):
+    __slots__ = ("round", "peer", "first", "second")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    peer: str
+    first: SignedStatement
+    second: SignedStatement
+    def __init__(self, round: _Optional[int] = ..., peer: _Optional[str] = ..., first: _Optional[_Union[SignedStatement, _Mapping]] = ..., second: _Optional[_Union[SignedStatement, _Mapping]] = ...) -> None: ...
 
 class RunFinishing(_message.Message):
     __slots__ = ("round",)

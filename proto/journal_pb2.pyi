@@ -80,7 +80,7 @@ class RunKept(_message.Message):
     def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaKept, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., rounds: _Optional[_Union[RoundsKept, _Mapping]] = ...) -> None: ...
 
 class RoundsKept(_message.Message):
-    __slots__ = ("round", "attempt", "committed", "work", "members", "joiners", "exponent", "next", "returned", "done_at_s", "holders", "before", "past", "met", "sums", "stateful", "homes", "trained", "states_lost", "unmasked", "finishing", "total")
+    __slots__ = ("round", "attempt", "committed", "work", "members", "joiners", "exponent", "next", "returned", "done_at_s", "holders", "before", "past", "met", "sums", "stateful", "homes", "trained", "states_lost", "unmasked", "finishing", "liars", "total")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class RoundsKept(_message.Message):
     STATES_LOST_FIELD_NUMBER: _ClassVar[int]
     UNMASKED_FIELD_NUMBER: _ClassVar[int]
     FINISHING_FIELD_NUMBER: _ClassVar[int]
+    LIARS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: int
@@ -124,8 +125,9 @@ class RoundsKept(_message.Message):
     states_lost: bool
     unmasked: _containers.RepeatedScalarFieldContainer[str]
     finishing: bool
+    liars: _containers.RepeatedScalarFieldContainer[str]
     total: int
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., committed: _Optional[int] = ..., work: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., joiners: _Optional[_Iterable[int]] = ..., exponent: _Optional[int] = ..., next: _Optional[int] = ..., returned: _Optional[_Iterable[_Union[_broker_pb2.SampleRange, _Mapping]]] = ..., done_at_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., before: _Optional[int] = ..., past: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., met: _Optional[_Iterable[_Union[MetPairs, _Mapping]]] = ..., sums: _Optional[int] = ..., stateful: _Optional[_Iterable[int]] = ..., homes: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., states_lost: _Optional[bool] = ..., unmasked: _Optional[_Iterable[str]] = ..., finishing: _Optional[bool] = ..., total: _Optional[int] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., committed: _Optional[int] = ..., work: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., joiners: _Optional[_Iterable[int]] = ..., exponent: _Optional[int] = ..., next: _Optional[int] = ..., returned: _Optional[_Iterable[_Union[_broker_pb2.SampleRange, _Mapping]]] = ..., done_at_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., before: _Optional[int] = ..., past: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., met: _Optional[_Iterable[_Union[MetPairs, _Mapping]]] = ..., sums: _Optional[int] = ..., stateful: _Optional[_Iterable[int]] = ..., homes: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., states_lost: _Optional[bool] = ..., unmasked: _Optional[_Iterable[str]] = ..., finishing: _Optional[bool] = ..., liars: _Optional[_Iterable[str]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class MetPairs(_message.Message):
     __slots__ = ("replicas",)

@@ -25,8 +25,9 @@ from shoal.dag.rounds.secret_sharing import joined
 from shoal.dag.rounds.vector import PIECE
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
+from shoal.net.identity.statements import CertifiedMember
 from shoal.peer.secure.pair_masks import derived
-from shoal.peer.secure.round_keys import CertifiedMember, OwnKey, Roster, roster_of
+from shoal.peer.secure.round_keys import OwnKey, Roster, roster_of
 from shoal.peer.secure.secure_member import SecureMember
 
 NOW = datetime.now(UTC)

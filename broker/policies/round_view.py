@@ -96,6 +96,11 @@ class RoundView:
         """Whether all holders of a replica have made the version."""
         return set(self.made.get(number, ())) >= set(self.run.replicas[number].peers)
 
+    def is_out(self, number: int) -> bool:
+        """Whether a replica has no place in rounds now, by disputes or by a peer that has lied."""
+        liars = self.rounds.versions.liars
+        return self.disputes.is_out(number) or not liars.isdisjoint(self.run.replicas[number].peers)
+
     def forgive(self) -> None:
         """Forget what replicas lack: it tells nothing of the next attempt."""
         self.lacks.clear()

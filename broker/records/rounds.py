@@ -11,6 +11,9 @@ from .work_ledger import WorkLedger
 
 __all__ = ["RoundRecord"]
 
+_KINDS = ("round_begun", "round_planned", "unmasked", "lie", "round_done", "finishing")
+"""Of events that are for the ledgers; evaluations are not."""
+
 
 class RoundRecord:
     """Changes by events only."""
@@ -34,7 +37,7 @@ class RoundRecord:
     def apply(self, event: RunEvent) -> None:
         """Raises ValueError for what cannot have been."""
         kind, versions, work = event.WhichOneof("kind"), self.versions, self.work
-        if kind not in ("round_begun", "round_planned", "unmasked", "round_done", "finishing"):
+        if kind not in _KINDS:
             return
         number = getattr(event, kind).round
         if number != versions.round:
@@ -50,6 +53,8 @@ class RoundRecord:
                 work.planned()
             case "unmasked":
                 versions.unmask(event.unmasked)
+            case "lie":
+                versions.proved(event.lie)
             case "finishing":
                 work.finish()
             case "round_done":

@@ -35,7 +35,9 @@ __all__ = ["RunRecord"]
 
 _FAR = (WAITING, BUILDING, RUNNING, EXPORTING, CANCELLED, FAILED, DONE)
 """Phases in the order in which a run is said to stand in one of its replicas'."""
-_OF_ROUNDS = ("round_begun", "round_planned", "unmasked", "round_done", "evaluated", "finishing")
+_OF_ROUNDS = (
+    *("round_begun", "round_planned", "unmasked", "lie", "round_done", "evaluated", "finishing"),
+)
 
 
 class RunRecord:

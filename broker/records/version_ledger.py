@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from ...dag.rounds.sums import EXPONENT
-from ...proto.broker_pb2 import RoundDone, RoundMember, RoundPlanned, RoundUnmasked
+from ...proto.broker_pb2 import LieProved, RoundDone, RoundMember, RoundPlanned, RoundUnmasked
 from ...proto.journal_pb2 import MetPairs, RoundsKept
 
 __all__ = ["VersionLedger", "pairs_of"]
@@ -30,7 +30,8 @@ class VersionLedger:
     holders: in which term a replica made the newest version, by number; of the first version, which
     all begin from, nobody. unmasked: members of the exchange by their peers' ids, once its masks
     are lifted: there is no other attempt at the round then. met: the pairs of the newest rounds,
-    since all met last.
+    since all met last. liars: ids of peers that are in no round any more, as a lie of theirs was
+    proved.
     """
 
     def __init__(self, remembers: int = 0) -> None:
@@ -43,6 +44,7 @@ class VersionLedger:
         self.exponent = EXPONENT
         self.holders: dict[int, int] = {}
         self.met: deque[tuple[tuple[int, int], ...]] = deque(maxlen=remembers)
+        self.liars = set[str]()
         self.done_at_s = 0.0
         """When the last one was committed, or the first round began."""
 
@@ -78,6 +80,10 @@ class VersionLedger:
             raise ValueError(f"masks of round {self.round} are lifted in attempt {self.attempt}")
         self.unmasked = tuple(told.members)
 
+    def proved(self, lie: LieProved) -> None:
+        """A peer has lied."""
+        self.liars.add(lie.peer)
+
     def done(self, done: RoundDone, at_s: float) -> None:
         """The version is made."""
         if any(m.group for m in done.members):
@@ -98,6 +104,7 @@ class VersionLedger:
             members=self.members,
             joiners=self.joiners,
             unmasked=self.unmasked,
+            liars=sorted(self.liars),
             exponent=self.exponent,
             done_at_s=self.done_at_s,
             holders=[RoundMember(replica=n, term=term) for n, term in self.holders.items()],
@@ -108,6 +115,7 @@ class VersionLedger:
         self.round, self.attempt, self.exponent = kept.round, kept.attempt, kept.exponent
         self.members, self.joiners = tuple(kept.members), tuple(kept.joiners)
         self.unmasked = tuple(kept.unmasked)
+        self.liars |= {*kept.liars}
         self.holders = {m.replica: m.term for m in kept.holders}
         self.done_at_s = kept.done_at_s
         for m in kept.met:

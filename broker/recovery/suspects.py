@@ -37,6 +37,9 @@ class SuspectTracker:
         self.claims: dict[PeerId, str] = {}
         """By peer of the run, the code with which it said last that the run cannot go on anywhere;
         one for all replicas of a run (`Run`)."""
+        self.liars: set[PeerId] = set()
+        """Peers that are out for good, as a lie of theirs was proved; one for all replicas of a run
+        (`Run`)."""
         self._excused: dict[PeerId, int] = {}
         """By peer, at which step it had the term begin once more."""
         self._until: dict[PeerId, float] = {}
@@ -102,7 +105,7 @@ class SuspectTracker:
 
     def out(self, peer: PeerId, now: float) -> bool:
         """Whether it is left out now."""
-        return now < self._until.get(peer, now)
+        return peer in self.liars or now < self._until.get(peer, now)
 
     def shaky(self, peer: PeerId, now: float) -> bool:
         """Whether others are asked before it now."""

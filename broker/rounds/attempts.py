@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import RoundDone, RoundMember, RoundPlanned, RoundReport, RunEvent
@@ -14,6 +14,7 @@ from ..membership.member import Member, clean
 from ..policies.policy import RoundPolicy
 from ..policies.round_view import Blame, PlannedAttempt, RoundView
 from ..runs.run import Run
+from .claims import ClaimVerdict
 from .contributions import Contributions
 from .grid import Grid
 
@@ -144,7 +145,7 @@ class Attempts:
         if not self._policy.carries:
             return []
         rest = [n for n in self._view.rounds.work.given if n not in self._versions.inside]
-        rest = [n for n in rest if not self._view.disputes.is_out(n)]
+        rest = [n for n in rest if not self._view.is_out(n)]
         return [n for n in rest if self._contributions.may_come(n)]
 
     # ------------------------------------------------------------ nothing comes of it
@@ -179,6 +180,28 @@ class Attempts:
         for by, about in blame.disputes:
             disputes.accuse(by, about, others=len(inside) - 2)
         return [*blame.out, *disputes.convicted([n for n in inside if n not in blame.out])]
+
+    def accused(
+        self, verdict: ClaimVerdict, of: Mapping[PeerId, int], now: float
+    ) -> list[Instruction]:
+        """What members claim of the attempt differs. `of`: by peer, its replica."""
+        out = list[Instruction]()
+        if verdict.lie is not None:
+            number = of[PeerId(verdict.lie.peer)]
+            event = RunEvent(lie=verdict.lie)
+            out.append(self._run.record.publish(event, number, now))
+            self._run.liars.add(PeerId(verdict.lie.peer))
+            why = f"has lied: {verdict.lie.peer} has signed two things that contradict each other"
+            out += self.convict([number], why, now, self._at)
+        why = "cannot show what it claims that others gave it"
+        out += self.convict(sorted({of[p] for p in verdict.unshown}), why, now, self._at)
+        if verdict.apart:
+            a, b = (of[p] for p in verdict.apart)
+            disputes, inside = self._view.disputes, self._versions.inside
+            disputes.accuse(a, b, others=len(inside) - 2)
+            out.append(self._note(f"replicas {a} and {b} claim different things", now, at=self._at))
+            out += self.convict(disputes.convicted(inside), "is in two disputes", now, self._at)
+        return out
 
     def differ(self, others: Sequence[int], like: int, now: float) -> list[Instruction]:
         """Replicas have made another version than `like` did."""

@@ -31,11 +31,13 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from ...dag.rounds.cohorts import places_of
+from ...net.identity.statements import CheckStatement
 from ...proto.broker_pb2 import (
     EXPORTING,
     FAILED,
     RUNNING,
     BrokerMessage,
+    RoundAnswer,
     RoundBegun,
     RoundReport,
     RoundUnmasked,
@@ -51,6 +53,7 @@ from ..policies.round_view import NetworkOf, RoundView
 from ..runs.replica import Replica
 from ..runs.run import Run
 from .attempts import Attempts
+from .claims import ClaimVerdict, SignedClaims
 from .contributions import Contributions, goes_on, is_at_gate, is_short, standing
 from .evaluations import Evaluations
 from .exchange import ExchangePlanner
@@ -68,10 +71,17 @@ class RoundCoordinator:
     """Has the rounds of a run begin, close and end. Beside the record it knows of the round under
     way only, and nothing of that is durable."""
 
-    def __init__(self, run: Run, members: Membership, network: NetworkOf) -> None:
+    def __init__(
+        self,
+        run: Run,
+        members: Membership,
+        network: NetworkOf,
+        check: CheckStatement | None = None,
+    ) -> None:
+        """`check`: of what peers sign; None: they have no certificates."""
         self.run, self.rounds = run, run.rounds
         self._policy = policy_of(run.submitted)
-        self._members, self._network = members, network
+        self._members, self._network, self._check = members, network, check
         self._exchange = ExchangePlanner(run, members)
         self._disputes, self._grid = Disputes(), Grid(self.rounds.versions.exponent)
         self._first: float | None = None
@@ -93,6 +103,7 @@ class RoundCoordinator:
         self._attempts = Attempts(run, self._view, policy, self._contributions, self._grid)
         self._evaluations = Evaluations(self.rounds, policy)
         self._masks = SecureSums(run)
+        self._claims = SignedClaims(run, self._view, self._check)
         self._given_up, self._asked_at = set[int](), 0.0
         """Replicas that an unmasked attempt does not wait for, and when it was unmasked."""
 
@@ -106,7 +117,7 @@ class RoundCoordinator:
         """Numbers of replicas whose peers can be spoken to, but for those that lost their place."""
         there = [r for r in self.run.replicas if r.record.running and not r.context.away]
         numbers = [r.record.number for r in there]
-        return [n for n in numbers if not self._disputes.is_out(n)]
+        return [n for n in numbers if not self._view.is_out(n)]
 
     @property
     def _frozen(self) -> bool:
@@ -165,6 +176,8 @@ class RoundCoordinator:
             return self.follow(now)
         if self._masks.begun:
             return self._give_up(now)
+        if self._claims.asked:
+            return self._judge(self._claims.given_up(), now)
         out = attempts.late(now, self._masks.waited_for)
         if out is None:
             text = f"{versions.attempt} attempts at round {versions.round}, in each of which "
@@ -209,7 +222,7 @@ class RoundCoordinator:
     ) -> list[Instruction]:
         """The next round begins for these, who have its version; `going`: work that goes on."""
         at, number, before = self.rounds.position, self.rounds.versions.round, self._contributions
-        numbers = [n for n in numbers if not self._disputes.is_out(n)] or numbers
+        numbers = [n for n in numbers if not self._view.is_out(n)] or numbers
         work = self._policy.work(self.run.record, numbers, self._exchange_s, going)
         homes = self.rounds.homes
         forgets = homes is not None and homes.known and any(w.afresh for w in work)
@@ -279,6 +292,7 @@ class RoundCoordinator:
             return self._too_few(len(attempt.members), now)
         out = [self._publish(now, round_planned=self._attempts.begin(attempt, now))]
         self._view.plans |= self._exchange.plans(attempt.groups)
+        self._claims.begin()
         self._masks.begin((m.replica for m in attempt.members), self._view.plans)
         inside = {m.replica for m in attempt.members}
         self._disputes.left_out(n for n in ready if n not in inside)
@@ -328,6 +342,8 @@ class RoundCoordinator:
             return [*out, *self._close(now)] if again else out
         if said.HasField("masks"):
             return self._unmask(member, said, now)
+        if wrong := self._claims.wrong(member, said):
+            return [replica.context.ignored("round", member, wrong)]
         view.made.setdefault(number, {})[member.id] = said
         return self.follow(now) if view.has_made(number) else []
 
@@ -403,6 +419,19 @@ class RoundCoordinator:
         event = self._publish(now, round_begun=begun)
         return [event, self.run.record.publish(RunEvent(note=text), number, now)]
 
+    def answered(self, member: Member, said: RoundAnswer, now: float) -> list[Instruction]:
+        """A member shows receipts."""
+        verdict = None if self.run.ended else self._claims.answered(member, said)
+        return [] if verdict is None else self._judge(verdict, now)
+
+    def _judge(self, verdict: ClaimVerdict, now: float) -> list[Instruction]:
+        """Claims of an attempt differ: there is another one without who is to blame."""
+        replicas, inside = self.run.replicas, self.rounds.versions.inside
+        of = {p: n for n in inside for p in replicas[n].record.peers}
+        self._view.troubled.update(of[p] for p in verdict.about if p in of)
+        out = self._attempts.accused(verdict, of, now)
+        return [*out, *self._close(now)]
+
     # ------------------------------------------------------------ the version
 
     def _commit(self, now: float) -> list[Instruction]:
@@ -413,6 +442,8 @@ class RoundCoordinator:
             return self.run.fail("secure", self._masks.why_lost, now)
         if not all(map(view.has_made, everybody)):
             return []
+        if not self._masks.begun and (asked := self._claims.asks()) is not None:
+            return asked if isinstance(asked, list) else self._judge(asked, now)
         found = self._policy.agreed(view, {n: self._attempts.hash_of(n) for n in everybody})
         if found is None:
             return self.run.fail("round", "every replica has holders that made other versions", now)
@@ -455,4 +486,9 @@ class RoundCoordinator:
         if self.rounds.work.over and replica.record.phase == EXPORTING:
             starts.append(last_start(self.run, replica))
         told = [Tell(member.stream, BrokerMessage(round_start=s)) for s in starts]
-        return [*told, *self._tell_plan(member), *self._masks.tell(member)]
+        return [
+            *told,
+            *self._tell_plan(member),
+            *self._masks.tell(member),
+            *self._claims.tell(member),
+        ]

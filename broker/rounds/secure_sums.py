@@ -14,7 +14,7 @@ from ...proto.broker_pb2 import (
     MemberMasks,
     RoundMasks,
     RoundPlan,
-    SignedKey,
+    SignedStatement,
 )
 from ..events import Instruction, Tell
 from ..membership.member import Member
@@ -33,7 +33,7 @@ class SecureSums:
         cohorts = run.submitted.requirements.cohorts
         self.wanted = cohorts is not None and cohorts.secure
         self._run, self._versions = run, run.rounds.versions
-        self._keys: dict[PeerId, SignedKey] = {}
+        self._keys: dict[PeerId, SignedStatement] = {}
         self._now: Unmasking | None = None
         if self._versions.unmasked:
             self._now = Unmasking(list(map(PeerId, self._versions.unmasked)), begun=True)
@@ -92,7 +92,7 @@ class SecureSums:
             return
         peers = [p for n in members for p in self._run.replicas[n].record.peers]
         self._now = Unmasking(peers)
-        keys = [self._keys.get(p, SignedKey()) for p in self._now.members]
+        keys = [self._keys.get(p, SignedStatement()) for p in self._now.members]
         for peer in peers:
             plans[peer].keys.extend(keys)
 

@@ -25,8 +25,11 @@ class Run:
         self.record, self.submitted = record, record.run
         self.replicas = tuple(Replica(record, r, members) for r in record.replicas)
         claims: dict[PeerId, str] = {}
+        self.liars = {PeerId(p) for p in record.rounds.versions.liars} if record.rounds else set()
+        """Peers that are asked for nothing any more."""
         for replica in self.replicas:
             replica.context.suspects.claims = claims
+            replica.context.suspects.liars = self.liars
 
     def __repr__(self) -> str:
         return repr(self.record)

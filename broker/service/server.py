@@ -21,17 +21,20 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from ...dag.plan.plan import PeerId
 from ...net.address import AddressError, address_of, host_of
 from ...net.discovery.process import check_available
 from ...net.discovery.record import DirectoryError, check_multiaddr, check_swarm
 from ...net.grpc_quirks import pass_over_broken_streams
 from ...net.identity.authority import Authority, AuthorityError, utc
 from ...net.identity.names import Party
+from ...net.identity.statements import checked_by
 from ...net.local import allow_descriptors, free_port, is_loopback, joined, local_address, split
 from ...net.printable import SafeFormatter
 from ...net.repeats import Repeats
 from ...planner.service.planner import PlannerLimits
 from ...proto.admission_pb2 import Invitation, PageKey
+from ...proto.broker_pb2 import SignedStatement
 from ..access.admission import AdmissionError
 from ..events import DrainAsked, StopAsked
 from ..journal.journal import open_journal
@@ -185,7 +188,8 @@ class Broker:
                 await asyncio.to_thread(self.blobs.close)
                 self._journal.close()
                 raise
-        machine = BrokerMachine(name, options, boot=boot, decided=decided)
+        check = None if config.insecure else self._check
+        machine = BrokerMachine(name, options, boot=boot, decided=decided, check=check)
         self.shell = Shell(machine, self.blobs, self._tasks, self._journal, config.planner)
         self._server = grpc.aio.server(options=server_options())
         try:
@@ -198,6 +202,12 @@ class Broker:
         if self.swarm is not None:
             await self.swarm.shine(self._tasks)
         return self
+
+    def _check(self, statement: bytes, said: SignedStatement) -> PeerId:
+        """Return the peer that signed a statement. Raises SignatureError."""
+        assert self.secured is not None, "peers speak once its port is open"
+        by = checked_by(self.secured.authority.pem, lambda: utc(time.time()))
+        return by(statement, said)
 
     def _address(self, port: int) -> str:
         """Where others reach it."""

@@ -31,9 +31,15 @@ class SignatureError(ValueError):
 def sign(credential: Credential, statement: bytes) -> bytes:
     """Return the signature (DER) under a statement, which begins with what it is about."""
     assert statement.startswith(b"shoal "), "what is signed could be something else"
-    key = serialization.load_pem_private_key(credential.key, None)
+    return _key(credential.key).sign(statement, ECDSA(hashes.SHA256()))
+
+
+@lru_cache(maxsize=2)
+def _key(pem: bytes) -> EllipticCurvePrivateKey:
+    """Return a private key, read; a peer signs thousands of statements with one."""
+    key = serialization.load_pem_private_key(pem, None)
     assert isinstance(key, EllipticCurvePrivateKey), "credentials have P-256 keys"
-    return key.sign(statement, ECDSA(hashes.SHA256()))
+    return key
 
 
 def signer_of(

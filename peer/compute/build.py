@@ -28,6 +28,7 @@ from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
 from ...dag.transforms.split_weights import grouped
 from ...job import SettingsError
+from ...net.identity.statements import MemberOfNetwork
 from ...net.links.buffers import trim_heap
 from ...proto.broker_pb2 import Evaluation, NamedNumber, Outcome
 from ..blobs.starting import ByGraph, Starting
@@ -37,6 +38,7 @@ from ..data.reader import Reader
 from ..federated.client_states import ClientStates
 from ..host.profile import available_host_bytes
 from ..rounds.local import LocalSteps
+from ..rounds.receipts import AttemptReceipts, ReceiptsOf
 from ..rounds.tensors import TensorAlgebra
 from ..rounds.work import RoundWork
 from ..secure.masked_sums import MaskedSums, MemberOf
@@ -217,12 +219,14 @@ def build_work(
     noise_key: StreamKey = secret_key,
     member_of: MemberOf | None = None,
     states: ClientStates | None = None,
+    identity_of: MemberOfNetwork | None = None,
 ) -> BuiltStages:
     """Raises ValueError (PlanError, GraphError, TensorSpecError, WeightError, CodecError) when the
     parts of the order do not fit together, OfferError when they take too much memory. `clock` gives
     the seconds of codecs; `files` are the weights files, where the order's weights are more;
     `noise_key` is of noise in sums that hide clients, `member_of` makes this peer's part in sums
-    that are masked. `states`: where clients' is kept from round to round; None: in memory."""
+    that are masked. `states`: where clients' is kept from round to round; None: in memory.
+    `identity_of`: of this peer, that signs what it gives in rounds; None: it signs nothing."""
     plan = order.slice.validate(len(order.graph.operators)).plan
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
@@ -292,7 +296,10 @@ def build_work(
         unread = {name: weights[name] for name in lost}
     exchange = Exchanges(order.peer, wire, held, device, local.counts)
     files = order.weights if files is None else files
-    rounds = _rounds(order, vector, local, held, noise_key, member_of) if settings else None
+    rounds: RoundWork[Tensor] | None = None
+    if settings:
+        signs = None if identity_of is None else _receipts_of(order, identity_of)
+        rounds = _rounds(order, vector, local, held, noise_key, member_of, signs)
     data = CheckedReader(order.run, graph, reader, private=order.private)
     return BuiltStages(
         order, graph, flow, wire, held, exchange, streams, data, unread, files, rounds
@@ -313,6 +320,7 @@ def _rounds(
     held: Mapping[int, LocalStage],
     noise_key: StreamKey,
     member_of: MemberOf | None,
+    receipts: ReceiptsOf | None,
 ) -> RoundWork[Tensor]:
     """Make what rounds need. Raises CodecError, SettingsError."""
     assert order.training.rounds is not None, "a run without rounds has no work of them"
@@ -336,8 +344,21 @@ def _rounds(
             )
         masks = MaskedSums(order.peer, run_of(order.run), member_of)
     return RoundWork(
-        algebra, settings, local, peer=order.peer, stages=stages, copies=tensors, masks=masks
+        algebra,
+        settings,
+        local,
+        peer=order.peer,
+        stages=stages,
+        copies=tensors,
+        masks=masks,
+        receipts=receipts,
     )
+
+
+def _receipts_of(order: BuildOrder, identity_of: MemberOfNetwork) -> ReceiptsOf:
+    """Return what makes the receipts of an attempt, by the certificate that the peer has then."""
+    peer, run = order.peer, run_of(order.run)
+    return lambda plan: AttemptReceipts(identity_of(peer), run, plan)
 
 
 def _strategy(

@@ -31,6 +31,7 @@ from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.action import ROUNDS, TRAITS, Action, ExchangeContent, Kind
 from ...dag.rounds.noise import StreamKey, secret_key
 from ...dag.schedule.flow import Role, Transfer
+from ...net.identity.statements import MemberOfNetwork
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ..blobs.weights import Serialized, serialize
 from ..core.events import Built, Result, RoundResult
@@ -59,7 +60,8 @@ class TorchDevice:
     """Computes the stages of one assignment on one device. `device` is a torch device name; `clock`
     gives the seconds that reports have of codecs; `noise_key` the key of noise that hides clients
     in sums: only simulations have another one. `member_of` makes its part in sums that are masked;
-    None: it has no certificate for that. clients: their state from round to round."""
+    None: it has no certificate for that. clients: their state from round to round. `identity_of`:
+    of this peer, that signs what it gives in rounds; None: it signs nothing."""
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class TorchDevice:
         noise_key: StreamKey = secret_key,
         member_of: MemberOf | None = None,
         clients: ClientStates | None = None,
+        identity_of: MemberOfNetwork | None = None,
     ) -> None:
         self.device = torch.device(device)
         self._clock, self.clients = clock, clients or ClientStates()
@@ -78,6 +81,7 @@ class TorchDevice:
             noise_key=noise_key,
             member_of=member_of,
             states=self.clients,
+            identity_of=identity_of,
         )
         self.peak_bytes = 0
         """Most that was held at once since `build`; on a CPU counted, not measured."""

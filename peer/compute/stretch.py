@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 
 from ...dag.schedule.schedule import Action
+from ...net.identity.statements import MemberOfNetwork
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ..core.events import Result
 from ..federated.client_states import ClientStates
@@ -44,8 +45,11 @@ class StretchedDevice(TorchDevice):
         wait: Callable[[float], None] = time.sleep,
         member_of: MemberOf | None = None,
         clients: ClientStates | None = None,
+        identity_of: MemberOfNetwork | None = None,
     ) -> None:
-        super().__init__(device, clock=wall, member_of=member_of, clients=clients)
+        super().__init__(
+            device, clock=wall, member_of=member_of, clients=clients, identity_of=identity_of
+        )
         if self.device.type != "cpu":
             raise ValueError(
                 f"device {self.device} cannot be stretched: expected cpu, where the work shows in "

@@ -244,6 +244,10 @@ class Assignment:
         self.rounds.hears(told)
         return self._advance(now)
 
+    def asked(self, question: broker_pb2.RoundQuestion) -> list[e.Instruction]:
+        """The broker wants to see receipts of an exchange."""
+        return [] if self.rounds is None else self.rounds.asked(question)
+
     def round_timer(self, now: float) -> list[e.Instruction]:
         return [] if self.rounds is None else self.rounds.timer(now)
 

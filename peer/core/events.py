@@ -12,8 +12,9 @@ assignment that caused a record, so that a stale answer is recognised and droppe
     Built BuildFailed DataReady DataFailed    SendFrame Release
     Computed ComputeFailed FrameQueued        SendProbe BeginRound JoinExchange
     FrameArrived FrameRefused                 HearMasks
-    FrameAcknowledged
+    FrameAcknowledged                         ShowReceipts
     ExportedWeights ExportFailed
+    ReceiptsShown
     RoundReady SnapshotTaken SnapshotFailed   TakeSnapshot KeepSnapshot DropSnapshot
 """
 
@@ -71,6 +72,7 @@ __all__ = [
     "LinkUp",
     "OwnerLooked",
     "Prefetch",
+    "ReceiptsShown",
     "Release",
     "Result",
     "RoundReady",
@@ -78,6 +80,7 @@ __all__ = [
     "SendFrame",
     "SendProbe",
     "SetTimer",
+    "ShowReceipts",
     "ShowWaiting",
     "SnapshotFailed",
     "SnapshotSaved",
@@ -225,7 +228,7 @@ class RoundResult:
     clients moved, from a `CONTRIBUTE`; squared 2-norm of the mean of all, from an `APPLY`.
     left_out: places of clients that count for nothing, lost: of those whose state is gone, from a
     `CONTRIBUTE`. code, why: what is wrong. masks: what the broker is told of masks, where sums have
-    some."""
+    some. said: what this peer has signed of the attempt, from an `APPLY`."""
 
     hashes: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
@@ -236,6 +239,7 @@ class RoundResult:
     code: str = ""
     why: str = ""
     masks: broker_pb2.MemberMasks | None = None
+    said: broker_pb2.SignedStatement | None = None
 
 
 @immutable
@@ -266,6 +270,13 @@ class RoundReady(OfTerm):
     """A `BeginRound` was carried out: the data of its first step may be read."""
 
     round: int
+
+
+@immutable
+class ReceiptsShown(OfTerm):
+    """Answers `ShowReceipts`."""
+
+    answer: broker_pb2.RoundAnswer
 
 
 @immutable
@@ -369,6 +380,7 @@ Event = (
     | DataFailed
     | Computed
     | RoundReady
+    | ReceiptsShown
     | ComputeFailed
     | FrameQueued
     | FrameAcknowledged
@@ -501,6 +513,14 @@ class HearMasks(OfTerm):
 
 
 @immutable
+class ShowReceipts(OfTerm):
+    """Receipts that the broker asks for are wanted; in order with `Compute`: answers
+    `ReceiptsShown`."""
+
+    asked: broker_pb2.RoundQuestion
+
+
+@immutable
 class Prefetch(OfStep):
     """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
 
@@ -592,6 +612,7 @@ Instruction = (
     | BeginRound
     | JoinExchange
     | HearMasks
+    | ShowReceipts
     | Prefetch
     | Compute
     | SendFrame

@@ -56,6 +56,7 @@ _Answer = (
     | e.DataFailed
     | e.Computed
     | e.RoundReady
+    | e.ReceiptsShown
     | e.ComputeFailed
     | e.ExportedWeights
     | e.ExportFailed
@@ -186,6 +187,8 @@ class PeerMachine:
                 return part.built(event)
             case e.RoundReady():
                 return part.round_ready()
+            case e.ReceiptsShown(answer=answer):
+                return [e.Tell(broker_pb2.PeerMessage(round_answer=answer))]
             case e.BuildFailed(why=why, code=code):
                 return part.build_failed(code, why)
             case e.DataReady(step=step):
@@ -333,11 +336,21 @@ class PeerMachine:
                 return self._snapshot_ordered(message.snapshot, now)
             case "handover":
                 return self._handover_told(message.handover, now)
-            case "start" | "export" | "committed" | "round_start" | "round_plan" | "round_masks":
+            case (
+                "start"
+                | "export"
+                | "committed"
+                | "round_start"
+                | "round_plan"
+                | "round_masks"
+                | ("round_question")
+            ):
                 body = getattr(message, kind)
                 part = self.assignment
                 if part is None or not part.matches(body.run, body.term):
                     return []
+                if kind == "round_question":
+                    return part.asked(body)
                 if kind == "start":
                     return part.start(now)
                 if kind == "committed":

@@ -8,7 +8,7 @@ does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -31,6 +31,7 @@ from ...proto import broker_pb2
 from ..secure.masked_sums import MaskedSums
 from .algebra import Buffers, PartSum, Pieces, RoundAlgebra, WrittenPart
 from .coding import PartCoding, flat_spec
+from .receipts import AttemptReceipts
 from .side_by_side import SideBySide
 
 __all__ = ["ClientRows", "EarlyFrames", "RoundAttempt", "most_of_any"]
@@ -139,10 +140,12 @@ class RoundAttempt(Generic[V]):
         peer: PeerId,
         algebra: RoundAlgebra[V],
         masks: MaskedSums | None = None,
+        receipts: AttemptReceipts | None = None,
     ) -> None:
-        """`masks`: those that are on all that is given; None: sums are not masked."""
+        """`masks`: those that are on all that is given; None: sums are not masked. `receipts`: what
+        is signed of it; None: peers have no certificates."""
         self.plan, self.wiring, self.peer, self._algebra = plan, wiring, peer, algebra
-        self._masks = masks
+        self._masks, self.receipts = masks, receipts
         self.given: dict[tuple[Span, int], Buffers] = {}
         self.applied = self.over = False
         self.codings = dict(algebra.codings)
@@ -201,13 +204,17 @@ class RoundAttempt(Generic[V]):
         CodecError for what is not as the plan says, LargeContributionError for what cannot be
         counted, and then nothing was added."""
         key, coding = arrived.key, self.coding(arrived.key, part)
-        expected, said = coding.spec(part), (arrived.spec, arrived.codec, arrived.codec_header)
-        if said != (expected, coding.name, b"") or arrived.absent:
+        expected, said = coding.spec(part), (arrived.spec, arrived.codec)
+        signs = self.receipts is not None or not arrived.codec_header
+        if said != (expected, coding.name) or not signs or arrived.absent:
             raise TensorSpecError(
                 f"{key}: expected {expected!r} by {coding.name}, got "
                 f"{'none' if arrived.absent else repr(arrived.spec)} by {arrived.codec!r}"
             )
+        receipt = self.receipts.read(part, arrived) if self.receipts is not None else None
         values = self._algebra.decode(part, arrived.data, coding)
+        if self.receipts is not None and receipt is not None:
+            self.receipts.keep(key, part, receipt)
         if key.hop == GIVE:
             written = WrittenPart((arrived.data,), values)
             self.add(part, PeerId(key.source), written, key.microbatch)
@@ -223,8 +230,14 @@ class RoundAttempt(Generic[V]):
     # ------------------------------------------------------------ sums
 
     def give(self, part: Span, mine: Pieces[V], block: int) -> WrittenPart[V]:
-        """Return what this peer gives of a part, or of a block of it. Raises
+        """Return what this peer gives of a part, or of a block of it, and sign that. Raises
         LargeContributionError, TensorSpecError for clients that are not there."""
+        given = self._give(part, mine, block)
+        if self.receipts is not None:
+            self.receipts.sign(GIVE, part, block, given.buffers)
+        return given
+
+    def _give(self, part: Span, mine: Pieces[V], block: int) -> WrittenPart[V]:
         if not self.wiring.by_client:
             given = self._algebra.give(part, mine, self.plan, self.codings[GIVE])
             return given if self._masks is None else self._masked(part, given, self._masks)
@@ -263,14 +276,23 @@ class RoundAttempt(Generic[V]):
             givers = self.wiring.adds.get(part, ())
             if self._rows is not None and not self._results:
                 for whose, mean in self._rows.combined().items():
-                    coding = self.codings[RESULT]
-                    self._results[whose] = self._algebra.result(whose, mean, (), self.plan, coding)
+                    self._make(whose, mean, ())
             if total is not None and all(g.peer in came for g in givers):
                 each = [(g.weight, came[g.peer]) for g in givers if self._passes_on]
-                mean, coding = total.mean(), self.codings[RESULT]
-                self._results[part] = self._algebra.result(part, mean, each, self.plan, coding)
+                self._make(part, total.mean(), each)
                 del self._sums[part]
             return self._results.get(part)
+
+    def _make(self, part: Span, mean: V, each: Sequence[tuple[int, Buffers]]) -> None:
+        """Write a result, and sign it."""
+        made = self._algebra.result(part, mean, each, self.plan, self.codings[RESULT])
+        if self.receipts is not None:
+            givers = (
+                (g.peer, len(self.wiring.blocks(part, g.peer))) for g in self.wiring.adds[part]
+            )
+            heard = self.receipts.heard(part, givers)
+            self.receipts.sign(RESULT, part, 0, made.buffers, heard)
+        self._results[part] = made
 
     def came(self, hop: int) -> Iterator[tuple[Span, V | None]]:
         """What there is of each result, or version, that this peer takes."""

@@ -52,6 +52,7 @@ from ..secure.round_keys import SecureSumError
 from .algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra
 from .attempt import EarlyFrames, RoundAttempt, most_of_any
 from .local import SUM, LocalSteps
+from .receipts import ReceiptsOf
 
 __all__ = ["RoundWork"]
 
@@ -73,10 +74,13 @@ class RoundWork(Generic[V]):
         stages: Iterable[Stage],
         copies: Mapping[str, Sequence[Any]],
         masks: MaskedSums | None = None,
+        receipts: ReceiptsOf | None = None,
     ) -> None:
-        """`masks`: of sums of which nobody sees an addend."""
+        """`masks`: of sums of which nobody sees an addend. `receipts`: of what is exchanged; None:
+        peers have no certificates."""
         self.algebra, self.local, self.peer = algebra, local, peer
         self.vector, self._settings, self._masks = algebra.vector, settings, masks
+        self._receipts = receipts
         here = [e for e in self.vector.entries if e.spec.elements and copies.get(e.value)]
         self._of_stages = [
             [e.value for e in here if s.start <= e.operator < s.stop]
@@ -192,7 +196,8 @@ class RoundWork(Generic[V]):
         for entry in self._entries.values():
             entry.applied, entry.replaces = None, False
         self.algebra.strategy.planned(plan.share, self.local.to_gradient)
-        attempt = RoundAttempt(plan, wiring, self.peer, self.algebra, self._masks)
+        receipts = self._receipts(plan) if self._receipts is not None else None
+        attempt = RoundAttempt(plan, wiring, self.peer, self.algebra, self._masks, receipts)
         with self._lock:
             self._attempt = attempt
 
@@ -261,14 +266,23 @@ class RoundWork(Generic[V]):
         attempt.applied = True
         now = {value: e.applied or e.version for value, e in self._entries.items()}
         digest = self.algebra.digest
+        hashes = tuple(
+            sum(digest(self._entries[v].entry, now[v].values) for v in values) % 2**64
+            for values in self._of_stages
+        )
         return RoundResult(
-            hashes=tuple(
-                sum(digest(self._entries[v].entry, now[v].values) for v in values) % 2**64
-                for values in self._of_stages
-            ),
+            hashes=hashes,
+            said=attempt.receipts.statement(hashes) if attempt.receipts is not None else None,
             parts=self.algebra.digests(plan, now),
             moved=moved / (plan.scale or 1.0) ** 2,
         )
+
+    def answer(self, asked: broker_pb2.RoundQuestion) -> broker_pb2.RoundAnswer:
+        """Return receipts of the attempt, as far as they are here."""
+        attempt = self._attempt
+        if attempt is None or attempt.receipts is None:
+            return broker_pb2.RoundAnswer()
+        return attempt.receipts.answer(asked)
 
     def _held(self, part: Span, of: Callable[[HeldEntry[V]], T | None]) -> Pieces[T]:
         """The pieces of a part. Raises KeyError for an entry that there is nothing of."""
@@ -338,7 +352,8 @@ class RoundWork(Generic[V]):
             buffers = self.algebra.whole(part, made, coding)
         if buffers is None:
             raise KeyError(f"{key} is not there to be sent by {self.peer}")
-        return Payload(coding.name, b"", coding.spec(part), buffers)
+        header = b"" if attempt.receipts is None else attempt.receipts.header(key, part)
+        return Payload(coding.name, header, coding.spec(part), buffers)
 
     # ------------------------------------------------------------ snapshots
 

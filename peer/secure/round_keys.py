@@ -6,9 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
-from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from google.protobuf.message import DecodeError
@@ -16,14 +14,11 @@ from google.protobuf.message import DecodeError
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.secret_sharing import majority
 from ...job.clients.client_options import LEAST_MEMBERS
-from ...net.identity.credential import Credential
-from ...net.identity.names import PartyRole
-from ...net.identity.signing import SignatureError, sign, signer_of
-from ...proto.broker_pb2 import MaskKey, SignedKey
+from ...net.identity.signing import SignatureError
+from ...net.identity.statements import MemberIdentity, signed, signer
+from ...proto.broker_pb2 import MaskKey, SignedStatement
 
 __all__ = [
-    "CertifiedMember",
-    "MemberIdentity",
     "OwnKey",
     "Roster",
     "SecureSumError",
@@ -42,53 +37,6 @@ class SecureSumError(ValueError):
         self.member = member
 
 
-class MemberIdentity(Protocol):
-    """Identity of a member, and the authority by which it knows others."""
-
-    @property
-    def member(self) -> PeerId:
-        """Id of the member."""
-
-    @property
-    def certificate(self) -> bytes:
-        """By which others check what it signs."""
-
-    def sign(self, statement: bytes) -> bytes:
-        """Return a signature under a statement."""
-
-    def check(self, statement: bytes, signed: SignedKey) -> PeerId:
-        """Return who signed a statement. Raises SignatureError."""
-
-
-@dataclass(frozen=True)
-class CertifiedMember:
-    """A peer by its certificate. now: what time it is, aware."""
-
-    credential: Credential
-    now: Callable[[], datetime]
-
-    @property
-    def member(self) -> PeerId:
-        return PeerId(self.credential.party.subject)
-
-    @property
-    def certificate(self) -> bytes:
-        return self.credential.certificate
-
-    def sign(self, statement: bytes) -> bytes:
-        """Return a signature by the key of the certificate."""
-        return sign(self.credential, statement)
-
-    def check(self, statement: bytes, signed: SignedKey) -> PeerId:
-        """Return the peer that signed a statement, of the same authority. Raises
-        SignatureError."""
-        authority, signature = self.credential.authority, signed.signature
-        party = signer_of(signed.certificate, authority, statement, signature, self.now())
-        if party.role is not PartyRole.PEER:
-            raise SignatureError(f"{party} is no peer")
-        return PeerId(party.subject)
-
-
 class OwnKey:
     """The key of a member for one round, and what it says of it. `draw`: so many random bytes that
     nobody can guess."""
@@ -100,9 +48,7 @@ class OwnKey:
         public = self.exchange.public_key().public_bytes_raw()
         key = MaskKey(run=run, round=round_, member=identity.member, exchange=public)
         said = key.SerializeToString(deterministic=True)
-        self.said = SignedKey(
-            key=said, signature=identity.sign(_BEGINS + said), certificate=identity.certificate
-        )
+        self.said = signed(identity, _BEGINS, said)
 
 
 @dataclass(frozen=True)
@@ -132,29 +78,29 @@ class Roster:
 
 
 def roster_of(
-    told: Iterable[SignedKey], identity: MemberIdentity, run: str, round_: int, attempt: int
+    told: Iterable[SignedStatement], identity: MemberIdentity, run: str, round_: int, attempt: int
 ) -> Roster:
     """Return the members of an attempt by what they say of their keys. Raises SecureSumError for
     a key that is not signed by whose it is said to be, or of another run or round, for two of one
     member, and for too few."""
     found: dict[PeerId, bytes] = {}
-    for signed in told:
+    for said in told:
         try:
-            key = MaskKey.FromString(signed.key)
-            signer = identity.check(_BEGINS + signed.key, signed)
+            key = MaskKey.FromString(said.statement)
+            by = signer(identity.check, _BEGINS, said)
         except (DecodeError, SignatureError) as error:
             raise SecureSumError(f"the key of a member: {error}") from None
-        if key.member != signer:
-            raise SecureSumError(f"this key was signed by {signer}", key.member)
+        if key.member != by:
+            raise SecureSumError(f"this key was signed by {by}", key.member)
         if (key.run, key.round) != (run, round_):
             raise SecureSumError(
-                f"a key of round {key.round} of {key.run}: expected round {round_} of {run}", signer
+                f"a key of round {key.round} of {key.run}: expected round {round_} of {run}", by
             )
-        if signer in found:
-            raise SecureSumError("has keys twice", signer)
+        if by in found:
+            raise SecureSumError("has keys twice", by)
         if len(key.exchange) != 32:
-            raise SecureSumError(f"a key of {len(key.exchange)} bytes: expected 32", signer)
-        found[signer] = key.exchange
+            raise SecureSumError(f"a key of {len(key.exchange)} bytes: expected 32", by)
+        found[by] = key.exchange
     if len(found) < LEAST_MEMBERS:
         raise SecureSumError(f"{len(found)} members: expected at least {LEAST_MEMBERS}")
     members = {member: found[member] for member in sorted(found)}

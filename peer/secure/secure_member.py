@@ -27,9 +27,10 @@ from torch import Tensor
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.secret_sharing import SECRET_BYTES, split
 from ...dag.rounds.vector import Span
-from ...proto.broker_pb2 import SignedKey
+from ...net.identity.statements import MemberIdentity
+from ...proto.broker_pb2 import SignedStatement
 from .pair_masks import Words, derived, with_masks
-from .round_keys import MemberIdentity, OwnKey, Roster, SecureSumError, roster_of
+from .round_keys import OwnKey, Roster, SecureSumError, roster_of
 
 __all__ = ["SecureMember"]
 
@@ -51,11 +52,11 @@ class SecureMember:
         """The newest attempt that it was in, and that in which it revealed."""
 
     @property
-    def key(self) -> SignedKey:
+    def key(self) -> SignedStatement:
         """Return the member's signed key."""
         return self._mine.said
 
-    def deal(self, attempt: int, told: Iterable[SignedKey]) -> dict[PeerId, bytes]:
+    def deal(self, attempt: int, told: Iterable[SignedStatement]) -> dict[PeerId, bytes]:
         """Join an attempt, in place of an earlier one. Return for each member of it, itself too,
         the sealed share of this one's own mask. Raises SecureSumError, and is in no attempt then,
         for keys that are not as they should be (`roster_of`), where this member's is not among
@@ -70,7 +71,7 @@ class SecureMember:
             raise SecureSumError(f"attempt {attempt}, behind attempt {self._number}")
         self._attempt = None
         roster = roster_of(told, self._identity, self._run, self._round, attempt)
-        if self._mine.said.key not in [signed.key for signed in told]:
+        if self._mine.said.statement not in [signed.statement for signed in told]:
             raise SecureSumError(f"attempt {attempt} has another key than its own", self._me)
         own_mask = self._draw(SECRET_BYTES)
         self._attempt = _Attempt(self._me, self._mine, own_mask, roster)

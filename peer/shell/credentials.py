@@ -28,12 +28,12 @@ from ...net.identity.enroll import (
     validity_problem,
 )
 from ...net.identity.names import PartyRole
+from ...net.identity.statements import CertifiedMember
 from ...net.identity.token import Token
 from ...net.local import joined
 from ..host.addresses import to_dial
 from ..host.config import PeerConfig
 from ..logs import note
-from ..secure.round_keys import CertifiedMember
 from ..secure.secure_member import SecureMember
 from .attempt import finder_of
 from .relayed import OWN
@@ -112,9 +112,13 @@ class Credentials:
 
     def member(self, peer: PeerId, run: str, round_: int) -> SecureMember:
         """Return the part of this peer in a round whose sums are masked."""
+        return SecureMember(self.identity(peer), run, round_, secrets.token_bytes)
+
+    def identity(self, peer: PeerId) -> CertifiedMember:
+        """Return what this peer signs with."""
         identity = CertifiedMember(self.now, lambda: utc(time.time()))
         assert identity.member == peer, f"{peer} has the certificate of {identity.member}"
-        return SecureMember(identity, run, round_, secrets.token_bytes)
+        return identity
 
     def _next(self, broker: str) -> Credential:
         """A new one: by the old one, or by the token when the host slept past its end."""

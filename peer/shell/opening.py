@@ -79,11 +79,16 @@ def open_worker(
     secret = host_secret(config.host_state or config.state) if config.data else b""
     member_of = None if credentials is None else credentials.member
     clients = ClientStates(me.clients)
+    identity_of = None if credentials is None else credentials.identity
     device = (
-        TorchDevice(config.device, member_of=member_of, clients=clients)
+        TorchDevice(config.device, member_of=member_of, clients=clients, identity_of=identity_of)
         if config.stretch == 1
         else StretchedDevice(
-            config.device, stretch=config.stretch, member_of=member_of, clients=clients
+            config.device,
+            stretch=config.stretch,
+            member_of=member_of,
+            clients=clients,
+            identity_of=identity_of,
         )
     )
     snapshots = SnapshotStore(me.snapshots)

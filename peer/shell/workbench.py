@@ -4,8 +4,8 @@ done.
 Torch never runs in the event loop:
 
     lane      jobs, in the order in which the machine asked
-    compute   Build, BeginRound, JoinExchange, HearMasks, Compute, the copy of UploadWeights and of
-              a snapshot, Discard
+    compute   Build, BeginRound, JoinExchange, HearMasks, ShowReceipts, Compute, the copy of
+              UploadWeights and of a snapshot, Discard
     data      Prefetch
     sending   SendFrame: encode
     arriving  decode what came, into the device's store; then the machine hears FrameArrived
@@ -66,6 +66,7 @@ Work = (
     | e.BeginRound
     | e.JoinExchange
     | e.HearMasks
+    | e.ShowReceipts
     | e.Discard
     | e.UploadWeights
 )
@@ -250,6 +251,12 @@ class DeviceRuntime:
                 self._compute.do(
                     lambda: self._device.rounds.hear(told) if self.holds(run, term) else None,
                     _nothing,
+                    calls.crash,
+                )
+            case e.ShowReceipts(run, term, asked):
+                self._compute.do(
+                    lambda: self._device.rounds.answer(asked) if self.holds(run, term) else None,
+                    lambda found: found and calls.post(e.ReceiptsShown(run, term, found)),
                     calls.crash,
                 )
             case e.PrefetchFrozen():

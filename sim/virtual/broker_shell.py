@@ -19,6 +19,7 @@ from ...planner.answers.planning import consider
 from ...proto import broker_pb2, journal_pb2
 from .clock import Observed, Timers
 from .control import BROKER, Control
+from .identities import check_named
 
 if TYPE_CHECKING:
     from .world import World
@@ -62,7 +63,10 @@ class BrokerShell:
         assert not self.alive, "one process at a time"
         records = map(journal_pb2.Record.FromString, self.journal)
         self.machine = BrokerMachine(
-            "broker", self._options, decided=DurableState(self._options, records)
+            "broker",
+            self._options,
+            decided=DurableState(self._options, records),
+            check=check_named if self.world.signs else None,
         )
         self.begun = False
         self._life += 1

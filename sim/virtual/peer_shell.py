@@ -307,6 +307,9 @@ class PeerShell:
                 self.device.rounds.join(plan, wiring)
             case p.HearMasks(told=told):
                 self.device.rounds.hear(told)
+            case p.ShowReceipts(run, term, asked):
+                shown = p.ReceiptsShown(run, term, self.device.rounds.answer(asked))
+                world.after(OVERHEAD_S, lambda: self.handle(shown))
             case p.Prefetch(run, term, step):
                 read: p.Event = p.DataReady(run, term, step)
                 try:

@@ -30,6 +30,7 @@ from ..trace import Mark, Trace
 from .broker_shell import BrokerShell
 from .clock import Observe, Observed, StalledError, VirtualClock
 from .control import BROKER, Control
+from .identities import NamedMember
 from .mask_members import known_member
 from .orders import Orders
 from .peer_shell import PeerShell
@@ -59,7 +60,8 @@ class World(VirtualClock):
     `control_latency_s` one way between each peer and the broker. `device` makes what a peer
     computes with. `observe` is called for every event that a machine is about to handle and every
     instruction that is about to be carried out; it may use the faults below. With `log=False`,
-    `self.log` stays empty.
+    `self.log` stays empty. signs: whether peers sign what they give in rounds, and the broker
+    checks that, as with certificates; a device of one's own is to do so.
     """
 
     def __init__(
@@ -78,15 +80,18 @@ class World(VirtualClock):
         observe: Observe | None = None,
         seed: int = 0,
         log: bool = True,
+        signs: bool = False,
     ) -> None:
         super().__init__()
+        self.signs = signs
         self.blobs = dict(blobs)
         self.folder = folder
         self.trace, self.observe = trace, observe
         self.log: list[str] = []
         """What happened, one line each, for people and for comparing two worlds."""
         self.logs, self._seed = log, seed
-        self._peer_options, self._device = peer_options, device or torch_device
+        self._peer_options = peer_options
+        self._device = device or (signing_device if signs else torch_device)
         self.carrier: Carrier
         if wan is not None:
             wan.attach(self)
@@ -275,3 +280,14 @@ def torch_device(spec: PeerSpec) -> PeerDevice:
     # This process's seconds are none of the world's: reports are the same in every run; and so is
     # noise, of which a plain loop must have the same, and what masks are made of.
     return TorchDevice("cpu", clock=lambda: 0.0, noise_key=known_key, member_of=known_member)
+
+
+def signing_device(spec: PeerSpec) -> PeerDevice:
+    """The same of a peer that signs what it gives in rounds."""
+    return TorchDevice(
+        "cpu",
+        clock=lambda: 0.0,
+        noise_key=known_key,
+        member_of=known_member,
+        identity_of=NamedMember,
+    )

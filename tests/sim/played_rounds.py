@@ -89,11 +89,12 @@ class Rounds:
         also: Callable[[World, Observed], None] = lambda world, seen: None,
         device: Any = None,
         wan: Any = None,
+        signs: bool = False,
         **tables: Any,
     ) -> tuple[World, str]:
         """The world in which it was submitted. deaths: by number of the record of the world, who
         dies there; `also` sees each, too."""
-        world = self.lab.world(list(peers), log=False, device=device, wan=wan)
+        world = self.lab.world(list(peers), log=False, device=device, wan=wan, signs=signs)
         world.orders = self.orders
         self.monitor = Monitor(world)
         world.until(lambda: len(world.broker.machine.members.pool) == len(peers))

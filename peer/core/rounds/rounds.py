@@ -190,6 +190,13 @@ class Rounds:
         if plan is not None and (told.round, told.attempt) == (plan.round, plan.attempt):
             self._heard.append(told)
 
+    def asked(self, question: broker_pb2.RoundQuestion) -> list[e.Instruction]:
+        """Show receipts of the attempt, if that is the one that a question is about."""
+        plan = self._exchange.plan
+        if plan is None or (question.round, question.attempt) != (plan.round, plan.attempt):
+            return []
+        return [e.ShowReceipts(self._replica, self._term, question)]
+
     def _forget_masks(self) -> None:
         self._heard, self._holds, self._unmasked, self._unsound = [], False, False, False
 
@@ -283,6 +290,8 @@ class Rounds:
         )
         if found.masks is not None:
             report.masks.CopyFrom(found.masks)
+        if found.said is not None:
+            report.signed.CopyFrom(found.said)
         if found.code:
             report.problem.CopyFrom(common_pb2.Reason(code=found.code, text=found.why[:2000]))
         self._told.append(report)

@@ -15,9 +15,9 @@ from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.secret_sharing import joined
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
-from shoal.peer.secure.round_keys import CertifiedMember
+from shoal.net.identity.statements import CertifiedMember
 from shoal.peer.secure.secure_member import SecureMember
-from shoal.proto.broker_pb2 import MaskKey, SignedKey
+from shoal.proto.broker_pb2 import MaskKey, SignedStatement
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 AUTHORITY = Authority.new(NOW)
@@ -45,14 +45,14 @@ def members_of(
 class Passing:
     """A broker: what went through it in one attempt, of which it may keep all."""
 
-    def __init__(self, attempt: int, told: Sequence[SignedKey]) -> None:
+    def __init__(self, attempt: int, told: Sequence[SignedStatement]) -> None:
         self.attempt, self.told = attempt, list(told)
         self.dealt: dict[PeerId, dict[PeerId, bytes]] = {}
         self.revealed: dict[PeerId, dict[PeerId, bytes]] = {}
 
     def own_masks(self) -> dict[PeerId, bytes]:
         """As it finds them once enough have revealed."""
-        names = sorted(MaskKey.FromString(signed.key).member for signed in self.told)
+        names = sorted(MaskKey.FromString(signed.statement).member for signed in self.told)
         places = {PeerId(name): place for place, name in enumerate(names, 1)}
         return joined(self.revealed, places, len(names) // 2 + 1)
 

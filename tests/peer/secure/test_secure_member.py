@@ -14,9 +14,10 @@ from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.sums import WeightedSum
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
-from shoal.peer.secure.round_keys import CertifiedMember, SecureSumError
+from shoal.net.identity.statements import CertifiedMember
+from shoal.peer.secure.round_keys import SecureSumError
 from shoal.peer.secure.secure_member import SecureMember
-from shoal.proto.broker_pb2 import MaskKey, SignedKey
+from shoal.proto.broker_pb2 import MaskKey, SignedStatement
 
 from .people import NOW, deal, drawn, give, hold, identity, members_of, reveal
 
@@ -87,37 +88,39 @@ def test_the_mean_has_the_bits_of_a_sum_in_the_clear() -> None:
 # ---------------------------------------------------------------- wrong keys
 
 
-def said_by(name: str, **changed: object) -> SignedKey:
+def said_by(name: str, **changed: object) -> SignedStatement:
     """Keys that somebody signed, of which something is otherwise."""
     keys = MaskKey(run="run", round=3, member=name, exchange=b"k" * 32)
     for field, value in changed.items():
         setattr(keys, field, value)
     data, signer = keys.SerializeToString(deterministic=True), identity(name)
     signature = signer.sign(b"shoal mask key\0" + data)
-    return SignedKey(key=data, signature=signature, certificate=signer.certificate)
+    return SignedStatement(statement=data, signature=signature, certificate=signer.certificate)
 
 
-def forged() -> SignedKey:
+def forged() -> SignedStatement:
     """Whose signature is of other keys."""
     found, other = said_by("p2"), said_by("p2", exchange=b"x" * 32)
-    return SignedKey(key=other.key, signature=found.signature, certificate=found.certificate)
+    return SignedStatement(
+        statement=other.statement, signature=found.signature, certificate=found.certificate
+    )
 
 
-def swapped() -> SignedKey:
+def swapped() -> SignedStatement:
     """Signed by another member, in the name of this one."""
-    data = MaskKey.FromString(said_by("p2").key).SerializeToString(deterministic=True)
+    data = MaskKey.FromString(said_by("p2").statement).SerializeToString(deterministic=True)
     other = identity("p9")
     signature = other.sign(b"shoal mask key\0" + data)
-    return SignedKey(key=data, signature=signature, certificate=other.certificate)
+    return SignedStatement(statement=data, signature=signature, certificate=other.certificate)
 
 
-def elsewhere() -> SignedKey:
+def elsewhere() -> SignedStatement:
     """By the certificate of another authority, which says the same name."""
     credential = Authority.new(NOW).credential(Party(PartyRole.PEER, "p2"), NOW, timedelta(days=1))
     return by(CertifiedMember(credential, lambda: NOW))
 
 
-def by(other: CertifiedMember) -> SignedKey:
+def by(other: CertifiedMember) -> SignedStatement:
     return SecureMember(other, "run", 3, drawn(7)).key
 
 
@@ -134,11 +137,14 @@ def by(other: CertifiedMember) -> SignedKey:
         (lambda: said_by("p2", exchange=b"short"), "p2: a key of 5 bytes: expected 32"),
         (lambda: said_by("p2", exchange=bytes(32)), "p2: its key is none"),
         (lambda: said_by("p1"), "p1: has keys twice"),
-        (lambda: SignedKey(key=b"\xff", certificate=b"", signature=b""), "the key of a member"),
+        (
+            lambda: SignedStatement(statement=b"\xff", certificate=b"", signature=b""),
+            "the key of a member",
+        ),
     ],
 )
 def test_keys_that_are_not_a_members_are_refused(
-    wrong: Callable[[], SignedKey], words: str
+    wrong: Callable[[], SignedStatement], words: str
 ) -> None:
     member = members_of(2)
     told = [m.key for m in member.values()]

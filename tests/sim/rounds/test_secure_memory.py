@@ -23,7 +23,7 @@ from shoal.peer.core import events as p
 from shoal.peer.rounds.algebra import WrittenPart
 from shoal.peer.rounds.attempt import RoundAttempt
 from shoal.peer.secure.secure_member import SecureMember
-from shoal.proto.broker_pb2 import DONE, MaskShare, SignedKey
+from shoal.proto.broker_pb2 import DONE, MaskShare, SignedStatement
 from shoal.tests.peer.secure.people import Aggregator, Passing, drawn, identity
 from shoal.tests.peer.secure.test_single_updates import Attack, known_sets, memory
 from shoal.tests.sim.clients.test_federated_world import job_of, world_of
@@ -43,7 +43,7 @@ class Watched:
         self.values: dict[Share, Tensor] = {}
         self.adders: dict[Span, tuple[PeerId, Aggregator]] = {}
         self.said: list[Message] = []
-        self.keys: list[SignedKey] = []
+        self.keys: list[SignedStatement] = []
         self.stages: dict[str, float] = {}
         masked, add = SecureMember.masked, RoundAttempt.add
 

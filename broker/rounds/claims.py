@@ -1,0 +1,272 @@
+"""What members have signed of an attempt, and what follows where that contradicts.
+
+Each member claims by a hash what it gave, what it heard and what it got, by segment and by who gave
+it (`AttemptStatement`). Two who claim different things of what one peer gave are to show its
+receipts, which honest members have.
+
+- Receipts that contradict each other prove that who signed them has lied.
+- Who cannot show what it claims, by the end of the attempt, has not got it.
+- What is left is a dispute of the two.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from ...dag.plan.plan import PeerId
+from ...dag.rounds.wiring import GIVE, RESULT
+from ...net.identity.receipts import ATTEMPT, MOST_RECEIPTS, claim_of, contradict, read_receipt
+from ...net.identity.signing import SignatureError
+from ...net.identity.statements import CheckStatement, signer
+from ...proto.broker_pb2 import (
+    AttemptStatement,
+    BrokerMessage,
+    LieProved,
+    RoundAnswer,
+    RoundPlan,
+    RoundQuestion,
+    RoundReceipt,
+    RoundReport,
+    RoundSegment,
+    SignedStatement,
+)
+from ..events import Instruction, Tell
+from ..membership.member import Member
+from ..policies.round_view import RoundView
+from ..runs.run import Run
+
+__all__ = ["ClaimVerdict", "SignedClaims"]
+
+
+@dataclass(frozen=True)
+class ClaimVerdict:
+    """What two different claims came to. lie: proved, of a peer. unshown: peers that cannot show
+    what they claim. apart: two of whom one is to blame, nobody knows which. about: all whose claims
+    these are, or what they are of."""
+
+    about: Collection[PeerId]
+    lie: LieProved | None = None
+    unshown: Sequence[PeerId] = ()
+    apart: Sequence[PeerId] = ()
+
+
+class _Claimed(NamedTuple):
+    """What a claim is of: what `signer` gave of a segment, in one attempt."""
+
+    attempt: int
+    hop: int
+    signer: PeerId
+    start: int
+    stop: int
+
+
+_Shown = dict[bytes, tuple[RoundReceipt, SignedStatement]]
+"""Receipts by their statements."""
+
+
+@dataclass
+class _Case:
+    """Two claims that differ, by who made them, and the receipts that were shown for them."""
+
+    of: _Claimed
+    claims: dict[PeerId, bytes]
+    shown: dict[PeerId, _Shown] = field(default_factory=dict)
+
+
+class SignedClaims:
+    """Claims of the round under way; not durable. `check`: who signed what; None: peers have no
+    certificates, and nothing is signed."""
+
+    def __init__(self, run: Run, view: RoundView, check: CheckStatement | None) -> None:
+        self._run, self._view, self._check = run, view, check
+        self._case: _Case | None = None
+
+    def begin(self) -> None:
+        """Another attempt, in which nothing was asked."""
+        self._case = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether receipts are waited for."""
+        return self._case is not None
+
+    def wrong(self, member: Member, said: RoundReport) -> str:
+        """Return what is wrong with what a member has signed of its version; empty: nothing."""
+        plan = self._view.plans.get(member.id)
+        if self._check is None or plan is None:
+            return ""
+        try:
+            by = signer(self._check, ATTEMPT, said.signed)
+            told = AttemptStatement.FromString(said.signed.statement)
+        except (SignatureError, DecodeError) as error:
+            return f"not signed: {error}"
+        about = self._run.id, said.round, said.attempt, [*said.hashes]
+        if by != member.id or (told.run, told.round, told.attempt, [*told.hashes]) != about:
+            return f"{by} has signed something else"
+        if [len(c) for c in (told.gave, told.heard, told.got)] != _counts(plan, member.id):
+            return "other claims than its plan has"
+        return ""
+
+    # ------------------------------------------------------------ where they differ
+
+    def asks(self) -> list[Instruction] | ClaimVerdict | None:
+        """Have two members show receipts, if what they claim differs: once. None: no claims do.
+        A verdict: they have too many to show."""
+        if self._check is None:
+            return None
+        if self._case is not None:
+            return []
+        case = self._case = self._differing()
+        if case is None:
+            return None
+        if not all(case.claims.values()):
+            self._case = None
+            return ClaimVerdict(_about(case), apart=[*case.claims])
+        there = [m for r in self._run.replicas for m in r.context.holders()]
+        return [i for member in there for i in self.tell(member)]
+
+    def _differing(self) -> _Case | None:
+        """The first two claims that differ; of who signed the receipts itself only where nobody
+        else's do."""
+        found = defaultdict[_Claimed, dict[PeerId, bytes]](dict)
+        for made in self._view.made.values():
+            for peer, said in made.items():
+                plan = self._view.plans.get(peer)
+                for of, claim in _claims(peer, plan, said) if plan is not None else ():
+                    found[of][peer] = claim
+        for of, claims in found.items():
+            order = sorted(claims, key=lambda peer: peer == of.signer)
+            other = next((p for p in order if claims[p] != claims[order[0]]), None)
+            if other is not None:
+                return _Case(of, {p: claims[p] for p in (order[0], other)})
+        return None
+
+    def tell(self, member: Member) -> list[Instruction]:
+        """Ask a member for receipts, if it has not shown them."""
+        case, plan = self._case, self._view.plans.get(member.id)
+        if case is None or plan is None or member.id not in case.claims.keys() - case.shown:
+            return []
+        question = RoundQuestion(
+            run=plan.run,
+            term=plan.term,
+            round=plan.round,
+            attempt=case.of.attempt,
+            hop=case.of.hop,
+            start=case.of.start,
+            stop=case.of.stop,
+            signer=case.of.signer,
+        )
+        return [Tell(member.stream, BrokerMessage(round_question=question))]
+
+    # ------------------------------------------------------------ what is shown
+
+    def answered(self, member: Member, said: RoundAnswer) -> ClaimVerdict | None:
+        """Return what follows, once it is known, from what a member shows."""
+        case = self._case
+        if case is None or member.id not in case.claims.keys() - case.shown:
+            return None
+        if (said.round, said.attempt) != (self._view.rounds.versions.round, case.of.attempt):
+            return None
+        shown = self._shown(case, member.id, said)
+        if shown is None:
+            return self._end(case, unshown=[member.id])
+        case.shown[member.id] = shown
+        return self._compare(case) if case.shown.keys() == case.claims.keys() else None
+
+    def given_up(self) -> ClaimVerdict:
+        """Return what follows as the attempt is over: who has shown nothing has nothing."""
+        assert self._case is not None, "nobody was asked"
+        case = self._case
+        return self._end(case, unshown=[p for p in case.claims if p not in case.shown])
+
+    def _end(
+        self,
+        case: _Case,
+        lie: LieProved | None = None,
+        unshown: Sequence[PeerId] = (),
+        apart: Sequence[PeerId] = (),
+    ) -> ClaimVerdict:
+        self._case = None
+        return ClaimVerdict(_about(case), lie, unshown, apart)
+
+    def _shown(self, case: _Case, peer: PeerId, said: RoundAnswer) -> _Shown | None:
+        """What a member has shown, if that is what it claimed."""
+        assert self._check is not None, "nothing is signed"
+        of, round_ = case.of, self._view.rounds.versions.round
+        if len(said.receipts) > MOST_RECEIPTS:
+            return None
+        found, last = _Shown(), (-1, -1)
+        for receipt in said.receipts:
+            receipt.certificate = said.certificate
+            try:
+                by, told = read_receipt(receipt, self._check)
+            except SignatureError:
+                return None
+            about = by, told.run, told.round, told.attempt, told.hop
+            if about != (of.signer, self._run.id, round_, of.attempt, of.hop):
+                return None
+            if not (of.start < told.stop <= of.stop and last < (told.start, told.block)):
+                return None
+            last = told.start, told.block
+            found[receipt.statement] = told, receipt
+        return found if claim_of(found) == case.claims[peer] else None
+
+    def _compare(self, case: _Case) -> ClaimVerdict:
+        """Both have shown what they claimed."""
+        (a, one), (b, other) = case.shown.items()
+        for said, (told, first) in one.items():
+            for else_, (its, second) in other.items():
+                if said != else_ and contradict(told, its):
+                    proof = LieProved(
+                        round=told.round, peer=case.of.signer, first=first, second=second
+                    )
+                    return self._end(case, lie=proof)
+        signer_ = case.of.signer
+        if one.keys() < other.keys() and b != signer_:  # it had the others as well
+            return self._end(case, unshown=[a])
+        if other.keys() < one.keys() and a != signer_:
+            return self._end(case, unshown=[b])
+        return self._end(case, apart=[a, b])
+
+
+def _about(case: _Case) -> list[PeerId]:
+    return [case.of.signer, *case.claims]
+
+
+def _of(plan: RoundPlan, peer: PeerId) -> Iterator[tuple[RoundSegment, list[PeerId], bool, bool]]:
+    """By segment: of whom this peer hears contributions, whether it gives one, and whether it takes
+    the result."""
+    for s in plan.segments:
+        givers = [PeerId(g.peer) for g in s.givers]
+        yield s, givers if s.aggregator == peer else [], peer in givers, peer in s.takers
+
+
+def _counts(plan: RoundPlan, peer: PeerId) -> list[int]:
+    """How many claims a peer has to make: of what it gave, heard and got."""
+    of = [*_of(plan, peer)]
+    return [
+        sum(gives for *_, gives, _ in of),
+        sum(len(h) for _, h, *_ in of),
+        sum(t for *_, t in of),
+    ]
+
+
+def _claims(peer: PeerId, plan: RoundPlan, said: RoundReport) -> Iterator[tuple[_Claimed, bytes]]:
+    """Claims of a peer, whose number is as its plan has it, and what each is of."""
+    told = AttemptStatement.FromString(said.signed.statement)
+    gave, heard, got = iter(told.gave), iter(told.heard), iter(told.got)
+    for s, givers, gives, takes in _of(plan, peer):
+        span = s.start, s.stop
+        if gives:
+            yield _Claimed(said.attempt, GIVE, peer, *span), next(gave)
+        for giver in givers:
+            claim = next(heard)
+            if giver != peer:
+                yield _Claimed(said.attempt, GIVE, giver, *span), claim
+        if takes:
+            yield _Claimed(said.attempt, RESULT, PeerId(s.aggregator), *span), next(got)

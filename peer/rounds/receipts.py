@@ -1,0 +1,154 @@
+"""Receipts of one attempt at one peer: those that it signs for what it sends, and those that came
+with what others sent (`net/identity/receipts.py`).
+
+A receipt is signed once for the same bytes and kept as it was signed, so that nobody who compares
+ever sees two of an honest peer for the same elements. What comes without one counts as not come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from google.protobuf.message import DecodeError
+
+from ...dag.execute.execute import TensorSpecError
+from ...dag.plan.plan import PeerId
+from ...dag.rounds.vector import Span
+from ...dag.rounds.wiring import GIVE, RESULT
+from ...net.identity.receipts import (
+    ATTEMPT,
+    MOST_RECEIPTS,
+    RECEIPT,
+    claim_of,
+    data_hash,
+    read_receipt,
+)
+from ...net.identity.signing import SignatureError
+from ...net.identity.statements import MemberIdentity, signed
+from ...net.links.frame import Arrived, FrameKey
+from ...proto.broker_pb2 import (
+    AttemptStatement,
+    RoundAnswer,
+    RoundPlan,
+    RoundQuestion,
+    RoundReceipt,
+    SignedStatement,
+)
+
+__all__ = ["AttemptReceipts", "ReceiptsOf"]
+
+_Of = tuple[int, PeerId]
+"""Hop and signer."""
+
+
+class AttemptReceipts:
+    """Receipts of the attempt that `plan` is of, in a run. For any thread."""
+
+    def __init__(self, identity: MemberIdentity, run: str, plan: RoundPlan) -> None:
+        self._identity, self._run, self._plan = identity, run, plan
+        self._kept = defaultdict[_Of, dict[tuple[Span, int], SignedStatement]](dict)
+        """By part and block."""
+
+    # ------------------------------------------------------------ frames
+
+    def sign(
+        self, hop: int, part: Span, block: int, data: Iterable[memoryview], heard: bytes = b""
+    ) -> None:
+        """Sign what is sent of a part, or given to itself; once."""
+        receipt = RoundReceipt(
+            run=self._run,
+            round=self._plan.round,
+            attempt=self._plan.attempt,
+            hop=hop,
+            start=part[0],
+            stop=part[1],
+            block=block,
+            hash=data_hash(data),
+            heard=heard,
+        )
+        said = receipt.SerializeToString(deterministic=True)
+        own = self._kept[hop, self._identity.member]
+        if (part, block) not in own:
+            own[part, block] = signed(self._identity, RECEIPT, said)
+
+    def header(self, key: FrameKey, part: Span) -> bytes:
+        """Return what stands in front of a frame that is sent; nothing with a version."""
+        found = self._kept[key.hop, PeerId(key.source)].get((part, key.microbatch))
+        return b"" if found is None else found.SerializeToString()
+
+    def read(self, part: Span, arrived: Arrived) -> SignedStatement | None:
+        """Return the receipt that came with a frame; None with a version, which has none. Raises
+        TensorSpecError for one that is not its sender's, or not of these bytes."""
+        key = arrived.key
+        if key.hop not in (GIVE, RESULT):
+            if arrived.codec_header:
+                raise TensorSpecError(f"{key}: expected no receipt with a version")
+            return None
+        try:
+            said = SignedStatement.FromString(arrived.codec_header)
+            by, receipt = read_receipt(said, self._identity.check)
+        except (DecodeError, SignatureError) as error:
+            raise TensorSpecError(f"{key}: its receipt cannot be read: {error}") from None
+        about = receipt.run, receipt.round, receipt.attempt, receipt.hop
+        expected = self._run, self._plan.round, self._plan.attempt, key.hop
+        at = receipt.start, receipt.stop, receipt.block
+        if by != key.source or about != expected or at != (*part, key.microbatch):
+            raise TensorSpecError(f"{key}: its receipt is of {by}, for another frame")
+        if receipt.hash != data_hash([arrived.data]):
+            raise TensorSpecError(f"{key}: its receipt is for other bytes")
+        return said
+
+    def keep(self, key: FrameKey, part: Span, receipt: SignedStatement) -> None:
+        """Keep the receipt of a frame that was taken; of several the first, as of frames."""
+        self._kept[key.hop, PeerId(key.source)].setdefault((part, key.microbatch), receipt)
+
+    def heard(self, part: Span, givers: Iterable[tuple[PeerId, int]]) -> bytes:
+        """Return the hash of the receipts of all contributions to a part. `givers`: with the blocks
+        that each gives."""
+        found = hashlib.sha256()
+        for giver, blocks in givers:
+            for block in range(blocks):
+                said = self._kept[GIVE, giver][part, block]
+                found.update(hashlib.sha256(said.statement).digest())
+        return found.digest()
+
+    # ------------------------------------------------------------ what is said of them
+
+    def _of(self, hop: int, by: PeerId, start: int, stop: int) -> list[SignedStatement]:
+        """Return receipts of one peer for parts of a segment, in order. Parts begin and end where
+        pieces do, so a part is of the segment that it ends in."""
+        of = self._kept[hop, by]
+        return [of[at] for at in sorted(of) if start < at[0][1] <= stop]
+
+    def _claim(self, hop: int, by: str, start: int, stop: int) -> bytes:
+        return claim_of(s.statement for s in self._of(hop, PeerId(by), start, stop))
+
+    def statement(self, hashes: Sequence[int]) -> SignedStatement:
+        """Return what this peer says of the attempt, whose version it has made. `hashes`: of that,
+        by its stages."""
+        me, said = self._identity.member, AttemptStatement(run=self._run, hashes=hashes)
+        said.round, said.attempt = self._plan.round, self._plan.attempt
+        for s in self._plan.segments:
+            if any(g.peer == me for g in s.givers):
+                said.gave.append(self._claim(GIVE, me, s.start, s.stop))
+            if s.aggregator == me:
+                said.heard.extend(self._claim(GIVE, g.peer, s.start, s.stop) for g in s.givers)
+            if me in s.takers:
+                said.got.append(self._claim(RESULT, s.aggregator, s.start, s.stop))
+        return signed(self._identity, ATTEMPT, said.SerializeToString(deterministic=True))
+
+    def answer(self, asked: RoundQuestion) -> RoundAnswer:
+        """Return the receipts that a question is about, as far as they are here."""
+        found = self._of(asked.hop, PeerId(asked.signer), asked.start, asked.stop)[:MOST_RECEIPTS]
+        answer = RoundAnswer(run=asked.run, term=asked.term)
+        answer.round, answer.attempt = asked.round, asked.attempt
+        for said in found:
+            answer.receipts.add(statement=said.statement, signature=said.signature)
+            answer.certificate = said.certificate
+        return answer
+
+
+ReceiptsOf = Callable[[RoundPlan], AttemptReceipts]
+"""Returns those of an attempt, of which there are none yet."""

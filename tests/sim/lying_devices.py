@@ -1,0 +1,122 @@
+"""Devices of peers that sign what they give in rounds, and lie all the same: each keeps to its own
+name, as whoever has a certificate of its own must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from shoal.dag.plan.action import Action, Kind
+from shoal.dag.rounds.wiring import GIVE, RESULT
+from shoal.dag.schedule.flow import Role
+from shoal.net.identity.receipts import ATTEMPT, RECEIPT, data_hash, read_receipt
+from shoal.net.identity.statements import signed
+from shoal.net.links.frame import FrameKey, Payload
+from shoal.peer.compute.device import TorchDevice
+from shoal.peer.core.events import Result
+from shoal.proto.broker_pb2 import (
+    AttemptStatement,
+    RoundAnswer,
+    RoundQuestion,
+    SignedStatement,
+)
+from shoal.sim.virtual.identities import NamedMember, check_named
+from shoal.sim.virtual.spec import PeerDevice, PeerSpec
+
+__all__ = ["KINDS", "Lie", "devices"]
+
+KINDS = ("sums", "gifts", "got", "heard", "gave", "empty", "unsigned", "another's", "unshown")
+"""sums, gifts: it gives `to` others than to the rest, or than it claims, and signs both. got, heard,
+gave: it claims what is not so. empty: it claims nothing. unsigned, another's: its receipts are
+damaged, or in another's name. unshown: besides claiming what is not so, it shows nothing."""
+
+
+@dataclass
+class Lie:
+    """A lie of `who`, one of KINDS, in rounds from `first` on. told: how often it was told."""
+
+    who: str
+    kind: str
+    to: Collection[str] = ()
+    first: int = 0
+    told: int = 0
+
+
+class _Signing(TorchDevice):
+    def __init__(self, spec: PeerSpec) -> None:
+        super().__init__(clock=lambda: 0.0, identity_of=NamedMember)
+        self.me = NamedMember(spec.name)  # type: ignore[arg-type]
+
+
+class _Liar(_Signing):
+    def __init__(self, spec: PeerSpec, lie: Lie) -> None:
+        super().__init__(spec)
+        self.lie = lie
+
+    def payload(self, key: FrameKey) -> Payload:
+        found, lie = super().payload(key), self.lie
+        hop = {"sums": RESULT, "gifts": GIVE}.get(lie.kind)
+        if key.role is not Role.ROUND or not found.codec_header or key.step < lie.first:
+            return found
+        said = SignedStatement.FromString(found.codec_header)
+        if lie.kind == "unsigned":
+            lie.told += 1
+            said.signature = bytes(32)
+        elif lie.kind == "another's":
+            lie.told += 1
+            other = NamedMember(next(iter(lie.to)))  # type: ignore[arg-type]
+            said.certificate = other.certificate
+        elif key.hop == hop and key.destination in lie.to:
+            lie.told += 1
+            data = torch.frombuffer(bytearray(b"".join(found.buffers)), dtype=torch.float32) + 1.0
+            found = replace(found, buffers=(memoryview(data.numpy().tobytes()),))
+            receipt = read_receipt(said, check_named)[1]
+            receipt.hash = data_hash(found.buffers)
+            said = signed(self.me, RECEIPT, receipt.SerializeToString(deterministic=True))
+        return replace(found, codec_header=said.SerializeToString())
+
+    def compute(self, step: int, action: Action) -> Result:
+        result, lie = super().compute(step, action), self.lie
+        round_ = result.round
+        if action.kind is not Kind.APPLY or step < lie.first or round_ is None or not round_.said:
+            return result
+        told = AttemptStatement.FromString(round_.said.statement)
+        claims: dict[str, Any] = {"got": told.got, "heard": told.heard, "gave": told.gave}
+        for kind, of in claims.items():
+            if lie.kind in (kind, "empty") or (lie.kind, kind) == ("unshown", "got"):
+                lie.told += 1
+                of[:] = [b"" if lie.kind == "empty" else bytes(32) for _ in of]
+        said = signed(self.me, ATTEMPT, told.SerializeToString(deterministic=True))
+        object.__setattr__(round_, "said", said)
+        return result
+
+    @property
+    def rounds(self) -> Any:
+        return _Unshown(super().rounds) if self.lie.kind == "unshown" else super().rounds
+
+
+class _Unshown:
+    """Rounds that show no receipt."""
+
+    def __init__(self, rounds: Any) -> None:
+        self._rounds = rounds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rounds, name)
+
+    def answer(self, asked: RoundQuestion) -> RoundAnswer:
+        return RoundAnswer(
+            run=asked.run, term=asked.term, round=asked.round, attempt=asked.attempt
+        )
+
+
+def devices(lie: Lie | None = None) -> Callable[[PeerSpec], PeerDevice]:
+    """Return what makes the device of each peer; of all but one an honest one."""
+
+    def made(spec: PeerSpec) -> PeerDevice:
+        return _Liar(spec, lie) if lie is not None and lie.who == spec.name else _Signing(spec)
+
+    return made
