@@ -1,5 +1,5 @@
-"""What masks cost one member of a round: seconds of its processor, and bytes that it sends and gets
-beside what any round has, at 10, 100 and 1,000 members.
+"""What masks, and what receipts cost one member of a round: seconds of its processor, and bytes
+that it sends and gets beside what any round has, at 10, 100 and 1,000 members.
 
 One member does all that it does (`peer/secure/secure_member.py`) for a vector of so many numbers;
 of the others there is only what reaches it, made in the shortest way. Seconds are those of the
@@ -14,21 +14,28 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from shoal.benchmarks.table import Figure, arguments, report
+from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.secret_sharing import joined
-from shoal.dag.rounds.vector import PIECE
+from shoal.dag.rounds.vector import PIECE, Span
+from shoal.dag.rounds.wiring import GIVE, RESULT, UNDIVIDED, port_of
+from shoal.dag.schedule.flow import Role
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
 from shoal.net.identity.statements import CertifiedMember
+from shoal.net.links.frame import Arrived, FrameKey
+from shoal.peer.rounds.receipts import AttemptReceipts
 from shoal.peer.secure.pair_masks import derived
 from shoal.peer.secure.round_keys import OwnKey, Roster, roster_of
 from shoal.peer.secure.secure_member import SecureMember
+from shoal.proto.broker_pb2 import RoundPlan, RoundSegment
 
 NOW = datetime.now(UTC)
 T = TypeVar("T")
@@ -112,6 +119,64 @@ def figures(members: int, elements: int) -> Iterator[Figure]:
     yield Figure(f"secure_{members}_broker_s", broker_s, "s", "lower")
 
 
+def receipts(members: int, elements: int) -> Iterator[Figure]:
+    """Of what one member among so many signs and checks: each adds up a share, of 65,536 elements
+    or more."""
+    authority, timed = Authority.new(NOW), Timed()
+    shares = min(members, max(1, elements // UNDIVIDED))
+    edges = [elements * i // shares for i in range(shares + 1)]
+    names = [f"p{i:05}" for i in range(members)]
+    segments = [
+        RoundSegment(start=start, stop=stop, aggregator=name, takers=[names[0]])
+        for name, (start, stop) in zip(names, pairwise(edges), strict=False)
+    ]
+    for i, segment in enumerate(segments):
+        for name in names if i == 0 else names[:1]:
+            segment.givers.add(peer=name, weight=1)
+    plan = RoundPlan(run="run.0", term=1, round=3, attempt=1, segments=segments)
+    of = {}
+    for name in names:
+        credential = authority.credential(Party(PartyRole.PEER, name), NOW, timedelta(days=1))
+        of[name] = AttemptReceipts(CertifiedMember(credential, lambda: NOW), "run", plan)
+    mine, sent = of[names[0]], 0
+    data = memoryview(bytes(4 * min(PIECE, elements)))
+
+    def comes(hop: int, part: Span, by: str) -> None:
+        of[by].sign(hop, part, 0, [held], b"h" * 32 if hop == RESULT else b"")
+        key = FrameKey("run", 1, 3, Role.ROUND, 0, hop, port_of(part), by, names[0])
+        frame = Arrived(key, "raw", of[by].header(key, part), spec, held)
+        receipt = timed("check", lambda: mine.read(part, frame))
+        assert receipt is not None, "it is no version"
+        mine.keep(key, part, receipt)
+
+    for segment in segments:
+        for start in range(segment.start, segment.stop, PIECE):
+            part = start, min(start + PIECE, segment.stop)
+            held, spec = (
+                data[: 4 * (part[1] - part[0])],
+                TensorSpec((part[1] - part[0],), "float32"),
+            )
+            key = FrameKey("run", 1, 3, Role.ROUND, 0, GIVE, port_of(part), names[0], "")
+            timed("sign", partial(mine.sign, GIVE, part, 0, [held]))
+            sent += len(mine.header(key, part))
+            if segment.aggregator != names[0]:
+                comes(RESULT, part, segment.aggregator)
+                continue
+            for name in names[1:]:
+                comes(GIVE, part, name)
+            heard = timed("check", partial(mine.heard, part, [(PeerId(n), 1) for n in names]))
+            timed("sign", partial(mine.sign, RESULT, part, 0, [held], heard))
+            key = key._replace(hop=RESULT)
+            sent += len(mine.header(key, part)) * (members - 1)
+    said = timed("claim", lambda: mine.statement([7]))
+    yield from (
+        Figure(f"receipts_{members}_{what}_s", seconds, "s", "lower")
+        for what, seconds in timed.seconds.items()
+    )
+    yield Figure(f"receipts_{members}_frames", sent / 1e3, "KB", "lower")
+    yield Figure(f"receipts_{members}_report", said.ByteSize() / 1e3, "KB", "lower")
+
+
 if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("--elements", type=int, default=1_000_000)
@@ -119,4 +184,5 @@ if __name__ == "__main__":
     asked = parser.parse_args()
     torch.set_num_threads(1)
     found = [f for n in asked.members for f in figures(n, asked.elements)]
+    found += [f for n in asked.members for f in receipts(n, asked.elements)]
     report("secure", found, asked.json)

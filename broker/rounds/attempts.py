@@ -44,6 +44,10 @@ class Attempts:
         self._versions = view.rounds.versions
         self._left = Counter[int]()
         """Attempts of this round that a replica was in, and went."""
+        self._refuted = False
+        """Whether members of the attempt have claimed different things."""
+        self._apart: list[set[int]] = []
+        """Pairs that did so in the round; twice only where there are two liars."""
 
     def is_gone(self, member: RoundMember) -> bool:
         """Whether a member of the attempt is not there any more, as it was."""
@@ -53,11 +57,13 @@ class Attempts:
 
     @property
     def void(self) -> bool:
-        """Whether a member is not there any more, as it was; or an earlier start of the broker
-        planned the attempt, and who has heard of it nobody knows. One that is unmasked never is:
-        its members are those of the round."""
+        """Whether members claim different things, or one is not there any more, as it was; or an
+        earlier start of the broker planned the attempt, and who has heard of it nobody knows. One
+        that is unmasked never is: its members are those of the round."""
         if self._versions.unmasked:
             return False
+        if self._refuted:
+            return True
         members, bad = self._versions.members, self._contributions.bad
         if self._policy.carries and any(m.replica in bad for m in members):
             return True  # and others are waited for
@@ -75,7 +81,7 @@ class Attempts:
         kept = {p for n in attempt.kept for p in self._run.replicas[n].record.peers}
         view.plans = {p: plan for p, plan in view.plans.items() if p in kept}
         view.made = {n: made for n, made in view.made.items() if n in attempt.kept}
-        view.attempt, view.troubled = attempt, set()
+        view.attempt, view.troubled, self._refuted = attempt, set(), False
         view.forgive()
         self._contributions.since = now
         return RoundPlanned(
@@ -184,24 +190,37 @@ class Attempts:
     def accused(
         self, verdict: ClaimVerdict, of: Mapping[PeerId, int], now: float
     ) -> list[Instruction]:
-        """What members claim of the attempt differs. `of`: by peer, its replica."""
-        out = list[Instruction]()
+        """What members claim of the attempt differs: nothing comes of it. `of`: by peer, its
+        replica."""
+        self._refuted, out = True, list[Instruction]()
         if verdict.lie is not None:
             number = of[PeerId(verdict.lie.peer)]
-            event = RunEvent(lie=verdict.lie)
+            liar, event = PeerId(verdict.lie.peer), RunEvent(lie=verdict.lie)
             out.append(self._run.record.publish(event, number, now))
-            self._run.liars.add(PeerId(verdict.lie.peer))
-            why = f"has lied: {verdict.lie.peer} has signed two things that contradict each other"
-            out += self.convict([number], why, now, self._at)
+            self._run.liars.add(liar)
+            why = f"has lied: peer {liar} has signed two things that contradict each other"
+            self._contributions.bad.setdefault(number, f"replica {number} {why}")
+            text = f"round {self._versions.round}{self._at}: replica {number} {why}"
+            out += self._run.replicas[number].losses.lied(liar, text, now)
         why = "cannot show what it claims that others gave it"
         out += self.convict(sorted({of[p] for p in verdict.unshown}), why, now, self._at)
-        if verdict.apart:
-            a, b = (of[p] for p in verdict.apart)
-            disputes, inside = self._view.disputes, self._versions.inside
-            disputes.accuse(a, b, others=len(inside) - 2)
-            out.append(self._note(f"replicas {a} and {b} claim different things", now, at=self._at))
-            out += self.convict(disputes.convicted(inside), "is in two disputes", now, self._at)
+        out += self._parted({(of[a], of[b]): None for a, b in verdict.apart}, now)
         return out
+
+    def _parted(self, pairs: Iterable[tuple[int, int]], now: float) -> list[Instruction]:
+        """Replicas claim different things, and one of each pair is to blame."""
+        disputes, inside, out = self._view.disputes, self._versions.inside, list[Instruction]()
+        again = dict[int, None]()
+        for a, b in pairs:
+            if a == b or {a, b} in self._apart:
+                again |= dict.fromkeys((a, b))
+            self._apart.append({a, b})
+            disputes.accuse(a, b, others=len(inside) - 2)
+            text = f"replicas {a} and {b} claim different things of what one gave"
+            out.append(self._note(text, now, at=self._at))
+        known = disputes.convicted(inside) if out else ()
+        why = "claims what others do not, or what its own peers do not"
+        return [*out, *self.convict(known or again, why, now, self._at)]
 
     def differ(self, others: Sequence[int], like: int, now: float) -> list[Instruction]:
         """Replicas have made another version than `like` did."""

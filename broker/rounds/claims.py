@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -40,19 +40,19 @@ from ..membership.member import Member
 from ..policies.round_view import RoundView
 from ..runs.run import Run
 
-__all__ = ["ClaimVerdict", "SignedClaims"]
+__all__ = ["ClaimVerdict", "SignedClaims", "claims_due"]
 
 
 @dataclass(frozen=True)
 class ClaimVerdict:
     """What two different claims came to. lie: proved, of a peer. unshown: peers that cannot show
-    what they claim. apart: two of whom one is to blame, nobody knows which. about: all whose claims
-    these are, or what they are of."""
+    what they claim. apart: pairs of which one is to blame, nobody knows which. about: all whose
+    claims these are, or what they are of."""
 
     about: Collection[PeerId]
     lie: LieProved | None = None
     unshown: Sequence[PeerId] = ()
-    apart: Sequence[PeerId] = ()
+    apart: Sequence[tuple[PeerId, PeerId]] = ()
 
 
 class _Claimed(NamedTuple):
@@ -71,7 +71,7 @@ _Shown = dict[bytes, tuple[RoundReceipt, SignedStatement]]
 
 @dataclass
 class _Case:
-    """Two claims that differ, by who made them, and the receipts that were shown for them."""
+    """Claims that differ, by who made them, and the receipts that were shown for them."""
 
     of: _Claimed
     claims: dict[PeerId, bytes]
@@ -108,43 +108,44 @@ class SignedClaims:
         about = self._run.id, said.round, said.attempt, [*said.hashes]
         if by != member.id or (told.run, told.round, told.attempt, [*told.hashes]) != about:
             return f"{by} has signed something else"
-        if [len(c) for c in (told.gave, told.heard, told.got)] != _counts(plan, member.id):
+        if [len(c) for c in (told.gave, told.heard, told.got)] != claims_due(plan, member.id):
             return "other claims than its plan has"
         return ""
 
     # ------------------------------------------------------------ where they differ
 
     def asks(self) -> list[Instruction] | ClaimVerdict | None:
-        """Have two members show receipts, if what they claim differs: once. None: no claims do.
-        A verdict: they have too many to show."""
+        """Have two members show receipts, if what they claim differs: once, and who signed these
+        itself only where nobody else's differ. None: no claims do. A verdict: some say that they
+        have too many to show."""
         if self._check is None:
             return None
         if self._case is not None:
             return []
-        case = self._case = self._differing()
+        case = self._differing()
         if case is None:
             return None
-        if not all(case.claims.values()):
-            self._case = None
-            return ClaimVerdict(_about(case), apart=[*case.claims])
+        if not all(case.claims.values()):  # honest ones all have too many to show, or none has
+            none = [p for p, claim in case.claims.items() if not claim]
+            some = [p for p in case.claims if p not in none]
+            return ClaimVerdict(_about(case), apart=[(a, b) for a in none for b in some])
+        order = sorted(case.claims, key=lambda peer: peer == case.of.signer)
+        other = next(p for p in order if case.claims[p] != case.claims[order[0]])
+        self._case = replace(case, claims={p: case.claims[p] for p in (order[0], other)})
         there = [m for r in self._run.replicas for m in r.context.holders()]
         return [i for member in there for i in self.tell(member)]
 
     def _differing(self) -> _Case | None:
-        """The first two claims that differ; of who signed the receipts itself only where nobody
-        else's do."""
+        """The first claims of one thing that differ."""
         found = defaultdict[_Claimed, dict[PeerId, bytes]](dict)
         for made in self._view.made.values():
             for peer, said in made.items():
                 plan = self._view.plans.get(peer)
                 for of, claim in _claims(peer, plan, said) if plan is not None else ():
                     found[of][peer] = claim
-        for of, claims in found.items():
-            order = sorted(claims, key=lambda peer: peer == of.signer)
-            other = next((p for p in order if claims[p] != claims[order[0]]), None)
-            if other is not None:
-                return _Case(of, {p: claims[p] for p in (order[0], other)})
-        return None
+        return next(
+            (_Case(of, made) for of, made in found.items() if len({*made.values()}) > 1), None
+        )
 
     def tell(self, member: Member) -> list[Instruction]:
         """Ask a member for receipts, if it has not shown them."""
@@ -189,7 +190,7 @@ class SignedClaims:
         case: _Case,
         lie: LieProved | None = None,
         unshown: Sequence[PeerId] = (),
-        apart: Sequence[PeerId] = (),
+        apart: Sequence[tuple[PeerId, PeerId]] = (),
     ) -> ClaimVerdict:
         self._case = None
         return ClaimVerdict(_about(case), lie, unshown, apart)
@@ -231,7 +232,7 @@ class SignedClaims:
             return self._end(case, unshown=[a])
         if other.keys() < one.keys() and a != signer_:
             return self._end(case, unshown=[b])
-        return self._end(case, apart=[a, b])
+        return self._end(case, apart=[(a, b)])
 
 
 def _about(case: _Case) -> list[PeerId]:
@@ -246,8 +247,8 @@ def _of(plan: RoundPlan, peer: PeerId) -> Iterator[tuple[RoundSegment, list[Peer
         yield s, givers if s.aggregator == peer else [], peer in givers, peer in s.takers
 
 
-def _counts(plan: RoundPlan, peer: PeerId) -> list[int]:
-    """How many claims a peer has to make: of what it gave, heard and got."""
+def claims_due(plan: RoundPlan, peer: PeerId) -> list[int]:
+    """Return how many claims a peer has to make: of what it gave, heard and got."""
     of = [*_of(plan, peer)]
     return [
         sum(gives for *_, gives, _ in of),

@@ -105,7 +105,8 @@ class RoundCoordinator:
         self._masks = SecureSums(run)
         self._claims = SignedClaims(run, self._view, self._check)
         self._given_up, self._asked_at = set[int](), 0.0
-        """Replicas that an unmasked attempt does not wait for, and when it was unmasked."""
+        """Replicas that an unmasked attempt does not wait for, and when it was unmasked; or when
+        members were asked for receipts."""
 
     # ------------------------------------------------------------ what is known
 
@@ -443,6 +444,7 @@ class RoundCoordinator:
         if not all(map(view.has_made, everybody)):
             return []
         if not self._masks.begun and (asked := self._claims.asks()) is not None:
+            self._asked_at = now if asked else self._asked_at
             return asked if isinstance(asked, list) else self._judge(asked, now)
         found = self._policy.agreed(view, {n: self._attempts.hash_of(n) for n in everybody})
         if found is None:

@@ -11,9 +11,12 @@ from ..membership.membership import Membership
 from ..policies.round_view import ExchangeGroup
 from ..policies.segments import Replicated, segments, sliced
 from ..runs.run import Run
+from .claims import claims_due
 
 __all__ = ["ExchangePlanner"]
 
+MOST_CLAIMS = 1024
+"""Of one peer about one attempt: they are 34 bytes each, and a message has room for 64 KB."""
 _FINER = 8
 """Slices of a replica's share of the vector, among which the blocks of a fragment lie."""
 _EXCHANGE_S, _SLOW_BYTES_PER_S = 60.0, 1.25e6
@@ -85,6 +88,9 @@ class ExchangePlanner:
                     share=exchange.share,
                     by_client=exchange.by_client,
                 )
+        if any(sum(claims_due(plan, peer)) > MOST_CLAIMS for peer, plan in made.items()):
+            for plan in made.values():
+                plan.unclaimed = True
         for peer, plan in made.items():
             about = dict[str, None]()
             for s in plan.segments:

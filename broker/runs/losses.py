@@ -116,6 +116,14 @@ class Losses:
             return [*out, *self._snapshots.order(now), *self._life.finish_export(now)]
         return self._go_on((peer,), lost.code, text, now)
 
+    def lied(self, peer: PeerId, text: str, now: float) -> list[Instruction]:
+        """A lie of a peer was proved: it leaves, and others are to take its part."""
+        context = self._context
+        out = context.release((peer,), Reason(code="lied", text=text), now)
+        if not self.needs(peer):
+            return [*out, *context.note(text, now)]
+        return [*out, *self._go_on((peer,), "lied", text, now)]
+
     def may_return(self, peer: PeerId) -> bool:
         """Whether a holder whose stream broke is waited for: all who have links with it still hear
         it. If its process had died, these would have broken as well."""

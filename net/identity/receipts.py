@@ -33,7 +33,7 @@ __all__ = [
 
 RECEIPT, ATTEMPT = b"shoal round receipt\0", b"shoal attempt statement\0"
 """What the two kinds of statements begin with where they are signed."""
-MOST_RECEIPTS = 256
+MOST_RECEIPTS = 192
 """Receipts of one segment that a claim is about, at most: so many fit in one answer."""
 
 

@@ -36,11 +36,11 @@ class MemberIdentity(Protocol):
 
     @property
     def member(self) -> PeerId:
-        """Its id."""
+        """Id of the member."""
 
     @property
     def certificate(self) -> bytes:
-        """By which others check what it signs."""
+        """Certificate, PEM, by which others check what it signs."""
 
     def sign(self, statement: bytes) -> bytes:
         """Return a signature under a statement."""

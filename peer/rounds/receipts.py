@@ -123,6 +123,8 @@ class AttemptReceipts:
         return [of[at] for at in sorted(of) if start < at[0][1] <= stop]
 
     def _claim(self, hop: int, by: str, start: int, stop: int) -> bytes:
+        if self._plan.unclaimed:
+            return b""
         return claim_of(s.statement for s in self._of(hop, PeerId(by), start, stop))
 
     def statement(self, hashes: Sequence[int]) -> SignedStatement:

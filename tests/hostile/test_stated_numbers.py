@@ -16,7 +16,7 @@ from shoal.broker.journal import barrier, journal
 from shoal.broker.membership import bounds, member
 from shoal.broker.options import BrokerOptions
 from shoal.broker.policies import disputes
-from shoal.broker.rounds import grid
+from shoal.broker.rounds import exchange, grid
 from shoal.broker.service import blobs_service, calls, services
 from shoal.broker.service.door import front, reach, swarm
 from shoal.broker.service.door.front import MultiplexerLimits
@@ -29,6 +29,7 @@ from shoal.dag.rounds.vector import PIECE
 from shoal.job import MOST_MANIFEST_BYTES
 from shoal.net import repeats
 from shoal.net.discovery import record
+from shoal.net.identity import receipts
 from shoal.net.transports import grpc_transport
 from shoal.net.web import dial, web
 from shoal.peer.blobs import fetching, sharing, weight_shards
@@ -153,6 +154,8 @@ STATED: dict[str, float] = {
     "63), with a note": disputes._MOST_OUT,
     "sixteen rounds. - How long": grid._CALM,
     "four times as fast as the next one": step_seconds.MOST_TIMES,
+    "192 frames of one peer": receipts.MOST_RECEIPTS,
+    "1,024 of them; sums with masks": exchange.MOST_CLAIMS,
     "eight frames of each other peer": attempt.MOST_EARLY,
     "4 MB, a version 8 MB": 4 * PIECE,
 }

@@ -19,24 +19,23 @@ from shoal.peer.compute.device import TorchDevice
 from shoal.peer.core.events import Result
 from shoal.proto.broker_pb2 import (
     AttemptStatement,
-    RoundAnswer,
-    RoundQuestion,
     SignedStatement,
 )
 from shoal.sim.virtual.identities import NamedMember, check_named
 from shoal.sim.virtual.spec import PeerDevice, PeerSpec
 
-__all__ = ["KINDS", "Lie", "devices"]
-
-KINDS = ("sums", "gifts", "got", "heard", "gave", "empty", "unsigned", "another's", "unshown")
-"""sums, gifts: it gives `to` others than to the rest, or than it claims, and signs both. got, heard,
-gave: it claims what is not so. empty: it claims nothing. unsigned, another's: its receipts are
-damaged, or in another's name. unshown: besides claiming what is not so, it shows nothing."""
+__all__ = ["Lie", "devices"]
 
 
 @dataclass
 class Lie:
-    """A lie of `who`, one of KINDS, in rounds from `first` on. told: how often it was told."""
+    """A lie of `who` in rounds from `first` on. told: how often it was told.
+
+    sums, gifts    it gives `to` others than to the rest, or than it claims, and signs both
+    got, heard     it claims what is not so
+    empty          it claims nothing
+    another's      its receipts are in the name of another
+    """
 
     who: str
     kind: str
@@ -62,10 +61,7 @@ class _Liar(_Signing):
         if key.role is not Role.ROUND or not found.codec_header or key.step < lie.first:
             return found
         said = SignedStatement.FromString(found.codec_header)
-        if lie.kind == "unsigned":
-            lie.told += 1
-            said.signature = bytes(32)
-        elif lie.kind == "another's":
+        if lie.kind == "another's":
             lie.told += 1
             other = NamedMember(next(iter(lie.to)))  # type: ignore[arg-type]
             said.certificate = other.certificate
@@ -84,33 +80,14 @@ class _Liar(_Signing):
         if action.kind is not Kind.APPLY or step < lie.first or round_ is None or not round_.said:
             return result
         told = AttemptStatement.FromString(round_.said.statement)
-        claims: dict[str, Any] = {"got": told.got, "heard": told.heard, "gave": told.gave}
+        claims: dict[str, Any] = {"got": told.got, "heard": told.heard}
         for kind, of in claims.items():
-            if lie.kind in (kind, "empty") or (lie.kind, kind) == ("unshown", "got"):
+            if lie.kind in (kind, "empty"):
                 lie.told += 1
                 of[:] = [b"" if lie.kind == "empty" else bytes(32) for _ in of]
         said = signed(self.me, ATTEMPT, told.SerializeToString(deterministic=True))
         object.__setattr__(round_, "said", said)
         return result
-
-    @property
-    def rounds(self) -> Any:
-        return _Unshown(super().rounds) if self.lie.kind == "unshown" else super().rounds
-
-
-class _Unshown:
-    """Rounds that show no receipt."""
-
-    def __init__(self, rounds: Any) -> None:
-        self._rounds = rounds
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rounds, name)
-
-    def answer(self, asked: RoundQuestion) -> RoundAnswer:
-        return RoundAnswer(
-            run=asked.run, term=asked.term, round=asked.round, attempt=asked.attempt
-        )
 
 
 def devices(lie: Lie | None = None) -> Callable[[PeerSpec], PeerDevice]:
