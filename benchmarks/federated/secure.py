@@ -31,7 +31,7 @@ from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
 from shoal.net.identity.statements import CertifiedMember
 from shoal.net.links.frame import Arrived, FrameKey
-from shoal.peer.rounds.receipts import AttemptReceipts
+from shoal.peer.secure.attempt_receipts import AttemptReceipts
 from shoal.peer.secure.pair_masks import derived
 from shoal.peer.secure.round_keys import OwnKey, Roster, roster_of
 from shoal.peer.secure.secure_member import SecureMember

@@ -204,7 +204,7 @@ class Attempts:
             out += self._run.replicas[number].losses.lied(liar, text, now)
         why = "cannot show what it claims that others gave it"
         out += self.convict(sorted({of[p] for p in verdict.unshown}), why, now, self._at)
-        out += self._parted({(of[a], of[b]): None for a, b in verdict.apart}, now)
+        out += self._parted({tuple(sorted((of[a], of[b]))): None for a, b in verdict.apart}, now)
         return out
 
     def _parted(self, pairs: Iterable[tuple[int, int]], now: float) -> list[Instruction]:

@@ -38,9 +38,9 @@ from ..data.reader import Reader
 from ..federated.client_states import ClientStates
 from ..host.profile import available_host_bytes
 from ..rounds.local import LocalSteps
-from ..rounds.receipts import AttemptReceipts, ReceiptsOf
 from ..rounds.tensors import TensorAlgebra
 from ..rounds.work import RoundWork
+from ..secure.attempt_receipts import AttemptReceipts, ReceiptsOf
 from ..secure.masked_sums import MaskedSums, MemberOf
 from ..sync.optimizer import StageOptimizer, learning_rate
 from ..sync.strategies import STRATEGIES

@@ -28,10 +28,10 @@ from ...dag.rounds.wiring import (
 )
 from ...net.links.frame import Arrived, FrameKey
 from ...proto import broker_pb2
+from ..secure.attempt_receipts import AttemptReceipts
 from ..secure.masked_sums import MaskedSums
 from .algebra import Buffers, PartSum, Pieces, RoundAlgebra, WrittenPart
 from .coding import PartCoding, flat_spec
-from .receipts import AttemptReceipts
 from .side_by_side import SideBySide
 
 __all__ = ["ClientRows", "EarlyFrames", "RoundAttempt", "most_of_any"]

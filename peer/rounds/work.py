@@ -47,12 +47,12 @@ from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
 from ..core.events import RoundResult
+from ..secure.attempt_receipts import ReceiptsOf
 from ..secure.masked_sums import MaskedSums
 from ..secure.round_keys import SecureSumError
 from .algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra
 from .attempt import EarlyFrames, RoundAttempt, most_of_any
 from .local import SUM, LocalSteps
-from .receipts import ReceiptsOf
 
 __all__ = ["RoundWork"]
 

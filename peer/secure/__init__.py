@@ -2,7 +2,8 @@
 over fixed-point contributions, and a mask of its own on each, which is lifted when the sum is at
 all members. `round_keys` has what members tell each other, `pair_masks` what is added,
 `secure_member` one member's part in a round, without I/O, and `masked_sums` brings it and the
-messages of rounds together. `dag/rounds/secret_sharing.py` is how a secret is shared by threshold,
+messages of rounds together. Beside that, and without masks too, `attempt_receipts` signs what a
+peer gives in rounds. `dag/rounds/secret_sharing.py` is how a secret is shared by threshold,
 and `broker/rounds/unmasking.py` the broker's part.
 
 What goes where, in attempt k at a round with the members M, n of them, and the threshold

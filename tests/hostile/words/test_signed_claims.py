@@ -23,7 +23,7 @@ from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import ATTEMPT, RECEIPT, claim_of, proves
 from shoal.net.identity.statements import signed
 from shoal.net.links.frame import Arrived, FrameKey
-from shoal.peer.rounds.receipts import AttemptReceipts
+from shoal.peer.secure.attempt_receipts import AttemptReceipts
 from shoal.proto.broker_pb2 import (
     AttemptStatement,
     RoundAnswer,

@@ -16,7 +16,7 @@ from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import RECEIPT, claim_of
 from shoal.net.identity.statements import signed
 from shoal.net.links.frame import Arrived, FrameKey
-from shoal.peer.rounds.receipts import AttemptReceipts
+from shoal.peer.secure.attempt_receipts import AttemptReceipts
 from shoal.proto.broker_pb2 import (
     AttemptStatement,
     RoundGiver,
