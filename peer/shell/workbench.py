@@ -255,8 +255,12 @@ class DeviceRuntime:
                 )
             case e.ShowReceipts(run, term, asked):
                 self._compute.do(
-                    lambda: self._device.rounds.answer(asked) if self.holds(run, term) else None,
-                    lambda found: found and calls.post(e.ReceiptsShown(run, term, found)),
+                    lambda: (
+                        self._device.rounds.answer(asked)
+                        if self.holds(run, term)
+                        else broker_pb2.RoundAnswer()
+                    ),
+                    lambda found: calls.post(e.ReceiptsShown(run, term, found)),
                     calls.crash,
                 )
             case e.PrefetchFrozen():
