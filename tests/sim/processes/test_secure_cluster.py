@@ -122,3 +122,27 @@ def test_sums_are_masked_by_keys_that_certificates_sign(tmp_path: Path) -> None:
     done = [e.round_done for e in trained.followed.events if e.HasField("round_done")]
     assert [len(d.members) for d in done] == [3] * 3
     assert all(d.drift == 0.0 for d in done), "nothing of a single peer is told"
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_what_is_given_in_rounds_is_signed_with_certificates(tmp_path: Path) -> None:
+    """The broker counts no version that is not signed, and no peer a frame without a receipt."""
+    (tmp_path / "text.txt").write_text("all fish swim in one sea. " * 60)
+    rounds = JOB.replace("stages = 2", "replicas = 2").replace("steps = 4", "steps = 8")
+    (tmp_path / "job.toml").write_text(rounds + '[sync]\nkind = "local"\nevery = 2\n')
+    job = Job.from_toml(tmp_path / "job.toml")
+    summary, front = Summary(name="signed", world="real", seed=0), SimulationFront()
+    try:
+        with LocalCluster(peers=[[]] * 2, folder=tmp_path / "run", secure=True) as cluster:
+            shown = LiveView(LiveState("signed"), "nothing")
+            names = wait_for_peers(cluster, front, 2)
+            trained = train(cluster, front, job, tmp_path / "run", summary, shown, names)
+            log = cluster.log("broker")
+        verify(job, trained.followed, trained.facts, front, lambda _: [], shown.say)
+    finally:
+        front.close()
+    assert summary.exit == 0, summary.error
+    done = [e.round_done for e in trained.followed.events if e.HasField("round_done")]
+    assert [(d.attempt, len(d.members)) for d in done] == [(1, 2)] * 4
+    assert "message=round" not in log
