@@ -204,8 +204,8 @@ class Attempts:
             out += self._run.replicas[number].losses.lied(liar, text, now)
         why = "cannot show what it claims that others gave it"
         out += self.convict(sorted({of[p] for p in verdict.unshown}), why, now, self._at)
-        out += self._parted({tuple(sorted((of[a], of[b]))): None for a, b in verdict.apart}, now)
-        return out
+        pairs = ((of[a], of[b]) for a, b in verdict.apart)
+        return [*out, *self._parted(dict.fromkeys((min(p), max(p)) for p in pairs), now)]
 
     def _parted(self, pairs: Iterable[tuple[int, int]], now: float) -> list[Instruction]:
         """Replicas claim different things, and one of each pair is to blame."""
