@@ -11,6 +11,7 @@ from shoal.broker.records.version_ledger import VersionLedger
 from shoal.broker.records.work_ledger import WorkLedger, handed_out
 from shoal.proto.broker_pb2 import (
     Checkpoint,
+    LieProved,
     RoundBegun,
     RoundDone,
     RoundMember,
@@ -158,3 +159,10 @@ def test_what_was_told_ahead_comes_back_in_its_order() -> None:
     play(RoundWork(replica=0, term=1, samples=mine, ahead_samples=ahead))
     [again] = record.work.hand_out([5])
     assert [(r.first, r.count) for r in again] == [(8, 2), (10, 2), (12, 1)]
+
+
+def test_who_has_lied_is_remembered_in_the_journals_snapshots() -> None:
+    ledger, again = VersionLedger(), VersionLedger()
+    ledger.proved(LieProved(round=0, peer="p1"))
+    again.restore(ledger.kept())
+    assert again.liars == {"p1"}

@@ -68,6 +68,9 @@ def test_who_signs_two_things_leaves_with_the_proof_in_the_log(rounds: Rounds, k
     inside = [[m.replica for m in d.members] for d in done_of(world, run)]
     assert inside == [[0, 1, 2]] * FIRST + [[0, 2]] * (len(inside) - FIRST)
     assert not any(d.joined for d in done_of(world, run))
+    at = next(i for i, e in enumerate(world.events(run)) if e.HasField("lie"))
+    plans = [e.plan for e in world.events(run)[at:] if e.HasField("plan")]
+    assert not any("p1" in s.holders for plan in plans for s in plan.stages)
     rounds.assert_expected(world, run)
 
 
