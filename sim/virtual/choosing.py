@@ -35,8 +35,9 @@ def begin_choosing(
     def observe(seen: Observed) -> None:
         if also is not None:
             also(seen)
-        happened = isinstance(seen.record, b.Publish) and seen.record.run == run
-        if happened and (found := clients.see(seen.record.event)) is not None:
-            world.after(0.0, partial(choose, found))
+        match seen.record:
+            case b.Publish(run=of, event=event) if of == run:
+                if (found := clients.see(event)) is not None:
+                    world.after(0.0, partial(choose, found))
 
     world.observe = observe
