@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..dag.schedule.convert_plan import microbatches_of
+from ..job.words import count_of
 from ..proto.broker_pb2 import (
     ClientUploads,
     Evaluation,
@@ -327,7 +328,9 @@ def _did(member: Local) -> str:
 def evaluated(event: RunEvent) -> str:
     """One line on the evaluation of a version, or of the weights that replicas go on with."""
     told = event.evaluated
-    of = f"version after {told.round} rounds, {told.step} steps"
+    of = f"version after {count_of(told.round, 'round')}"
+    if told.step != told.round:  # of clients a step is a round
+        of += f", {count_of(told.step, 'step')}"
     if told.replicas:
         of = f"mean of {told.replicas} replicas, each by itself, {of.removeprefix('version ')}"
     by = "" if told.replicas else f", says replica {told.replica}"

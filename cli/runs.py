@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..job.words import count_of
 from ..net.printable import printable
 from ..net.surroundings import fault_of
 from .base import (
@@ -346,10 +347,13 @@ def _follow(run: Run, *, json: bool, export: bool, since: int = 0) -> None:
     if json:
         found = {"state": state_row(state), "weights": target and str(target)}
         print_json(found if half is None else {**found, "half_model": half})
-    elif target is not None:
-        echo(f"run {run.id} is done: {state.step} steps, weights in {target}")
+        return
+    # Of clients a step is a round.
+    done = count_of(state.step, "round" if state.step == state.round else "step")
+    if target is not None:
+        echo(f"run {run.id} is done: {done}, weights in {target}")
     else:
-        echo(f"run {run.id} is done: {state.step} steps; weights: shoal export {run.id}")
+        echo(f"run {run.id} is done: {done}; weights: shoal export {run.id}")
 
 
 def _half(run: Run, *, json: bool) -> dict[str, Any] | None:

@@ -252,7 +252,8 @@ class Lifecycle:
         rounds, steps = self.context.rounds, record.committed
         if rounds is not None:  # what a replica made by itself is not the run's
             steps = rounds.work.step
-        text = f"{steps} steps are done"
+        what = "round" if record.run.requirements.cohorts is not None else "step"
+        text = f"{count_of(steps, what)} {'is' if steps == 1 else 'are'} done"
         if record.inexact_from:
             text += (
                 f"; not exact from step {record.inexact_from} on: a lost stage was made anew, or "
