@@ -1,8 +1,8 @@
 """What members have signed of an attempt, and what follows where that contradicts.
 
 Each member claims by a hash what it gave, what it heard and what it got, by segment and by who gave
-it (`AttemptStatement`); so does who adds up a segment again (`sum_audits.py`). Two who claim different things of what one peer gave are to show its
-receipts, which honest members have.
+it (`AttemptStatement`); so does who adds up a segment again (`sum_audits.py`). Two who claim
+different things of what one peer gave are to show its receipts, which honest members have.
 
 - Receipts that contradict each other prove that who signed them has lied.
 - Who cannot show what it claims, by the end of the attempt, has not got it.

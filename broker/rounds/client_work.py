@@ -75,7 +75,9 @@ class ClientWork:
         work, clients = found
         names = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
         text = f"round {said.round}: {names} moved by what is no finite number: left out"
-        return self._changed(RoundBegun(round=rounds.versions.round, work=[work]), text, number, now)
+        return self._changed(
+            RoundBegun(round=rounds.versions.round, work=[work]), text, number, now
+        )
 
     def _changed(self, begun: RoundBegun, why: str, number: int, now: float) -> list[Instruction]:
         """The event of work that is another one, and a note of a replica."""

@@ -105,7 +105,9 @@ class SumAudits:
             return []
         if self._turn == 0:
             return self._order([*self._drawn()])
-        wrong = next((c for c in self._cases if any(a.HasField("sum") for a in c.found.values())), None)
+        wrong = next(
+            (c for c in self._cases if any(a.HasField("sum") for a in c.found.values())), None
+        )
         if wrong is None:
             return None
         if self._turn > 1:
@@ -144,7 +146,9 @@ class SumAudits:
     def _order(self, cases: list[_Again]) -> list[Instruction] | None:
         self._turn, self._cases, self._lacks = self._turn + 1, cases, {}
         segments = [
-            RoundSegment(start=c.segment.start, stop=c.segment.stop, aggregator=by, givers=c.segment.givers)
+            RoundSegment(
+                start=c.segment.start, stop=c.segment.stop, aggregator=by, givers=c.segment.givers
+            )
             for c in cases
             for by in c.waits
         ]
@@ -181,8 +185,8 @@ class SumAudits:
         return not self.asked
 
     def _is_sound(self, segment: RoundSegment, by: PeerId, said: SumAudit) -> bool:
-        """Whether what is said of a segment is of all its givers, and shows two receipts for sums of
-        one part, of whom they are to be, where it says that they are not the same."""
+        """Whether what is said of a segment is of all its givers and, where it says that a part's
+        sum is another, shows the receipts of these two for it."""
         assert self._check is not None, "nothing is signed"
         if len(said.heard) != len(segment.givers):
             return False

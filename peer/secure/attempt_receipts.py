@@ -136,9 +136,7 @@ class AttemptReceipts:
     def refutes(self, part: Span, adder: PeerId) -> tuple[SignedStatement, SignedStatement] | None:
         """Return this peer's receipt for the sum of a part and that of `adder`, where these tell of
         other sums, or of sums of something else; None: they tell the same."""
-        mine, said = (
-            self._kept[RESULT, peer][part, 0] for peer in (self._identity.member, adder)
-        )
+        mine, said = (self._kept[RESULT, peer][part, 0] for peer in (self._identity.member, adder))
         a, b = (RoundReceipt.FromString(s.statement) for s in (mine, said))
         return None if (a.hash, a.heard) == (b.hash, b.heard) else (mine, said)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.broker.events import Tell
-from shoal.net.identity.receipts import RECEIPT, another_sum, proves, read_receipt
+from shoal.net.identity.receipts import another_sum, proves, read_receipt
 from shoal.peer.core.events import AddAgain
 from shoal.proto.broker_pb2 import LieProved, RoundDone
 from shoal.sim.virtual.clock import Observed
@@ -58,7 +58,6 @@ def assert_sum_is_wrong(found: LieProved, adder: str) -> None:
     assert len({(r.hash, r.heard) for _, r in told}) == 1
     assert len({by for by, _ in told}) == len(told) > 1
     assert all(other != adder and another_sum(said, r) for other, r in told)
-    assert RECEIPT  # what their signatures are of
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ def test_a_broker_that_starts_again_meanwhile_has_another_attempt_made(rounds: R
 
     world, run = rounds.play(FOUR, signs=True, device=devices(), also=restart, **tables(1.0))
     assert begun
-    assert [d.attempt for d in done_of(world, run)][0] == 2
+    assert next(d.attempt for d in done_of(world, run)) == 2
     assert world.broker.ended[run].reason.text == "12 steps are done", outcome(world, run)
     rounds.assert_expected(world, run)
 
