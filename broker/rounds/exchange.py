@@ -120,11 +120,9 @@ class ExchangePlanner:
             plan = plans[peer]
             made[peer] = RoundAudit(run=plan.run, term=plan.term, segments=mine, turn=turn)
             made[peer].round, made[peer].attempt = plan.round, plan.attempt
-        for s in found:
-            for giver in s.givers:
-                for peer, other in ((giver.peer, s.aggregator), (s.aggregator, giver.peer)):
-                    if peer != other:
-                        self._dial(peer, other, made)
+        pairs = {(g.peer, s.aggregator) for s in found for g in s.givers if g.peer != s.aggregator}
+        for peer, other in sorted(pairs | {(b, a) for a, b in pairs}):
+            self._dial(peer, other, made)
         return made
 
     def _dial(

@@ -62,9 +62,9 @@ class _Signing(TorchDevice):
 class _Liar(_Signing):
     def __init__(self, spec: PeerSpec, lie: Lie) -> None:
         super().__init__(spec)
-        self.lie, self._bent = lie, False
+        self.lie, self._falsified = lie, False
 
-    def _bends(self, plan: RoundPlan, part: Span) -> bool:
+    def _falsifies(self, plan: RoundPlan, part: Span) -> bool:
         """Whether the sum of a part is made a wrong one."""
         lie, attempt = self.lie, self.rounds._attempt
         assert attempt is not None
@@ -72,15 +72,15 @@ class _Liar(_Signing):
         lie.told += bends
         return bends
 
-    def _bend(self) -> None:
+    def _falsify(self) -> None:
         """Have sums be wrong from here on."""
         algebra: Any = self.rounds.algebra
         honest = algebra.result
 
         def result(part: Span, mean: Any, came: Any, plan: RoundPlan, coding: Any) -> Any:
-            return honest(part, mean + self._bends(plan, part), came, plan, coding)
+            return honest(part, mean + self._falsifies(plan, part), came, plan, coding)
 
-        algebra.result, self._bent = result, True
+        algebra.result, self._falsified = result, True
 
     def payload(self, key: FrameKey) -> Payload:
         found, lie = super().payload(key), self.lie
@@ -106,8 +106,8 @@ class _Liar(_Signing):
 
     def compute(self, step: int, action: Action) -> Result:
         lie = self.lie
-        if action.kind is Kind.EXCHANGE and lie.kind in ("wrong", "accuses") and not self._bent:
-            self._bend()
+        if action.kind is Kind.EXCHANGE and lie.kind in ("wrong", "accuses") and not self._falsified:
+            self._falsify()
         if action.kind is Kind.EXCHANGE and lie.kind == "mute":
             self.rounds.answer_audit = self._nothing  # type: ignore[method-assign]
         result = super().compute(step, action)

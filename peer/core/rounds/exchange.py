@@ -113,8 +113,9 @@ class RoundExchange:
 
     @property
     def adds_again(self) -> bool:
-        """Whether this peer adds up again."""
-        return bool(self.again.adds)
+        """Whether this peer adds up again, be it a segment that has no part."""
+        order = self.order
+        return order is not None and any(s.aggregator == self._peer for s in order.segments)
 
     @property
     def unshown(self) -> list[PeerId]:

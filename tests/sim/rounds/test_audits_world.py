@@ -20,14 +20,14 @@ from shoal.tests.sim.played_rounds import Rounds, outcome, sites
 
 pytestmark = pytest.mark.usefixtures("plans_once")
 
-FOUR = sites(1e7, 1e7, 1e7, 1e7)
+THREE = sites(1e7, 1e7, 1e7)
 FIRST = 1
 """The first round with a lie."""
 
 
 def tables(audit: float, **sync: Any) -> dict[str, Any]:
     return {
-        "plan": {"replicas": 4, "stages": 1},
+        "plan": {"replicas": 3, "stages": 1},
         "train": {"steps": 12},
         "sync": {"kind": "local", "every": 3, "audit": audit, **sync},
     }
@@ -74,7 +74,7 @@ def test_where_all_are_honest_all_is_as_without(rounds: Rounds, sync: dict[str, 
             case AddAgain():
                 again.append(seen.who)
 
-    world, run = rounds.play(FOUR, signs=True, device=devices(), also=look, **tables(**sync))
+    world, run = rounds.play(THREE, signs=True, device=devices(), also=look, **tables(**sync))
     assert world.broker.ended[run].reason.text == "12 steps are done", outcome(world, run)
     assert {d.attempt for d in done_of(world, run)} == {1}
     assert not [e.note for e in world.events(run) if e.note]
@@ -86,44 +86,44 @@ def test_where_all_are_honest_all_is_as_without(rounds: Rounds, sync: dict[str, 
 def test_a_wrong_sum_for_all_alike_is_found_where_it_is_added_up_again(rounds: Rounds) -> None:
     """It is in no version, and who signed it is out for good."""
     lie = Lie("p1", "wrong", first=FIRST)
-    world, run = rounds.play(FOUR, signs=True, device=devices(lie), **tables(1.0))
+    world, run = rounds.play(THREE, signs=True, device=devices(lie), **tables(1.0))
     assert lie.told
     [found] = lies_of(world, run)
     assert found.round == FIRST
     assert_sum_is_wrong(found, "p1")
     inside = members(world, run)
-    assert inside == [[0, 1, 2, 3]] * FIRST + [[0, 2, 3]] * (len(inside) - FIRST)
+    assert inside == [[0, 1, 2]] * FIRST + [[0, 2]] * (len(inside) - FIRST)
     rounds.assert_expected(world, run)
 
 
 def test_who_says_that_right_sums_are_wrong_is_left_out(rounds: Rounds) -> None:
     lie = Lie("p1", "accuses", first=FIRST)
-    world, run = rounds.play(FOUR, signs=True, device=devices(lie), **tables(1.0))
+    world, run = rounds.play(THREE, signs=True, device=devices(lie), **tables(1.0))
     assert lie.told
     assert not lies_of(world, run)
     inside = members(world, run)
-    assert all({0, 2, 3} <= set(m) for m in inside), outcome(world, run)
+    assert all({0, 2} <= set(m) for m in inside), outcome(world, run)
     assert not all(1 in m for m in inside)
     rounds.assert_expected(world, run)
 
 
 def test_who_gives_others_than_before_to_be_added_up_again_has_signed_both(rounds: Rounds) -> None:
     lie = Lie("p1", "again", first=FIRST)
-    world, run = rounds.play(FOUR, signs=True, device=devices(lie), **tables(1.0))
+    world, run = rounds.play(THREE, signs=True, device=devices(lie), **tables(1.0))
     assert lie.told
     [found] = lies_of(world, run)
     assert proves(found.first, found.second, check_named) == "p1" == found.peer
-    assert all({0, 2, 3} <= set(m) for m in members(world, run)), outcome(world, run)
+    assert all({0, 2} <= set(m) for m in members(world, run)), outcome(world, run)
     rounds.assert_expected(world, run)
 
 
 @pytest.mark.parametrize("kind", ["hides", "mute"])
 def test_who_does_not_help_is_to_blame_and_no_honest_one(rounds: Rounds, kind: str) -> None:
     lie = Lie("p1", kind, first=FIRST)
-    world, run = rounds.play(FOUR, signs=True, device=devices(lie), **tables(1.0))
+    world, run = rounds.play(THREE, signs=True, device=devices(lie), **tables(1.0))
     assert lie.told
     assert not lies_of(world, run)
-    assert all({0, 2, 3} <= set(m) for m in members(world, run)), outcome(world, run)
+    assert all({0, 2} <= set(m) for m in members(world, run)), outcome(world, run)
     rounds.assert_expected(world, run)
 
 
@@ -136,7 +136,7 @@ def test_a_broker_that_starts_again_meanwhile_has_another_attempt_made(rounds: R
                 begun.append(True)
                 world.after(0.0, lambda: world.restart_broker(1.0))
 
-    world, run = rounds.play(FOUR, signs=True, device=devices(), also=restart, **tables(1.0))
+    world, run = rounds.play(THREE, signs=True, device=devices(), also=restart, **tables(1.0))
     assert begun
     assert next(d.attempt for d in done_of(world, run)) == 2
     assert world.broker.ended[run].reason.text == "12 steps are done", outcome(world, run)
@@ -147,13 +147,13 @@ def test_random_liars_leave_by_chance_and_nobody_else_does(rounds: Rounds) -> No
     """A third of the segments is drawn: by a wrong one a round for three rounds, 30 % survive."""
     found, seeds = 0, range(4)
     for seed in seeds:
-        who = random.Random(seed).randrange(4)
+        who = random.Random(seed).randrange(3)
         lie = Lie(f"p{who}", "wrong", first=FIRST)
-        world, run = rounds.play(FOUR, signs=True, device=devices(lie), seed=seed, **tables(1 / 3))
+        world, run = rounds.play(THREE, signs=True, device=devices(lie), seed=seed, **tables(1 / 3))
         assert lie.told
         lies = lies_of(world, run)
         assert {found.peer for found in lies} <= {lie.who}
         found += len(lies)
-        honest = {0, 1, 2, 3} - {who}
+        honest = {0, 1, 2} - {who}
         assert all(honest <= set(m) for m in members(world, run)), outcome(world, run)
     assert found >= 2
