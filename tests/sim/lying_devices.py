@@ -42,7 +42,7 @@ class Lie:
     wrong          the sums that it adds up are wrong, for all alike
     accuses        the sums of others are wrong where it adds up again
     again          it gives others than before where sums are added up again, and signs both
-    hides          it gives nothing there
+    hides          what it gives there is not signed
     mute           it does not say what came of what it adds up again
     """
 
@@ -85,13 +85,13 @@ class _Liar(_Signing):
     def payload(self, key: FrameKey) -> Payload:
         found, lie = super().payload(key), self.lie
         hop = {"sums": RESULT, "gifts": GIVE, "again": AUDIT}.get(lie.kind)
-        if lie.kind == "hides" and key.role is Role.ROUND and key.hop == AUDIT:
-            lie.told += 1
-            raise KeyError("nobody is to see it")
         if key.role is not Role.ROUND or not found.codec_header or key.step < lie.first:
             return found
         said = SignedStatement.FromString(found.codec_header)
-        if lie.kind == "another's":
+        if lie.kind == "hides" and key.hop == AUDIT:
+            lie.told += 1
+            said.ClearField("signature")
+        elif lie.kind == "another's":
             lie.told += 1
             other = NamedMember(next(iter(lie.to)))  # type: ignore[arg-type]
             said.certificate = other.certificate
@@ -106,7 +106,11 @@ class _Liar(_Signing):
 
     def compute(self, step: int, action: Action) -> Result:
         lie = self.lie
-        if action.kind is Kind.EXCHANGE and lie.kind in ("wrong", "accuses") and not self._falsified:
+        if (
+            action.kind is Kind.EXCHANGE
+            and lie.kind in ("wrong", "accuses")
+            and not self._falsified
+        ):
             self._falsify()
         if action.kind is Kind.EXCHANGE and lie.kind == "mute":
             self.rounds.answer_audit = self._nothing  # type: ignore[method-assign]

@@ -28,7 +28,7 @@ FIRST = 1
 def tables(audit: float, **sync: Any) -> dict[str, Any]:
     return {
         "plan": {"replicas": 3, "stages": 1},
-        "train": {"steps": 12},
+        "train": {"steps": 6, "eval_every": 0},
         "sync": {"kind": "local", "every": 3, "audit": audit, **sync},
     }
 
@@ -62,7 +62,11 @@ def assert_sum_is_wrong(found: LieProved, adder: str) -> None:
 
 @pytest.mark.parametrize(
     "sync",
-    [{"audit": 1.0}, {"audit": 1.0, "method": "sparse-loco"}, {"audit": 0.0}],
+    [
+        {"audit": 1.0},
+        pytest.param({"audit": 1.0, "method": "sparse-loco"}, marks=pytest.mark.slow),
+        pytest.param({"audit": 0.0}, marks=pytest.mark.slow),
+    ],
     ids=["diloco", "side by side", "off"],
 )
 def test_where_all_are_honest_all_is_as_without(rounds: Rounds, sync: dict[str, Any]) -> None:
@@ -75,7 +79,7 @@ def test_where_all_are_honest_all_is_as_without(rounds: Rounds, sync: dict[str, 
                 again.append(seen.who)
 
     world, run = rounds.play(THREE, signs=True, device=devices(), also=look, **tables(**sync))
-    assert world.broker.ended[run].reason.text == "12 steps are done", outcome(world, run)
+    assert world.broker.ended[run].reason.text == "6 steps are done", outcome(world, run)
     assert {d.attempt for d in done_of(world, run)} == {1}
     assert not [e.note for e in world.events(run) if e.note]
     assert not lies_of(world, run)
@@ -107,6 +111,7 @@ def test_who_says_that_right_sums_are_wrong_is_left_out(rounds: Rounds) -> None:
     rounds.assert_expected(world, run)
 
 
+@pytest.mark.slow
 def test_who_gives_others_than_before_to_be_added_up_again_has_signed_both(rounds: Rounds) -> None:
     lie = Lie("p1", "again", first=FIRST)
     world, run = rounds.play(THREE, signs=True, device=devices(lie), **tables(1.0))
@@ -117,7 +122,7 @@ def test_who_gives_others_than_before_to_be_added_up_again_has_signed_both(round
     rounds.assert_expected(world, run)
 
 
-@pytest.mark.parametrize("kind", ["hides", "mute"])
+@pytest.mark.parametrize("kind", ["hides", pytest.param("mute", marks=pytest.mark.slow)])
 def test_who_does_not_help_is_to_blame_and_no_honest_one(rounds: Rounds, kind: str) -> None:
     lie = Lie("p1", kind, first=FIRST)
     world, run = rounds.play(THREE, signs=True, device=devices(lie), **tables(1.0))
@@ -139,21 +144,23 @@ def test_a_broker_that_starts_again_meanwhile_has_another_attempt_made(rounds: R
     world, run = rounds.play(THREE, signs=True, device=devices(), also=restart, **tables(1.0))
     assert begun
     assert next(d.attempt for d in done_of(world, run)) == 2
-    assert world.broker.ended[run].reason.text == "12 steps are done", outcome(world, run)
+    assert world.broker.ended[run].reason.text == "6 steps are done", outcome(world, run)
     rounds.assert_expected(world, run)
 
 
+@pytest.mark.slow
 def test_random_liars_leave_by_chance_and_nobody_else_does(rounds: Rounds) -> None:
-    """A third of the segments is drawn: by a wrong one a round for three rounds, 30 % survive."""
-    found, seeds = 0, range(4)
+    """Half of the segments are drawn: of four liars, each with a wrong sum a round for four rounds,
+    two or more are never found once in 50 times."""
+    found, seeds, longer = 0, range(4), {**tables(0.5), "train": {"steps": 15, "eval_every": 0}}
     for seed in seeds:
-        who = random.Random(seed).randrange(3)
+        who = random.Random(seed).choice([1, 2])  # the first adds up a segment without parts
         lie = Lie(f"p{who}", "wrong", first=FIRST)
-        world, run = rounds.play(THREE, signs=True, device=devices(lie), seed=seed, **tables(1 / 3))
+        world, run = rounds.play(THREE, signs=True, device=devices(lie), seed=seed, **longer)
         assert lie.told
         lies = lies_of(world, run)
-        assert {found.peer for found in lies} <= {lie.who}
+        assert {one.peer for one in lies} <= {lie.who}
         found += len(lies)
         honest = {0, 1, 2} - {who}
         assert all(honest <= set(m) for m in members(world, run)), outcome(world, run)
-    assert found >= 2
+    assert found >= 3
