@@ -22,7 +22,7 @@ from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
 from .settings import Settings, SettingsError, at_least, meant
 from .units import Duration
 
-__all__ = ["METHODS", "Sync"]
+__all__ = ["AUDIT", "METHODS", "Sync"]
 
 METHODS: Mapping[str, tuple[str, ...]] = {
     "allreduce": tuple(ALLREDUCE),

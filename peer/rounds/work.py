@@ -51,9 +51,8 @@ from ..core.events import RoundResult
 from ..secure.attempt_receipts import ReceiptsOf
 from ..secure.masked_sums import MaskedSums
 from ..secure.round_keys import SecureSumError
-from .added_again import AddedAgain
 from .algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra
-from .attempt import EarlyFrames, RoundAttempt, most_of_any
+from .attempt import AddedAgain, EarlyFrames, RoundAttempt, most_of_any
 from .local import SUM, LocalSteps
 
 __all__ = ["RoundWork"]

@@ -58,6 +58,12 @@ def test_what_is_not_the_same_bytes_everywhere_is_not_added_up_again(
     assert RoundSettings(method=method, options=options, codec=codec).adds_alike == same
 
 
+def test_a_job_whose_kind_is_found_may_have_any_share() -> None:
+    found = job(sync={"kind": "auto", "audit": 0.5}, data={"kind": "arrays", "source": "x.npz"})
+    assert found.decided("local", 2).sync.audit == 0.5
+    assert found.decided("allreduce", 1).sync.kind == "allreduce"
+
+
 @pytest.mark.parametrize(("sync", "same"), [({}, True), (MASKED, False), (KRUM, False)])
 def test_sums_of_clients_that_nobody_may_see_are_not_added_up_again(
     sync: dict[str, Any], same: bool
