@@ -354,10 +354,10 @@ class Rounds:
         """The plan's patience is over."""
         exchange = self._exchange
         if exchange.order is not None and (unshown := exchange.unshown):
-            lacks = broker_pb2.RoundAnswer(run=self._replica, term=self._term, lacks=unshown)
-            lacks.round, lacks.attempt = exchange.order.round, exchange.order.attempt
-            lacks.turn = exchange.order.turn
-            return [e.Tell(broker_pb2.PeerMessage(round_answer=lacks))]
+            found = broker_pb2.RoundAnswer(run=self._replica, term=self._term, lacks=unshown)
+            found.round, lacks.attempt = exchange.order.round, exchange.order.attempt
+            found.turn = exchange.order.turn
+            return [e.Tell(broker_pb2.PeerMessage(round_answer=found))]
         if self._applied or self._holds or not exchange.begun:
             return []
         lacks, contributions = exchange.lacking()
