@@ -355,7 +355,7 @@ class Rounds:
         exchange = self._exchange
         if exchange.order is not None and (unshown := exchange.unshown):
             found = broker_pb2.RoundAnswer(run=self._replica, term=self._term, lacks=unshown)
-            found.round, lacks.attempt = exchange.order.round, exchange.order.attempt
+            found.round, found.attempt = exchange.order.round, exchange.order.attempt
             found.turn = exchange.order.turn
             return [e.Tell(broker_pb2.PeerMessage(round_answer=found))]
         if self._applied or self._holds or not exchange.begun:
