@@ -59,7 +59,11 @@ def test_what_is_not_the_same_bytes_everywhere_is_not_added_up_again(
 
 
 def test_a_job_whose_kind_is_found_may_have_any_share() -> None:
-    found = job(sync={"kind": "auto", "audit": 0.5}, data={"kind": "arrays", "source": "x.npz"})
+    found = job(
+        sync={"kind": "auto", "audit": 0.5},
+        data={"kind": "arrays", "source": "x.npz"},
+        plan={"replicas": "auto"},
+    )
     assert found.decided("local", 2).sync.audit == 0.5
     assert found.decided("allreduce", 1).sync.kind == "allreduce"
 
