@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shoal.job import Job
 from shoal.job.rounds import RoundSettings
 from shoal.job.settings import SettingsError
 from shoal.job.sync import Sync
@@ -59,10 +60,12 @@ def test_what_is_not_the_same_bytes_everywhere_is_not_added_up_again(
 
 
 def test_a_job_whose_kind_is_found_may_have_any_share() -> None:
-    found = job(
-        sync={"kind": "auto", "audit": 0.5},
+    found = Job(
+        model="m.py:f",
         data={"kind": "arrays", "source": "x.npz"},
+        train={"steps": 10, "batch": 8},
         plan={"replicas": "auto"},
+        sync={"kind": "auto", "audit": 0.5},
     )
     assert found.decided("local", 2).sync.audit == 0.5
     assert found.decided("allreduce", 1).sync.kind == "allreduce"
