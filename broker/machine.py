@@ -102,7 +102,8 @@ class BrokerMachine:
     """members: who is here. runs: by id, in order of submission, the newest ended ones included.
     ignored: number of messages without effect, by kind. boot: differs between two starts of one
     broker without a journal, and so do its runs' ids. decided: what a journal holds. check: of what
-    peers sign; None: they have no certificates.
+    peers sign; None: they have no certificates. secret: another one at each start, by which it
+    draws what no peer may know beforehand.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class BrokerMachine:
         boot: str = "",
         decided: DurableState | None = None,
         check: CheckStatement | None = None,
+        secret: bytes = b"",
     ) -> None:
         self.options = options or BrokerOptions()
         self.members = Membership(broker_id, self.options)
@@ -121,7 +123,7 @@ class BrokerMachine:
         self.decided = decided or DurableState(self.options)
         self.probing = Probing(self.options)
         self.registry = RunRegistry(
-            self.decided, self.members, self.probing.network, f"{broker_id}/{boot}", check
+            self.decided, self.members, self.probing.network, f"{broker_id}/{boot}", check, secret
         )
         self.runs, self.replica = self.registry.runs, self.registry.replica
         self._seen = -1  # The members' version, as of the last event.

@@ -33,10 +33,11 @@ class RunRegistry:
         network: NetworkOf,
         seed: str,
         check: CheckStatement | None = None,
+        secret: bytes = b"",
     ) -> None:
         """`seed`: differs between brokers, and between starts of one without a journal. `check`: of
-        what peers sign; None: they have no certificates."""
-        self._check = check
+        what peers sign; None: they have no certificates. `secret`: of what is drawn of that."""
+        self._check, self._secret = check, secret
         self.decided, self.members, self._network = decided, members, network
         self._seed = seed
         self.runs: dict[RunId, Run] = {}
@@ -48,7 +49,9 @@ class RunRegistry:
     def _made(self, record: RunRecord) -> Run:
         run = self.runs[record.id] = Run(record, self.members)
         if run.has_rounds:
-            self.rounds[run.id] = RoundCoordinator(run, self.members, self._network, self._check)
+            self.rounds[run.id] = RoundCoordinator(
+                run, self.members, self._network, self._check, self._secret
+            )
         return run
 
     def replica(self, name: str | None) -> Replica | None:

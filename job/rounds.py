@@ -37,6 +37,8 @@ __all__ = [
     "options_of",
 ]
 
+_WRITTEN_ALIKE = ("none", "bf16", "fp16", "int8", "int4", "nonzero")
+"""Codecs whose bytes follow from each number and the largest ones alone."""
 SUM_BYTES = 8
 """Of each number, of a sum of what clients came to that a pipeline has trained so far."""
 
@@ -268,6 +270,18 @@ class RoundSettings(Settings):
         """How many clients' contributions, each by itself, one peer gives at most; 0: it gives one,
         of its local work."""
         return self.cohorts.per_round if self.cohorts and self.cohorts.by_client else 0
+
+    @property
+    def adds_alike(self) -> bool:
+        """Whether all who add up the same contributions write the same bytes: no secret is in the
+        sum, no client's row by itself, and no codec that rounds by the order of its own additions
+        or finds the largest numbers as it likes."""
+        options = options_of(self.method, self.options)
+        own: str = getattr(options, "result_codec", "")
+        passes_on = isinstance(options, SparseLocoOptions) and not options.result_density
+        codec = self.codec if passes_on or not own else own
+        known = codec.partition(":")[0] in _WRITTEN_ALIKE
+        return known and not (self.secure or self.privacy is not None or self.most_rows)
 
     @property
     def keeps_given(self) -> bool:

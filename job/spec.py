@@ -21,7 +21,7 @@ from .plan_options import PlanOptions
 from .rounds import RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without, sync_without
-from .sync import Sync
+from .sync import AUDIT, Sync
 from .tables import LIVE, Codec, Data, Model, Output, Recovery
 from .training import LENGTHS, Train, Training
 from .unsupported import unsupported
@@ -264,7 +264,8 @@ class Job(Settings):
         job says."""
         sync, data = self.sync, self.data
         if kind == "allreduce":
-            sync, data = replace(sync, kind=kind, every="auto"), replace(data, partition=None)
+            sync = replace(sync, kind=kind, every="auto", audit=AUDIT)
+            data = replace(data, partition=None)
         elif sync.kind not in ("gossip", "federated"):
             sync = replace(sync, kind=kind)
         plan = replace(self.plan, replicas=replicas)

@@ -22,7 +22,7 @@ from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
 from .settings import Settings, SettingsError, at_least, meant
 from .units import Duration
 
-__all__ = ["METHODS", "Sync"]
+__all__ = ["AUDIT", "METHODS", "Sync"]
 
 METHODS: Mapping[str, tuple[str, ...]] = {
     "allreduce": tuple(ALLREDUCE),
@@ -49,6 +49,8 @@ _OF_CLIENTS: Mapping[str, Any] = {
     "secure": False,
 }
 """Keys of [sync] that are for kind = "federated" alone, with their defaults."""
+AUDIT = 0.05
+"""Share of sums that are added up again where the job does not say."""
 EVERY = 50
 """Steps of a round where the job does not say."""
 
@@ -115,6 +117,10 @@ class Sync(Settings):
     secure: bool = False
     """federated: whether what a peer gives to the mean is masked, so that nobody sees it but in the
     sum of all."""
+    audit: float = AUDIT
+    """Share of the sums of a round, each of what one member adds up, that a second member adds up
+    again where peers have certificates; 0: none. Without effect where that tells nothing: of sums
+    with masks or noise, of rows of clients, and between two."""
     collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
     """By what the holders of a stage add up gradients; auto: the planner chooses by the predicted
     time."""
@@ -164,9 +170,27 @@ class Sync(Settings):
                     f'is {self.every} with kind = "allreduce", whose weights are equal '
                     'after every step: expected 1, or kind = "local"',
                 )
+        self._check_audit()
         if self.deadline != "auto" and not self.deadline > 0:
             raise SettingsError("deadline", f"is {self.deadline}: expected more than no time")
         self.needed(100)
+
+    def _check_audit(self) -> None:
+        if not 0 <= self.audit <= 1:
+            raise SettingsError("audit", f"is {self.audit}: expected a share from 0 to 1")
+        if self.audit in (0, AUDIT):
+            return
+        why = ""
+        if self.kind in ("allreduce", "gossip"):
+            why = f'kind = "{self.kind}": no third one has what two of them add up'
+        elif self.secure:
+            why = "secure: nobody may see again what is masked"
+        elif self.privacy is not None:
+            why = "privacy: whoever adds up adds noise that nobody else knows"
+        elif self.aggregate != "mean":
+            why = f'aggregate = "{self.aggregate}": what is made of one sum hangs on all others'
+        if why:
+            raise SettingsError("audit", f"is {self.audit} with {why}; leave it out")
 
     def _check_federated(self) -> None:
         share_of(self.per_round, 100)

@@ -565,7 +565,7 @@ class Drained(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class BrokerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover", "round_start", "round_plan", "round_masks", "round_question")
+    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve", "handover", "round_start", "round_plan", "round_masks", "round_question", "round_audit")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +584,7 @@ class BrokerMessage(_message.Message):
     ROUND_PLAN_FIELD_NUMBER: _ClassVar[int]
     ROUND_MASKS_FIELD_NUMBER: _ClassVar[int]
     ROUND_QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_AUDIT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     assign: Assign
@@ -602,7 +603,8 @@ class BrokerMessage(_message.Message):
     round_plan: RoundPlan
     round_masks: RoundMasks
     round_question: RoundQuestion
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ..., round_start: _Optional[_Union[RoundStart, _Mapping]] = ..., round_plan: _Optional[_Union[RoundPlan, _Mapping]] = ..., round_masks: _Optional[_Union[RoundMasks, _Mapping]] = ..., round_question: _Optional[_Union[RoundQuestion, _Mapping]] = ...) -> None: ...
+    round_audit: RoundAudit
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., handover: _Optional[_Union[HandoverReply, _Mapping]] = ..., round_start: _Optional[_Union[RoundStart, _Mapping]] = ..., round_plan: _Optional[_Union[RoundPlan, _Mapping]] = ..., round_masks: _Optional[_Union[RoundMasks, _Mapping]] = ..., round_question: _Optional[_Union[RoundQuestion, _Mapping]] = ..., round_audit: _Optional[_Union[RoundAudit, _Mapping]] = ...) -> None: ...
 
 class HandoverReply(_message.Message):
     __slots__ = ("run", "term", "within_s", "reason")
@@ -835,20 +837,58 @@ class RoundQuestion(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hop: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., signer: _Optional[str] = ...) -> None: ...
 
 class RoundAnswer(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "receipts", "certificate")
+    __slots__ = ("run", "term", "round", "attempt", "receipts", "certificate", "turn", "audits", "lacks")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    AUDITS_FIELD_NUMBER: _ClassVar[int]
+    LACKS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
     attempt: int
     receipts: _containers.RepeatedCompositeFieldContainer[SignedStatement]
     certificate: bytes
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[SignedStatement, _Mapping]]] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+    turn: int
+    audits: _containers.RepeatedCompositeFieldContainer[SumAudit]
+    lacks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[SignedStatement, _Mapping]]] = ..., certificate: _Optional[bytes] = ..., turn: _Optional[int] = ..., audits: _Optional[_Iterable[_Union[SumAudit, _Mapping]]] = ..., lacks: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RoundAudit(_message.Message):
+    __slots__ = ("run", "term", "round", "attempt", "turn", "segments", "dials")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    DIALS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    round: int
+    attempt: int
+    turn: int
+    segments: _containers.RepeatedCompositeFieldContainer[RoundSegment]
+    dials: _containers.RepeatedCompositeFieldContainer[DialOrder]
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., turn: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ...) -> None: ...
+
+class SumAudit(_message.Message):
+    __slots__ = ("start", "stop", "heard", "sum", "said")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    SAID_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    heard: _containers.RepeatedScalarFieldContainer[bytes]
+    sum: SignedStatement
+    said: SignedStatement
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., heard: _Optional[_Iterable[bytes]] = ..., sum: _Optional[_Union[SignedStatement, _Mapping]] = ..., said: _Optional[_Union[SignedStatement, _Mapping]] = ...) -> None: ...
 
 class MaskKey(_message.Message):
     __slots__ = ("run", "round", "member", "exchange")
@@ -1745,16 +1785,18 @@ class RoundUnmasked(_message.Message):
     def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LieProved(_message.Message):
-    __slots__ = ("round", "peer", "first", "second")
+    __slots__ = ("round", "peer", "first", "second", "sums")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     SECOND_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
     round: int
     peer: str
     first: SignedStatement
     second: SignedStatement
-    def __init__(self, round: _Optional[int] = ..., peer: _Optional[str] = ..., first: _Optional[_Union[SignedStatement, _Mapping]] = ..., second: _Optional[_Union[SignedStatement, _Mapping]] = ...) -> None: ...
+    sums: _containers.RepeatedCompositeFieldContainer[SignedStatement]
+    def __init__(self, round: _Optional[int] = ..., peer: _Optional[str] = ..., first: _Optional[_Union[SignedStatement, _Mapping]] = ..., second: _Optional[_Union[SignedStatement, _Mapping]] = ..., sums: _Optional[_Iterable[_Union[SignedStatement, _Mapping]]] = ...) -> None: ...
 
 class RunFinishing(_message.Message):
     __slots__ = ("round",)

@@ -1,4 +1,4 @@
-"""What masks, and what receipts cost one member of a round: seconds of its processor, and bytes
+"""What masks, receipts and audits cost one member of a round: seconds of its processor, and bytes
 that it sends and gets beside what any round has, at 10, 100 and 1,000 members.
 
 One member does all that it does (`peer/secure/secure_member.py`) for a vector of so many numbers;
@@ -24,9 +24,11 @@ from shoal.benchmarks.table import Figure, arguments, report
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.secret_sharing import joined
+from shoal.dag.rounds.sums import WeightedSum
 from shoal.dag.rounds.vector import PIECE, Span
 from shoal.dag.rounds.wiring import GIVE, RESULT, UNDIVIDED, port_of
 from shoal.dag.schedule.flow import Role
+from shoal.job.sync import AUDIT
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.names import Party, PartyRole
 from shoal.net.identity.statements import CertifiedMember
@@ -177,6 +179,50 @@ def receipts(members: int, elements: int) -> Iterator[Figure]:
     yield Figure(f"receipts_{members}_report", said.ByteSize() / 1e3, "KB", "lower")
 
 
+def audits(members: int, elements: int) -> Iterator[Figure]:
+    """Of who adds up one segment again, of as many as `receipts` has; and by the share that a job
+    has which does not say: bytes of all members in the mean round, beside those that any round
+    has, and in how many rounds there are none."""
+    authority, timed = Authority.new(NOW), Timed()
+    segments = min(members, max(1, elements // UNDIVIDED))
+    length = elements // segments
+    names = [PeerId(f"p{i:05}") for i in range(members)]
+    plan = RoundPlan(run="run.0", term=1, round=3, attempt=1)
+    of = {}
+    for name in names:
+        credential = authority.credential(Party(PartyRole.PEER, name), NOW, timedelta(days=1))
+        of[name] = AttemptReceipts(CertifiedMember(credential, lambda: NOW), "run", plan)
+    mine, sent = of[names[0]], 0
+    for start in range(0, length, PIECE):
+        part = start, min(start + PIECE, length)
+        values = torch.rand(part[1] - part[0])
+        held, spec = memoryview(values.numpy().tobytes()), TensorSpec(values.shape, "float32")
+        total = WeightedSum(len(values), members, 10)
+        for name in names:
+            of[name].sign(GIVE, part, 0, [held])
+            key = FrameKey("run", 1, 3, Role.ROUND, 0, GIVE, port_of(part), name, names[0])
+            if name != names[0]:
+                frame = Arrived(key, "raw", of[name].header(key, part), spec, held)
+                receipt = timed("check", partial(mine.read, part, frame))
+                assert receipt is not None, "it is no version"
+                mine.keep(key, part, receipt)
+                sent += held.nbytes + len(frame.codec_header)
+            timed("add", partial(total.add, values, 1))
+        heard = mine.heard(part, [(name, 1) for name in names])
+        made = memoryview(timed("add", total.mean).numpy().tobytes())
+        timed("check", partial(mine.sign, RESULT, part, 0, [made], heard))
+    yield from (
+        Figure(f"audit_{members}_{what}_s", seconds, "s", "lower")
+        for what, seconds in timed.seconds.items()
+    )
+    every_round = 2 * 4 * elements * (members - 1)
+    yield Figure(f"audit_{members}_segment", sent / 1e6, "MB", "lower")
+    yield Figure(
+        f"audit_{members}_more", AUDIT * segments * sent / every_round, "of bytes", "lower"
+    )
+    yield Figure(f"audit_{members}_none", (1 - AUDIT) ** segments, "of rounds", "higher")
+
+
 if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("--elements", type=int, default=1_000_000)
@@ -185,4 +231,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     found = [f for n in asked.members for f in figures(n, asked.elements)]
     found += [f for n in asked.members for f in receipts(n, asked.elements)]
+    found += [f for n in asked.members for f in audits(n, asked.elements)]
     report("secure", found, asked.json)

@@ -198,16 +198,18 @@ class Attempts:
             liar, event = PeerId(verdict.lie.peer), RunEvent(lie=verdict.lie)
             out.append(self._run.record.publish(event, number, now))
             self._run.liars.add(liar)
-            why = f"has lied: peer {liar} has signed two things that contradict each other"
+            why = f"has lied: peer {liar} has signed "
+            two = verdict.lie.HasField("second")
+            why += "two things that contradict each other" if two else "a sum that is another"
             self._contributions.bad.setdefault(number, f"replica {number} {why}")
             text = f"round {self._versions.round}{self._at}: replica {number} {why}"
             out += self._run.replicas[number].losses.lied(liar, text, now)
-        why = "cannot show what it claims that others gave it"
-        out += self.convict(sorted({of[p] for p in verdict.unshown}), why, now, self._at)
+        out += self.convict(sorted({of[p] for p in verdict.unshown}), verdict.why, now, self._at)
         pairs = ((of[a], of[b]) for a, b in verdict.apart)
-        return [*out, *self._parted(dict.fromkeys((min(p), max(p)) for p in pairs), now)]
+        apart = dict.fromkeys((min(p), max(p)) for p in pairs)
+        return [*out, *self._parted(apart, verdict.parted, now)]
 
-    def _parted(self, pairs: Iterable[tuple[int, int]], now: float) -> list[Instruction]:
+    def _parted(self, pairs: Iterable[tuple[int, int]], why: str, now: float) -> list[Instruction]:
         """Replicas claim different things, and one of each pair is to blame."""
         disputes, inside, out = self._view.disputes, self._versions.inside, list[Instruction]()
         again = dict[int, None]()
@@ -216,7 +218,7 @@ class Attempts:
                 again |= dict.fromkeys((a, b))
             self._apart.append({a, b})
             disputes.accuse(a, b, others=len(inside) - 2)
-            text = f"replicas {a} and {b} claim different things of what one gave"
+            text = f"replicas {a} and {b} {why}"
             out.append(self._note(text, now, at=self._at))
         known = disputes.convicted(inside) if out else ()
         why = "claims what others do not, or what its own peers do not"

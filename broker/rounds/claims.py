@@ -1,8 +1,8 @@
 """What members have signed of an attempt, and what follows where that contradicts.
 
 Each member claims by a hash what it gave, what it heard and what it got, by segment and by who gave
-it (`AttemptStatement`). Two who claim different things of what one peer gave are to show its
-receipts, which honest members have.
+it (`AttemptStatement`); so does who adds up a segment again (`sum_audits.py`). Two who claim
+different things of what one peer gave are to show its receipts, which honest members have.
 
 - Receipts that contradict each other prove that who signed them has lied.
 - Who cannot show what it claims, by the end of the attempt, has not got it.
@@ -53,6 +53,10 @@ class ClaimVerdict:
     lie: LieProved | None = None
     unshown: Sequence[PeerId] = ()
     apart: Sequence[tuple[PeerId, PeerId]] = ()
+    why: str = "cannot show what it claims that others gave it"
+    """Of those in unshown."""
+    parted: str = "claim different things of what one gave"
+    """Of pairs in apart."""
 
 
 class _Claimed(NamedTuple):
@@ -84,11 +88,20 @@ class SignedClaims:
 
     def __init__(self, run: Run, view: RoundView, check: CheckStatement | None) -> None:
         self._run, self._view, self._check = run, view, check
-        self._case: _Case | None = None
+        self.begin()
 
     def begin(self) -> None:
         """Another attempt, in which nothing was asked."""
-        self._case = None
+        self._case: _Case | None = None
+        self._again = defaultdict[_Claimed, dict[PeerId, bytes]](dict)
+
+    def heard_again(self, peer: PeerId, segment: RoundSegment, claims: Sequence[bytes]) -> None:
+        """Take what a peer claims of a segment that it has added up again, by giver."""
+        attempt = self._view.rounds.versions.attempt
+        for giver, claim in zip(segment.givers, claims, strict=True):
+            if giver.peer != peer:
+                of = _Claimed(attempt, GIVE, PeerId(giver.peer), segment.start, segment.stop)
+                self._again[of][peer] = claim
 
     @property
     def asked(self) -> bool:
@@ -143,6 +156,8 @@ class SignedClaims:
                 plan = self._view.plans.get(peer)
                 for of, claim in _claims(peer, plan, said) if plan is not None else ():
                     found[of][peer] = claim
+        for of, claims in self._again.items():
+            found[of] |= claims
         return next(
             (_Case(of, made) for of, made in found.items() if len({*made.values()}) > 1), None
         )

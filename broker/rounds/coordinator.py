@@ -30,7 +30,6 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from ...dag.rounds.cohorts import places_of
 from ...net.identity.statements import CheckStatement
 from ...proto.broker_pb2 import (
     EXPORTING,
@@ -38,7 +37,6 @@ from ...proto.broker_pb2 import (
     RUNNING,
     BrokerMessage,
     RoundAnswer,
-    RoundBegun,
     RoundReport,
     RoundUnmasked,
     RoundWork,
@@ -54,12 +52,14 @@ from ..runs.replica import Replica
 from ..runs.run import Run
 from .attempts import Attempts
 from .claims import ClaimVerdict, SignedClaims
+from .client_work import ClientWork
 from .contributions import Contributions, goes_on, is_at_gate, is_short, standing
 from .evaluations import Evaluations
 from .exchange import ExchangePlanner
 from .grid import Grid
 from .saving import finish, last_start, save_version
 from .secure_sums import SecureSums
+from .sum_audits import SumAudits
 
 __all__ = ["RoundCoordinator"]
 
@@ -77,11 +77,13 @@ class RoundCoordinator:
         members: Membership,
         network: NetworkOf,
         check: CheckStatement | None = None,
+        secret: bytes = b"",
     ) -> None:
-        """`check`: of what peers sign; None: they have no certificates."""
+        """`check`: of what peers sign; None: they have no certificates. `secret`: of the draw of
+        sums that are added up again."""
         self.run, self.rounds = run, run.rounds
         self._policy = policy_of(run.submitted)
-        self._members, self._network, self._check = members, network, check
+        self._members, self._network, self._check, self._secret = members, network, check, secret
         self._exchange = ExchangePlanner(run, members)
         self._disputes, self._grid = Disputes(), Grid(self.rounds.versions.exponent)
         self._first: float | None = None
@@ -103,10 +105,14 @@ class RoundCoordinator:
         self._attempts = Attempts(run, self._view, policy, self._contributions, self._grid)
         self._evaluations = Evaluations(self.rounds, policy)
         self._masks = SecureSums(run)
+        self._clients = ClientWork(run, self._view, policy, self._contributions)
         self._claims = SignedClaims(run, self._view, self._check)
+        self._audits = SumAudits(
+            run, self._view, self._exchange, self._claims, self._check, self._secret
+        )
         self._given_up, self._asked_at = set[int](), 0.0
         """Replicas that an unmasked attempt does not wait for, and when it was unmasked; or when
-        members were asked for receipts."""
+        members were asked for receipts, or to add up again."""
 
     # ------------------------------------------------------------ what is known
 
@@ -177,8 +183,9 @@ class RoundCoordinator:
             return self.follow(now)
         if self._masks.begun:
             return self._give_up(now)
-        if self._claims.asked:
-            return self._judge(self._claims.given_up(), now)
+        for checks in (self._claims, self._audits):
+            if checks.asked:
+                return self._judge(checks.given_up(), now)
         out = attempts.late(now, self._masks.waited_for)
         if out is None:
             text = f"{versions.attempt} attempts at round {versions.round}, in each of which "
@@ -277,37 +284,13 @@ class RoundCoordinator:
             return out if now >= until else [*out, *self._arm(until)]
         if not self.rounds.versions.attempt and not enough:
             gone = not paused and all(map(contributions.has_lost, still))
-            if gone and (more := self._hand_on(ready, now)):
-                return [*out, *more]
+            if gone and (more := self._clients.hand_on(ready, now)):
+                return [*out, *more, *self._arm(contributions.closes_at)]
             slow = [n for n in still if not contributions.has_lost(n)]
             late = self._policy.too_late(slow)
             out += self._attempts.convict(late, "had no contribution in time", now)
             contributions.late.update(late)
         return [*out, *self._plan(ready, now)]
-
-    def _hand_on(self, ready: Sequence[int], now: float) -> list[Instruction]:
-        """Have those that are ready do the work of others that are lost; nothing, where they shall
-        not."""
-        contributions, given = self._contributions, self.rounds.work.given
-        lost = [n for n in given if n not in ready and n not in contributions.bad]
-        since = contributions.since if contributions.since is not None else now
-        took_s, left_s = now - since, contributions.closes_at - now
-        work = self._policy.handed_on(self._view, lost, ready, took_s, left_s)
-        if not work:
-            return []
-        begun = RoundBegun(round=self.rounds.versions.round, work=work)
-        takers = [w for w in work if w.cohort]
-        who = ", ".join(str(w.replica) for w in takers)
-        text = f"round {begun.round}: clients of replicas that are lost are trained by {who}"
-        out = [self._publish(now, round_begun=begun), self._publish(now, note=text)]
-        for w in takers:
-            replica = self._replica(w.replica)
-            contributions.goes_on(w.replica)
-            start = self._policy.start_of(self.rounds, replica.id, w)
-            start.evaluate = False  # that is done
-            message = BrokerMessage(round_start=start)
-            out += [Tell(m.stream, message) for m in replica.context.holders()]
-        return [*out, *self._arm(contributions.closes_at)]
 
     def _plan(self, ready: Sequence[int], now: float) -> list[Instruction]:
         """Another attempt at the exchange, for those that are ready."""
@@ -322,6 +305,7 @@ class RoundCoordinator:
         out = [self._publish(now, round_planned=self._attempts.begin(attempt, now))]
         self._view.plans |= self._exchange.plans(attempt.groups)
         self._claims.begin()
+        self._audits.begin()
         self._masks.begin((m.replica for m in attempt.members), self._view.plans)
         inside = {m.replica for m in attempt.members}
         self._disputes.left_out(n for n in ready if n not in inside)
@@ -413,45 +397,18 @@ class RoundCoordinator:
             note = RunEvent(note=f"round {said.round}: {text}")
             return [self.run.record.publish(note, number, now), *self.follow(now)]
         first = not contributions.is_ready(number)  # later ones change no plan that weighs it
-        out = self._lose(number, said, now) if first else []
-        out += self._leave_out(number, said, now) if said.left_out and first else []
+        out = self._clients.lose(number, said, now) if first else []
+        out += self._clients.leave_out(number, said, now) if said.left_out and first else []
         contributions.add(number, said.term, member.id)
         self._masks.contributed(member.id, said.masks)
         counts = number not in contributions.bad  # else it may count yet
         follows = counts and contributions.is_ready(number)
         return [*out, *self.follow(now)] if follows else out
 
-    def _lose(self, number: int, said: RoundReport, now: float) -> list[Instruction]:
-        """A replica does not have the state of some of its clients, which began without."""
-        given, known = self.rounds.work.given.get(number), self.rounds.homes
-        if given is None or known is None or not said.lost or given.lost:
-            return []
-        work = RoundWork()
-        work.CopyFrom(given)
-        work.lost.extend(sorted({*said.lost} & {*places_of(given.cohort)}))
-        count = f"{len(work.lost)} client{'s' * (len(work.lost) > 1)}"
-        text = f"round {said.round}: the state of {count} is gone"
-        if self.run.submitted.requirements.sync.has_controls:
-            text += ": all begin the next one without"
-        event = self._publish(now, round_begun=RoundBegun(round=said.round, work=[work]))
-        return [event, self.run.record.publish(RunEvent(note=text), number, now)]
-
-    def _leave_out(self, number: int, said: RoundReport, now: float) -> list[Instruction]:
-        """Clients of a replica have moved by what is no finite number: its work is that of the
-        others."""
-        given = self.rounds.work.given.get(number)
-        found = self._policy.without(said.round, given, said.left_out) if given else None
-        if found is None:
-            return []
-        work, clients = found
-        names = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
-        text = f"round {said.round}: {names} moved by what is no finite number: left out"
-        begun = RoundBegun(round=self.rounds.versions.round, work=[work])
-        event = self._publish(now, round_begun=begun)
-        return [event, self.run.record.publish(RunEvent(note=text), number, now)]
-
     def answered(self, member: Member, said: RoundAnswer, now: float) -> list[Instruction]:
-        """A member shows receipts."""
+        """A member shows receipts, or says what came of sums that it added up again."""
+        if said.turn and not self.run.ended:
+            return self.follow(now) if self._audits.answered(member, said) else []
         verdict = None if self.run.ended else self._claims.answered(member, said)
         return [] if verdict is None else self._judge(verdict, now)
 
@@ -473,9 +430,10 @@ class RoundCoordinator:
             return self.run.fail("secure", self._masks.why_lost, now)
         if not all(map(view.has_made, everybody)):
             return []
-        if not self._masks.begun and (asked := self._claims.asks()) is not None:
-            self._asked_at = now if asked else self._asked_at
-            return asked if isinstance(asked, list) else self._judge(asked, now)
+        for checks in () if self._masks.begun else (self._claims, self._audits):
+            if (asked := checks.asks()) is not None:
+                self._asked_at = now if asked else self._asked_at
+                return asked if isinstance(asked, list) else self._judge(asked, now)
         found = self._policy.agreed(view, {n: self._attempts.hash_of(n) for n in everybody})
         if found is None:
             return self.run.fail("round", "every replica has holders that made other versions", now)
@@ -525,4 +483,5 @@ class RoundCoordinator:
             *self._tell_plan(member),
             *self._masks.tell(member),
             *self._claims.tell(member),
+            *self._audits.tell(member),
         ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ...dag.plan.plan import PeerId
-from ...proto.broker_pb2 import DialOrder, RoundPlan
+from ...dag.rounds.wiring import Giver, VectorSegment
+from ...proto.broker_pb2 import DialOrder, RoundAudit, RoundPlan, RoundSegment
 from ..membership.member import dial
 from ..membership.membership import Membership
 from ..policies.round_view import ExchangeGroup
@@ -101,7 +102,35 @@ class ExchangePlanner:
                     self._dial(peer, other, made)
         return made
 
-    def _dial(self, peer: PeerId, other: PeerId, made: dict[PeerId, RoundPlan]) -> None:
+    def audits(
+        self, plans: Mapping[PeerId, RoundPlan], segments: Iterable[RoundSegment], turn: int
+    ) -> dict[PeerId, RoundAudit]:
+        """Return by peer what it does so that `segments` are added up again, by their aggregators.
+        plans: of the attempt."""
+        found = [
+            VectorSegment(
+                (s.start, s.stop),
+                PeerId(s.aggregator),
+                tuple(Giver(PeerId(g.peer), g.weight) for g in s.givers),
+            )
+            for s in segments
+        ]
+        made: dict[PeerId, RoundAudit] = {}
+        for peer, mine in sliced(found).items():
+            plan = plans[peer]
+            made[peer] = RoundAudit(run=plan.run, term=plan.term, segments=mine, turn=turn)
+            made[peer].round, made[peer].attempt = plan.round, plan.attempt
+        pairs = {(g.peer, s.aggregator) for s in found for g in s.givers if g.peer != s.aggregator}
+        for peer, other in sorted(pairs | {(b, a) for a, b in pairs}):
+            self._dial(peer, other, made)
+        return made
+
+    def _dial(
+        self,
+        peer: PeerId,
+        other: PeerId,
+        made: Mapping[PeerId, RoundPlan] | Mapping[PeerId, RoundAudit],
+    ) -> None:
         """One of the two dials, the same way as before unless a term has begun since."""
         pair, terms = frozenset((peer, other)), tuple(made[p].term for p in sorted((peer, other)))
         known = self._dials.get(pair)

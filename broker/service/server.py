@@ -189,7 +189,14 @@ class Broker:
                 self._journal.close()
                 raise
         check = None if config.insecure else self._check
-        machine = BrokerMachine(name, options, boot=boot, decided=decided, check=check)
+        machine = BrokerMachine(
+            name,
+            options,
+            boot=boot,
+            decided=decided,
+            check=check,
+            secret=secrets.token_bytes(32),
+        )
         self.shell = Shell(machine, self.blobs, self._tasks, self._journal, config.planner)
         self._server = grpc.aio.server(options=server_options())
         try:

@@ -3,6 +3,7 @@
     hop GIVE     a member's contribution to a part, to who adds it up
     hop RESULT   the mean of a part, encoded once, to who takes it
     hop VERSION  the whole new version of a part, with shared state, to who has another one
+    hop AUDIT    a contribution once more, as in GIVE, to who adds up the part again
 
 A frame's identity is that of its part: run, round (as its step), attempt (as its term), and the
 elements (as its port). Where each client's contribution comes by itself, a giver has as many rows
@@ -19,6 +20,7 @@ from ..plan.plan import PeerId
 from .vector import PIECE, RunVector, Span
 
 __all__ = [
+    "AUDIT",
     "GIVE",
     "RESULT",
     "UNDIVIDED",
@@ -34,7 +36,7 @@ __all__ = [
     "wiring",
 ]
 
-GIVE, RESULT, VERSION = 0, 1, 2
+GIVE, RESULT, VERSION, AUDIT = 0, 1, 2, 3
 UNDIVIDED = 1 << 16
 """Elements that are added up by one peer, however many there are: 256 KB in fp32."""
 

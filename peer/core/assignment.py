@@ -248,6 +248,10 @@ class Assignment:
         """The broker wants to see receipts of an exchange."""
         return [] if self.rounds is None else self.rounds.asked(question)
 
+    def audit_ordered(self, order: broker_pb2.RoundAudit, now: float) -> list[e.Instruction]:
+        """Sums of an exchange are to be added up again."""
+        return [] if self.rounds is None else self.rounds.ordered(order, now)
+
     def round_timer(self, now: float) -> list[e.Instruction]:
         return [] if self.rounds is None else self.rounds.timer(now)
 

@@ -12,7 +12,7 @@ assignment that caused a record, so that a stale answer is recognised and droppe
     Built BuildFailed DataReady DataFailed    SendFrame Release
     Computed ComputeFailed FrameQueued        SendProbe BeginRound JoinExchange
     FrameArrived FrameRefused                 HearMasks
-    FrameAcknowledged                         ShowReceipts
+    FrameAcknowledged                         ShowReceipts ShowAgain AddAgain
     ExportedWeights ExportFailed
     ReceiptsShown
     RoundReady SnapshotTaken SnapshotFailed   TakeSnapshot KeepSnapshot DropSnapshot
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .snapshots import SnapshotId
 
 __all__ = [
+    "AddAgain",
     "Allow",
     "Attached",
     "BeginRound",
@@ -80,6 +81,7 @@ __all__ = [
     "SendFrame",
     "SendProbe",
     "SetTimer",
+    "ShowAgain",
     "ShowReceipts",
     "ShowWaiting",
     "SnapshotFailed",
@@ -276,7 +278,7 @@ class RoundReady(OfTerm):
 
 @immutable
 class ReceiptsShown(OfTerm):
-    """Receipts that `ShowReceipts` asked for."""
+    """What `ShowReceipts` or `AddAgain` asked for."""
 
     answer: broker_pb2.RoundAnswer
 
@@ -523,6 +525,22 @@ class ShowReceipts(OfTerm):
 
 
 @immutable
+class ShowAgain(OfTerm):
+    """Sums of the exchange are added up again here; in order with `Compute`, without an answer.
+    wiring: what this peer does for that."""
+
+    wiring: RoundWiring
+
+
+@immutable
+class AddAgain(OfTerm):
+    """What came of sums that are added up again here is wanted, as all contributions came; in order
+    with `Compute`: answers `ReceiptsShown`."""
+
+    order: broker_pb2.RoundAudit
+
+
+@immutable
 class Prefetch(OfStep):
     """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
 
@@ -615,6 +633,8 @@ Instruction = (
     | JoinExchange
     | HearMasks
     | ShowReceipts
+    | ShowAgain
+    | AddAgain
     | Prefetch
     | Compute
     | SendFrame

@@ -343,7 +343,8 @@ class PeerMachine:
                 | "round_start"
                 | "round_plan"
                 | "round_masks"
-                | ("round_question")
+                | "round_question"
+                | "round_audit"
             ):
                 body = getattr(message, kind)
                 part = self.assignment
@@ -351,6 +352,8 @@ class PeerMachine:
                     return []
                 if kind == "round_question":
                     return part.asked(body)
+                if kind == "round_audit":
+                    return part.audit_ordered(body, now)
                 if kind == "start":
                     return part.start(now)
                 if kind == "committed":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -34,7 +35,7 @@ from .algebra import Buffers, PartSum, Pieces, RoundAlgebra, WrittenPart
 from .coding import PartCoding, flat_spec
 from .side_by_side import SideBySide
 
-__all__ = ["ClientRows", "EarlyFrames", "RoundAttempt", "most_of_any"]
+__all__ = ["AddedAgain", "ClientRows", "EarlyFrames", "RoundAttempt", "most_of_any"]
 
 V = TypeVar("V")
 
@@ -306,3 +307,67 @@ class RoundAttempt(Generic[V]):
                 lift = partial(self._masks.unmasked, part)
                 values = self._algebra.unmasked(part, values, self.plan, lift)
             yield part, values
+
+
+class AddedAgain(Generic[V]):
+    """What is added up once more than it was at first, by `wiring`, of an attempt whose version is
+    made (`RoundAudit`): of contributions as they came to who added them up, with the same receipts.
+    So the sum is the same to the bit, or somebody's receipt is a lie. For any thread. refused:
+    whose contributions came too early, and cannot be taken."""
+
+    def __init__(
+        self, attempt: RoundAttempt[V], wiring: RoundWiring, algebra: RoundAlgebra[V]
+    ) -> None:
+        """attempt: with receipts."""
+        assert attempt.receipts is not None, "nothing is signed"
+        self._first, self._receipts, self._algebra = attempt, attempt.receipts, algebra
+        self.refused: dict[PeerId, None] = {}
+        self._again = RoundAttempt(
+            attempt.plan, wiring, attempt.peer, algebra, receipts=attempt.receipts
+        )
+
+    def comes(self, key: FrameKey) -> Span | None:
+        """Return the part of a frame that comes here to be added up again; None: of no such one."""
+        return self._again.comes(key._replace(hop=GIVE))
+
+    def take(self, part: Span, arrived: Arrived) -> None:
+        """Add a contribution. Raises TensorSpecError, CodecError and LargeContributionError as
+        `RoundAttempt.take` does, and then nothing was added."""
+        self._again.take(part, replace(arrived, key=arrived.key._replace(hop=GIVE)))
+
+    def end(self) -> None:
+        """Free what was added up."""
+        self._again.end()
+
+    def answer(self, order: broker_pb2.RoundAudit) -> broker_pb2.RoundAnswer:
+        """Return what came of all that is added up again here, once all contributions came. Of each
+        segment the first part counts whose sum is another than its receipt says."""
+        me, first, again = self._first.peer, self._first, self._again
+        for part, by, block in again.wiring.gives if not first.over else ():
+            if by == me:
+                buffers = first.given[part, block]
+                data = memoryview(bytearray(b"".join(buffers)))
+                values = self._algebra.decode(part, data, first.codings[GIVE])
+                again.add(part, me, WrittenPart(buffers, values), block)
+        adders = {part: by for part, by, _ in first.wiring.takes}
+        found = broker_pb2.RoundAnswer(run=order.run, term=order.term, turn=order.turn)
+        found.round, found.attempt, found.lacks[:] = order.round, order.attempt, self.refused
+        if self.refused:
+            return found
+        for segment in order.segments:
+            if segment.aggregator != me:
+                continue
+            audit = broker_pb2.SumAudit(start=segment.start, stop=segment.stop)
+            audit.heard.extend(self._receipts.heard_of(segment))
+            for part in again.wiring.adds:
+                if not segment.start < part[1] <= segment.stop:
+                    continue
+                if again.result(part) is None:
+                    return found  # without all audits, which says nothing
+                if (apart := self._receipts.refutes(part, adders[part])) is not None:
+                    mine, said = apart
+                    audit.sum.CopyFrom(mine)
+                    audit.said.CopyFrom(said)
+                    break
+            found.audits.append(audit)
+        return found

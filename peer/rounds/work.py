@@ -6,6 +6,7 @@ holders of other replicas, and the next version.
     join(plan, wiring)  the exchange, in place of an earlier attempt
     accept, payload     its frames; in any thread
     exchange()          what this peer gives to itself is added
+    show(wiring), answer_audit(order)  sums are added up again by others, and what came of that
     hear(told), unmask()  where sums are masked: what the broker told of masks, and what is done
     apply()             the next version is made, and in the stages unless local steps go on
     bend(step), stepped(step)  a step of a client: before its update, and behind it
@@ -42,7 +43,7 @@ from ...dag.plan.cut import Stage
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import LargeContributionError
 from ...dag.rounds.vector import Span, VectorPiece
-from ...dag.rounds.wiring import GIVE, RESULT, VERSION, RoundWiring
+from ...dag.rounds.wiring import AUDIT, GIVE, RESULT, VERSION, RoundWiring, span_of
 from ...job.rounds import RoundSettings
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
@@ -51,7 +52,7 @@ from ..secure.attempt_receipts import ReceiptsOf
 from ..secure.masked_sums import MaskedSums
 from ..secure.round_keys import SecureSumError
 from .algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra
-from .attempt import EarlyFrames, RoundAttempt, most_of_any
+from .attempt import AddedAgain, EarlyFrames, RoundAttempt, most_of_any
 from .local import SUM, LocalSteps
 
 __all__ = ["RoundWork"]
@@ -94,6 +95,7 @@ class RoundWork(Generic[V]):
         self._clients_moved = 0.0
         """The round, whether local steps go on while it is exchanged, and of what it is."""
         self._attempt: RoundAttempt[V] | None = None
+        self._again: AddedAgain[V] | None = None
         self.early, self._lock = EarlyFrames(), threading.Lock()
 
     @property
@@ -127,6 +129,8 @@ class RoundWork(Generic[V]):
             self._masks.begin(start.round)
         if self._attempt and self._attempt.plan.round < start.round:
             self._attempt.end()
+            if self._again is not None:
+                self._again.end()
         for entry in self._entries.values():
             if entry.round < start.round:
                 entry.commit(late=start.late > 0)
@@ -209,7 +213,7 @@ class RoundWork(Generic[V]):
         receipts = self._receipts(plan) if self._receipts is not None else None
         attempt = RoundAttempt(plan, wiring, self.peer, self.algebra, self._masks, receipts)
         with self._lock:
-            self._attempt = attempt
+            self._attempt, self._again = attempt, None
 
     def exchange(self) -> RoundResult:
         """Encodes what it gives, and adds that where it adds up itself: as others will read it, so
@@ -294,6 +298,24 @@ class RoundWork(Generic[V]):
             return broker_pb2.RoundAnswer()
         return attempt.receipts.answer(asked)
 
+    def show(self, wiring: RoundWiring) -> None:
+        """Have sums of the attempt added up again here, by `wiring`."""
+        attempt = self._joined
+        if attempt.receipts is not None:
+            again = AddedAgain(attempt, wiring, self.algebra)
+            with self._lock:
+                self._again = again
+            for arrived in self.early.take(attempt.number):
+                try:
+                    self.accept(arrived)
+                except ValueError:
+                    again.refused[PeerId(arrived.key.source)] = None
+
+    def answer_audit(self, order: broker_pb2.RoundAudit) -> broker_pb2.RoundAnswer:
+        """Return what came of sums that are added up again here."""
+        again = self._again
+        return broker_pb2.RoundAnswer() if again is None else again.answer(order)
+
     def _held(self, part: Span, of: Callable[[HeldEntry[V]], T | None]) -> Pieces[T]:
         """The pieces of a part. Raises KeyError for an entry that there is nothing of."""
         found = list[tuple[VectorPiece, T]]()
@@ -328,19 +350,22 @@ class RoundWork(Generic[V]):
         before its attempt was joined is looked at then."""
         key = arrived.key
         with self._lock:
-            attempt = self._attempt
-            if attempt is None or (key.step, key.term) > attempt.number:
+            attempt, again, number = self._attempt, self._again, (key.step, key.term)
+            shown = key.hop == AUDIT and attempt is not None and number == attempt.number
+            early = shown and (again is None or again.comes(key) is None)
+            if attempt is None or number > attempt.number or early:
                 self.early.keep(arrived)
                 return
-        part = attempt.comes(key)
-        if part is None:
+        of = again if shown else attempt
+        part = None if of is None else of.comes(key)
+        if of is None or part is None:
             raise TensorSpecError(f"{key}: the plan of the round has none come to {self.peer}")
-        attempt.take(part, arrived)
+        of.take(part, arrived)
 
     def most_bytes(self, key: FrameKey) -> int:
         """The most that a frame of this key has; 0 for what no plan names. For any thread."""
         attempt = self._attempt
-        if attempt is None or (key.step, key.term) != attempt.number:
+        if attempt is None or (key.step, key.term) != attempt.number or key.hop == AUDIT:
             return most_of_any(key, self.vector, self.algebra.codings, self.algebra.most_rows)
         part = attempt.comes(key)
         return 0 if part is None else attempt.coding(key, part).most_bytes(part)
@@ -349,6 +374,8 @@ class RoundWork(Generic[V]):
         """Raises KeyError for what is not there to be sent."""
         attempt = self._attempt
         part = attempt.goes(key) if attempt else None
+        if attempt and key.hop == AUDIT and (key.step, key.term) == attempt.number:
+            key, part = key._replace(hop=GIVE), span_of(key.port)
         if attempt is None or part is None:
             raise KeyError(f"{key} is not there to be sent by {self.peer}")
         buffers, coding = None, attempt.coding(key, part)

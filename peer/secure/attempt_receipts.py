@@ -34,6 +34,7 @@ from ...proto.broker_pb2 import (
     RoundPlan,
     RoundQuestion,
     RoundReceipt,
+    RoundSegment,
     SignedStatement,
 )
 
@@ -127,6 +128,18 @@ class AttemptReceipts:
             return b""
         return claim_of(s.statement for s in self._of(hop, PeerId(by), start, stop))
 
+    def heard_of(self, segment: RoundSegment) -> list[bytes]:
+        """Return claims of what each giver of a segment gave, in order."""
+        start, stop = segment.start, segment.stop
+        return [self._claim(GIVE, g.peer, start, stop) for g in segment.givers]
+
+    def refutes(self, part: Span, adder: PeerId) -> tuple[SignedStatement, SignedStatement] | None:
+        """Return this peer's receipt for the sum of a part and that of `adder`, where these tell of
+        other sums, or of sums of something else; None: they tell the same."""
+        mine, said = (self._kept[RESULT, peer][part, 0] for peer in (self._identity.member, adder))
+        a, b = (RoundReceipt.FromString(s.statement) for s in (mine, said))
+        return None if (a.hash, a.heard) == (b.hash, b.heard) else (mine, said)
+
     def statement(self, hashes: Sequence[int]) -> SignedStatement:
         """Return what this peer says of the attempt, whose version it has made. `hashes`: of that,
         by its stages."""
@@ -136,7 +149,7 @@ class AttemptReceipts:
             if any(g.peer == me for g in s.givers):
                 said.gave.append(self._claim(GIVE, me, s.start, s.stop))
             if s.aggregator == me:
-                said.heard.extend(self._claim(GIVE, g.peer, s.start, s.stop) for g in s.givers)
+                said.heard.extend(self.heard_of(s))
             if me in s.takers:
                 said.got.append(self._claim(RESULT, s.aggregator, s.start, s.stop))
         return signed(self._identity, ATTEMPT, said.SerializeToString(deterministic=True))

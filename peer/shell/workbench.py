@@ -4,8 +4,8 @@ done.
 Torch never runs in the event loop:
 
     lane      jobs, in the order in which the machine asked
-    compute   Build, BeginRound, JoinExchange, HearMasks, ShowReceipts, Compute, the copy of
-              UploadWeights and of a snapshot, Discard
+    compute   Build, BeginRound, JoinExchange, HearMasks, ShowReceipts, ShowAgain, AddAgain,
+              Compute, the copy of UploadWeights and of a snapshot, Discard
     data      Prefetch
     sending   SendFrame: encode
     arriving  decode what came, into the device's store; then the machine hears FrameArrived
@@ -69,6 +69,8 @@ Work = (
     | e.JoinExchange
     | e.HearMasks
     | e.ShowReceipts
+    | e.ShowAgain
+    | e.AddAgain
     | e.Discard
     | e.UploadWeights
 )
@@ -259,6 +261,22 @@ class DeviceRuntime:
                 self._compute.do(
                     lambda: (
                         self._device.rounds.answer(asked)
+                        if self.holds(run, term)
+                        else broker_pb2.RoundAnswer()
+                    ),
+                    lambda found: calls.post(e.ReceiptsShown(run, term, found)),
+                    calls.crash,
+                )
+            case e.ShowAgain(run, term, wiring):
+                self._compute.do(
+                    lambda: self._device.rounds.show(wiring) if self.holds(run, term) else None,
+                    _nothing,
+                    calls.crash,
+                )
+            case e.AddAgain(run, term, order):
+                self._compute.do(
+                    lambda: (
+                        self._device.rounds.answer_audit(order)
                         if self.holds(run, term)
                         else broker_pb2.RoundAnswer()
                     ),

@@ -54,7 +54,7 @@ class RunRequirements:
     replicas: among so many a batch is divided. undecided: whether planning says what kind of
     training it is, or among how many; until then it has one. sync: what they exchange, and when.
     eval_every: steps between evaluations; 0: none. cohorts: of federated training, who is in its
-    rounds; None: replicas make steps.
+    rounds; None: replicas make steps. audit: share of the sums of rounds that are added up again.
     replan: whether its plan may change while it runs. recovery: what may be done after a loss.
     output: when checkpoints are made, and how many are kept.
     lossless_snapshots: whether they are coded, or written as they are.
@@ -81,6 +81,7 @@ class RunRequirements:
     seed: int = 0
     sync: Sync = field(default_factory=Sync)
     cohorts: Cohorts | None = None
+    audit: float = 0.0
     origins: tuple[str, ...] = ()
     """Of weights that peers read from the web themselves: scheme, host and port of each."""
 
@@ -224,6 +225,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         seed=job.seed,
         sync=job.sync,
         cohorts=cohorts,
+        audit=job.sync.audit if job.rounds is not None and job.rounds.adds_alike else 0.0,
         origins=_origins(job.model) if job.model.where == "url" else (),
     )
 

@@ -67,6 +67,7 @@ class BrokerShell:
             self._options,
             decided=DurableState(self._options, records),
             check=check_named if self.world.signs else None,
+            secret=str(self.world.seed).encode(),
         )
         self.begun = False
         self._life += 1

@@ -310,6 +310,11 @@ class PeerShell:
             case p.ShowReceipts(run, term, asked):
                 shown = p.ReceiptsShown(run, term, self.device.rounds.answer(asked))
                 world.after(OVERHEAD_S, lambda: self.handle(shown))
+            case p.ShowAgain(wiring=wiring):
+                self.device.rounds.show(wiring)
+            case p.AddAgain(run, term, order):
+                again = p.ReceiptsShown(run, term, self.device.rounds.answer_audit(order))
+                world.after(OVERHEAD_S, lambda: self.handle(again))
             case p.Prefetch(run, term, step):
                 read: p.Event = p.DataReady(run, term, step)
                 try:

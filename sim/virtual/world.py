@@ -89,7 +89,7 @@ class World(VirtualClock):
         self.trace, self.observe = trace, observe
         self.log: list[str] = []
         """What happened, one line each, for people and for comparing two worlds."""
-        self.logs, self._seed = log, seed
+        self.logs, self.seed = log, seed
         self._peer_options = peer_options
         self._device = device or (signing_device if signs else torch_device)
         self.carrier: Carrier
@@ -223,7 +223,7 @@ class World(VirtualClock):
         choice."""
         self.mark(a, "corrupt", f"to {b}")
         self._corruptions += 1
-        rng = random.Random(f"{self._seed} corrupt {self._corruptions}")
+        rng = random.Random(f"{self.seed} corrupt {self._corruptions}")
         self.network.corrupt(a, b, rng.random())
 
     def restart_broker(self, away_s: float = RESTART_S) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from shoal.dag.plan.action import Action, Kind
-from shoal.dag.rounds.wiring import GIVE, RESULT
+from shoal.dag.rounds.vector import Span
+from shoal.dag.rounds.wiring import AUDIT, GIVE, RESULT
 from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import ATTEMPT, RECEIPT, data_hash, read_receipt
 from shoal.net.identity.statements import signed
@@ -19,6 +20,9 @@ from shoal.peer.compute.device import TorchDevice
 from shoal.peer.core.events import Result
 from shoal.proto.broker_pb2 import (
     AttemptStatement,
+    RoundAnswer,
+    RoundAudit,
+    RoundPlan,
     SignedStatement,
 )
 from shoal.sim.virtual.identities import NamedMember, check_named
@@ -35,6 +39,11 @@ class Lie:
     got, heard     it claims what is not so
     empty          it claims nothing
     another's      its receipts are in the name of another
+    wrong          the sums that it adds up are wrong, for all alike
+    accuses        the sums of others are wrong where it adds up again
+    again          it gives others than before where sums are added up again, and signs both
+    hides          what it gives there is not signed
+    mute           it does not say what came of what it adds up again
     """
 
     who: str
@@ -53,19 +62,40 @@ class _Signing(TorchDevice):
 class _Liar(_Signing):
     def __init__(self, spec: PeerSpec, lie: Lie) -> None:
         super().__init__(spec)
-        self.lie = lie
+        self.lie, self._falsified = lie, False
+
+    def _falsifies(self, plan: RoundPlan, part: Span) -> bool:
+        """Whether the sum of a part is made a wrong one."""
+        lie, attempt = self.lie, self.rounds._attempt
+        assert attempt is not None
+        bends = plan.round >= lie.first and (part in attempt.wiring.adds) == (lie.kind == "wrong")
+        lie.told += bends
+        return bends
+
+    def _falsify(self) -> None:
+        """Have sums be wrong from here on."""
+        algebra: Any = self.rounds.algebra
+        honest = algebra.result
+
+        def result(part: Span, mean: Any, came: Any, plan: RoundPlan, coding: Any) -> Any:
+            return honest(part, mean + self._falsifies(plan, part), came, plan, coding)
+
+        algebra.result, self._falsified = result, True
 
     def payload(self, key: FrameKey) -> Payload:
         found, lie = super().payload(key), self.lie
-        hop = {"sums": RESULT, "gifts": GIVE}.get(lie.kind)
+        hop = {"sums": RESULT, "gifts": GIVE, "again": AUDIT}.get(lie.kind)
         if key.role is not Role.ROUND or not found.codec_header or key.step < lie.first:
             return found
         said = SignedStatement.FromString(found.codec_header)
-        if lie.kind == "another's":
+        if lie.kind == "hides" and key.hop == AUDIT:
+            lie.told += 1
+            said.ClearField("signature")
+        elif lie.kind == "another's":
             lie.told += 1
             other = NamedMember(next(iter(lie.to)))  # type: ignore[arg-type]
             said.certificate = other.certificate
-        elif key.hop == hop and key.destination in lie.to:
+        elif key.hop == hop and (key.destination in lie.to or not lie.to):
             lie.told += 1
             data = torch.frombuffer(bytearray(b"".join(found.buffers)), dtype=torch.float32) + 1.0
             found = replace(found, buffers=(memoryview(data.numpy().tobytes()),))
@@ -75,7 +105,16 @@ class _Liar(_Signing):
         return replace(found, codec_header=said.SerializeToString())
 
     def compute(self, step: int, action: Action) -> Result:
-        result, lie = super().compute(step, action), self.lie
+        lie = self.lie
+        if (
+            action.kind is Kind.EXCHANGE
+            and lie.kind in ("wrong", "accuses")
+            and not self._falsified
+        ):
+            self._falsify()
+        if action.kind is Kind.EXCHANGE and lie.kind == "mute":
+            self.rounds.answer_audit = self._nothing  # type: ignore[method-assign]
+        result = super().compute(step, action)
         round_ = result.round
         if action.kind is not Kind.APPLY or step < lie.first or round_ is None or not round_.said:
             return result
@@ -88,6 +127,10 @@ class _Liar(_Signing):
         said = signed(self.me, ATTEMPT, told.SerializeToString(deterministic=True))
         object.__setattr__(round_, "said", said)
         return result
+
+    def _nothing(self, order: RoundAudit) -> RoundAnswer:
+        self.lie.told += 1
+        return RoundAnswer(run=order.run, term=order.term)
 
 
 def devices(lie: Lie | None = None) -> Callable[[PeerSpec], PeerDevice]:

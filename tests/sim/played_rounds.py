@@ -90,11 +90,13 @@ class Rounds:
         device: Any = None,
         wan: Any = None,
         signs: bool = False,
+        seed: int = 0,
         **tables: Any,
     ) -> tuple[World, str]:
         """The world in which it was submitted. deaths: by number of the record of the world, who
         dies there; `also` sees each, too."""
-        world = self.lab.world(list(peers), log=False, device=device, wan=wan, signs=signs)
+        options: dict[str, Any] = {"device": device, "wan": wan, "signs": signs, "seed": seed}
+        world = self.lab.world(list(peers), log=False, **options)
         world.orders = self.orders
         self.monitor = Monitor(world)
         world.until(lambda: len(world.broker.machine.members.pool) == len(peers))

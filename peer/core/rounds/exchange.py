@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from ....dag.plan.plan import PeerId
 from ....dag.rounds.vector import RunVector, Span
 from ....dag.rounds.wiring import (
+    AUDIT,
     GIVE,
     RESULT,
     VERSION,
@@ -41,7 +42,7 @@ def run_of(replica: str) -> str:
     return replica.partition(".")[0]
 
 
-def segments_of(plan: broker_pb2.RoundPlan) -> Iterator[VectorSegment]:
+def segments_of(plan: broker_pb2.RoundPlan | broker_pb2.RoundAudit) -> Iterator[VectorSegment]:
     """As the wiring reads them. One that ends before it begins has no parts."""
     for s in plan.segments:
         yield VectorSegment(
@@ -60,12 +61,18 @@ class RoundExchange:
     def __init__(self, peer: PeerId, replica: str, vector: RunVector) -> None:
         self.plan: broker_pb2.RoundPlan | None = None
         self.wiring = RoundWiring()
+        self.order: broker_pb2.RoundAudit | None = None
+        """What is added up again; None: nothing yet."""
+        self.again = RoundWiring()
+        """What this peer does for that."""
         self.begun = False
         """Whether frames of the attempt are exchanged."""
         self.late = self.sent_bytes = 0
         self._peer, self._run, self._vector = peer, run_of(replica), vector
         self._awaited: set[RoundFrame] = set()
         """Frames that are to come."""
+        self._unshown: set[RoundFrame] = set()
+        """Those of them that come to be added up again."""
         self._early: dict[FrameKey, None] = {}
         """Frames that came of an attempt that has not begun here; each keeps its slot."""
 
@@ -75,13 +82,45 @@ class RoundExchange:
         """Nothing is planned yet."""
         self.plan, self.begun, self.sent_bytes = None, False, 0
         self._awaited, self.wiring = set(), RoundWiring()
+        self._forget_audit()
 
     def planned(self, plan: broker_pb2.RoundPlan) -> None:
         """In place of what there is."""
         self.plan, self.begun = plan, False
+        self._forget_audit()
         self.wiring = wiring(
             self._vector, segments_of(plan), self._peer, plan.fragment, by_client=plan.by_client
         )
+
+    def _forget_audit(self) -> None:
+        self.order, self.again, self._unshown = None, RoundWiring(), set()
+
+    def ordered(self, order: broker_pb2.RoundAudit) -> None:
+        """Sums of the attempt are to be added up again, in place of those before."""
+        assert self.plan is not None, "nothing is exchanged"
+        self.order, me = order, self._peer
+        self.again = wiring(self._vector, segments_of(order), me, self.plan.fragment)
+        self._unshown = {(AUDIT, *frame[1:]) for frame in self.again.comes(me)}
+
+    def shows(self) -> list[e.Instruction]:
+        """Send contributions to who adds up again, and take those that came early."""
+        me = self._peer
+        out = self._send(self._key(AUDIT, s) for s in self.again.gives if s.peer != me)
+        early, self._early = self._early, {}
+        for key in early:
+            out += self.arrived(key, None)
+        return out
+
+    @property
+    def adds_again(self) -> bool:
+        """Whether this peer adds up again, be it a segment that has no part."""
+        order = self.order
+        return order is not None and any(s.aggregator == self._peer for s in order.segments)
+
+    @property
+    def unshown(self) -> list[PeerId]:
+        """Peers whose contributions are still to come, to be added up again."""
+        return sorted({peer for _, _, peer, _ in self._unshown})
 
     def joins(self) -> None:
         """The device hears of it."""
@@ -150,7 +189,8 @@ class RoundExchange:
             return False
         if (key.step, key.term) != (plan.round, plan.attempt) or key.destination != self._peer:
             return False
-        return self._frame(key) in self._awaited
+        frame = self._frame(key)
+        return frame in self._awaited or frame in self._unshown
 
     def _frame(self, key: FrameKey) -> RoundFrame:
         return key.hop, span_of(key.port), PeerId(key.source), key.microbatch
@@ -160,7 +200,7 @@ class RoundExchange:
         if self.plan is None:
             return round_ is None or key.step >= round_
         known = (self.plan.round, self.plan.attempt)
-        return at > known or (at == known and not self.begun)
+        return at > known or (at == known and (not self.begun or key.hop == AUDIT))
 
     def arrived(self, key: FrameKey, round_: int | None) -> list[e.Instruction]:
         """A part came, and lies in its sum or its place. `round_`: the one under way; None: it has
@@ -172,7 +212,8 @@ class RoundExchange:
             self.late += 1
             return [e.Release(key)]
         part = span_of(key.port)
-        self._awaited.remove(self._frame(key))
+        self._awaited.discard(self._frame(key))
+        self._unshown.discard(self._frame(key))
         out: list[e.Instruction] = [e.Release(key)]
         if key.hop == GIVE and self._is_summed(part):
             for done in self.wiring.adds if self.wiring.by_client else (part,):

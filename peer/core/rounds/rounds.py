@@ -19,6 +19,8 @@
 - Where sums are masked, what came are masked sums. Who has them all, and the shares that others
   sealed for it, says so; it reveals the shares when the broker wants them, and applies the sums
   once it has the masks (`peer/secure/`). Meanwhile it waits for the broker alone.
+- Sums of an attempt may be added up again by others once all have made the version: what was given
+  goes to them as well, and who adds up says what came of it.
 - Who has no version of its own to begin from (it came late, or was lost for too long) waits at the
   gate too, contributes nothing, and gets weights and shared state from those that have applied.
 - A frame of an attempt that has not begun here keeps its place until it has.
@@ -34,6 +36,7 @@ from collections.abc import Collection
 from ....dag.plan.action import Action, Kind
 from ....dag.plan.plan import PeerId
 from ....dag.rounds.vector import RunVector
+from ....dag.rounds.wiring import AUDIT
 from ....net.links.frame import FrameKey
 from ....proto import broker_pb2, common_pb2
 from .. import events as e
@@ -204,14 +207,38 @@ class Rounds:
             return []
         return [e.ShowReceipts(self._replica, self._term, question)]
 
+    def ordered(self, order: broker_pb2.RoundAudit, now: float) -> list[e.Instruction]:
+        """Give what was given to others who add it up again, or do so, or both."""
+        exchange = self._exchange
+        plan, known = exchange.plan, exchange.order
+        if plan is None or (order.round, order.attempt) != (plan.round, plan.attempt):
+            return []
+        if known is not None and order.turn <= known.turn:
+            return self._added_again() if order.turn == known.turn else []
+        exchange.ordered(order)
+        out = self._link()
+        if exchange.adds_again:
+            out.append(e.ShowAgain(self._replica, self._term, exchange.again))
+        timer = e.SetTimer("round", now + plan.patience_s)
+        return [*out, *exchange.shows(), *self._added_again(), timer]
+
+    def _added_again(self) -> list[e.Instruction]:
+        """Say what came of what is added up again here, once all of it is."""
+        exchange = self._exchange
+        if exchange.order is None or not exchange.adds_again or exchange.unshown:
+            return []
+        return [e.AddAgain(self._replica, self._term, exchange.order)]
+
     def _forget_masks(self) -> None:
         self._heard, self._holds, self._unmasked, self._unsound = [], False, False, False
 
     def _link(self) -> list[e.Instruction]:
         """With those of the plan."""
         exchange = self._exchange
-        dials = exchange.plan.dials if exchange.plan is not None else ()
-        out = self._links.want(exchange.wiring.counterparts, dials)
+        dials = [*exchange.plan.dials] if exchange.plan is not None else []
+        dials += exchange.order.dials if exchange.order is not None else ()
+        peers = (*exchange.wiring.counterparts, *exchange.again.counterparts)
+        out = self._links.want(peers, dials)
         gone = [i.peer for i in out if isinstance(i, e.HangUp)]
         return [*out, *(i for peer in gone for i in exchange.forget(peer))]
 
@@ -257,13 +284,14 @@ class Rounds:
 
     def arrived(self, key: FrameKey) -> list[e.Instruction]:
         """A part came, and lies in its sum or its place."""
-        return self._exchange.arrived(key, None if self.start is None else self.start.round)
+        out = self._exchange.arrived(key, None if self.start is None else self.start.round)
+        return [*out, *self._added_again()] if key.hop == AUDIT else out
 
     def refused(self, key: FrameKey, why: str, now: float) -> list[e.Instruction]:
         """A part came that cannot be taken, or could not be sent."""
         out: list[e.Instruction] = [e.Release(key)]
-        if key.source == self._peer or not self._exchange.expects(key):
-            return out
+        if key.source == self._peer or not self._exchange.expects(key) or key.hop == AUDIT:
+            return out  # of an audit it lacks
         result = e.RoundResult(code="refused", why=f"{key.port} of {key.source}: {why}")
         report = self._report(self._exchange.attempt, now, result)
         report.message.round.lacks.append(key.source)
@@ -325,6 +353,11 @@ class Rounds:
     def timer(self, now: float) -> list[e.Instruction]:
         """The plan's patience is over."""
         exchange = self._exchange
+        if exchange.order is not None and (unshown := exchange.unshown):
+            found = broker_pb2.RoundAnswer(run=self._replica, term=self._term, lacks=unshown)
+            found.round, found.attempt = exchange.order.round, exchange.order.attempt
+            found.turn = exchange.order.turn
+            return [e.Tell(broker_pb2.PeerMessage(round_answer=found))]
         if self._applied or self._holds or not exchange.begun:
             return []
         lacks, contributions = exchange.lacking()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -19,6 +21,7 @@ from shoal.net.identity.receipts import (
     contradict,
     data_hash,
     proves,
+    wrong_sum,
 )
 from shoal.net.identity.statements import CertifiedMember, checked_by, signed
 from shoal.proto.broker_pb2 import RoundReceipt, SignedStatement
@@ -113,3 +116,50 @@ def test_a_hash_is_of_the_bytes_however_they_are_divided() -> None:
     assert data_hash([b"ab", memoryview(b"c")]) == data_hash([b"abc"])
     assert isinstance(A.member, str)
     assert A.member == PeerId("a")
+
+
+def add(data: Sequence[bytes]) -> bytes:
+    return bytes([sum(map(sum, data)) % 256])
+
+
+GIFTS = [
+    (receipt(by, hop=0, hash=hashlib.sha256(data).digest()), data)
+    for by, data in ((A, b"\1"), (B, b"\2"))
+]
+HEARD = hashlib.sha256(
+    b"".join(hashlib.sha256(said.statement).digest() for said, _ in GIFTS)
+).digest()
+
+
+def sum_of(by: CertifiedMember, sum_: bytes, **changed: object) -> SignedStatement:
+    return receipt(by, **{"hash": hashlib.sha256(sum_).digest(), "heard": HEARD, **changed})
+
+
+@pytest.mark.parametrize("false", [{"sum_": b"\4"}, {"sum_": b"\3", "heard": b"others"}])
+def test_of_two_who_signed_different_sums_their_addends_show_the_liar(
+    false: dict[str, bytes],
+) -> None:
+    for honest, liar in ((A, B), (B, A)):
+        sums = [sum_of(honest, b"\3"), sum_of(liar, **false)]  # type: ignore[arg-type]
+        assert wrong_sum(sums, GIFTS, add, CHECK) == liar.member
+        assert wrong_sum(sums[::-1], GIFTS, add, CHECK) == liar.member
+
+
+@pytest.mark.parametrize(
+    ("sums", "given_", "why"),
+    [
+        ((sum_of(A, b"\3"), sum_of(B, b"\3")), GIFTS, "different sums"),
+        ((sum_of(A, b"\3"), sum_of(A, b"\4")), GIFTS, "not of two peers"),
+        ((sum_of(A, b"\3"), sum_of(B, b"\4", stop=9)), GIFTS, "one part"),
+        ((sum_of(A, b"\3", hop=0), sum_of(B, b"\4", hop=0)), GIFTS, "different sums"),
+        ((sum_of(A, b"\3"), sum_of(B, b"\4")), GIFTS[::-1], "neither"),
+        ((sum_of(A, b"\3"), sum_of(B, b"\4")), [(GIFTS[0][0], b"?"), GIFTS[1]], "these bytes"),
+        ((sum_of(A, b"\3"), sum_of(B, b"\4")), [(receipt(round=9), b"")], "another part"),
+        ((sum_of(A, b"\3"), sum_of(B, b"\4", about=b"shoal other\0")), GIFTS, "signature"),
+    ],
+)
+def test_sums_and_addends_that_show_no_liar_prove_nothing(
+    sums: tuple, given_: list, why: str
+) -> None:
+    with pytest.raises(NoProofError, match=why):
+        wrong_sum(sums, given_, add, CHECK)
