@@ -82,6 +82,9 @@ MODELS = {
 TRAIN = {
     "sgd": Train(steps=9, batch=8, optimizer="sgd", lr=0.3, clip=0.4, warmup=0, momentum=0.9),
     "adamw": Train(steps=9, batch=8, lr=0.01, clip=0.0, warmup=2),
+    "adafactor": Train(steps=9, batch=8, optimizer="adafactor", lr=0.05, clip=0.4, warmup=0),
+    "lion": Train(steps=9, batch=8, optimizer="lion", lr=0.01, warmup=0),
+    "muon": Train(steps=9, batch=8, optimizer="muon", lr=0.01, clip=0.4, warmup=2),
 }
 
 
