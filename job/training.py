@@ -55,8 +55,9 @@ class Train(Settings):
     """AdamW's addend to the root of the second moment."""
     momentum: float = 0.9
     """SGD's, and Muon's (torch's own default for which is 0.95)."""
-    no_muon: tuple[str, ...] = ("*emb*", "*wte*", "*wpe*", "*head*", "*classifier*")
-    """Globs of names of matrices that are none of Muon's: embeddings and what the last layer is."""
+    no_muon: tuple[str, ...] | Literal["auto"] = "auto"
+    """Globs of names of matrices that are none of Muon's. "auto": those that are not hidden, which
+    a submitter finds (dag/analysis/hidden_matrices.py)."""
     state_dtype: Literal["fp32", "bf16"] = "fp32"
     """What the optimizer's moments are kept in between two steps."""
     weight_decay: float = 0.1

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["GoingOn", "changed", "check_same", "gone_on", "prepared", "with_changes"]
 
 FIXED = (
-    *("model", "data", "seed", "train.batch", "train.microbatch"),
-    *("train.optimizer", "train.no_muon"),
+    *("model", "data", "seed", "train.batch", "train.microbatch", "train.optimizer"),
     *("sync.virtual_data", "sync.vhl.classes", "sync.vhl.features", "sync.vhl.logits"),
 )
 """Keys of a job that stay: what follows would be neither the old run nor a new one."""

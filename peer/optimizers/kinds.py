@@ -1,8 +1,9 @@
 """Which rule updates a parameter, and the optimizer of that rule with the job's numbers.
 
 Muon (Jordan et al. 2024; 2502.16982 for its rate) is for hidden matrices: what has two dimensions
-and a name that no glob of `train.no_muon` is for. Everything else is AdamW's, by the same rate: a
-matrix's is multiplied with 0.2·√max(rows, columns), which makes updates as large as AdamW's are.
+and a name that no glob of `train.no_muon` is for (`client/matrices.py` finds them). Everything else
+is AdamW's, by the same rate: a matrix's is multiplied with 0.2·√max(rows, columns), which makes
+updates as large as AdamW's are.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def kind_of(train: Train, name: str, parameter: Tensor) -> str:
     """Return which optimizer a parameter with this name in the user's model is for."""
     if train.optimizer != "muon":
         return train.optimizer
+    assert train.no_muon != "auto", "a submitter says which matrices are not hidden"
     hidden = parameter.dim() == 2 and not any(fnmatchcase(name, g) for g in train.no_muon)
     return "muon" if hidden else "adamw"
 

@@ -106,6 +106,7 @@ def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     if t.optimizer != "muon":
         return _of_kind(t.optimizer, groups(named), t)
+    assert t.no_muon != "auto", "a submitter says which matrices are not hidden"
     hidden = [
         (n, p) for n, p in named if p.dim() == 2 and not any(fnmatch(n, g) for g in t.no_muon)
     ]
