@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+from shoal.dag.plan.plan import PeerId
+from shoal.planner.base.interface import PeerOffer
+from shoal.planner.requests.request import plan_request
+from shoal.planner.requests.requirements import read_spec
+from shoal.proto import broker_pb2
 from shoal.sim.virtual.world import PeerSpec
 from shoal.tests.sim.recovery.test_recovery import JOB, Lab
 from shoal.tests.sim.virtual.test_exactness import random_plan, small_job
@@ -68,3 +73,18 @@ def test_a_plan_that_cuts_a_matrix_is_refused(
     world = cut.world([PeerSpec(name=n) for n in "abc"])
     with pytest.raises(AssertionError, match="parameters whole: expected head_parts 0"):
         cut.train(world, plan_of(cut, ["a", "b", "c", "a", "b"]))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adafactor", "lion"])
+def test_the_planner_splits_a_head_only_where_parameters_may_be_cut(
+    optimizer: str, untied: Any
+) -> None:
+    lab, _ = untied
+    spec = broker_pb2.RunSpec()
+    spec.CopyFrom(lab.spec)
+    train = replace(lab.job.train, optimizer=optimizer, no_muon=())
+    spec.job = replace(lab.job, train=train).to_json()
+    offers = [PeerOffer(PeerId(n), device_memory_bytes=20_000) for n in "abc"]
+    request = plan_request(spec, read_spec(spec), lab.graph, offers, None)
+    split = any(form.head_parts for form in request.others)
+    assert split == (optimizer in ("adamw", "lion"))
