@@ -96,8 +96,8 @@ class Train(Settings):
         if self.optimizer == "adamw8bit":
             raise SettingsError(
                 "optimizer",
-                'is "adamw8bit", of which no library steps the same on CPU and card: expected '
-                '"adamw" with state_dtype = "bf16", "adafactor" or "lion" where memory is short',
+                'is "adamw8bit", which peers cannot keep the state of: expected "adamw" with '
+                'state_dtype = "bf16", "adafactor" or "lion" where memory is short',
             )
         if self.whole and self.state_dtype != "fp32":
             raise SettingsError(
