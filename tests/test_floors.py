@@ -60,8 +60,8 @@ ORDER = {
         encodings units words < settings < clients gossip methods plan_options < rounds tables
         < sync training < stripped < unsupported < spec""",
     "peer": """
-        blobs data hours logs optimizers secure < sync < core host < rounds < federated < compute < shell
-        < entry""",
+        blobs data hours logs optimizers secure < sync < core host < rounds < federated
+        < compute < shell < entry""",
     "peer/core": """
         peer_program reports snapshots < events < options rates run_links snapshot_manager step
         < rounds < assignment attachment < drain < machine""",
