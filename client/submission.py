@@ -52,6 +52,7 @@ from .job_data import (
     resolved,
     with_clients,
 )
+from .matrices import with_matrices
 from .models import models
 from .models.adapters import AdapterError, is_adapted, plain_name, save_config
 from .models.division import why_it_depends
@@ -152,6 +153,7 @@ def prepare(
         depends = partial(_depends, job, data, module, captured.graph, ignoring)
         clients = client_sizes(job, data)
         job = with_stages(job, captured.graph, clients, depends, say)
+        job = with_matrices(job, captured.graph, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         there = pretrained.entries if pretrained else {}
         tensors = {n: t for n, t in captured.tensors.items() if n not in there}
@@ -199,6 +201,7 @@ def draft(
         depends = partial(_depends, job, data, module, graph, ignoring)
         clients = client_sizes(job, data)
         job = with_stages(job, graph, clients, depends, say)
+        job = with_matrices(job, graph, say)
     read = pretrained.entries if pretrained and job.model.where == "url" else {}
     if words := takes(starting_bytes(graph, lambda n: n in read or outline.is_made(n))):
         say(f"submitting it uploads the weights that it begins with: {words}")

@@ -44,20 +44,24 @@ class Train(Settings):
     `microbatch_choices`; its default is the largest divisor up to 8 that leaves at least 4
     microbatches (1 if none does), which is also what a model gets whose loss depends on how a batch
     is divided."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """AdamW, or SGD with momentum."""
+    optimizer: Literal["adamw", "sgd", "muon", "adafactor", "lion", "adamw8bit"] = "adamw"
+    """AdamW, SGD with momentum, or Muon for hidden matrices (`no_muon`) and AdamW for the rest, or
+    Adafactor, all as torch has them; or Lion (2302.06675, algorithm 2). "adamw8bit" is refused."""
     lr: float = 3e-4
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay of the first and second moment."""
+    """AdamW's decay of the first and second moment; Lion's two (its paper has 0.9 and 0.99)."""
     eps: float = 1e-8
     """AdamW's addend to the root of the second moment."""
     momentum: float = 0.9
-    """SGD's."""
+    """SGD's, and Muon's (torch's own default for which is 0.95)."""
+    no_muon: tuple[str, ...] | Literal["auto"] = "auto"
+    """Globs of names of matrices that are none of Muon's. "auto": those that are not hidden, which
+    a submitter finds (dag/analysis/hidden_matrices.py)."""
     state_dtype: Literal["fp32", "bf16"] = "fp32"
     """What the optimizer's moments are kept in between two steps."""
     weight_decay: float = 0.1
-    """Decoupled for AdamW, added to the gradient for SGD, as torch.optim does."""
+    """Added to the gradient for SGD, decoupled for all others, as torch.optim does."""
     no_decay: tuple[str, ...] = ("*.bias", "*norm*")
     """Globs of parameter names without weight decay."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
@@ -89,6 +93,18 @@ class Train(Settings):
         for i, beta in enumerate(self.betas):
             if not 0.0 <= beta < 1.0:
                 raise SettingsError(f"betas[{i}]", f"is {beta}: expected a number in [0, 1)")
+        if self.optimizer == "adamw8bit":
+            raise SettingsError(
+                "optimizer",
+                'is "adamw8bit", which peers cannot keep the state of: expected "adamw" with '
+                'state_dtype = "bf16", "adafactor" or "lion" where memory is short',
+            )
+        if self.whole and self.state_dtype != "fp32":
+            raise SettingsError(
+                "state_dtype",
+                f'is "{self.state_dtype}" with optimizer = "{self.optimizer}", whose state is '
+                'rounded for AdamW, SGD and Lion alone: expected "fp32"',
+            )
         if self.microbatch != "auto":
             at_least(self, 1, "microbatch")
             if self.batch % self.microbatch:
@@ -111,9 +127,19 @@ class Train(Settings):
         return self.steps or self.rounds
 
     @property
+    def whole(self) -> bool:
+        """Whether a number's update follows from others of its parameter, so that no parameter may
+        be cut into parts that are updated apart."""
+        return self.optimizer in ("muon", "adafactor")
+
+    @property
     def optimizer_slots(self) -> int:
-        """Tensors that the optimizer keeps of each parameter."""
-        return 2 if self.optimizer == "adamw" else int(self.momentum > 0)
+        """Numbers that the optimizer keeps of each trained one, at most: Muon has one of a
+        matrix and AdamW two of the rest; Adafactor one of a vector, and of a matrix its rows and
+        columns."""
+        if self.optimizer == "sgd":
+            return int(self.momentum > 0)
+        return 2 if self.optimizer in ("adamw", "muon") else 1
 
     @property
     def state_bytes(self) -> int:

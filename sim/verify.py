@@ -43,6 +43,7 @@ def verify(
     A graph that draws masks draws others than the native module does, so it is trained as one
     stage then: `one_stage` does that, and gives the losses of all steps.
     """
+    job = replace(job, train=replace(job.train, no_muon=facts.job.train.no_muon))
     if job.sync.kind == "federated":
         _verify_cohorts(job, followed, facts, front, say, expected)
         return

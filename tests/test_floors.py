@@ -42,7 +42,7 @@ ORDER = {
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",
     "client": """
-        bench doctor errors files further_classes stages_of_clients job_data privacy
+        bench doctor errors files further_classes stages_of_clients job_data matrices privacy
         < access models < submission < uploading < runs < show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
@@ -60,8 +60,8 @@ ORDER = {
         encodings units words < settings < clients gossip methods plan_options < rounds tables
         < sync training < stripped < unsupported < spec""",
     "peer": """
-        blobs data hours logs secure sync < core host < rounds < federated < compute < shell
-        < entry""",
+        blobs data hours logs optimizers secure < sync < core host < rounds < federated
+        < compute < shell < entry""",
     "peer/core": """
         peer_program reports snapshots < events < options rates run_links snapshot_manager step
         < rounds < assignment attachment < drain < machine""",

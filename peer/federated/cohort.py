@@ -275,7 +275,14 @@ class _Stack:
         self._rules = {b.name: b.update for b in graph.buffers if b.update}
         buffers = (b.name for b in graph.buffers if b.name in version)
         self._buffers = {n: stacked(n, n in self._rules) for n in buffers}
+        self._apart = [self._alone(i) for i in range(copies)] if train.whole else []
         self._begin({})
+
+    def _alone(self, copy: int) -> tuple[dict[str, nn.Parameter], StageOptimizer]:
+        """One copy's parameters, as they stand in the stack, and an optimizer of its own, where an
+        update is no function of each number by itself."""
+        leaves = {n: nn.Parameter(p[copy], self._trainable[n]) for n, p in self._parameters.items()}
+        return leaves, StageOptimizer(self._train, leaves)
 
     def _begin(self, state: Mapping[str, Tensor]) -> None:
         """The optimizer of those that are active: copies share its steps, and nothing else."""
@@ -283,7 +290,7 @@ class _Stack:
             n: nn.Parameter(p[: self._active], self._trainable[n])
             for n, p in self._parameters.items()
         }
-        self._optimizer = StageOptimizer(self._train, self._leaves)
+        self._optimizer = StageOptimizer(self._train, {} if self._apart else self._leaves)
         self._optimizer.load_state_tensors(state)
 
     def keep(self, active: int) -> None:
@@ -328,11 +335,16 @@ class _Stack:
                 by = torch.tensor(factors, device=found.losses.device)
                 for name, grad in grads.items():
                     grads[name] = grad * by.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
-        for name, leaf in self._leaves.items():
-            leaf.grad = grads.get(name)
         # Of one copy, whether a sample of its batch counts.
         counts = 1.0 if weights is None else float(bool(found.weights.any()))
-        self._optimizer.step(self._steps, weight=counts, norm=0.0)
+        for copy, (leaves, optimizer) in enumerate(self._apart[: self._active]):
+            for name, leaf in leaves.items():
+                leaf.grad = grads[name][copy] if name in grads else None
+            optimizer.step(self._steps, weight=counts, norm=0.0)
+        if not self._apart:
+            for name, leaf in self._leaves.items():
+                leaf.grad = grads.get(name)
+            self._optimizer.step(self._steps, weight=counts, norm=0.0)
         self._steps += 1
         for name, rule in self._rules.items():
             buffer = self._buffers[name][: self._active]

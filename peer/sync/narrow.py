@@ -4,7 +4,8 @@ states in bfloat16 (`train.state_dtype`).
     for every slice of at most `SLICE` elements of a parameter, its gradient and its states:
         float32 copies  ->  torch's own step on them  ->  back, rounded
 
-AdamW and SGD go by element, so slices change nothing, and temporaries do not grow with a parameter.
+AdamW, SGD and Lion go by element, so slices change nothing, and temporaries do not grow with a
+parameter. Others get a parameter whole (`step_whole`), and keep their states in float32.
 Rounding to the nearest would lose updates: a bfloat16 has 8 bits, so a change of less than 2^-9 of
 a number leaves it as it is, step after step. Rounding is stochastic instead (Gupta et al. 2015,
 1502.02551), by bits that hang on (seed, step, name, element) alone: every holder of a parameter,
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from ...dag.ir.random import ROUNDED, rounded, rounding_key
 
-__all__ = ["NARROW", "step_narrow", "wide_dtype"]
+__all__ = ["NARROW", "step_narrow", "step_whole", "wide_dtype"]
 
 NARROW = (torch.bfloat16, torch.float16)
 SLICE = ROUNDED
@@ -82,3 +83,34 @@ def step_narrow(
     state.clear()
     for k, found in made.items():
         state[k] = moments[k].view(parameter.shape) if k in moments else found
+
+
+def step_whole(
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    parameter: nn.Parameter,
+    state: dict[str, Any],
+    *,
+    seed: int,
+    step: int,
+    name: str,
+) -> None:
+    """As `step_narrow`, of a rule that has to see all of a parameter; states stay as they are."""
+    assert parameter.grad is not None, "a parameter without a gradient is left alone"
+    wide = wide_dtype(parameter)
+    proxy = nn.Parameter(parameter.detach().to(wide, copy=True))
+    proxy.grad = parameter.grad.to(wide, copy=True)
+    kind: Any = type(optimizer)
+    worker = kind([{**group, "params": [proxy]}])
+    if state:
+        worker.state[proxy] = dict(state)  # whose tensors it changes
+    worker.step()
+    state.clear()
+    state.update(worker.state[proxy])
+    flat, after = parameter.detach().view(-1), proxy.detach().view(-1)
+    for at in range(0, flat.numel(), SLICE):
+        part = slice(at, min(at + SLICE, flat.numel()))
+        found = after[part]
+        if flat.dtype is torch.bfloat16:
+            found = rounded(found, at, key=rounding_key(seed, step, f"{name}:"))
+        flat[part].copy_(found)

@@ -1,4 +1,4 @@
-"""The update of one stage's parameters: torch's own optimizer, fed by the job's [train] table.
+"""The update of one stage's parameters: torch's own optimizers, fed by the job's [train] table.
 
 The learning rate is a pure function of the step and clipping one of the global norm, so that every
 holder, whatever stage it has, comes to the same numbers without talking to anyone.
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...dag.transforms.split_weights import whole_name
+from ...dag.transforms.split_weights import block_of, whole_name
 from ...job import Train
-from .narrow import NARROW, step_narrow, wide_dtype
+from ..optimizers.kinds import kind_of, optimizer_of_kind, state_numbers
+from .narrow import NARROW, step_narrow, step_whole, wide_dtype
 from .norm import square_of
 
 __all__ = ["KEPT", "StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
@@ -64,11 +65,12 @@ def warm_up() -> None:
 
 
 class StageOptimizer:
-    """AdamW or SGD over the trainable parameters of one stage, by name. Owns the optimizer's state;
-    `step` changes the parameters in place. Those in 16 bits, and all where the job keeps states in
-    bfloat16, are computed in float32 and rounded (`narrow.py`) by bits that follow from `seed`;
-    `firsts` has of blocks of a split parameter the number of their first element in the whole, and
-    `position` says which step of the schedule a step is.
+    """The job's optimizer over the trainable parameters of one stage, by name: of Muon two, one
+    for hidden matrices and AdamW for the rest. Owns their state; `step` changes the parameters in
+    place. Those in 16 bits, and all where the job keeps states in bfloat16, are computed in float32
+    and rounded (`narrow.py`) by bits that follow from `seed`; `firsts` has of blocks of a split
+    parameter the number of their first element in the whole, and `position` says which step of the
+    schedule a step is. Raises ValueError for a block where parameters have to be whole.
 
     A parameter whose gradient is None is left alone, decay included, as in torch. Copies of a tied
     parameter stay equal when all get the same gradient, because nothing else enters the update.
@@ -93,33 +95,38 @@ class StageOptimizer:
         self._weighs = weighs
         self._boosts: dict[str, float] = {}
         self._named = {n: p for n, p in parameters.items() if p.requires_grad}
-        self._decay: list[nn.Parameter] = []
-        self._plain: list[nn.Parameter] = []
-        for name, parameter in parameters.items():
-            if parameter.requires_grad:
-                exempt = any(fnmatchcase(whole_name(name), glob) for glob in train.no_decay)
-                (self._plain if exempt else self._decay).append(parameter)
-        groups: list[dict[str, Any]] = [
-            {"params": self._decay, "weight_decay": train.weight_decay},
-            {"params": self._plain, "weight_decay": 0.0},
-        ]
-        groups = [g for g in groups if g["params"]]
-        self._optimizer: torch.optim.Optimizer | None = None
-        if not groups:
-            return  # everything here is frozen
-        if train.optimizer == "sgd":
-            self._optimizer = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum)
-        else:
-            self._optimizer = torch.optim.AdamW(
-                groups, lr=train.lr, betas=train.betas, eps=train.eps
-            )
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for name, parameter in self._named.items():
+            if train.whole and block_of(name):
+                raise ValueError(f"{name} is a block: {train.optimizer} has to have it whole")
+            user = whole_name(name)
+            exempt = any(fnmatchcase(user, glob) for glob in train.no_decay)
+            pair = groups.setdefault(kind_of(train, user, parameter), [])
+            if not pair:
+                pair += ({"params": [], "weight_decay": w} for w in (train.weight_decay, 0.0))
+            pair[exempt]["params"].append(parameter)
+        self._optimizers = {
+            kind: optimizer_of_kind(kind, [g for g in pair if g["params"]], train)
+            for kind, pair in groups.items()
+        }
+
+    def _owner(self, name: str) -> torch.optim.Optimizer:
+        """Return that of a parameter's."""
+        kind = kind_of(self.train, whole_name(name), self._named[name])
+        return self._optimizers[kind]
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        for optimizer in self._optimizers.values():
+            yield from optimizer.param_groups
 
     @property
     def state_bytes(self) -> int:
         """Bytes that the optimizer's state takes once every parameter had a gradient."""
-        held = (*self._decay, *self._plain)
-        each = (p.numel() * self._state_dtype(p).itemsize for p in held)
-        return self.train.optimizer_slots * sum(each)
+        found = 0
+        for name, p in self._named.items():
+            kind = kind_of(self.train, whole_name(name), p)
+            found += state_numbers(kind, self.train, p) * self._state_dtype(p).itemsize
+        return found
 
     def _state_dtype(self, parameter: Tensor) -> torch.dtype:
         narrow = self.train.state_dtype == "bf16"
@@ -135,7 +142,7 @@ class StageOptimizer:
         `weight` is the step's Σ weight. At 0 no sample counted: nothing is updated. `norm` is the
         global 2-norm of the mean gradient before clipping.
         """
-        if self._optimizer is None or weight == 0:
+        if weight == 0:
             return
         factor = clip_factor(norm, self.train.clip)
         self.squares.clear()
@@ -146,13 +153,14 @@ class StageOptimizer:
             self.squares = {name: square_of(grad) for name, grad in grads.items()}
         if grads and factor != 1:
             torch._foreach_mul_(list(grads.values()), factor)
-        for group in self._optimizer.param_groups:
+        for group in self._groups():
             group["lr"] = learning_rate(self.train, self._position(step)) * group.get(_BOOST, 1.0)
         if self._is_plain:
             self._descend()
             return
         with self._narrow_ones(step):
-            self._optimizer.step()
+            for optimizer in self._optimizers.values():
+                optimizer.step()
 
     @property
     def _is_plain(self) -> bool:
@@ -161,14 +169,13 @@ class StageOptimizer:
         train = self.train
         return (
             (train.optimizer, train.momentum) == ("sgd", 0)
-            and not (train.weight_decay and self._decay)
+            and not any(group["weight_decay"] for group in self._groups())
             and not any(map(self._is_narrow, self._named.values()))
         )
 
     @torch.no_grad()
     def _descend(self) -> None:
-        assert self._optimizer is not None, "nothing is trained here"
-        for group in self._optimizer.param_groups:
+        for group in self._groups():
             moved = [p for p in group["params"] if p.grad is not None]
             if moved:
                 torch._foreach_add_(moved, [p.grad for p in moved], alpha=-group["lr"])
@@ -176,63 +183,69 @@ class StageOptimizer:
     @contextmanager
     def _narrow_ones(self, step: int) -> Iterator[None]:
         """Updates what is kept in fewer bits, and keeps it out of torch's own step."""
-        assert self._optimizer is not None, "nothing is trained here"
-        names = {parameter: name for name, parameter in self._named.items()}
         grads: dict[nn.Parameter, Tensor] = {}
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None or not self._is_narrow(parameter):
-                    continue
-                name = names[parameter]
-                step_narrow(
-                    self._optimizer,
-                    group,
-                    parameter,
-                    self._optimizer.state[parameter],
-                    state_dtype=self._state_dtype(parameter),
-                    seed=self._seed,
-                    step=step,
-                    name=whole_name(name),
-                    first=self._firsts.get(name, 0),
-                )
-                grads[parameter], parameter.grad = parameter.grad, None
+        names = {parameter: name for name, parameter in self._named.items()}
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is None or not self._is_narrow(parameter):
+                        continue
+                    self._step_narrow(optimizer, group, names[parameter], step)
+                    grads[parameter], parameter.grad = parameter.grad, None
         try:
             yield
         finally:
             for parameter, grad in grads.items():
                 parameter.grad = grad
 
+    def _step_narrow(
+        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], name: str, step: int
+    ) -> None:
+        parameter, user = self._named[name], whole_name(name)
+        state = optimizer.state[parameter]
+        if self.train.whole:
+            step_whole(optimizer, group, parameter, state, seed=self._seed, step=step, name=user)
+            return
+        step_narrow(
+            optimizer,
+            group,
+            parameter,
+            state,
+            state_dtype=self._state_dtype(parameter),
+            seed=self._seed,
+            step=step,
+            name=user,
+            first=self._firsts.get(name, 0),
+        )
+
     def boost(self, names: Iterable[str], factor: float) -> None:
         """From here on the learning rate of these parameters is `factor` times as high; not more
         when it is said again."""
-        if self._optimizer is None:
-            return
         names = [n for n in names if n in self._named and self._boosts.get(n, 1.0) != factor]
         chosen = {id(self._named[n]) for n in names}
         self._boosts.update(dict.fromkeys(names, factor))
-        for group in list(self._optimizer.param_groups):
-            moved = [p for p in group["params"] if id(p) in chosen]
-            group["params"] = [p for p in group["params"] if id(p) not in chosen]
-            if moved:
-                self._optimizer.param_groups.append({**group, "params": moved, _BOOST: factor})
-        self._optimizer.param_groups = [g for g in self._optimizer.param_groups if g["params"]]
+        for optimizer in self._optimizers.values():
+            for group in list(optimizer.param_groups):
+                moved = [p for p in group["params"] if id(p) in chosen]
+                group["params"] = [p for p in group["params"] if id(p) not in chosen]
+                if moved:
+                    optimizer.param_groups.append({**group, "params": moved, _BOOST: factor})
+            optimizer.param_groups = [g for g in optimizer.param_groups if g["params"]]
 
     def reset(self, names: Iterable[str]) -> None:
         """Forgets the state of these parameters, as if they had had no gradient yet."""
         for name in names:
-            if self._optimizer is not None and name in self._named:
-                self._optimizer.state.pop(self._named[name], None)
+            if name in self._named:
+                self._owner(name).state.pop(self._named[name], None)
                 self.squares.pop(name, None)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state as NAME:PART, of parameters that had a gradient already; the
         optimizer's own tensors. Besides, NAME:boost and NAME:square where there are some."""
-        if self._optimizer is None:
-            return {}
         found = {
             f"{name}:{part}": tensor
             for name, parameter in self._named.items()
-            for part, tensor in self._optimizer.state.get(parameter, {}).items()
+            for part, tensor in self._owner(name).state.get(parameter, {}).items()
             if isinstance(tensor, Tensor)
         }
         for name, factor in self._boosts.items():
@@ -241,8 +254,6 @@ class StageOptimizer:
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on from copies of what `state_tensors` gave; names of others' are passed over."""
-        if self._optimizer is None:
-            return
         for name, tensor in tensors.items():
             owner, _, part = name.rpartition(":")
             if (parameter := self._named.get(owner)) is None or part.startswith(KEPT):
@@ -252,12 +263,11 @@ class StageOptimizer:
             elif part == _SQUARE:
                 self.squares[owner] = tensor.to(parameter.device, copy=True)
             else:
-                # AdamW counts its steps on the host, whatever the device of the parameter.
+                # Steps are counted on the host, whatever the device of the parameter.
                 of_step = part == "step"
                 there = tensor.device if of_step else parameter.device
                 dtype = tensor.dtype if of_step else self._state_dtype(parameter)
-                self._optimizer.state[parameter][part] = tensor.to(there, dtype, copy=True)
+                self._owner(owner).state[parameter][part] = tensor.to(there, dtype, copy=True)
 
     def __repr__(self) -> str:
-        held = len(self._decay) + len(self._plain)
-        return f"<StageOptimizer {self.train.optimizer}, {held} parameters>"
+        return f"<StageOptimizer {self.train.optimizer}, {len(self._named)} parameters>"

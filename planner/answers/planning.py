@@ -133,6 +133,11 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
     if by_hand:
+        if plan.head_parts and read_spec(spec).options.whole_parameters:
+            raise PlanError(
+                f"the head is in {plan.head_parts} parts, and the job's train.optimizer has to "
+                "have parameters whole: expected head_parts 0"
+            )
         _check_memory(ask, form, plan)
         _check_scaled(ask, form, plan)
         plan, report = _with_codecs(ask, form, plan)

@@ -162,9 +162,11 @@ class PlannerOptions:
     stochastic_depth: bool = False
     """Whether what a stage adds is scaled by how often it is visited."""
     optimizer_slots: int = 2
-    """Numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
+    """Numbers of optimizer state per trainable number, at most: AdamW 2, SGD with momentum 1."""
     state_bytes: int = 8
     """Bytes of them, and of what else is kept: AdamW in fp32 8, in bf16 4."""
+    whole_parameters: bool = False
+    """Whether the optimizer has to have parameters whole, so that the head is not split."""
     round_bytes: int = 0
     """Bytes of each trained number that rounds between replicas keep on the device beside that."""
     exchange_bytes: int = 0

@@ -88,7 +88,7 @@ def _split(request: PlanRequest) -> list[PlanRequest]:
     # The split form exists for the full operator set only.
     if len(request.offers) < 2 or any(o.operator_set == "core" for o in request.offers):
         return []
-    if can_split(graph) or not _is_worth_splitting(request):
+    if request.options.whole_parameters or can_split(graph) or not _is_worth_splitting(request):
         return []
     total = sum(c.forward.flops + c.backward.flops for c in request.costs)
     found = []

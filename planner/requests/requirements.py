@@ -196,6 +196,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             full_steps=full if asked.reroutes and full != (0, spec.steps) else None,
             stochastic_depth=asked.skip_scaling == "stochastic-depth",
             optimizer_slots=train.optimizer_slots,
+            whole_parameters=train.whole,
             state_bytes=train.state_bytes,
             round_bytes=_kept_bytes(job, stages or 1),
             exchange_bytes=job.rounds.exchange_bytes if job.rounds else 0,
@@ -306,6 +307,7 @@ def _check_unchanged(found: Checkpoint, job: Job) -> None:
         ("seed", before.seed, job.seed),
         ("train.batch", before.train.batch, job.train.batch),
         ("train.optimizer", before.train.optimizer, job.train.optimizer),
+        ("train.no_muon", before.train.no_muon, job.train.no_muon),
     ):
         if had != has:
             raise RunSpecError(

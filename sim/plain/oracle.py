@@ -47,19 +47,73 @@ def learning_rate(t: Train, step: float, steps: int) -> float:
     return t.lr * (t.lr_final + (1 - t.lr_final) * share)
 
 
-def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
-    decay: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for name, p in module.named_parameters():
-        if p.requires_grad:
-            (plain if any(fnmatch(name, glob) for glob in t.no_decay) else decay).append(p)
-    groups: list[dict[str, Any]] = [
-        {"params": decay, "weight_decay": t.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    if t.optimizer == "sgd":
+class _Several(torch.optim.Optimizer):
+    """Optimizers of the parts of a model, as one."""
+
+    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+        self.parts = parts
+        super().__init__([g for part in parts for g in part.param_groups], {})
+        # What is set in a group is set in the part that has it.
+        self.param_groups = [g for part in parts for g in part.param_groups]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+
+class _Signs(torch.optim.Optimizer):
+    """Lion as its paper has it (2302.06675, algorithm 2)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr, decay, (b1, b2) = group["lr"], group["weight_decay"], group["betas"]
+            for p in group["params"]:
+                if p.grad is not None:
+                    m = self.state[p].setdefault("m", torch.zeros_like(p))
+                    way = torch.sign(m * b1 + (1.0 - b1) * p.grad)
+                    p.copy_(p * (1.0 - lr * decay) - lr * way)
+                    self.state[p]["m"] = m * b2 + (1.0 - b2) * p.grad
+
+
+def _of_kind(kind: str, groups: list[dict[str, Any]], t: Train) -> torch.optim.Optimizer:
+    betas = (t.betas[0], t.betas[1])
+    if kind == "sgd":
         return torch.optim.SGD(groups, lr=t.lr, momentum=t.momentum)
-    return torch.optim.AdamW(groups, lr=t.lr, betas=(t.betas[0], t.betas[1]), eps=t.eps)
+    if kind == "lion":
+        return _Signs(groups, {"lr": t.lr, "betas": betas})
+    if kind == "adafactor":
+        return torch.optim.Adafactor(groups, lr=t.lr)
+    if kind == "muon":
+        return torch.optim.Muon(
+            groups, lr=t.lr, momentum=t.momentum, adjust_lr_fn="match_rms_adamw"
+        )
+    return torch.optim.AdamW(groups, lr=t.lr, betas=betas, eps=t.eps)
+
+
+def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
+    """Return torch's optimizer, or for "muon" the two of which each has its part of the model."""
+
+    def groups(named: list[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+        plain = [p for n, p in named if any(fnmatch(n, glob) for glob in t.no_decay)]
+        kept = {id(p) for p in plain}
+        decay = [p for _, p in named if id(p) not in kept]
+        return [
+            {"params": decay, "weight_decay": t.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+
+    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    if t.optimizer != "muon":
+        return _of_kind(t.optimizer, groups(named), t)
+    assert t.no_muon != "auto", "a submitter says which matrices are not hidden"
+    hidden = [
+        (n, p) for n, p in named if p.dim() == 2 and not any(fnmatch(n, g) for g in t.no_muon)
+    ]
+    theirs = {n for n, _ in hidden}
+    rest = [(n, p) for n, p in named if n not in theirs]
+    parts = [(kind, part) for kind, part in (("muon", hidden), ("adamw", rest)) if part]
+    return _Several([_of_kind(kind, groups(part), t) for kind, part in parts])
 
 
 def gradient(

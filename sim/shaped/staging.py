@@ -157,7 +157,7 @@ def step_work(graph: Graph, train: Train) -> Work:
     """The work of a step of a job on a device that does all of it, in microbatches: forward,
     backward, adding gradients up, the norm and the update (dag/cost/pace.py has the same terms)."""
     bound = graph.bind(train.microbatch_size)
-    count, slots = train.microbatches, 2 if train.optimizer == "adamw" else 1
+    count, slots = train.microbatches, max(1, train.optimizer_slots)
     forward, backward = IntervalWork(cost(bound)).work(0, len(bound.operators))
     parameters = [p.spec for p in bound.parameters if p.trainable]
     trained = 4 * sum(spec.elements for spec in parameters)

@@ -126,6 +126,6 @@ def _work(order: BuildOrder, plan: Plan) -> Callable[[PeerId, Action], Work]:
         {(e.content, e.index): e for e in exchanges_of(plan, stages, tied)},
         Vectors(plan, stages, tied, graph),
         IntervalWork(cost(graph)),
-        optimizer_slots=2 if order.training.train.optimizer == "adamw" else 1,
+        optimizer_slots=max(1, order.training.train.optimizer_slots),
         halved=halved_of(plan),
     )

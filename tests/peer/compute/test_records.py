@@ -102,7 +102,7 @@ def test_going_on_from_snapshots_equals_never_having_stopped(case, codec, train)
     assert equal(again.weights(), calm.weights())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "adafactor", "lion"])
 def test_another_cut_loads_by_name(case, optimizer):
     """Two stages become three, on other peers; parameters, statistics and slots are the same."""
     made = case(steps=STEPS, optimizer=optimizer)

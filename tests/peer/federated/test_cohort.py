@@ -82,6 +82,9 @@ MODELS = {
 TRAIN = {
     "sgd": Train(steps=9, batch=8, optimizer="sgd", lr=0.3, clip=0.4, warmup=0, momentum=0.9),
     "adamw": Train(steps=9, batch=8, lr=0.01, clip=0.0, warmup=2),
+    "adafactor": Train(steps=9, batch=8, optimizer="adafactor", lr=0.05, clip=0.4, warmup=0),
+    "lion": Train(steps=9, batch=8, optimizer="lion", lr=0.01, warmup=0),
+    "muon": Train(steps=9, batch=8, optimizer="muon", lr=0.01, clip=0.4, warmup=2),
 }
 
 
@@ -115,8 +118,14 @@ def alone(model: nn.Module, train: Train, steps: list[Mapping[str, Tensor]]) -> 
     return {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
 
 
-@pytest.mark.parametrize("optimizer", TRAIN)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        *((name, optimizer) for name in MODELS for optimizer in ("sgd", "adamw")),
+        *(("masked", optimizer) for optimizer in ("muon", "adafactor", "lion")),
+        ("normed", "muon"),
+    ],
+)
 def test_each_comes_to_what_it_would_alone(name: str, optimizer: str) -> None:
     assert_as_alone(name, optimizer)
 
@@ -164,6 +173,7 @@ def assert_as_alone(name: str, optimizer: str) -> None:
         for k, number in enumerate(trained.participants):
             found[number] = {n: t[k] for n, t in trained.values.items()}
     assert found.keys() == {p.number for p in some}
+    near = 1e-3 if optimizer == "muon" else 2e-6  # Muon rounds to bfloat16 on its way
     for participant, steps in zip(some, plans, strict=True):
         expected = alone(model, train, [read(places) for places in steps])
         still = {n for n, p in model.named_parameters() if not p.requires_grad}
@@ -172,7 +182,7 @@ def assert_as_alone(name: str, optimizer: str) -> None:
             if value in still:
                 continue
             got = found[participant.number][value]
-            torch.testing.assert_close(got, tensor, rtol=1e-4, atol=2e-6, msg=value)
+            torch.testing.assert_close(got, tensor, rtol=1e-4, atol=near, msg=value)
 
 
 def test_masks_are_a_participants_own_whoever_is_beside() -> None:

@@ -37,7 +37,7 @@ class Wrapped(nn.Module):
         return loss_of(self.inner, x)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "adafactor", "lion"])
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_updates_equal_the_plain_loop(optimizer, schedule, clip):
@@ -124,7 +124,15 @@ def test_clipping_only_ever_shrinks():
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.0}]
+    "settings",
+    [
+        {},
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"optimizer": "sgd", "momentum": 0.0},
+        {"optimizer": "muon", "no_muon": ("3.*",)},
+        {"optimizer": "adafactor"},
+        {"optimizer": "lion"},
+    ],
 )
 def test_an_optimizer_goes_on_from_its_state_to_the_bit(settings):
     """The other one holds one parameter more, in another order, and takes copies."""
@@ -179,7 +187,7 @@ def run(module, parameters, update, steps):
         module.zero_grad()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "lion"])
 def test_boosted_parameters_are_updated_as_with_so_much_more_learning_rate(optimizer):
     train, module, parameters, update, _ = trained(optimizer, 4)
     oracle_module = copy.deepcopy(module)

@@ -1,0 +1,2 @@
+"""Rules by which parameters are updated, where a job names one: `kinds` makes torch's own, `lion`
+is the one that torch has not."""

@@ -1,0 +1,90 @@
+"""I1 and recovery for each optimizer: whatever the plan and whoever is lost, training is what the
+plain loop with torch's own optimizer makes of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.dag.plan.plan import PeerId
+from shoal.planner.base.interface import PeerOffer
+from shoal.planner.requests.request import plan_request
+from shoal.planner.requests.requirements import read_spec
+from shoal.proto import broker_pb2
+from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.sim.recovery.test_recovery import JOB, Lab
+from shoal.tests.sim.virtual.test_exactness import random_plan, small_job
+from shoal.tests.sim.virtual.test_head_in_blocks import plan_of, untied
+
+__all__ = ["untied"]
+
+OPTIMIZERS = {
+    # Muon rounds to bfloat16 on its way: weights were seen 3 % apart, and why is not shown. A sign
+    # of Lion's may turn with the order of a sum.
+    "muon": (0.01, 1e-4, 1e-1),
+    "adafactor": (0.02, 1e-5, 1e-4),
+    "lion": (1e-3, 1e-4, 1e-2),
+}
+"""Learning rate; how far losses may be apart, and weights."""
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_no_plan_changes_what_it_comes_to(
+    optimizer: str, laboratory: Callable[..., Any], tmp_path: Path
+) -> None:
+    lr, near, apart = OPTIMIZERS[optimizer]
+    job = small_job("gpt_bytes", tmp_path)
+    train = replace(job.train, optimizer=optimizer, lr=lr)
+    lab = laboratory(replace(job, name=f"small-{optimizer}", train=train))
+    if optimizer == "muon":
+        # Embeddings of bytes, tied to the head, and of positions are AdamW's.
+        assert lab.job.train.no_muon == ("bytes.weight", "positions.weight")
+    wanted = lab.plain()
+    plan = random_plan(random.Random(optimizer), len(lab.graph.operators), 3, lab.job.train)
+    got = lab.train(lab.world([PeerSpec(name=f"p{i}") for i in range(5)]), plan)
+    assert got.losses == pytest.approx(wanted.losses, rel=near)
+    for name, tensor in wanted.weights.items():
+        difference = float((got.weights[name] - tensor).norm())
+        assert difference <= apart * float(tensor.norm()) + 1e-7, name
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_with_a_lost_peer_it_is_the_same_bit_for_bit(
+    optimizer: str, laboratory: Callable[..., Any], plans_once: None
+) -> None:
+    muon = {"no_muon": ["bytes.weight", "positions.weight"]} if optimizer == "muon" else {}
+    lab = Lab(laboratory, train={**JOB["train"], "optimizer": optimizer, **muon})
+    for at, name in ((lab.calm.records // 2, "p0"), (lab.calm.records * 3 // 4, "p1")):
+        lab.assert_same(lab.play({at: name}), f"{name} at {at}")
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_a_plan_that_cuts_a_matrix_is_refused(
+    optimizer: str, untied: Any, laboratory: Callable[..., Any]
+) -> None:
+    lab, _ = untied
+    train = replace(lab.job.train, optimizer=optimizer, no_muon=())
+    cut = laboratory(replace(lab.job, name=f"untied-{optimizer}", train=train))
+    world = cut.world([PeerSpec(name=n) for n in "abc"])
+    with pytest.raises(AssertionError, match="parameters whole: expected head_parts 0"):
+        cut.train(world, plan_of(cut, ["a", "b", "c", "a", "b"]))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adafactor", "lion"])
+def test_the_planner_splits_a_head_only_where_parameters_may_be_cut(
+    optimizer: str, untied: Any
+) -> None:
+    lab, _ = untied
+    spec = broker_pb2.RunSpec()
+    spec.CopyFrom(lab.spec)
+    train = replace(lab.job.train, optimizer=optimizer, no_muon=())
+    spec.job = replace(lab.job, train=train).to_json()
+    offers = [PeerOffer(PeerId(n), device_memory_bytes=20_000) for n in "abc"]
+    request = plan_request(spec, read_spec(spec), lab.graph, offers, None)
+    split = any(form.head_parts for form in request.others)
+    assert split == (optimizer in ("adamw", "lion"))
