@@ -39,7 +39,7 @@ class RecordFiles:
                 raise DataError(f"{path}: expected records, in files that end in .jsonl or .csv")
             if path.suffix == ".csv" and kind == "chat":
                 raise DataError(
-                    f'{path}: a row of CSV has no list of messages: expected .jsonl for chats, '
+                    f"{path}: a row of CSV has no list of messages: expected .jsonl for chats, "
                     'or kind = "instructions"'
                 )
 

@@ -20,6 +20,7 @@ CHATS = [
     [("system", "Be brief."), ("user", "One plus one?"), ("assistant", "2")],
     [("user", "Say when."), ("assistant", "When.")],
     [("user", "What is a shoal, and does it sleep?"), ("assistant", "Fish together; it rests.")],
+    [("user", "And now?"), ("assistant", "Now we row.")],
     [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")],
 ]  # fmt: skip
 MARKED = (
