@@ -100,7 +100,7 @@ def job_of(folder: Path, vocabulary: int = 320, **data: Any) -> Job:
 
 def test_a_tokenizer_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
     write_chats(tmp_path / "c.jsonl")
-    with pytest.raises(DataError, match="makes the id .* the model knows 60"):
+    with pytest.raises(DataError, match=r"makes the id .* the model knows 60"):
         read_records(job_of(tmp_path, 60), tmp_path / "out", lambda line: None)
 
 
