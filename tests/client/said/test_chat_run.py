@@ -57,7 +57,12 @@ def plain_losses(model: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "pack"), [*((kind, True) for kind in sorted(PACKS)), ("llama", False)]
+    ("kind", "pack"),
+    [
+        ("llama", True),
+        *(pytest.param(kind, True, marks=pytest.mark.slow) for kind in sorted(PACKS - {"llama"})),
+        pytest.param("llama", False, marks=pytest.mark.slow),
+    ],
 )
 async def test_losses_are_those_of_a_plain_loop(
     lab: Lab,  # noqa: F811
