@@ -42,7 +42,7 @@ ORDER = {
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",
     "client": """
-        bench doctor errors files further_classes stages_of_clients job_data privacy
+        said < bench doctor errors files further_classes stages_of_clients job_data privacy
         < access models < submission < uploading < runs < show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
