@@ -35,7 +35,8 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
     DataError."""
     data, config = job.data, _config(job)
     template = Template(_tokenizer_folder(job), _template(job), data.loss_on)
-    pack = data.pack and config.get("model_type") in PACKS
+    apart = config.get("model_type") in PACKS and not config.get("use_sliding_window")
+    pack = data.pack and apart
     if data.pack and not pack:
         kind = config.get("model_type", "of this factory")
         say(f"the model {kind} is not known to keep packed records apart: each is a sample, padded")
