@@ -18,6 +18,7 @@ from ..peer.data.partition import partition_of
 from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
 from ..peer.data.sources import resolve
+from .said.samples import read_records
 
 __all__ = [
     "AskPeers",
@@ -75,6 +76,8 @@ def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData
         say(f"asking the peers that have the data {data.source!r}")
         return ask(data)
     say("reading the data")
+    if data.is_records:
+        return JobData(**read_records(job, folder, say))
     source = data.source
     if source and "://" not in source and not Path(source).is_absolute():
         source = str(job.folder.resolve() / source)  # relative to the job's file, as the factory is

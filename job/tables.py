@@ -31,6 +31,8 @@ CODEC_ROLES = ("activation", "activation_grad", "grad", "snapshot")
 """Keys of [codec] that fall back to its default."""
 MOST_NAMES = 200
 """Characters of data.inputs and of data.targets, as in a manifest."""
+OF_PACKING = ("positions", "documents")
+"""What a batch of packed records has beside inputs and targets."""
 _CODEC = re.compile(r"[a-z]\w*(\+[a-z]\w*)*(/\d+)?(:[a-z]\w*=[\w.+-]+(,[a-z]\w*=[\w.+-]+)*)?", re.A)
 
 MOST_MANIFEST_BYTES = 64 << 20
@@ -112,8 +114,8 @@ class Model(Settings):
 class Data(Settings):
     """[data]: what it is trained on."""
 
-    kind: Literal["text", "tokens", "arrays"] = "text"
-    """Bytes of files, token ids, or named arrays (npz, safetensors)."""
+    kind: Literal["text", "tokens", "arrays", "chat", "instructions"] = "text"
+    """Bytes of files, token ids, named arrays (npz, safetensors), or records of what was said."""
     source: str = ""
     """Path, glob or URL; empty: the sources of Python's standard library."""
     holdout: float = 0.05
@@ -122,9 +124,20 @@ class Data(Settings):
     """Where the data lies when the run is submitted."""
     keep_local: Literal["none", "inputs", "labels"] = "none"
     """What never leaves the peer that owns it."""
-    tokenizer: Literal["auto", "bytes"] = "auto"
+    tokenizer: str = "auto"
     """What makes ids of text: "bytes", each byte its own; "auto" is that too, and refuses a model
-    whose folder has a tokenizer of its own."""
+    whose folder has a tokenizer of its own. Of records: the folder of a tokenizer, or "auto", that
+    of the model."""
+    template: str = "auto"
+    """Of records: file of the jinja template that makes text of them; "auto": the tokenizer's."""
+    pack: bool = True
+    """Of records: whether several lie in one sample, none of which attends to another."""
+    loss_on: Literal["assistant", "all"] = "assistant"
+    """Of records: whose tokens are learned."""
+    bad_records: Literal["refuse", "skip"] = "refuse"
+    """What becomes of a record that cannot be used."""
+    validation: str = ""
+    """Of records: path or glob of those that are never trained on, in place of `holdout`."""
     length: int = 128
     """Positions in one sample of text or tokens."""
     inputs: str = "x"
@@ -138,10 +151,7 @@ class Data(Settings):
         if not 0.0 <= self.holdout < 1.0:
             raise SettingsError("holdout", f"is {self.holdout}: expected a share in [0, 1)")
         at_least(self, 1, "length")
-        if self.tokenizer != "auto" and self.kind != "text":
-            raise SettingsError(
-                "tokenizer", f'is "{self.tokenizer}", and {self.kind} are numbers already: leave it'
-            )
+        self._check_records()
         if self.where == "peer" and not self.source:
             raise SettingsError(
                 "source", 'is empty: with where = "peer" it is the name of a data set of a peer'
@@ -155,6 +165,55 @@ class Data(Settings):
         self._check_names()
         if self.partition is not None:
             self._check_key(self.partition)
+
+    @property
+    def is_records(self) -> bool:
+        """Whether a chat template makes text of what the files have."""
+        return self.kind in ("chat", "instructions")
+
+    def _check_records(self) -> None:
+        if self.is_records:
+            self._check_of_records()
+            return
+        for key, default in (
+            *(("template", "auto"), ("pack", True), ("loss_on", "assistant")),
+            *(("bad_records", "refuse"), ("validation", "")),
+        ):
+            if (value := getattr(self, key)) != default:
+                raise SettingsError(
+                    key,
+                    f'is {value!r} with kind = "{self.kind}": expected "chat" or "instructions"',
+                )
+        if self.tokenizer != "auto" and self.kind != "text":
+            raise SettingsError(
+                "tokenizer", f'is "{self.tokenizer}", and {self.kind} are numbers already: leave it'
+            )
+        if self.tokenizer not in ("auto", "bytes"):
+            raise SettingsError(
+                "tokenizer",
+                f'is "{self.tokenizer}" with kind = "text": expected "auto" or "bytes"; a folder '
+                'is for kind = "chat" and "instructions"',
+            )
+
+    def _check_of_records(self) -> None:
+        of_kind = f'with kind = "{self.kind}"'
+        if not self.source:
+            raise SettingsError("source", f"is empty {of_kind}: expected a path or a glob")
+        if self.where == "peer":
+            raise SettingsError("where", f'is "peer" {of_kind}: expected "submitter"')
+        if self.tokenizer == "bytes":
+            raise SettingsError(
+                "tokenizer", f'is "bytes" {of_kind}: expected "auto" or the folder of a tokenizer'
+            )
+        if "," in self.inputs or not self.targets:
+            raise SettingsError(
+                "inputs" if "," in self.inputs else "targets",
+                f"must be one name {of_kind}: inputs and targets are one sequence each",
+            )
+        if taken := {self.inputs.strip(), self.targets.strip()} & set(OF_PACKING):
+            raise SettingsError(
+                "inputs", f"and targets have {sorted(taken)}, which are names of packed samples"
+            )
 
     def _check_key(self, partition: Partitioning) -> None:
         if partition.kind == "by-key" and not partition.key:

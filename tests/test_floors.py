@@ -42,7 +42,8 @@ ORDER = {
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",
     "client": """
-        bench doctor errors files further_classes stages_of_clients job_data matrices privacy
+        said < bench doctor errors files further_classes stages_of_clients job_data matrices
+         privacy
         < access models < submission < uploading < runs < show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
@@ -66,7 +67,8 @@ ORDER = {
         peer_program reports snapshots < events < options rates run_links snapshot_manager step
         < rounds < assignment attachment < drain < machine""",
     "peer/data": """
-        manifest paced < file_types sample_keys sampler < reader sources < partition survey""",
+        manifest paced < file_types sample_keys sampler < reader shard_writer < sources
+        < partition survey""",
     "planner": """
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers
         < replicas requests < answers < service""",

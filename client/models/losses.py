@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...job import Job
+from ...job.tables import OF_PACKING
 from .factories import function_of
 
 __all__ = ["loss_function", "with_loss", "with_own_loss", "with_weight"]
@@ -26,18 +28,35 @@ def loss_function(job: Job) -> Callable[..., Any] | None:
 
 def with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Module]:
     """A Hugging Face class whose forward takes a microbatch of text: mean cross-entropy over the
-    targets that are not -100, and their number as weight."""
+    targets that are not -100, and their number as weight. Where a batch has `positions` and
+    `documents` (B, T), a token attends to those of its own document alone."""
 
     def forward(self: nn.Module, **batch: Tensor) -> dict[str, Tensor]:
         # The targets are the next tokens already. The model's own `labels=` would shift once more,
         # and its mean would not say how many labels it is over.
-        logits = base.forward(self, input_ids=batch[inputs], use_cache=False).logits  # (B, T, V)
+        packed = _of_packing(self, batch) if OF_PACKING[0] in batch else {}
+        given = {"input_ids": batch[inputs], "use_cache": False} | packed
+        logits = base.forward(self, **given).logits  # (B, T, V)
         wanted = batch[targets].flatten()
         count = (wanted != -100).sum()
         total = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="sum")
         return {"loss": total / count.clamp(min=1), "weight": count.float()}
 
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+def _of_packing(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What makes a model of transformers see each document by itself: position_ids (B, T), and an
+    attention_mask (B, 1, T, T) to be added, which it takes as it is."""
+    positions, documents = (batch[name] for name in OF_PACKING)
+    dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
+    same = documents[:, :, None] == documents[:, None, :]
+    length = positions.shape[1]
+    at = torch.arange(length, device=positions.device)
+    seen = same & (at[:, None] >= at[None, :])
+    zero = torch.zeros((), dtype=dtype, device=positions.device)
+    mask = torch.where(seen, zero, torch.finfo(dtype).min)
+    return {"position_ids": positions, "attention_mask": mask[:, None]}
 
 
 class _Means(TorchFunctionMode):

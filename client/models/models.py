@@ -316,6 +316,11 @@ def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
         for parameter in chosen:
             parameter.requires_grad_(False)
         # Only the class changes: a wrapper around the module would change every name.
+        if data.is_records and (loss is not None or not is_hugging_face(module)):
+            raise ModelError(
+                f'`data.kind` is "{data.kind}", whose samples count by their tokens: expected a '
+                'causal language model of transformers, and model.loss = "forward"'
+            )
         if loss is not None:
             module.__class__ = with_own_loss(kind, loss)
         elif is_hugging_face(module) and data.kind != "arrays":

@@ -7,7 +7,6 @@ Shoal dials (net/web/proxy.py).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import sysconfig
@@ -29,14 +28,14 @@ from ...dag.ir.graph import ITEM_BYTES
 from ...net.local import joined
 from ...net.web.proxy import proxy_for
 from .file_types import HEAD_BYTES, check_ids, check_text
-from .manifest import STORED_BYTES, Column, DataError, Kind, Manifest, Shard
+from .manifest import STORED_BYTES, Column, DataError, Kind, Manifest
 from .sample_keys import stored
+from .shard_writer import ARRAY_SHARD_BYTES, ShardWriter
 
 __all__ = ["matching", "resolve"]
 
 TEXT_SHARD_BYTES = 4 * 2**20
 """Small enough that the first step starts soon over a home uplink."""
-ARRAY_SHARD_BYTES = 16 * 2**20
 
 _Array = npt.NDArray[Any]
 
@@ -66,8 +65,7 @@ def resolve(
     """
     if not 0 <= holdout < 1:
         raise DataError(f"holdout is {holdout}, expected a share in [0, 1), such as 0.05")
-    folder.mkdir(parents=True, exist_ok=True)
-    writer = _Writer(folder, named or (lambda _, data: hashlib.sha256(data).hexdigest()))
+    writer = ShardWriter(folder, named)
     if kind in ("text", "tokens"):
         return _windows(writer, kind, source, holdout, length, inputs, targets)
     if kind == "arrays":
@@ -75,33 +73,8 @@ def resolve(
     raise DataError(f"data kind {kind!r} is not supported: expected text, tokens or arrays")
 
 
-class _Writer:
-    """Cuts columns into shards in a folder."""
-
-    def __init__(self, folder: Path, named: Callable[[str, memoryview], str]) -> None:
-        self.folder, self.named = folder, named
-        self.shards: list[Shard] = []
-        self.paths: dict[str, Path] = {}
-
-    def add(self, column: Column, items: _Array, limit_bytes: int) -> None:
-        """Writes all items of a column, at most `limit_bytes` (at least one item) per shard."""
-        per_shard = max(1, limit_bytes // column.item_bytes)
-        for start in range(0, len(items), per_shard):
-            part = np.ascontiguousarray(items[start : start + per_shard])
-            part = part.astype(part.dtype.newbyteorder("<"), copy=False)
-            data = part.reshape(-1).view(np.uint8).data
-            name = self.named(column.name, data)
-            path = self.folder / name
-            if not path.exists():  # else somebody may have it mapped
-                new = path.with_suffix(".new")
-                new.write_bytes(data)
-                new.replace(path)
-            self.paths[name] = path
-            self.shards.append(Shard(column.name, len(part), len(data), name))
-
-
 def _windows(
-    writer: _Writer,
+    writer: ShardWriter,
     kind: str,
     source: str,
     holdout: float,
@@ -133,7 +106,7 @@ def _windows(
 
 
 def _arrays(
-    writer: _Writer, source: str, holdout: float, inputs: str, targets: str, key: str
+    writer: ShardWriter, source: str, holdout: float, inputs: str, targets: str, key: str
 ) -> tuple[Manifest, dict[str, Path]]:
     if not source:
         raise DataError("data of kind arrays needs a source: an .npz or .safetensors file")

@@ -1,0 +1,119 @@
+"""Records, templates and packing, against the tokenizer's own words and a count by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.client.said.packing import samples
+from shoal.client.said.record_files import RecordFiles
+from shoal.client.said.samples import read_records
+from shoal.client.said.templates import IGNORED, Template
+from shoal.job import Job, SettingsError
+from shoal.peer.data import DataError
+
+from .chats import CHATS, MARKED, PLAIN, messages, tokenizer, write_chats
+
+DOCUMENTS = st.lists(st.lists(st.integers(1, 99), min_size=2, max_size=14), max_size=12)
+
+
+@given(found=DOCUMENTS, length=st.integers(1, 12), pack=st.booleans())
+def test_each_document_lies_whole_and_in_order_in_a_sample(
+    found: list[list[int]], length: int, pack: bool
+) -> None:
+    made = list(samples(((d, [-i for i in d]) for d in found), length, 0, pack))
+    back = []
+    for sample in made:
+        assert len(sample.inputs) == len(sample.targets) == len(sample.positions) == length
+        for number in range(sample.documents[-1] + 1):
+            at = [i for i in range(length) if sample.documents[i] == number]
+            assert [sample.positions[i] for i in at] == list(range(len(at)))
+            back.append(([sample.inputs[i] for i in at], [sample.targets[i] for i in at]))
+    real = [pair for pair in back if pair[0][0] != 0]
+    assert real == [(d[:-1][:length], [-i for i in d[1:]][:length]) for d in found]
+    assert all(set(targets) == {IGNORED} for inputs, targets in back if inputs[0] == 0)
+    assert pack or len(made) == len(found)
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_labels_are_the_assistants_tokens(tmp_path: Path, template: str) -> None:
+    tokenizer(template).save_pretrained(tmp_path)
+    own, marked = Template(tmp_path, None, "assistant"), tokenizer(MARKED)
+    for chat in CHATS:
+        wanted = marked.apply_chat_template(
+            messages(chat), return_dict=True, return_assistant_tokens_mask=True
+        )
+        ids, labels = own.ids(messages(chat))
+        assert ids == wanted["input_ids"]
+        assert [label != IGNORED for label in labels] == [
+            bool(m) for m in wanted["assistant_masks"]
+        ]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{not json", "no JSON"),
+        ('{"messages": [{"content": "hello"}]}', 'no "role"'),
+        ('{"text": "hello"}', "expected a chat"),
+    ],
+)
+def test_a_bad_record_is_refused_by_file_and_line_or_left_out(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    path = write_chats(tmp_path / "c.jsonl", CHATS[:2])
+    good = path.read_text()
+    path.write_text(good + line + "\n" + good)
+    with pytest.raises(DataError, match=rf"c\.jsonl:3: .*{says}"):
+        list(RecordFiles(str(path), "chat", None))
+    left_out: list[str] = []
+    assert len(list(RecordFiles(str(path), "chat", left_out.append))) == 4
+    assert len(left_out) == 1
+    assert says in left_out[0]
+
+
+def test_instructions_of_csv_and_json_are_the_same(tmp_path: Path) -> None:
+    row = {"instruction": "Add,", "input": "1 and 2", "output": "3\nyes"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "a.csv").write_text('instruction,input,output\n"Add,",1 and 2,"3\nyes"\n')
+    found = [
+        [m for _, m in RecordFiles(str(tmp_path / name), "instructions", None)]
+        for name in ("a.jsonl", "a.csv")
+    ]
+    said = [("user", "Add,\n\n1 and 2"), ("assistant", "3\nyes")]
+    assert found[0] == found[1] == [messages(said)]
+
+
+def job_of(folder: Path, vocabulary: int = 320, **data: Any) -> Job:
+    (folder / "model").mkdir(exist_ok=True)
+    tokenizer().save_pretrained(folder / "model")
+    config = {"model_type": "llama", "vocab_size": vocabulary}
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    table = {"kind": "chat", "source": "c.jsonl", "length": 64} | data
+    return Job(model={"factory": "hf:model"}, data=table, steps=1, folder=folder)
+
+
+def test_a_tokenizer_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
+    write_chats(tmp_path / "c.jsonl")
+    with pytest.raises(DataError, match=r"makes the id .* the model knows 60"):
+        read_records(job_of(tmp_path, 60), tmp_path / "out", lambda line: None)
+
+
+def test_validation_stands_in_place_of_holdout(tmp_path: Path) -> None:
+    write_chats(tmp_path / "c.jsonl")
+    write_chats(tmp_path / "v.jsonl", CHATS[:2])
+    job = job_of(tmp_path, validation="v.jsonl", pack=False)
+    manifest = read_records(job, tmp_path / "out", lambda line: None)["manifest"]
+    assert (manifest.train, manifest.held_out) == (len(CHATS), 2)
+
+
+@pytest.mark.parametrize("key", ["pack", "template", "loss_on", "bad_records", "validation"])
+def test_keys_of_records_are_refused_for_other_kinds(key: str) -> None:
+    value = {"pack": False, "loss_on": "all", "bad_records": "skip"}.get(key, "x")
+    with pytest.raises(SettingsError, match=rf"data\.{key}"):
+        Job(model={"factory": "m.py:f"}, data={key: value}, steps=1)
