@@ -72,8 +72,11 @@ ORDER = {
         < replicas requests < answers < service""",
     "sim": """
         front plain processes scenario trace < ghost live options report virtual
-        < faults following monitor < baselines verify < cluster modelled < shaped < simulate""",
-    "sim/report": "summary words < measures text < pictures tables < page < rounds < write",
+        < faults following monitor < baselines verify < cluster modelled < shaped < simulate
+        < grid""",
+    "sim/report": """
+        course summary words < measures text < pictures tables < page side_by_side < rounds
+        < write""",
 }
 """By room that has rooms inside: these and its own files, from the ground up. What stands between
 two `<` imports nothing of one another."""
