@@ -84,7 +84,7 @@ def reported(file: Path, label: str) -> Told:
         job=found["job"],
         course=found["course"],
         more=more,
-        error=found["error"] if found["exit"] else "",
+        error=(found["error"] or "failed") if found["exit"] else "",
     )
 
 

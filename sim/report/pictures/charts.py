@@ -117,6 +117,8 @@ def curves(
     margin = 0.06 * (high - low)
     low, high = (low if from_zero else low - margin), high + margin
     first, last = min(xs), max(xs)
+    if across_text is not None:
+        first = min(0.0, first)
     if across_text is None or last <= first:
         last = max(last, first + 1)
     left = 16 + max(width_of(text(t), 11) for t in ticks(low, high, 5))
@@ -129,7 +131,7 @@ def curves(
         return bottom - (min(y, high) - low) / (high - low) * (bottom - top)
 
     value_axis(picture, up, low, high, left=left, right=right, text=text)
-    for x in ticks(first, last, 8 if across_text is None else 5):
+    for x in ticks(first, last, 8):
         if across_text is not None or x == int(x):
             said = f"{x:.0f}" if across_text is None else across_text(x)
             anchor: Anchor = "end" if across(x) + width_of(said, 11) / 2 > WIDTH else "middle"
