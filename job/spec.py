@@ -34,6 +34,8 @@ __all__ = ["Job"]
 class Job(Settings):
     """A whole job. `module` and `folder` are the submitter's own and are not part of its JSON."""
 
+    OF_JOB: ClassVar[bool] = True
+
     version: int
     """Of the format; 1."""
     name: str
