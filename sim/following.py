@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from ..broker.course import Course
 from ..broker.round_rows import RoundRows, client_numbers
 from ..compression.codec import parse
 from ..dag.ir.graph import TensorSpec
 from ..dag.plan.strategies import parse_strategy
 from ..dag.schedule.convert_plan import microbatches_of
 from ..proto import broker_pb2
-from .report import Course, Summary
+from .report import Summary
 
 __all__ = ["Following", "lack_of"]
 

@@ -31,7 +31,7 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access candidates options < events < membership < links snapshots < records
+        access candidates course options < events < membership < links snapshots < records
         < policies recovery round_rows < runs < journal rounds < placement < registry < clients
         < machine < service validate""",
     "broker/policies": """
@@ -75,7 +75,7 @@ ORDER = {
         < faults following monitor < baselines verify < cluster modelled < shaped < simulate
         < grid""",
     "sim/report": """
-        course summary words < measures text < pictures tables < page side_by_side < rounds
+        summary words < measures text < pictures tables < page side_by_side < rounds
         < write""",
 }
 """By room that has rooms inside: these and its own files, from the ground up. What stands between

@@ -1,4 +1,4 @@
-"""What runs tell of themselves, to be compared: from output folders, reports, or a broker."""
+"""What runs tell of themselves, to be compared: from output folders, or from a broker."""
 
 from __future__ import annotations
 
@@ -7,22 +7,33 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...broker.course import Course
 from ...broker.round_rows import RoundRows
 from ...job.settings import json_object
 from ...proto.broker_pb2 import FAILED
-from ...sim.report.course import Course
-from ...sim.report.side_by_side import Told, reported
 from ..errors import RecordError
 from ..files.records import local_folder, read_run, step_numbers
 
 if TYPE_CHECKING:
     from .session import Client
 
-__all__ = ["folder_told", "labels", "run_told"]
+__all__ = ["RunTold", "folder_told", "labels", "run_told"]
 
 _OF_SEED = re.compile(r"-seed-\d+$")
+
+
+class RunTold(NamedTuple):
+    """What one run tells."""
+
+    seed: int
+    job: Mapping[str, Any]
+    """Its settings, table by table."""
+    course: Sequence[Mapping[str, Any]]
+    """Points as `Course` has them."""
+    error: str = ""
+    """Why it failed; empty: it did not."""
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -38,11 +49,8 @@ def labels(names: Sequence[str]) -> list[str]:
     return [s if short.count(s) > 1 else whole for s, whole in zip(short, made, strict=True)]
 
 
-def folder_told(folder: Path, label: str) -> Told:
-    """Read the output folder of a run, or a report of `shoal sim`. Raises RecordError for another
-    folder, SettingsError for a report of an older Shoal, OSError."""
-    if (folder / "summary.json").is_file():
-        return reported(folder / "summary.json", label)
+def folder_told(folder: Path) -> RunTold:
+    """Read the output folder of a run. Raises RecordError for another folder, OSError."""
     record = read_run(folder)
     if "job" not in record:
         raise RecordError(
@@ -60,7 +68,7 @@ def folder_told(folder: Path, label: str) -> Told:
         elif row["kind"] == "evaluated":
             course.evaluated(row["round"], row["eval_loss"])
     job = record["job"]
-    return Told(label=label, seed=job.get("seed", 0), job=job, course=course.points, more={})
+    return RunTold(job.get("seed", 0), job, course.points)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -71,7 +79,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, text[: text.rfind("\n") + 1].splitlines())
 
 
-def run_told(client: Client, run: str, label: str, to: Path) -> Told:
+def run_told(client: Client, run: str, to: Path) -> RunTold:
     """Ask a broker for a run, as far as it has come. `to`: the folder that holds the runs' folders,
     one of which may know its job better. Raises ClientError."""
     course, rounds, meets, error = Course(), RoundRows(keep=False), False, ""
@@ -89,11 +97,4 @@ def run_told(client: Client, run: str, label: str, to: Path) -> Told:
                 error = event.state.reason.text if event.state.phase == FAILED else ""
     job: Mapping[str, Any] = read_run(local_folder(to) / run).get("job", {})
     job = job or json_object(client.recall(run).spec.job)
-    return Told(
-        label=label,
-        seed=job.get("seed", 0),
-        job=job,
-        course=course.points,
-        more={},
-        error=error,
-    )
+    return RunTold(job.get("seed", 0), job, course.points, error)

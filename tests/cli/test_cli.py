@@ -20,7 +20,18 @@ import shoal
 from shoal import cli
 from shoal.sim.processes import LocalCluster
 
-VERBS = ["bench", "broker", "cancel", "compare", "doctor", "eval", "export", "finish", "invite", "join"]
+VERBS = [
+    "bench",
+    "broker",
+    "cancel",
+    "compare",
+    "doctor",
+    "eval",
+    "export",
+    "finish",
+    "invite",
+    "join",
+]
 VERBS += ["kick", "login", "logs", "page", "pause", "peers", "plan", "resume", "runs", "sim"]
 VERBS += ["status", "train", "unpause", "watch"]
 

@@ -25,21 +25,21 @@ def test_a_folder_tells_what_its_events_did(tmp_path: Path) -> None:
     recorder.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')  # somebody is writing
-    found = folder_told(tmp_path, "mine")
+    found = folder_told(tmp_path)
     assert found.seed == 7
-    assert [(p["step"], p["samples"], p["sent_bytes"], p["seconds"]) for p in found.points] == [
-        (1, 4, 100, 0.5),
-        (2, 8, 200, 1.0),
-        (3, 12, 300, 1.5),
+    assert [(p["step"], p["samples"], p["sent_bytes"], p["seconds"]) for p in found.course] == [
+        (1, None, 100, 0.5),
+        (2, None, 200, 1.0),
+        (3, None, 300, 1.5),
     ]
-    assert [p["loss"] for p in found.points] == [3.0, 2.0, 1.0]
-    assert [p["held_out"] for p in found.points] == [None, None, 1.5]
+    assert [p["loss"] for p in found.course] == [3.0, 2.0, 1.0]
+    assert [p["held_out"] for p in found.course] == [None, None, 1.5]
 
 
 def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"run": "r-1"}))
     with pytest.raises(RecordError, match=r"has no run\.json with a job"):
-        folder_told(tmp_path, "x")
+        folder_told(tmp_path)
 
 
 def test_names_are_short_and_those_of_one_setting_are_one(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from shoal.broker.course import Course
 from shoal.job import Job, SettingsError
 from shoal.job.settings import plain
-from shoal.sim.report.course import Course
 from shoal.sim.report.side_by_side import SideBySide, Told, reported
 
 
