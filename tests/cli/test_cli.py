@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal import cli
+from shoal.cli.groups import GROUPS
 from shoal.sim.processes import LocalCluster
 
 VERBS = [
