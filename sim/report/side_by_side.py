@@ -118,7 +118,7 @@ class SideBySide:
         """Settings that all have and that are no defaults; and those that differ, by row."""
         firsts = [of[0] for of in self.rows.values()]
         flat = [{**dict(_flat(one.job)), **one.more} for one in firsts]
-        usual = dict(_flat(plain_settings(Job(model={"factory": "a:b"}, train={"steps": 1}))))  # type: ignore[arg-type]
+        usual = dict(_flat(plain_settings(Job(model={"factory": "a:b"}, train={"steps": 1}))))
         equal, different = dict[str, Any](), dict[str, list[Any]]()
         for key in dict.fromkeys(key for one in flat for key in one):
             if key.partition(".")[0] in APART:
