@@ -1,7 +1,7 @@
 """The verbs. These files only read arguments, call what does the work, and say what came of it.
 
 Nothing heavy is imported before a verb needs it: `shoal --help` stays fast, and lists the verbs in
-the order of the imports below.
+the groups of `groups.py`.
 """
 
 # ruff: noqa: E402 (signals are listened to before the rest is loaded)
@@ -16,7 +16,7 @@ import os
 import sys
 
 from ..net.surroundings import fault_of
-from . import admission, daemons, owner, runs, sim, status  # noqa: F401 (importing makes the verbs)
+from . import admission, compare, daemons, owner, runs, sim, status  # noqa: F401 (importing makes the verbs)
 from .base import WRONG, app
 from .output import give_up_output, lost_output, prepare_output, say, unread
 

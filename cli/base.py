@@ -27,6 +27,7 @@ import typer
 from ..net.finite import finite
 from ..net.surroundings import fault_of, naming, user_path
 from .early import leave
+from .groups import Grouped
 from .output import complain, echo, give_up_output, lost_output, say, unread
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ def few_collections() -> Iterator[None]:
 
 
 app = typer.Typer(
+    cls=Grouped,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

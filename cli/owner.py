@@ -32,8 +32,8 @@ def pause(
     broker: Broker = None,
     json: Json = False,
 ) -> None:
-    """Keep this host's peers out of runs until shoal unpause; with RUN, put that run aside until
-    shoal resume RUN. Example: shoal pause r-3f2"""
+    """Rest this host: its peers stay out of runs until shoal unpause; with RUN, put that run aside
+    until shoal resume RUN. Example: shoal pause r-3f2"""
     if run is not None:
         pause_run(run, broker, json=json)
         return
@@ -45,7 +45,8 @@ def pause(
         if running
         else "no peer runs here now"
     )
-    echo(f"this host is paused, also after a restart: {now}; `shoal unpause` ends it")
+    echo(f"this host rests now, also after a restart: {now}; runs go on without it")
+    echo("`shoal unpause` undoes it; to put a run aside in place of the host: `shoal pause RUN`")
 
 
 @app.command()

@@ -48,6 +48,11 @@ __all__ = [
 ]
 
 
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Show plans in full, and what codecs did.")
+]
+
+
 class Format(Enum):
     """What `shoal export` writes."""
 
@@ -65,6 +70,7 @@ def train(
     select: Annotated[
         str, typer.Option(metavar="FILE.py:FUNCTION", help="A rule for who is in a round.")
     ] = "",
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Submit a job and follow it; Ctrl-C detaches. Example: shoal train examples/gpt_bytes.toml"""
@@ -94,7 +100,7 @@ def train(
             if detach:
                 echo(_how_to_follow(client, run), err=True)
                 return
-            _follow(run, json=json, export=True)
+            _follow(run, json=json, export=True, verbose=verbose)
 
 
 @app.command()
@@ -103,11 +109,12 @@ def watch(
     run: RunId,
     broker: Broker = None,
     to: To = Path("runs"),
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Follow a run until it has ended; Ctrl-C leaves it alone. Example: shoal watch r-3f2"""
     with _opened(run, broker, to) as (client, found), _detachable(client, found):
-        _follow(found, json=json, export=False)
+        _follow(found, json=json, export=False, verbose=verbose)
 
 
 @app.command()
@@ -337,11 +344,11 @@ def _detachable(client: Client, run: Run) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _follow(run: Run, *, json: bool, export: bool, since: int = 0) -> None:
+def _follow(run: Run, *, json: bool, export: bool, since: int = 0, verbose: bool = False) -> None:
     """Shows a run from an event on until it has ended, then exports."""
     from ..client.show.progress import follow
 
-    state = run.checked(follow(run, json=json, since=since))
+    state = run.checked(follow(run, json=json, since=since, verbose=verbose))
     target = run.export() if export else None
     half = _half(run, json=json) if export else None
     if json:

@@ -134,6 +134,17 @@ def sim(
     job: Annotated[
         Path | None, typer.Option(help="A job.toml instead of the scenario's or built-in one.")
     ] = None,
+    set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Change a key of its job; with several values (sync.method=saps,diloco) a run "
+            "for each.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Run each with so many seeds, and compare them all.")
+    ] = 1,
     json: Annotated[
         Path | None, typer.Option(help="Write the summary to this file; -: print it, as JSON.")
     ] = None,
@@ -165,6 +176,7 @@ def sim(
         complain(f"{' and '.join(f'--{w}' for w in worlds)}: expected one of them")
         raise typer.Exit(WRONG)
     from ..client.front import SimulationFront
+    from ..sim.grid import Grid
     from ..sim.simulate import SimOptions, simulate
 
     options = SimOptions(
@@ -185,7 +197,8 @@ def sim(
     )
     front = SimulationFront(lambda line: None if quiet else echo(line, err=True))
     try:
-        raise typer.Exit(simulate(options, front))
+        grid = Grid(options, set or [], seeds)
+        raise typer.Exit(grid.run(front, echo) if grid.several else simulate(grid.only, front))
     finally:
         front.close()
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, Union
 
 from .encodings import decoded
 from .units import ByteCount, Duration, Rate, UnitError
+from .words import ELSEWHERE
 
 __all__ = [
     "Settings",
@@ -61,6 +62,8 @@ class Settings:
 
     OURS: ClassVar[frozenset[str]] = frozenset()
     """Fields that are not settings: no table may contain them."""
+    OF_JOB: ClassVar[bool] = False
+    """Whether people may write what other programs call keys of a job (`ELSEWHERE`)."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
@@ -99,17 +102,6 @@ def _hints(cls: Any) -> dict[str, Any]:
     return _KNOWN_HINTS[cls]
 
 
-_ELSEWHERE = {
-    "learning_rate": "lr",
-    "epochs": "passes",
-    "num_steps": "steps",
-    "max_steps": "steps",
-    "batch_size": "batch",
-    "micro_batch_size": "microbatch",
-}
-"""What other programs call our keys."""
-
-
 def _nearest(key: str, cls: type[Settings]) -> str:
     """How the message of an unknown key goes on: which one was probably meant, of this table or
     just this one of a nested one."""
@@ -117,8 +109,10 @@ def _nearest(key: str, cls: type[Settings]) -> str:
     for name, hint in hints.items():
         if isinstance(hint, type) and issubclass(hint, Settings) and key in _hints(hint):
             return f'; did you mean "{key}" in [{name}]?'
-    called = _ELSEWHERE.get(key, key)
-    return f"{meant(called, hints)} (known: {', '.join(hints)})"
+    table, _, called = ELSEWHERE.get(key, "").rpartition(".") if cls.OF_JOB else ("", "", "")
+    if called and called not in hints:
+        return f"; what other programs call so is {called} in [{table}] here (docs/job.md)"
+    return f"{meant(called or key, hints)} (known: {', '.join(hints)})"
 
 
 def meant(key: str, known: Iterable[str]) -> str:
@@ -274,6 +268,7 @@ def read_toml(cls: type[S], path: Path, defaults: Mapping[str, Any] | None = Non
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"^(.*) \(at line (\d+)", str(error))
         what, line = match.groups() if match else (str(error), "1")
+        what += _unquoted(text.splitlines()[int(line) - 1 : int(line)])
         raise SettingsError("", f"not valid TOML: {what}", f"{path}:{line}") from None
     except RecursionError:
         raise SettingsError("", "is nested too deeply", str(path)) from None
@@ -283,6 +278,14 @@ def read_toml(cls: type[S], path: Path, defaults: Mapping[str, Any] | None = Non
         return cls.from_table({**(defaults or {}), **table})
     except SettingsError as error:
         raise error.at(_where(path, text, error.key)) from None
+
+
+def _unquoted(lines: Sequence[str]) -> str:
+    """How the message of what is no TOML goes on, where its line has a text without quotes."""
+    found = (
+        re.match(r"\s*([\w.-]+)\s*=\s*([A-Za-z./~][^\"'#{}\[\]]*)$", lines[0]) if lines else None
+    )
+    return f'; a text stands in quotes: {found[1]} = "{found[2].strip()}"' if found else ""
 
 
 def located(error: SettingsError, path: Path) -> SettingsError:

@@ -11,7 +11,8 @@ What is asked for and not built yet is refused by name, never ignored. Nothing h
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -32,6 +33,8 @@ __all__ = ["Job"]
 @dataclass(frozen=True, kw_only=True, init=False)
 class Job(Settings):
     """A whole job. `module` and `folder` are the submitter's own and are not part of its JSON."""
+
+    OF_JOB: ClassVar[bool] = True
 
     version: int
     """Of the format; 1."""
@@ -216,6 +219,14 @@ class Job(Settings):
             folder=own.folder,
         )
 
+    def with_changes(self, changes: Iterable[str]) -> Job:
+        """Return the job with some keys changed, each given as KEY=VALUE ("train.lr=1e-4").
+        Raises SettingsError."""
+        table: dict[str, Any] = plain(self)
+        for change in changes:
+            _change(table, change)
+        return replace(Job.from_table(table), folder=self.folder)
+
     def to_json(self) -> str:
         """The job as a RunSpec carries it: without places (`without_places`)."""
         return json.dumps(plain(self.without_places()))
@@ -316,3 +327,28 @@ class Job(Settings):
             secure=sync.secure,
             selected=bool(sync.select),
         )
+
+
+def _change(table: dict[str, Any], change: str) -> None:
+    """Makes one change, KEY=VALUE, in the table of a job. Raises SettingsError."""
+    key, equals, text = change.partition("=")
+    if not equals:
+        raise SettingsError("", f"{change!r} is no change: expected KEY=VALUE, as in train.lr=1e-4")
+    *tables, last = key.strip().split(".")
+    at = table
+    for name in tables:
+        at = at.setdefault(name, {})
+        if not isinstance(at, dict):
+            raise SettingsError(key.strip(), f"is no key: {name} is {at!r}, not a table")
+    at[last] = _value(text.strip())
+    if key.strip() in {f"train.{length}" for length in LENGTHS}:
+        for other in {*LENGTHS} - {last}:
+            at.pop(other, None)
+
+
+def _value(text: str) -> Any:
+    """As in a job.toml; what is no TOML is a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from .clients.partitioning import Partitioning
 from .settings import Settings, SettingsError, at_least, plain
@@ -42,6 +42,8 @@ MOST_MANIFEST_BYTES = 64 << 20
 @dataclass(frozen=True, kw_only=True)
 class Model(Settings):
     """[model]: what is trained."""
+
+    OF_JOB: ClassVar[bool] = True
 
     factory: str
     """ "pkg.mod:fn", "file.py:fn" (looked up in the job's folder first) or "hf:DIR"."""
@@ -113,6 +115,8 @@ class Model(Settings):
 @dataclass(frozen=True, kw_only=True)
 class Data(Settings):
     """[data]: what it is trained on."""
+
+    OF_JOB: ClassVar[bool] = True
 
     kind: Literal["text", "tokens", "arrays", "chat", "instructions"] = "text"
     """Bytes of files, token ids, named arrays (npz, safetensors), or records of what was said."""
@@ -370,6 +374,8 @@ class Recovery(Settings):
 @dataclass(frozen=True, kw_only=True)
 class Output(Settings):
     """[output]: what is left afterwards."""
+
+    OF_JOB: ClassVar[bool] = True
 
     to: str = "runs/"
     """Folder; the run's own folder in it is called after its id."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from .plan_options import SkipScaling, steps_or_share
 from .rounds import RoundSettings
@@ -28,6 +28,8 @@ LENGTHS = ("steps", "tokens", "passes", "rounds")
 class Train(Settings):
     """[train]: how it is trained. Exactly one of steps, tokens, passes and rounds says how
     long."""
+
+    OF_JOB: ClassVar[bool] = True
 
     steps: int | None = None
     """Optimizer updates."""

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-__all__ = ["WRONG_CHOICE", "count_of", "size_text", "some_of"]
+__all__ = ["ELSEWHERE", "WRONG_CHOICE", "count_of", "size_text", "some_of"]
 
 WRONG_CHOICE = "the wrong choice"
 """Said of a plan, or of replicas, that something else would clearly outrun: whoever shows the
 sentence shows it first."""
+
+ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("learning_rate",), "train.lr"),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "train.passes"),
+    **dict.fromkeys(("num_steps", "max_steps"), "train.steps"),
+    **dict.fromkeys(("batch_size", "global_batch_size"), "train.batch"),
+    **dict.fromkeys(("micro_batch_size", "per_device_train_batch_size"), "train.microbatch"),
+    "gradient_accumulation_steps": "train.batch",
+    **dict.fromkeys(("warmup_steps", "warmup_ratio"), "train.warmup"),
+    **dict.fromkeys(("lr_scheduler", "lr_scheduler_type"), "train.schedule"),
+    **dict.fromkeys(("max_grad_norm", "gradient_clipping"), "train.clip"),
+    "optim": "train.optimizer",
+    "adam_epsilon": "train.eps",
+    "eval_steps": "train.eval_every",
+    **dict.fromkeys(("base_model", "model_name_or_path"), "model.factory"),
+    **dict.fromkeys(("adapter", "peft_config", "lora_r", "lora_alpha"), "model.lora"),
+    **dict.fromkeys(("lora_dropout", "lora_target_modules"), "model.lora"),
+    **dict.fromkeys(("bf16", "fp16", "torch_dtype"), "model.dtype"),
+    "merge_adapter": "output.format",
+    "output_dir": "output.to",
+    "save_steps": "output.every",
+    "save_total_limit": "output.keep",
+    **dict.fromkeys(("datasets", "train_file"), "data.source"),
+    "val_set_size": "data.holdout",
+    **dict.fromkeys(("sequence_len", "max_seq_length", "block_size"), "data.length"),
+    "gradient_checkpointing": "plan.recompute",
+}
+"""What other programs call keys of a job, and where they are in ours."""
 
 
 def count_of(count: int, what: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from ..broker.course import Course
 from ..broker.round_rows import RoundRows, client_numbers
 from ..compression.codec import parse
 from ..dag.ir.graph import TensorSpec
@@ -45,6 +46,9 @@ class Following:
         """What memory the run waits for; empty: it does not."""
         self.played = RoundRows()
         """The rounds, of several replicas."""
+        self.course = Course()
+        self._meets = False
+        """Whether steps are those between two rounds."""
         self.events: list[broker_pb2.RunEvent] = []
         """Those of rounds, of versions that were evaluated, and of states."""
         self._plans: dict[int, tuple[broker_pb2.Plan, broker_pb2.PlanReport]] = {}
@@ -54,12 +58,14 @@ class Following:
         self._evaluations: list[tuple[int, float]] = []
 
     def see(self, event: broker_pb2.RunEvent) -> None:
-        self.played.see(event)
+        if (row := self.played.see(event)) is not None:
+            self.course.met(row.table())
         match event.WhichOneof("kind"):
             case "plan":
                 self._plans[event.replica] = event.plan, event.report
                 self._planned(event.plan)
             case "round_begun" | "round_done":
+                self._meets = True
                 self.events.append(event)
                 self.summary.bytes_on_wire += event.round_done.sent_bytes
             case "formed":
@@ -68,6 +74,7 @@ class Following:
                 self.events.append(event)
                 told, summary = event.evaluated, self.summary
                 summary.eval_loss = told.evaluation.loss
+                self.course.evaluated(told.round, told.evaluation.loss)
                 if numbers := client_numbers(told.evaluation):
                     summary.clients += ({"round": told.round, **numbers},)
             case "step":
@@ -154,6 +161,11 @@ class Following:
         again = self.summary.retransmitted_bytes or 0
         self.summary.retransmitted_bytes = again + step.again_bytes
         self._peaks |= {self._names.get(p.peer, p.peer): p.device_bytes for p in step.peaks}
+        row: dict[str, float] = {"step": step.step, "loss": step.outcome.loss}
+        row |= {"seconds": step.seconds, "sent_bytes": step.sent_bytes}
+        if step.HasField("evaluation"):
+            row["eval_loss"] = step.evaluation.loss
+        self.course.stepped(row, replica if self._meets else None)
         if step.HasField("evaluation"):
             self.summary.eval_loss = step.evaluation.loss
             self._evaluations.append((step.step, step.evaluation.loss))
@@ -165,6 +177,7 @@ class Following:
         summary = self.summary
         summary.losses, summary.step_seconds = tuple(self.losses), tuple(self.seconds)
         summary.evaluations = tuple(self._evaluations)
+        summary.course = tuple(self.course.points)
         summary.tokens = tokens_per_step * len(self.losses)
         summary.memory = tuple(
             {

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
 from ..job import Job
-from ..job.settings import SettingsError
+from ..job.settings import SettingsError, plain
 from .scenario.catalogue import DEFAULT, find
+from .scenario.mishaps import Expectations
 from .scenario.scenario import Scenario
 
 __all__ = ["Setting", "SimOptions", "WorldName"]
@@ -39,6 +42,8 @@ class SimOptions:
     """Instead of the scenario's and the job's."""
     job: Path | None = None
     """None: the scenario's, or the built-in job."""
+    changes: tuple[str, ...] = ()
+    """Keys of the job that are changed, each KEY=VALUE."""
     json: Path | None = None
     report: Path | None = None
     """Folder of page, pictures, events.jsonl and summary.json."""
@@ -76,6 +81,7 @@ class SimOptions:
         for flag in ("job", "peers", "steps", "seed"):
             if (value := getattr(self, flag)) is not None:
                 words += [f"--{flag}", str(value)]
+        words += [word for change in self.changes for word in ("--set", change)]
         words += ["--verify"] if self.verify else []
         words += [] if self.baselines is None else ["--baselines", str(self.baselines)]
         words += ["--compare"] if self.compare and not self.by_itself else []
@@ -96,6 +102,13 @@ class Setting:
     @property
     def name(self) -> str:
         return self.scenario.name if self.scenario is not None else self.job.name
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all that the files and flags say; what a factory or a data set
+        holds is no part of it."""
+        scenario = None if self.scenario is None else plain(self.scenario)
+        said = [plain(self.job), scenario, self.world, self.peers, self.seed]
+        return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def of(cls, options: SimOptions) -> Setting:
@@ -122,8 +135,10 @@ class Setting:
         asked, whole = options.steps, job.train.known_steps
         if asked is not None and (whole is None or asked < whole):
             changed["expect"] = replace(scenario.expect, loss_below=None)  # of the whole length
+        own, job = job, _changed(job, options)
+        if options.changes and job != _changed(own, replace(options, changes=())):
+            changed["expect"] = Expectations()  # of another job
         scenario = replace(scenario, **changed)  # type: ignore[arg-type]
-        job = _changed(job, options)
         if options.baselines is not None:
             _check_baselines(job, ghost=world == "ghost")
         return cls(
@@ -162,6 +177,8 @@ class Setting:
 def _changed(job: Job, options: SimOptions) -> Job:
     if options.steps is not None:
         job = replace(job, train=job.train.lasting(options.steps))
+    if options.changes:
+        job = job.with_changes(options.changes)
     return job if options.seed is None else replace(job, seed=options.seed)
 
 

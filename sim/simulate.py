@@ -21,6 +21,7 @@ from pathlib import Path
 from ..broker.events import PreviewWanted
 from ..broker.membership.speeds import speeds_of
 from ..dag.ir.graph import Graph
+from ..job.settings import plain
 from ..net.interrupts import uninterrupted
 from ..peer.host.profile import speeds_to_proto
 from ..planner.answers.preview import preview_wanted
@@ -39,7 +40,7 @@ from .scenario.scenario import Scenario
 from .shaped.run import run_shaped
 from .trace import Trace
 
-__all__ = ["SimOptions", "missed", "preview_cluster", "simulate"]
+__all__ = ["SimOptions", "missed", "preview_cluster", "simulate", "simulated"]
 
 STDOUT = Path("-")
 """As the file for JSON: it is printed in place of the text."""
@@ -52,15 +53,24 @@ WORLDS = {
 
 
 def simulate(options: SimOptions, front: Front) -> int:
-    """Runs it and prints the report; returns the exit code. Leaves no process and no file behind
-    but what was asked for, also when KeyboardInterrupt ends it. Raises ValueError for a scenario
-    or a job that cannot run, OSError for a file that cannot be read or written."""
+    """Runs it and prints the report; returns the exit code. Else as `simulated`."""
+    summary = simulated(options, front)
+    print(to_json(summary) if options.json == STDOUT else render(summary))
+    return summary.exit
+
+
+def simulated(options: SimOptions, front: Front) -> Summary:
+    """Runs it and writes the files that were asked for; returns what it came to. Leaves no process
+    and no file behind but these, also when KeyboardInterrupt ends it. Raises ValueError for a
+    scenario or a job that cannot run, OSError for a file that cannot be read or written."""
     options = options.completed()
     setting = Setting.of(options)
     summary = Summary(
         name=setting.name,
         world=WORLDS[setting.world] if setting.scenario is not None else LOOPBACK,
         seed=setting.seed,
+        job=plain(setting.job),
+        setting=setting.digest(),
         peers=setting.peers,
         cores=os.cpu_count() or 1,
         again=options.again(),
@@ -97,10 +107,9 @@ def simulate(options: SimOptions, front: Front) -> int:
         summary.report = str(options.report / "report.html")
         network = None if setting.scenario is None else setting.scenario.network()
         write_report(options.report, summary, trace, report, network, names=shown.view.names)
-    print(to_json(summary) if options.json == STDOUT else render(summary))
     if options.json is not None and options.json != STDOUT:
         write_json(summary, options.json)
-    return summary.exit
+    return summary
 
 
 def _judged(setting: Setting, summary: Summary, trace: Trace) -> Summary:

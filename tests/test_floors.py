@@ -31,7 +31,7 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access candidates options < events < membership < links snapshots < records
+        access candidates course options < events < membership < links snapshots < records
         < policies recovery round_rows < runs < journal rounds < placement < registry < clients
         < machine < service validate""",
     "broker/policies": """
@@ -43,7 +43,7 @@ ORDER = {
         < services < server""",
     "client": """
         said < bench doctor errors files further_classes stages_of_clients job_data matrices
-         privacy
+        privacy
         < access models < submission < uploading < runs < show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
@@ -74,8 +74,11 @@ ORDER = {
         < replicas requests < answers < service""",
     "sim": """
         front plain processes scenario trace < ghost live options report virtual
-        < faults following monitor < baselines verify < cluster modelled < shaped < simulate""",
-    "sim/report": "summary words < measures text < pictures tables < page < rounds < write",
+        < faults following monitor < baselines verify < cluster modelled < shaped < simulate
+        < grid""",
+    "sim/report": """
+        summary words < measures text < pictures tables < page side_by_side < rounds
+        < write""",
 }
 """By room that has rooms inside: these and its own files, from the ground up. What stands between
 two `<` imports nothing of one another."""

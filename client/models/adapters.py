@@ -12,11 +12,15 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ...job.settings import meant
+from ...job.words import some_of
 
 __all__ = [
     "AdapterError",
@@ -55,12 +59,36 @@ def adapted(module: nn.Module, settings: Mapping[str, Any], base: str) -> nn.Mod
     try:
         made = inject_adapter_in_model(LoraConfig(**given), module)
     except Exception as error:  # peft raises what it likes for settings that do not fit
-        raise AdapterError(f"`model.lora`: {type(error).__name__}: {error}") from error
+        raise AdapterError(f"`model.lora`: {_why(error, given, module)}") from error
     assert isinstance(made, nn.Module), f"peft gave a {type(made).__name__}"
     for parameter in made.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
     return made
+
+
+def _why(error: Exception, given: Mapping[str, Any], module: nn.Module) -> str:
+    """What is wrong with the settings of an adapter: which key peft does not know, or that no
+    module has the name of a target, and which there are."""
+    from peft import LoraConfig
+
+    known = [f.name for f in fields(LoraConfig)]
+    for key in given:
+        if key not in known:
+            return f"{key} is none of LoraConfig's arguments{meant(key, known)}"
+    said = given.get("target_modules")
+    wanted = [said] if isinstance(said, str) else list(said or ())
+    layers = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
+    there = [name for name, part in module.named_modules() if isinstance(part, layers)]
+    kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in there))
+    if said != "all-linear" and not any(
+        n == w or n.endswith(f".{w}") for w in wanted for n in there
+    ):
+        near = next(filter(None, (meant(w, kinds) for w in wanted)), "")
+        have = f"modules that take one: {some_of(kinds, 24)}" if kinds else "none can take one"
+        which = ", ".join(map(repr, wanted)) or "nothing"
+        return f"target_modules has {which}, and no module is called so{near} ({have})"
+    return f"{type(error).__name__}: {error}"
 
 
 def is_adapted(module: nn.Module) -> bool:

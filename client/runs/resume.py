@@ -10,15 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...job import Job, SettingsError
 from ...job.settings import plain
-from ...job.training import LENGTHS
 from ...net.blobs.client import BlobClient
 from ...net.file_names import is_file_name
 from ...peer.data.manifest import Manifest
@@ -34,7 +32,7 @@ from . import checkpoints
 if TYPE_CHECKING:
     from .session import Client
 
-__all__ = ["GoingOn", "changed", "check_same", "gone_on", "prepared", "with_changes"]
+__all__ = ["GoingOn", "changed", "check_same", "gone_on", "prepared"]
 
 FIXED = (
     *("model", "data", "seed", "train.batch", "train.microbatch", "train.optimizer"),
@@ -99,7 +97,7 @@ def prepared(
     before = Job.from_json(spec.job)
     if own is not None:
         before = job or before.with_places(own)
-    wanted = with_changes(before, changes)
+    wanted = before.with_changes(changes)
     if job is None:
         check_same(before, wanted)  # a factory or a source by --set, too
     spec, wanted = gone_on(spec, found, wanted, manifest)
@@ -174,37 +172,6 @@ async def _lacking(blobs: BlobClient, manifest: Manifest) -> int:
         sizes = await blobs.have(some)
         lacks += sum(size != ref.size_bytes for ref, size in zip(some, sizes, strict=True))
     return lacks
-
-
-def with_changes(job: Job, changes: Iterable[str]) -> Job:
-    """A job with some keys changed, each given as KEY=VALUE ("train.lr=1e-4"). Raises
-    SettingsError."""
-    table: dict[str, Any] = plain(job)
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals:
-            raise SettingsError(
-                "", f"{change!r} is no change: expected KEY=VALUE, as in train.lr=1e-4"
-            )
-        *tables, last = key.strip().split(".")
-        at = table
-        for name in tables:
-            at = at.setdefault(name, {})
-            if not isinstance(at, dict):
-                raise SettingsError(key.strip(), f"is no key: {name} is {at!r}, not a table")
-        at[last] = _value(text.strip())
-        if key.strip() in {f"train.{length}" for length in LENGTHS}:
-            for other in {*LENGTHS} - {last}:
-                at.pop(other, None)
-    return replace(Job.from_table(table), folder=job.folder)
-
-
-def _value(text: str) -> Any:
-    """As in a job.toml; what is no TOML is a text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def check_same(before: Job, after: Job) -> None:

@@ -342,7 +342,8 @@ class Client:
                 return BrokerUnreachable(f"no connection to the broker at {self.address}: {why}")
             return BrokerUnreachable(
                 f"the broker at {self.address} does not answer ({in_words(detail)}): is it running "
-                f"(`shoal broker`), and is the address right{named_in(self.address)}?"
+                f"(`shoal broker`), and is the address right{named_in(self.address)}? Another one: "
+                "--broker HOST:PORT, or SHOAL_BROKER"
             )
         if code == "UNIMPLEMENTED":
             return Refused(

@@ -23,7 +23,8 @@ from ..files.records import evaluation_numbers, step_numbers
 from ..runs.run import Run
 from ..runs.weights import CheckpointWriter
 from .formation import formation_lines
-from .text import safe
+from .plan_lines import formed_in_short, long_time_text, planned_in_short
+from .text import number, safe
 from .wire import CompressionSums, sentence
 
 __all__ = ["follow", "note_of", "print_table", "row_of"]
@@ -36,18 +37,21 @@ LINE_EVERY_S = 5.0
 """Without a terminal, a step is printed at most this often (and after each evaluation)."""
 
 
-def follow(run: Run, *, json: bool, since: int = 0) -> RunState:
+def follow(run: Run, *, json: bool, since: int = 0, verbose: bool = False) -> RunState:
     """Shows the events of a run from number `since` on until it has ended, and records all of its
     steps; returns its last state.
 
     With `json` each event is one line on stdout. Otherwise people see it on stderr: a bar on a
-    terminal, plain lines elsewhere. At the end comes what codecs did on each link, if any were
-    used.
+    terminal, plain lines elsewhere. Of a plan they see three lines; with `verbose` all of it, and
+    at the end what codecs did on each link, if any were used (with `json` always).
     """
     recorder, wire = run.recorder(), CompressionSums(run.client.names)
     state, played = RunState(run=run.id), RoundRows(keep=False)
     view: _Bar | _Lines | _Json
-    view = _Json(recorder.tokens_per_step) if json else _Bar() if sys.stderr.isatty() else _Lines()
+    told = _Told(run, recorder.tokens_per_step, verbose=verbose)
+    view = _Json(recorder.tokens_per_step) if json else _Lines(told)
+    if not json and sys.stderr.isatty():
+        view = _Bar(told)
     keeper = CheckpointWriter(run)
     try:
         with keeper, view:
@@ -65,7 +69,8 @@ def follow(run: Run, *, json: bool, since: int = 0) -> RunState:
         recorder.close()
         for problem in keeper.problems:
             print(safe(problem), file=sys.stderr)
-    _show_wire(wire, json=json)
+    if json or verbose:
+        _show_wire(wire, json=json)
     return state
 
 
@@ -98,15 +103,6 @@ def _cell(column: str, value: Any) -> str:
     if column.endswith("_bytes"):
         return f"{value / 2**30:.1f} GiB"
     return safe(str(value))
-
-
-def _step_line(event: RunEvent) -> str:
-    row = step_numbers(event.step)
-    parts = [f"loss {row['loss']:.4f}", f"lr {row['lr']:.2e}", f"norm {row['grad_norm']:.3g}"]
-    parts.append(f"{row['seconds']:.2f} s/step")
-    if "eval_loss" in row:
-        parts.append(f"held-out {row['eval_loss']:.4f}")
-    return " · ".join(parts)
 
 
 def note_of(event: RunEvent, round: RoundRow | None = None) -> str:
@@ -175,22 +171,63 @@ def row_of(
     return row | {"text": note_of(event, round)}
 
 
-def _said(event: RunEvent, round: RoundRow | None) -> str:
-    """What people read of an event while it goes on: a bad end is said once, as the error."""
-    bad = event.HasField("state") and event.state.phase in (FAILED, CANCELLED)
-    return "" if bad else note_of(event, round)
-
-
 def _apart(state: RunState) -> bool:
     """Whether steps are those of replicas that train apart, which each count their own."""
     return len(state.replicas) > 1
 
 
+class _Told:
+    """What people read of a run while it goes on."""
+
+    def __init__(self, run: Run, tokens_per_step: int, *, verbose: bool) -> None:
+        self.run, self.tokens_per_step, self.verbose = run, tokens_per_step, verbose
+        self.planned = False
+        """Whether a plan was told in full: of the ones behind it a line is enough."""
+        self.held_out = ""
+
+    def note(self, event: RunEvent, state: RunState, round: RoundRow | None) -> str:
+        """Lines on an event that is no step; empty: none. A bad end is said once, as the error."""
+        if event.HasField("state") and event.state.phase in (FAILED, CANCELLED):
+            return ""
+        if self.verbose or event.WhichOneof("kind") not in ("plan", "formed"):
+            return note_of(event, round)
+        if event.HasField("formed"):
+            return "\n".join([*formed_in_short(event.formed), self._rest()])
+        if _apart(state):
+            return ""  # what was formed has been told
+        names = self.run.client.names()
+        lines = list(planned_in_short(event, max(0, state.steps - state.step), names))
+        if self.planned:
+            return f"another plan: {lines[0].removeprefix('who trains').strip()}"
+        self.planned = True
+        return "\n".join([*lines, self._rest()])
+
+    def _rest(self) -> str:
+        return f"             why, and all else: shoal logs {self.run.id}"
+
+    def step(self, event: RunEvent, state: RunState) -> str:
+        """The figures of a step; the newest held-out loss stays."""
+        done = event.step
+        if done.HasField("evaluation"):
+            self.held_out = f"held-out {done.evaluation.loss:.4f}"
+        parts = [f"loss {done.outcome.loss:.4f}", self.held_out]
+        if self.verbose:
+            parts += [f"lr {done.outcome.lr:.2e}", f"norm {done.outcome.grad_norm:.3g}"]
+        if self.tokens_per_step and done.seconds > 0:
+            own = self.tokens_per_step / max(1, len(state.replicas))
+            parts.append(f"{number(own / done.seconds)} tokens/s")
+        parts.append(f"{done.seconds:.2f} s/step")
+        return " · ".join(filter(None, parts))
+
+
 class _Lines:
     """Plain lines on stderr."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: _Told) -> None:
+        self.told = told
         self.next_at = 0.0
+        self.pace_s = 0.0
+        """Seconds of a step: the mean, in which the newer ones count for more."""
 
     def __enter__(self) -> None: ...
 
@@ -198,20 +235,28 @@ class _Lines:
 
     def show(self, event: RunEvent, state: RunState, round: RoundRow | None) -> None:
         if not event.HasField("step"):
-            if note := _said(event, round):
+            if note := self.told.note(event, state, round):
                 print(note, file=sys.stderr, flush=True)
-        elif event.step.HasField("evaluation") or time.monotonic() >= self.next_at:
+            return
+        took = event.step.seconds
+        self.pace_s = 0.9 * self.pace_s + 0.1 * took if self.pace_s else took
+        line = self.told.step(event, state)
+        if event.step.HasField("evaluation") or time.monotonic() >= self.next_at:
             self.next_at = time.monotonic() + LINE_EVERY_S
             done = f"step {event.step.step + 1}/{state.steps}"
+            left = (state.steps - event.step.step - 1) * self.pace_s
             if _apart(state):
-                done = f"replica {event.replica}, its step {event.step.step + 1}"
-            print(f"{done} · {_step_line(event)}", file=sys.stderr, flush=True)
+                done, left = f"replica {event.replica}, its step {event.step.step + 1}", 0.0
+            if left > 0:
+                line += f" · {long_time_text(left)} left"
+            print(f"{done} · {line}", file=sys.stderr, flush=True)
 
 
 class _Bar:
     """A progress bar on a terminal's stderr, notes above it."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: _Told) -> None:
+        self.told = told
         self.console = Console(stderr=True)
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -222,7 +267,6 @@ class _Bar:
             console=self.console,
         )
         self.task = self.bar.add_task("waiting", total=None, figures="")
-        self.held_out = ""
 
     def __enter__(self) -> None:
         self.bar.start()
@@ -232,21 +276,19 @@ class _Bar:
 
     def show(self, event: RunEvent, state: RunState, round: RoundRow | None) -> None:
         if event.HasField("step"):
-            line = _step_line(event)
-            line, _, found = line.partition(" · held-out ")
-            self.held_out = f" · held-out {found}" if found else self.held_out
+            line = self.told.step(event, state)
             if _apart(state):
                 line = f"replica {event.replica}: {line}"
             else:
                 self.bar.update(self.task, completed=event.step.step + 1)
-            self.bar.update(self.task, figures=line + self.held_out)
+            self.bar.update(self.task, figures=line)
             return
         if event.HasField("state"):
             phase = Phase.Name(event.state.phase).lower()
             self.bar.update(self.task, description=phase, total=event.state.steps or None)
         if round is not None and round.step is not None:
             self.bar.update(self.task, completed=round.step)
-        if note := _said(event, round):
+        if note := self.told.note(event, state, round):
             self.console.print(note, markup=False, highlight=False)
 
 

@@ -43,6 +43,7 @@ from ..host.config import (
     with_suffix,
 )
 from ..host.identity import seat
+from ..host.lending import lending_lines
 from ..host.profile import find_devices
 from ..logs import note, to_stderr
 
@@ -68,6 +69,8 @@ def supervise(config: JoinConfig) -> int:
     devices = find_devices() if config.devices == "all" else config.devices
     with _seated(config) as config:
         _check_credentials(peer_configs(config, devices))
+        for line in lending_lines(config, devices):
+            _tell(printable(line, 500))
         with _in_swarm(config) as (config, node), _signals() as inbox:
             return _Supervisor(peer_configs(config, devices), config.drain_s, node).run(inbox)
 

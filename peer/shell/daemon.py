@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from ...job.words import size_text
 from ...net.blobs.client import BlobTransferError, Source
 from ...net.cap import Cap
 from ...proto import broker_pb2, common_pb2
@@ -31,6 +32,7 @@ from ..core.snapshots import SnapshotStore
 from ..host.addresses import to_dial
 from ..host.config import PeerConfig
 from ..host.identity import Incarnation
+from ..host.lending import in_text, speed_text
 from ..host.own_data import Catalogue, answer
 from ..hours import Hours
 from ..logs import note
@@ -91,6 +93,8 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[e.Exit] = self._loop.create_future()
         self._events: deque[e.Event] = deque()
+        self._in_text = in_text(config.name or me.peer, profile)
+        """What is said the first time that the broker takes it; empty afterwards."""
         self._pumping = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -169,8 +173,8 @@ class Worker:
             peer=me.peer,
             start=me.counter,
             device=profile.device,
-            memory_bytes=profile.device_memory_bytes,
-            flops_per_s=profile.flops_per_s,
+            memory=size_text(profile.device_memory_bytes),
+            speed=speed_text(profile.flops_per_s),
             address=address,
         )
         note(_log, logging.DEBUG, "settings", config=config)
@@ -239,6 +243,13 @@ class Worker:
 
     # ------------------------------------------------------------ events
 
+    def _welcome(self, event: e.Event) -> None:
+        """Says once that the broker has taken it."""
+        came = isinstance(event, e.BrokerSaid) and event.message.WhichOneof("kind") == "welcome"
+        if came and self._in_text:
+            note(_log, logging.INFO, self._in_text)
+            self._in_text = ""
+
     def _post(self, event: e.Event) -> None:
         """Lets the machine handle the event; queued while it handles another one."""
         self._events.append(event)
@@ -249,6 +260,7 @@ class Worker:
             while self._events and not self._exit.done():
                 event = self._events.popleft()
                 note_heard(_log, self.me.peer, event)
+                self._welcome(event)
                 for instruction in self.machine.handle(event, self._loop.time()):
                     self._carry_out(instruction)
         except Exception as error:  # a bug: ends the process, not only this callback of the loop

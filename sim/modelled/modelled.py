@@ -240,6 +240,8 @@ def _as_hashes(job: Job, followed: Following, packed: Packed, options: SimOption
     summary.losses = summary.evaluations = summary.held_out = ()
     summary.local_losses = {}
     summary.rounds = tuple({**row, "loss": None} for row in summary.rounds)
+    nothing = {"loss": None, "held_out": None}
+    summary.course = tuple({**point, **nothing} for point in summary.course)
 
 
 def _losses(job: Job, graph: Graph, followed: Following) -> None:

@@ -23,6 +23,10 @@ class Summary:
     world: str
     """In which world it ran, e.g. "real processes, loopback"."""
     seed: int
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """As it was run, with the scenario's overrides."""
+    setting: str = ""
+    """SHA-256 of job, scenario, world and seed."""
     run: str = ""
     exit: int = 0
     error: str = ""
@@ -155,6 +159,8 @@ class Summary:
     counted."""
     held_out: tuple[tuple[int, float], ...] = ()
     """Of several replicas: (samples in the version, held-out loss)."""
+    course: tuple[Mapping[str, float | int | None], ...] = ()
+    """What the run had come to at every step or round, and what that had taken (`Course`)."""
     clients: tuple[Mapping[str, float | int], ...] = ()
     """Of each version that was evaluated on clients' own held-out samples: `round`, how many
     `clients`, and of the loss and each metric `clients_NAME` over all samples, and as

@@ -18,9 +18,21 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal import cli
+from shoal.cli.groups import GROUPS
 from shoal.sim.processes import LocalCluster
 
-VERBS = ["bench", "broker", "cancel", "doctor", "eval", "export", "finish", "invite", "join"]
+VERBS = [
+    "bench",
+    "broker",
+    "cancel",
+    "compare",
+    "doctor",
+    "eval",
+    "export",
+    "finish",
+    "invite",
+    "join",
+]
 VERBS += ["kick", "login", "logs", "page", "pause", "peers", "plan", "resume", "runs", "sim"]
 VERBS += ["status", "train", "unpause", "watch"]
 
@@ -112,8 +124,10 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_lists_the_verbs_that_exist() -> None:
     code, text = call("--help")
     assert code == 0
-    listed = re.findall(r"^\W*([a-z]+)  +[A-Z]", text[text.index("Commands") :], re.MULTILINE)
+    sections = text[text.index("Try it on this machine:") :]
+    listed = re.findall(r"^\W*([a-z]+)  +[A-Z]", sections, re.MULTILINE)
     assert sorted(listed) == VERBS
+    assert re.findall(r"^([A-Z].*):$", sections, re.MULTILINE) == list(GROUPS)
 
 
 @pytest.mark.parametrize("verb", VERBS)

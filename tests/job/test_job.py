@@ -21,6 +21,7 @@ from shoal.job.methods import method_text
 from shoal.job.settings import plain, read_toml
 from shoal.job.tables import CODEC_ROLES
 from shoal.job.units import ByteCount, Duration, Rate, UnitError
+from shoal.job.words import ELSEWHERE
 
 HEAD = 'version = 1\n[model]\nfactory = "a:b"\n'
 
@@ -87,6 +88,14 @@ def test_a_file_with_the_required_keys_only_works(tmp_path: Path) -> None:
         ('[train]\nsteps = 3\n[recovery]\nlease = "1 pc"', 7, 'the unknown unit "pc"'),
         ('[train]\nsteps = 3\n[recovery]\nlease = "0s"', 7, "expected more than no time"),
         ("[train]\nsteps 3", 5, "not valid TOML"),
+        (
+            "[train]\noptimizer = adamw",
+            5,
+            'a text stands in quotes: optimizer = "adamw"',
+        ),
+        ("[train]\nsteps = 3\nlora_r = 8", 6, "what other programs call so is lora in [model]"),
+        ("[train]\nsteps = 3\n[output]\nmerge_adapter = 1", 7, 'did you mean "format"?'),
+        ("[train]\ngradient_accumulation_steps = 8", 5, 'did you mean "batch"?'),
         ("[train]\nsteps = 3\n[data]\nholdout = 1.0", 7, "expected a share in [0, 1)"),
         ('[train]\nsteps = 3\n[data]\nkind = "txt"', 7, '"text" | "tokens" | "arrays"'),
     ],
@@ -652,3 +661,11 @@ def test_what_is_decided_is_a_job_of_that_kind() -> None:
     assert (equal.sync.within, equal.replicas, equal.sync.steps) == ("exact", 1, 1)
     assert not apart.undecided
     assert not equal.undecided
+
+
+def test_what_others_call_our_keys_are_keys_of_ours() -> None:
+    job = plain(Job(model={"factory": "a:b"}, train={"steps": 1}))
+    for elsewhere, ours in ELSEWHERE.items():
+        table, key = ours.split(".")
+        assert key in job[table], ours
+        assert elsewhere not in job[table], elsewhere

@@ -97,9 +97,12 @@ def curves(
     unit: str = "step",
     from_zero: bool = False,
     text: Callable[[float], str] = figure,
+    across_text: Callable[[float], str] | None = None,
+    legend: bool = True,
 ) -> Picture:
     """Lines over steps, or over what `unit` says. `marks`: where something happened, drawn in the
-    colour `marked`."""
+    colour `marked`. `across_text`: how a place at the axis is said; None: they are whole
+    numbers."""
     picture = Picture(WIDTH, HEIGHT, about)
     kept = [
         (s, [(x, y) for x, y in s.points if math.isfinite(x) and math.isfinite(y)]) for s in series
@@ -113,7 +116,11 @@ def curves(
         low, high = low - 0.5, high + 0.5
     margin = 0.06 * (high - low)
     low, high = (low if from_zero else low - margin), high + margin
-    first, last = min(xs), max(max(xs), min(xs) + 1)
+    first, last = min(xs), max(xs)
+    if across_text is not None:
+        first = min(0.0, first)
+    if across_text is None or last <= first:
+        last = max(last, first + 1)
     left = 16 + max(width_of(text(t), 11) for t in ticks(low, high, 5))
     right, top, bottom = WIDTH - 12, 34, HEIGHT - 34
 
@@ -124,22 +131,26 @@ def curves(
         return bottom - (min(y, high) - low) / (high - low) * (bottom - top)
 
     value_axis(picture, up, low, high, left=left, right=right, text=text)
-    whole = [x for x in ticks(first, last, 8) if x == int(x)]
-    for x in whole:
-        picture.add(Label(across(x), bottom + 16, f"{x:.0f}", 11, "faint", "middle"))
+    for x in ticks(first, last, 8):
+        if across_text is not None or x == int(x):
+            said = f"{x:.0f}" if across_text is None else across_text(x)
+            anchor: Anchor = "end" if across(x) + width_of(said, 11) / 2 > WIDTH else "middle"
+            picture.add(Label(across(x), bottom + 16, said, 11, "faint", anchor))
     picture.add(Label(right, HEIGHT - 4, unit, 11, "faint", "end"))
     for x in marks[:100]:
         picture.add(Line(((across(x), top), (across(x), bottom)), marked, 1, 0.7, True))
     at = left
     for s, points in kept:
-        picture.add(Rect(at, 12, 12, 4, s.colour), Label(at + 18, 18, s.name, 12))
-        at += 40 + width_of(s.name, 12)
+        if legend:
+            picture.add(Rect(at, 12, 12, 4, s.colour), Label(at + 18, 18, s.name, 12))
+            at += 40 + width_of(s.name, 12)
         drawn = [(across(x), up(y)) for x, y in _thinned(points)]
         if len(drawn) > 1:
             picture.add(Line(drawn, s.colour, 1.2 if s.faint else 2, 0.45 if s.faint else 1))
         if s.dots or len(drawn) == 1:
             for (x, y), (step, value) in zip(drawn, _thinned(points), strict=True):
-                hint = f"{s.name} {text(value)} at {unit} {step:.0f}"
+                where = f"{step:.0f}" if across_text is None else across_text(step)
+                hint = f"{s.name} {text(value)} at {unit} {where}"
                 picture.add(Dot(x, y, 3.5, s.colour, hint))
     return picture
 

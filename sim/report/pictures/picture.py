@@ -7,7 +7,7 @@ page decides between light and dark; a PNG is on white.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -99,6 +99,14 @@ class Picture:
 
     def add(self, *shapes: Shape) -> None:
         self.shapes.extend(shapes)
+
+    def put(self, other: Picture, x: float, y: float) -> None:
+        """Draw another picture with its upper left corner at (x, y)."""
+        for shape in other.shapes:
+            if isinstance(shape, Line):
+                self.add(replace(shape, points=[(a + x, b + y) for a, b in shape.points]))
+            else:
+                self.add(replace(shape, x=shape.x + x, y=shape.y + y))
 
     def svg(self) -> str:
         """An element for a page that has `palette.css()`."""

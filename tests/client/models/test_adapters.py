@@ -113,10 +113,13 @@ def test_weights_of_a_run_are_loaded_by_the_names_of_its_module(built: nn.Module
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(AdapterError, match=r"model\.lora.*rank"):
+    with pytest.raises(AdapterError, match=r"rank is none of LoraConfig's arguments"):
         models.build(job(lora={"rank": 4}))
     with pytest.raises(AdapterError, match="nothing"):
         models.build(job(lora={**LORA, "target_modules": ["nothing"]}))
+    said = r'no module is called so; did you mean "q_proj"\? \(modules that take one: .*v_proj'
+    with pytest.raises(AdapterError, match=said):
+        models.build(job(lora={**LORA, "target_modules": ["q_prj"]}))
     with pytest.raises(SettingsError, match="no adapter"), submission.prepare(job(lora={})):
         pass
     with pytest.raises(models.ModelError, match=r"args\.dtype.*int8.*float32"):

@@ -37,7 +37,7 @@ JOB: dict[str, Any] = {
     ],
 )
 def test_a_key_is_changed(change: str, key: tuple[str, ...], value: Any) -> None:
-    found: Any = resume.with_changes(Job.from_table(JOB), [change])
+    found: Any = Job.from_table(JOB).with_changes([change])
     for name in key:
         found = getattr(found, name)
     assert found == value
@@ -54,7 +54,7 @@ def test_a_key_is_changed(change: str, key: tuple[str, ...], value: Any) -> None
 )
 def test_what_is_no_change_is_refused(change: str, says: str) -> None:
     with pytest.raises(SettingsError, match=says):
-        resume.with_changes(Job.from_table(JOB), [change])
+        Job.from_table(JOB).with_changes([change])
 
 
 def test_what_may_not_change_is_named() -> None:
@@ -71,7 +71,7 @@ def test_what_may_not_change_is_named() -> None:
         ("codec.default=int8", ""),
         ("recovery.warm_spares=2", ""),
     ):
-        assert resume.changed(before, resume.with_changes(before, [change])) == key
+        assert resume.changed(before, before.with_changes([change])) == key
 
 
 def test_the_classes_of_a_model_stay() -> None:
@@ -87,7 +87,7 @@ def test_the_classes_of_a_model_stay() -> None:
         ("sync.vhl.source=generator", ""),
         ("sync.vhl.alpha=0.5", ""),
     ):
-        assert resume.changed(before, resume.with_changes(before, [change])) == key
+        assert resume.changed(before, before.with_changes([change])) == key
 
 
 def test_statistics_of_features_stay() -> None:
@@ -105,7 +105,7 @@ def test_statistics_of_features_stay() -> None:
         (without, "sync.method=fedavgm", ""),
     ):
         changes = [change, *(["sync.options={}"] if change == "sync.method=fedavg" else [])]
-        found = resume.changed(job, resume.with_changes(job, changes))
+        found = resume.changed(job, job.with_changes(changes))
         assert found.startswith(key), found
         assert bool(found) == bool(key)
 

@@ -144,6 +144,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Joined]]:
 @pytest.mark.process
 def test_what_a_whole_unit_gets_is_one_wish_and_drains(start: Callable[..., Joined]) -> None:
     joined = start()
+    joined.wait_for("This host lends cpu")  # before anything is reached
     joined.wait_for("no broker")
     worker = joined.worker()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):

@@ -1,0 +1,65 @@
+"""The verb that holds runs against each other."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .base import Broker, Json, To, app, echo, print_json, verb
+
+__all__ = ["compare"]
+
+
+@app.command()
+@verb
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B …",
+            help="Ids of runs, folders of runs, or reports of shoal sim; those whose names end in "
+            "-seed-N stand together.",
+        ),
+    ],
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the loss over steps, samples, bytes and time into a PNG."
+        ),
+    ] = None,
+    broker: Broker = None,
+    to: To = Path("runs"),
+    json: Json = False,
+) -> None:
+    """Hold runs against each other: what each came to and took, and how their jobs differ.
+    Example: shoal compare runs/r-3f2 runs/r-9ab --picture both.png"""
+    from ..client.runs.telling import folder_told, labels, run_told
+    from ..sim.report.side_by_side import SideBySide, Told, reported
+
+    told = []
+    with ExitStack() as open_until_then:
+        client = None
+        for name, label in zip(runs, labels(runs), strict=True):
+            if (summary := Path(name) / "summary.json").is_file():
+                told.append(reported(summary, label))
+                continue
+            if Path(name).is_dir():
+                one = folder_told(Path(name))
+            else:
+                if client is None:
+                    from .. import client as clients
+
+                    client = open_until_then.enter_context(clients.connect(broker))
+                one = run_told(client, name, to)
+            told.append(Told(label=label, more={}, **one._asdict()))
+    found = SideBySide(told)
+    if json:
+        print_json(found.table())
+    else:
+        echo(found.text())
+    if picture is not None:
+        found.draw(picture)
+        echo(f"the losses are drawn in {picture}", err=True)

@@ -1,0 +1,74 @@
+"""What an output folder tells of its run, beside the events that it was written from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.client.errors import RecordError
+from shoal.client.files.records import Recorder, write_run
+from shoal.client.runs.telling import folder_told, labels, run_told
+from shoal.proto.broker_pb2 import FAILED, Evaluation, Outcome, RunEvent, RunState, StepDone
+from shoal.proto.common_pb2 import Reason
+
+
+def test_a_folder_tells_what_its_events_did(tmp_path: Path) -> None:
+    write_run(tmp_path, {"run": "r-1", "job": {"seed": 7, "train": {"batch": 4}}})
+    recorder = Recorder(tmp_path, 16)
+    for step in range(3):
+        done = StepDone(step=step, seconds=0.5, sent_bytes=100)
+        done.outcome.CopyFrom(Outcome(loss=3.0 - step))
+        if step == 2:
+            done.evaluation.CopyFrom(Evaluation(loss=1.5))
+        recorder.see(RunEvent(number=step, step=done))
+    recorder.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')  # somebody is writing
+    found = folder_told(tmp_path)
+    assert found.seed == 7
+    assert [(p["step"], p["samples"], p["sent_bytes"], p["seconds"]) for p in found.course] == [
+        (1, None, 100, 0.5),
+        (2, None, 200, 1.0),
+        (3, None, 300, 1.5),
+    ]
+    assert [p["loss"] for p in found.course] == [3.0, 2.0, 1.0]
+    assert [p["held_out"] for p in found.course] == [None, None, 1.5]
+
+
+def test_a_broker_tells_what_the_folder_does(tmp_path: Path) -> None:
+    events = []
+    recorder = Recorder(tmp_path / "r-1", 16)
+    write_run(tmp_path / "r-1", {"run": "r-1", "job": {"seed": 7, "train": {"batch": 4}}})
+    for step in range(3):
+        done = StepDone(step=step, seconds=0.5, sent_bytes=100, outcome=Outcome(loss=3.0 - step))
+        events.append(RunEvent(number=step, step=done))
+        recorder.see(events[-1])
+    recorder.close()
+    run = SimpleNamespace(so_far=lambda: iter(events))
+    spec = SimpleNamespace(job='{"seed": 8}')
+    client: Any = SimpleNamespace(
+        run=lambda name, to: run, recall=lambda name: SimpleNamespace(spec=spec)
+    )
+    assert run_told(client, "r-1", tmp_path) == folder_told(tmp_path / "r-1")
+    assert run_told(client, "r-1", tmp_path / "elsewhere").job == {"seed": 8}
+    reason = Reason(text="out of memory")
+    events.append(RunEvent(number=3, state=RunState(run="r-1", phase=FAILED, reason=reason)))
+    assert run_told(client, "r-1", tmp_path).error == "out of memory"
+
+
+def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"run": "r-1"}))
+    with pytest.raises(RecordError, match=r"has no run\.json with a job"):
+        folder_told(tmp_path)
+
+
+def test_names_are_short_and_those_of_one_setting_are_one(tmp_path: Path) -> None:
+    for name in ("g/a-seed-1", "g/a-seed-2", "g/b-seed-1"):
+        (tmp_path / name).mkdir(parents=True)
+    names = [str(tmp_path / "g" / n) for n in ("a-seed-1", "a-seed-2", "b-seed-1")]
+    assert labels(names) == ["a", "a", "b-seed-1"]
+    assert labels([names[0], "r-12"]) == ["a-seed-1", "r-12"]
