@@ -42,7 +42,7 @@ ORDER = {
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",
     "client": """
-        said < bench doctor errors files further_classes stages_of_clients job_data matrices
+        chat < bench doctor errors files further_classes stages_of_clients job_data matrices
         privacy
         < access models < submission < uploading < runs < show < front""",
     "compression": """

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shoal.client.said.samples import PACKS, read_records
+from shoal.client.chat.samples import PACKS, read_records
 from shoal.job import Job
 
 from ..files.test_pretrained import Lab, lab  # noqa: F401 (a fixture)

@@ -142,7 +142,7 @@ def _config(job: Job) -> dict[str, Any]:
     module; empty for a factory."""
     if job.module is not None:
         config = getattr(job.module, "config", None)
-        return config.to_dict() if hasattr(config, "to_dict") else {}
+        return config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
     if not job.model.factory.startswith("hf:"):
         return {}
     folder = Path(_path(job, job.model.factory.removeprefix("hf:")))

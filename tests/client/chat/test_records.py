@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.client.said.packing import samples
-from shoal.client.said.record_files import RecordFiles
-from shoal.client.said.samples import read_records
-from shoal.client.said.templates import IGNORED, Template
+from shoal.client.chat.packing import samples
+from shoal.client.chat.record_files import RecordFiles
+from shoal.client.chat.samples import read_records
+from shoal.client.chat.templates import IGNORED, Template
 from shoal.job import Job, SettingsError
 from shoal.peer.data import DataError
 
