@@ -18,7 +18,7 @@ from ..peer.data.partition import partition_of
 from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
 from ..peer.data.sources import resolve
-from .said.samples import read_records
+from .chat.samples import read_records
 
 __all__ = [
     "AskPeers",
