@@ -143,7 +143,12 @@ class Mean(nn.Module):
         return input.square().mean()
 
 
-@pytest.mark.parametrize("name", SAME)
+LONGER = ("others before and behind", "taking turns", "statistics")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONGER else ()) for n in SAME]
+)
 def test_the_graph_is_that_of_the_whole_module(name: str) -> None:
     make, found = SAME[name]
     module = make()

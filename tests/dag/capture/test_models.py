@@ -455,7 +455,9 @@ def test_grouped_experts_equal_the_plain_loop_over_them(name: str) -> None:
     assert_grads(graph, values, grads, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt", "convnet", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["gpt", "convnet", pytest.param("mixtral", marks=pytest.mark.slow)]
+)
 def test_bf16_is_close_to_autocast(name: str) -> None:
     case = CASES[name]
     captured = capture(case.module, case.batch(4), dtype="bf16")

@@ -143,9 +143,13 @@ def test_features_and_logits_may_be_named() -> None:
     ("names", "words"),
     [
         ({}, "or the names of the modules"),
-        ({"features": "body"}, "or the names of the modules"),
+        pytest.param({"features": "body"}, "or the names of the modules", marks=pytest.mark.slow),
         ({"logits": "head"}, "expected the name of features"),
-        ({"logits": "log", "features": "body"}, "expected one of the other"),
+        pytest.param(
+            {"logits": "log", "features": "body"},
+            "expected one of the other",
+            marks=pytest.mark.slow,
+        ),
         ({"logits": "head", "features": "nose"}, 'no module "nose".*body.0, body.1, body.2'),
         ({"logits": "head", "features": "twice"}, "a module that is called once"),
         ({"logits": "head", "features": "log"}, "do not hang on"),

@@ -267,6 +267,7 @@ def held() -> Counter[str]:
     return Counter({n: count for n, count in found.items() if not n.startswith(waits)})
 
 
+@pytest.mark.slow
 async def test_peers_that_came_and_went_leave_nothing_behind(cluster: Cluster) -> None:
     """In those that stay, and in the broker: no task, no thread, no descriptor, no object."""
     cluster.join("stays")

@@ -43,7 +43,7 @@ def test_what_is_no_number_stays() -> None:
 def plans() -> str:
     """A digest of plans over links that were measured in part."""
     digest = hashlib.sha256()
-    for seed in range(6):
+    for seed in range(3):
         request = random_case(seed, operators=12, peers=7, held=False)
         network, rng = request.links, np.random.default_rng(seed)
         n = len(network.peers)

@@ -192,7 +192,7 @@ def test_control_variates_are_of_what_clients_send(
     assert_expected(lab, world, run)
 
 
-@pytest.mark.parametrize("compression", ["topk", "bcrs+opwa"])
+@pytest.mark.parametrize("compression", [pytest.param("topk", marks=pytest.mark.slow), "bcrs+opwa"])
 def test_what_clients_do_not_send_they_add_to_their_next_move(
     laboratory: Callable[[Job], Any], tmp_path: Path, compression: str
 ) -> None:

@@ -103,7 +103,7 @@ def table(drawn: Iterable[Drawn]) -> str:
 @pytest.mark.parametrize(
     "first",
     [
-        pytest.param(k, marks=[pytest.mark.slow] if k % (4 * AT_ONCE) else [])
+        pytest.param(k, marks=[pytest.mark.slow] if k % (8 * AT_ONCE) else [])
         for k in range(0, WORLDS, AT_ONCE)
     ],
 )

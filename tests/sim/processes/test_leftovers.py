@@ -109,9 +109,8 @@ def sim(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     wait_for_end(alive(mark))
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_an_interrupted_simulation_leaves_nothing(sim, tmp_path: Path, seed: int) -> None:
     process, mark = sim
     rng = random.Random(seed)

@@ -27,8 +27,14 @@ def done_of(world: World, run: str) -> list[RoundDone]:
     return [e.round_done for e in world.events(run) if e.HasField("round_done")]
 
 
-@pytest.mark.parametrize("count", [4, 5])
-@pytest.mark.parametrize("method", GOSSIP)
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        pytest.param(method, count, marks=pytest.mark.slow if count - 4 != k % 2 else ())
+        for k, method in enumerate(GOSSIP)
+        for count in (4, 5)
+    ],
+)
 def test_the_weights_are_those_of_a_plain_loop(rounds: Rounds, method: str, count: int) -> None:
     peers, train = sites(*[1e9] * count), TRAIN | {"batch": 4 * count}
     world, run = rounds.play(peers, sync=sync_of(method), plan={"replicas": count}, train=train)

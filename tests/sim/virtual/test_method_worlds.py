@@ -49,7 +49,13 @@ def exchanging(plan: Plan, text: str) -> Plan:
     return replace(plan, exchanges=exchanges)
 
 
-@pytest.mark.parametrize("method", [*OPTIONS, "dgc"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(m, marks=pytest.mark.slow if m in ("gtopk", "lags") else ())
+        for m in (*OPTIONS, "dgc")
+    ],
+)
 def test_a_run_goes_on_after_the_death_of_a_holder_as_if_nothing_had_been(
     laboratory: Any, method: str
 ) -> None:
