@@ -46,7 +46,7 @@ def test_a_sample_of_calls_of_every_operator_reaches_nothing_else(
 ) -> None:
     fuzz = part("fuzz")
     library = fuzz.guard(tmp_path) if shutil.which("cc") else None
-    orders = "".join(f"{target} 7 0 3\n" for target in sorted(FULL | CORE))
+    orders = "".join(f"{target} 7 0 6\n" for target in sorted(FULL | CORE))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(BENCHMARKS / "operators" / "worker.py"), "cpu"],
         input=orders,
