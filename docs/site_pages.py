@@ -48,6 +48,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     parts = _FENCE.split(markdown)  # every second one is a block of code
     parts[::2] = [_NAMED.sub(_link, text) for text in parts[::2]]
+    if page.file.src_uri in ELSEWHERE:  # pictures, from the root of the repository
+        parts[::2] = [text.replace("](docs/", "](") for text in parts[::2]]
     return "".join(parts)
 
 

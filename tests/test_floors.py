@@ -1,5 +1,5 @@
-"""A room imports only from lower floors (README.md has the table), and not from every neighbour. A
-room inside a room does likewise, rooms are small, and each says what is in it."""
+"""A room imports only from lower floors (docs/architecture.md has the table), and not from every
+neighbour. A room inside a room does likewise, rooms are small, and each says what is in it."""
 
 import ast
 import tomllib
