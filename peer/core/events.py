@@ -571,9 +571,11 @@ class SendProbe:
 
 @immutable
 class Release:
-    """The value was consumed (or is not wanted): free its tensor and, if remote, its slot."""
+    """The value was consumed (or is not wanted): free its tensor and, if remote, its slot. taken:
+    the device has it in a sum, or will, once it has done what it was told before: only its slot."""
 
     key: FrameKey
+    taken: bool = False
 
 
 @immutable

@@ -295,8 +295,9 @@ class Worker:
         match instruction:
             case e.SendProbe() | e.Dial() | e.ExpectPeer() | e.HangUp() | e.Allow():
                 self.links.do(instruction)
-            case e.Release(key):
-                self._bench.release(key)
+            case e.Release(key, taken):
+                if not taken:
+                    self._bench.release(key)
                 self.links.release(key)
             case e.Connect():
                 self._upstream.connect()

@@ -260,7 +260,8 @@ class PeerShell:
         # Those of every action come first; a test of a type takes a third of a case's time.
         if isinstance(instruction, p.Release):
             key = instruction.key
-            self.device.release(key)
+            if not instruction.taken:
+                self.device.release(key)
             if key.source != self.name:
                 self._transport.release(key.source, key)
         elif isinstance(instruction, p.SendFrame):

@@ -214,7 +214,7 @@ class RoundExchange:
         part = span_of(key.port)
         self._awaited.discard(self._frame(key))
         self._unshown.discard(self._frame(key))
-        out: list[e.Instruction] = [e.Release(key)]
+        out: list[e.Instruction] = [e.Release(key, taken=True)]
         if key.hop == GIVE and self._is_summed(part):
             for done in self.wiring.adds if self.wiring.by_client else (part,):
                 out += self._summed(done)

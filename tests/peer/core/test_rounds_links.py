@@ -1,13 +1,16 @@
-"""Which links the rounds of one holder make and end."""
+"""Links that the rounds of one holder make and end, and frames that come before their order."""
 
 from __future__ import annotations
 
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.vector import Entry, RunVector
+from shoal.dag.rounds.wiring import AUDIT, port_of
+from shoal.net.links.frame import FrameKey, Role
 from shoal.peer.core import events as e
+from shoal.peer.core.rounds.exchange import RoundExchange
 from shoal.peer.core.rounds.rounds import Rounds
-from shoal.proto.broker_pb2 import DialOrder, RoundGiver, RoundPlan, RoundSegment
+from shoal.proto.broker_pb2 import DialOrder, RoundAudit, RoundGiver, RoundPlan, RoundSegment
 
 
 def plan(number: int, *takers: str) -> RoundPlan:
@@ -29,3 +32,21 @@ def test_links_inside_a_replica_stay_whoever_else_takes_part() -> None:
     assert set(made) == {"far"}
     assert {i.peer for i in out if isinstance(i, e.Allow)} == {"far", "mate"}
     assert [i.peer for i in out if isinstance(i, e.HangUp)] == ["far"]
+
+
+def test_a_contribution_that_comes_before_its_order_stays_with_the_device() -> None:
+    """The device looks at it when it has heard of the order, which is later than the machine: a
+    frame that was forgotten meanwhile would be waited for until the patience ends."""
+    vector = RunVector([Entry("param:w", TensorSpec((8,), "float32"), 0, 0)])
+    exchange = RoundExchange(PeerId("p"), "r.1", vector)
+    exchange.planned(plan(3, "far", "wide"))
+    exchange.joins()
+    exchange.begins()
+    far = FrameKey("r", 1, 3, Role.ROUND, 0, AUDIT, port_of((0, 8)), "far", "p")
+    assert exchange.arrived(far, 3) == []
+    givers = [RoundGiver(peer=g, weight=1) for g in ("far", "p")]
+    again = RoundSegment(start=0, stop=8, aggregator="p", givers=givers)
+    exchange.ordered(RoundAudit(round=3, attempt=1, turn=1, segments=[again]))
+    assert exchange.unshown == ["far"]
+    assert exchange.shows() == [e.Release(far, taken=True)]
+    assert exchange.unshown == []
