@@ -1,12 +1,13 @@
 """Three hospitals that train one model and show nobody a case: of scikit-learn's breast cancer data
 (569 cases of 30 measured numbers) each has its own part, and not the same mixture.
 
-python -m shoal.examples.hospitals.hospitals cases                     # what each has: cases/NAME/
+python -m shoal.examples.hospitals.hospitals cases                     # each one's cases, and the job
 python -m shoal.examples.hospitals.hospitals cases model.safetensors   # right on held-out cases
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-__all__ = ["Diagnosis", "diagnosis", "right", "write"]
+__all__ = ["Diagnosis", "copy_job", "diagnosis", "right", "write"]
 
 NUMBERS = 30
 HOSPITALS = {"north": 0.45, "east": 0.35, "south": 0.2}
@@ -98,7 +99,15 @@ def report(found: dict[str, tuple[int, int]]) -> list[str]:
     ]
 
 
+def copy_job(folder: Path) -> list[Path]:
+    """Copy the job and its model to a folder, but for what is there. Return the copies."""
+    mine = [Path(__file__).with_name("job.toml"), Path(__file__)]
+    return [Path(shutil.copy(p, folder)) for p in mine if not (folder / p.name).exists()]
+
+
 if __name__ == "__main__":
     here, *model = map(Path, sys.argv[1:])
-    for line in report(right(model[0], here)) if model else write(here):
-        print(line)
+    if model:
+        print(*report(right(model[0], here)), sep="\n")
+    else:
+        print(*write(here), *copy_job(here.parent), sep="\n")
