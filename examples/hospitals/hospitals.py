@@ -1,7 +1,7 @@
 """Three hospitals that train one model and show nobody a case: of scikit-learn's breast cancer data
 (569 cases of 30 measured numbers) each has its own part, and not the same mixture.
 
-python -m shoal.examples.hospitals.hospitals cases                     # each one's cases, and the job
+python -m shoal.examples.hospitals.hospitals cases                     # each one's cases, the job
 python -m shoal.examples.hospitals.hospitals cases model.safetensors   # right on held-out cases
 """
 
