@@ -46,8 +46,8 @@ def formed_in_short(formation: Formation) -> Iterator[str]:
         f"who trains   {many}: {formation.reasons[0] if formation.reasons else 'as asked for'}"
     )
     if round_s := formation.local_s + formation.exposed_s:
-        steps = count_of(formation.every, "step")
-        yield f"how long     {long_time_text(round_s)} a round of {steps}, as predicted"
+        of = "" if formation.kind == "federated" else f" of {count_of(formation.every, 'step')}"
+        yield f"how long     {long_time_text(round_s)} a round{of}, as predicted"
     if wrong:
         yield safe(f"held back by {wrong[0]}")
     elif formation.exposed_s and round_s:
@@ -57,6 +57,8 @@ def formed_in_short(formation: Formation) -> Iterator[str]:
 
 def long_time_text(seconds: float) -> str:
     """A time that somebody waits for, in at most two units."""
+    if seconds < 1:
+        return time_text(seconds)
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, hours = round(seconds / 60), round(seconds / 3600)

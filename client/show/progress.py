@@ -183,18 +183,22 @@ class _Told:
         self.run, self.tokens_per_step, self.verbose = run, tokens_per_step, verbose
         self.planned = False
         """Whether a plan was told in full: of the ones behind it a line is enough."""
-        self.held_out = ""
+        self.formed = False
+        """Whether replicas were told of: what each of them plans is not."""
+        self.held_out = self.last = ""
 
     def note(self, event: RunEvent, state: RunState, round: RoundRow | None) -> str:
         """Lines on an event that is no step; empty: none. A bad end is said once, as the error."""
         if event.HasField("state") and event.state.phase in (FAILED, CANCELLED):
             return ""
         if self.verbose or event.WhichOneof("kind") not in ("plan", "formed"):
-            return note_of(event, round)
+            before, self.last = self.last, note_of(event, round)
+            return "" if self.last == before else self.last  # as of each replica
         if event.HasField("formed"):
+            self.formed = True
             return "\n".join([*formed_in_short(event.formed), self._rest()])
-        if _apart(state):
-            return ""  # what was formed has been told
+        if self.formed or _apart(state):
+            return ""
         names = self.run.client.names()
         lines = list(planned_in_short(event, max(0, state.steps - state.step), names))
         if self.planned:
