@@ -46,8 +46,7 @@ def formed_in_short(formation: Formation) -> Iterator[str]:
         f"who trains   {many}: {formation.reasons[0] if formation.reasons else 'as asked for'}"
     )
     if round_s := formation.local_s + formation.exposed_s:
-        of = "" if formation.kind == "federated" else f" of {count_of(formation.every, 'step')}"
-        yield f"how long     {long_time_text(round_s)} a round{of}, as predicted"
+        yield f"how long     {long_time_text(round_s)} a round, as predicted"
     if wrong:
         yield safe(f"held back by {wrong[0]}")
     elif formation.exposed_s and round_s:

@@ -58,7 +58,7 @@ def test_replicas_in_three_lines() -> None:
     formation.local_s, formation.exposed_s = 90.0, 10.0
     assert list(formed_in_short(formation)) == [
         "who trains   2 replicas: 2 replicas that exchange every 50 steps",
-        "how long     2 min a round of 50 steps, as predicted",
+        "how long     2 min a round, as predicted",
         "held back by exchanges, for 10% of the time",
     ]
 
