@@ -43,7 +43,7 @@ ORDER = {
         < services < server""",
     "client": """
         chat < bench doctor errors files further_classes stages_of_clients job_data matrices
-        privacy
+        privacy templates
         < access models < submission < uploading < runs < show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
