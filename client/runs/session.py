@@ -46,6 +46,7 @@ from ...proto.broker_pb2_grpc import RunsStub
 from ..access import AccessError, access_to, find_address, login, named_in
 from ..errors import BrokerUnreachable, ClientError, Refused
 from ..files.records import files_of, write_run
+from .callbacks import check_logs
 from .run import ENDED, Run
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class Client:
         from ..submission import prepare  # needs torch
         from .selecting import rule_of
 
+        check_logs(job)
         rule = select or rule_of(job)
         if select is not None:
             name = getattr(select, "__qualname__", type(select).__qualname__)
