@@ -219,10 +219,15 @@ class Bar(Callback):
             self.bar.update(self.task, description=event.phase, total=total, completed=event.step)
 
     def on_evaluation(self, run: Run, evaluation: Step | Evaluated) -> None:
-        found = evaluation.eval_loss if isinstance(evaluation, Step) else evaluation.loss
-        self.held_out = f" · held-out {found:.4f}"
+        if isinstance(evaluation, Evaluated):
+            self._hold_out(evaluation.loss)
+
+    def _hold_out(self, loss: float | None) -> None:
+        if loss is not None:
+            self.held_out = f" · held-out {loss:.4f}"
 
     def on_step(self, run: Run, step: Step) -> None:
+        self._hold_out(step.eval_loss)
         figures = f"loss {step.loss:.4f}{self.held_out} · {step.seconds:.2f} s/step"
         self.bar.update(self.task, figures=figures)
         self.bar.update(self.task, completed=max(step.step + 1, self._done()))

@@ -187,7 +187,7 @@ def test_replicas_that_train_apart_have_rows_of_their_own(
     client: Client, script: Script, tmp_path: Path
 ) -> None:
     apart = state(0, pb.RUNNING)
-    apart.state.replicas.extend([pb.ReplicaState(replica=0), pb.ReplicaState(replica=1)])
+    apart.state.replicas.extend([pb.ReplicaState(), pb.ReplicaState()])
     other = step(2, 0)
     other.replica = 1
     script.streams = [[apart, step(1, 0), other]]
