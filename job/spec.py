@@ -221,7 +221,7 @@ class Job(Settings):
             self,
             model=own.model,
             data=own.data,
-            output=replace(self.output, to=own.output.to, format=own.output.format),
+            output=replace(own.output, every=self.output.every, keep=self.output.keep),
             log=own.log,
             folder=own.folder,
         )

@@ -18,6 +18,7 @@ from ...net.web.places import Origin, origin_of
 from ...proto import broker_pb2
 from ...proto.broker_pb2 import RunState
 from ..errors import BrokerUnreachable, ClientError, RecordError, Refused, RunFailed
+from ..files.hub import push
 from ..files.records import Recorder, local_folder, output_of, own_job, read_run, write_run
 from .callbacks import Bar, Callbacks, Logs, loggers, on_screen
 from .history import History
@@ -298,9 +299,11 @@ class Run:
         one would be too large; with format "hf" a folder that `from_pretrained` takes, in which an
         adapter is merged, or with "peft" one with the adapter alone, as `PeftModel.from_pretrained`
         takes it. Default: into `folder`, in the job's format, and also to the URL that its job
-        names, if it does. Cut off and called again, it goes on where it was.
+        names, and to the Hub that it wants it pushed to, if it does. Cut off and called again, it
+        goes on where it was.
 
-        Raises ExportError for "hf" and "peft" where nothing was kept at submission.
+        Raises ExportError for "hf" and "peft" where nothing was kept at submission, PushError where
+        all is written and not pushed.
         """
         from ..files.weight_writer import files_of
         from .weights import write
@@ -324,6 +327,8 @@ class Run:
             files.makedirs(root, exist_ok=True)
             for one in files_of(written):
                 files.put(str(one), f"{root}/{one.name}", recursive=one.is_dir())
+        if path is None and (to := output_of(read_run(self.folder)).push):
+            push(to, files_of(written), f"run {self.id}")
         return written
 
     def evaluate_half(self) -> HalfModel | None:

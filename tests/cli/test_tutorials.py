@@ -2,7 +2,7 @@
 
 A line `$ COMMAND` of a ```console block is run in the shell's folder, which `cd` changes; the lines
 below it must come back in that order, "…" standing for anything, others may stand between them. A
-block with title="terminal N" has a terminal of its own, where its command goes on to the page's end.
+block with title="terminal N" has a terminal of its own, where its command goes on to the end.
 A ```python block is a program. `pip` is left out: `test_install.py` has it. The port is a free one.
 """
 
