@@ -42,7 +42,7 @@ ORDER = {
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",
     "client": """
-        chat < bench doctor errors files further_classes stages_of_clients job_data matrices
+        chat errors < bench doctor files further_classes stages_of_clients job_data matrices
         privacy templates
         < access models < submission < uploading < runs < comparing show < front""",
     "compression": """

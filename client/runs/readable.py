@@ -188,9 +188,8 @@ def readable(event: RunEvent, round: RoundRow | None = None) -> Event:
             }
             return Evaluated(metrics=numbers, clients=spread, **of)
         case "round_done" if round is not None:
-            numbers = {"sent_bytes": round.sent_bytes, "seconds": round.seconds}
-            table = round.table()
-            return Round(round=round.round, loss=round.loss, table=table, **numbers, **of)
+            of |= {"round": round.round, "loss": round.loss, "table": round.table()}
+            return Round(sent_bytes=round.sent_bytes, seconds=round.seconds, **of)
         case "note":
             return Note(kind="note", text=event.note, **of)
         case "round_planned":
