@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .broker.candidates import Candidates
-    from .client import Run, connect
+    from .client import Callback, Run, connect
+    from .client.comparing import compare
     from .client.models.initialise import deferred_init, initialise
     from .job import Job
     from .peer.data.partition import Partition, partition
 
 __all__ = [
+    "Callback",
     "Candidates",
     "Job",
     "Partition",
     "Run",
+    "compare",
     "connect",
     "deferred_init",
     "initialise",
@@ -25,10 +28,12 @@ __all__ = [
 ]
 
 _HOME = {
+    "Callback": "shoal.client",
     "Candidates": "shoal.broker.candidates",
     "Job": "shoal.job",
     "Partition": "shoal.peer.data.partition",
     "Run": "shoal.client",
+    "compare": "shoal.client.comparing",
     "connect": "shoal.client",
     "deferred_init": "shoal.client.models.initialise",
     "initialise": "shoal.client.models.initialise",

@@ -165,7 +165,8 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        echo(f"shoal {version('shoal')}")
+        ours, torchs, python = version("shoal"), version("torch"), sys.version.split()[0]
+        echo(f"shoal {ours} (torch {torchs}, Python {python})")
         raise typer.Exit()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -36,26 +35,9 @@ def compare(
 ) -> None:
     """Hold runs against each other: what each came to and took, and how their jobs differ.
     Example: shoal compare runs/r-3f2 runs/r-9ab --picture both.png"""
-    from ..client.runs.telling import folder_told, labels, run_told
-    from ..sim.report.side_by_side import SideBySide, Told, reported
+    from ..client.comparing import compare as compared
 
-    told = []
-    with ExitStack() as open_until_then:
-        client = None
-        for name, label in zip(runs, labels(runs), strict=True):
-            if (summary := Path(name) / "summary.json").is_file():
-                told.append(reported(summary, label))
-                continue
-            if Path(name).is_dir():
-                one = folder_told(Path(name))
-            else:
-                if client is None:
-                    from .. import client as clients
-
-                    client = open_until_then.enter_context(clients.connect(broker))
-                one = run_told(client, name, to)
-            told.append(Told(label=label, more={}, **one._asdict()))
-    found = SideBySide(told)
+    found = compared(*runs, broker=broker, to=to)
     if json:
         print_json(found.table())
     else:

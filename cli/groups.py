@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 __all__ = ["GROUPS", "Grouped"]
 
 GROUPS = {
-    "Try it on this machine": ("sim", "plan", "compare", "bench"),
+    "Try it on this machine": ("init", "sim", "plan", "compare", "bench"),
     "Train": ("train", "watch", "logs", "pause", "resume", "finish", "cancel", "eval", "export"),
     "Lend a GPU": ("join", "unpause", "status", "doctor"),
     "Run a network": ("broker", "invite", "kick", "login", "peers", "runs", "page"),

@@ -35,6 +35,7 @@ from ..peer.data.survey import Ignored, not_finite, survey
 from ..proto.broker_pb2 import RunSpec
 from ..proto.common_pb2 import BlobRef
 from .files.columns import check_names
+from .files.hub import fetched
 from .files.records import record_of, write_run
 from .files.shards import Pretrained
 from .files.uplink import starting_bytes, takes
@@ -135,6 +136,7 @@ def prepare(
     """Captures the model and resolves the data. Raises ValueError for what cannot run. `ask`: for
     data that stays with peers; without it, a job of such data cannot run."""
     _check_codecs(job)
+    job = fetched(job, say)
     check_tokenizer(job)
     stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
@@ -184,6 +186,7 @@ def draft(
     """What a preview needs of a job: a spec that names no weights, and the graph. Raises ValueError
     as `prepare` does."""
     _check_codecs(job)
+    job = fetched(job, say)
     check_tokenizer(job)
     stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from .clients.client_options import Cohorts
+from .log_options import Log
 from .plan_options import PlanOptions
 from .rounds import RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
@@ -60,6 +61,8 @@ class Job(Settings):
     """And when a peer is lost."""
     output: Output
     """What is left."""
+    log: Log
+    """Who else is told."""
     OURS: ClassVar[frozenset[str]] = frozenset({"module", "folder"})
 
     module: Any = field(default=None, compare=False, repr=False)
@@ -78,6 +81,7 @@ class Job(Settings):
         sync: Sync | Mapping[str, Any] | None = None,
         recovery: Recovery | Mapping[str, Any] | None = None,
         output: Output | Mapping[str, Any] | None = None,
+        log: Log | Mapping[str, Any] | None = None,
         version: int = 1,
         name: str = "job",
         seed: int = 0,
@@ -115,6 +119,7 @@ class Job(Settings):
             "sync": sync or {},
             "recovery": recovery or {},
             "output": output or {},
+            "log": log or {},
             "module": module,
             "folder": Path(folder),
         }
@@ -205,6 +210,7 @@ class Job(Settings):
             data=data_without(self.data),
             output=output_without(self.output),
             sync=sync_without(self.sync),
+            log=Log(),
             module=None,
             folder=Path(),
         )
@@ -215,7 +221,8 @@ class Job(Settings):
             self,
             model=own.model,
             data=own.data,
-            output=replace(self.output, to=own.output.to, format=own.output.format),
+            output=replace(own.output, every=self.output.every, keep=self.output.keep),
+            log=own.log,
             folder=own.folder,
         )
 

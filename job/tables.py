@@ -46,7 +46,8 @@ class Model(Settings):
     OF_JOB: ClassVar[bool] = True
 
     factory: str
-    """ "pkg.mod:fn", "file.py:fn" (looked up in the job's folder first) or "hf:DIR"."""
+    """ "pkg.mod:fn", "file.py:fn" (looked up in the job's folder first), "hf:DIR", or
+    "hf://ORG/NAME" (@REVISION), which is fetched from a Hub."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory."""
     weights: str | tuple[str, ...] = "init"
@@ -88,7 +89,8 @@ class Model(Settings):
         if not self.factory.startswith((LIVE, "hf:")) and ":" not in self.factory:
             raise SettingsError(
                 "factory",
-                f'is "{self.factory}": expected "pkg.mod:fn", "file.py:fn" or "hf:DIR"',
+                f'is "{self.factory}": expected "pkg.mod:fn", "file.py:fn", "hf:DIR" or '
+                "hf://ORG/NAME",
             )
         if not self.weights or "" in self.weight_names:
             raise SettingsError("weights", 'is empty: expected "init", or where they are')
@@ -387,8 +389,12 @@ class Output(Settings):
     format: Literal["safetensors", "hf", "peft"] = "safetensors"
     """One safetensors file, a folder that `from_pretrained` takes ("hf:" models), or the adapter
     alone as peft's does."""
+    push: str = ""
+    """Where on a Hub the end goes besides, "hf://ORG/NAME"; empty: nowhere."""
 
     def check(self) -> None:
+        if self.push and not self.push.startswith("hf://"):
+            raise SettingsError("push", f'is "{self.push}": expected hf://ORG/NAME')
         if self.every != "auto":
             at_least(self, 0, "every")
         at_least(self, 1, "keep")

@@ -11,7 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
-    [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"],
+    [
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/tutorials/*.md"),
+        *ROOT.glob("*.md"),
+        ROOT / "benchmarks" / "README.md",
+    ],
     key=lambda page: page.relative_to(ROOT).as_posix(),
 )
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...broker.round_rows import RoundRow, client_numbers
 from ...job import Job, Output, SettingsError
@@ -30,6 +30,7 @@ from .row_file import RowFile
 
 __all__ = [
     "Recorder",
+    "RowsTo",
     "evaluation_numbers",
     "files_of",
     "local_folder",
@@ -145,20 +146,30 @@ def evaluation_numbers(found: VersionEvaluated) -> dict[str, float | int]:
     return {**row, **own_numbers(numbers, EVALUATED), **client_numbers(found.evaluation)}
 
 
+class RowsTo(Protocol):
+    """Gets the rows of a recorder that are new in its folder."""
+
+    def row(self, row: Mapping[str, float | int], step: int, of: str) -> None:
+        """Take in one. of: "/replica-N" of replicas that train apart, else empty."""
+
+    def close(self) -> None:
+        """No more will come."""
+
+
 class Recorder:
     """Writes the steps and rounds of one run into its folder. Those that are there already are
     skipped, so a watcher that comes back adds only what is missing, and of several at once each
-    adds what no other has. `close` flushes TensorBoard's file."""
+    adds what no other has; `to` gets what was added. `close` closes that."""
 
-    def __init__(self, folder: Path, tokens_per_step: int = 0) -> None:
+    def __init__(self, folder: Path, tokens_per_step: int = 0, to: RowsTo | None = None) -> None:
         self.folder = folder
+        self.to = to
         self.tokens_per_step = tokens_per_step
         self._next = Counter[int]()
         self._newest = -1
         self._steps = RowFile(folder / "metrics.jsonl", self._step_is_there)
         self._rounds = RowFile(folder / "rounds.jsonl", self._round_is_there)
         self._replicas = 1
-        self._board: Any = None
 
     def see(self, event: RunEvent, round: RoundRow | None = None) -> None:
         """Takes in one event. round: that it commits."""
@@ -213,16 +224,11 @@ class Recorder:
         self._newest = max(self._newest, int(row["event"]))
 
     def _plot(self, row: Mapping[str, float | int], step: int, of: str = "") -> None:
-        if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import
-
-            self._board = SummaryWriter(str(self.folder))
-        for name, value in row.items():
-            if name not in ("step", "round", "replicas"):
-                self._board.add_scalar(f"{name}{of}", value, step)
+        if self.to is not None:
+            self.to.row(row, step, of)
 
     def close(self) -> None:
-        """Close the files; a second time does nothing."""
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        """Close what gets the rows; a second time does nothing."""
+        if self.to is not None:
+            self.to.close()
+            self.to = None

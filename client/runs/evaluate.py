@@ -10,6 +10,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,43 @@ from ...peer.data.reader import Reader
 from ...proto.broker_pb2 import Evaluation, RunSpec, Weights
 from ..access import Access
 from ..errors import RecordError, RunFailed
+from ..files.records import own_job, read_run
 from ..models import models
 from ..models.division import loss_and_metrics
 from ..uploading import transfer
 
 if TYPE_CHECKING:
+    from .run import Run
     from .session import Client
 
-__all__ = ["evaluated_there", "evaluation_spec", "held_out", "one_evaluation"]
+__all__ = ["evaluated", "evaluated_there", "evaluation_spec", "held_out", "one_evaluation"]
+
+
+def evaluated(run: Run, module: nn.Module | None, job: Job | None) -> tuple[Job, str]:
+    """Return the job that says what of a run is evaluated and how, and the hash of the data's
+    manifest. Factories are taken from this machine only: `job`, or the record of a run submitted
+    here. Raises RecordError where there is neither, nor a module; SettingsError."""
+    from .resume import check_same
+
+    record = read_run(run.folder)
+    own = job or own_job(record)
+    if own is None and module is None:
+        raise RecordError(
+            f"there is no job of this machine in {run.folder}/run.json, and that of somebody "
+            "else's run is not used here: evaluate where the run was submitted from, pass the "
+            "folder that holds the runs' folders (--to), name the job here (--job job.toml), "
+            "or let the peers evaluate it (--network)"
+        )
+    if own is not None and job is None:
+        return replace(own, module=module), str(record["data"])
+    spec = run.client.recall(run.id).spec
+    before = Job.from_json(spec.job)
+    if job is not None:
+        train = replace(job.train, microbatch=before.train.microbatch)
+        job = replace(job, train=train)
+        check_same(before, job.without_places())
+        before = replace(before.with_places(job), module=job.module)
+    return replace(before, module=module or before.module), spec.data.hash
 
 
 def held_out(

@@ -18,7 +18,11 @@ from ...net.web.places import Origin, origin_of
 from ...proto import broker_pb2
 from ...proto.broker_pb2 import RunState
 from ..errors import BrokerUnreachable, ClientError, RecordError, Refused, RunFailed
+from ..files.hub import push
 from ..files.records import Recorder, local_folder, output_of, own_job, read_run, write_run
+from .callbacks import Bar, Callbacks, Logs, loggers, on_screen
+from .history import History
+from .readable import Event, Reached, phase, readable
 from .weights import CheckpointWriter
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from ...broker.candidates import Rule
     from ...proto.broker_pb2 import RunEvent
     from ..files.exported import ExportedTensors
+    from .callbacks import Callback
     from .half import HalfModel
     from .session import Client
 
@@ -87,24 +92,57 @@ class Run:
         breaks."""
         return self.client.watch(self.id, 0, so_far=True)
 
-    def wait(self) -> RunState:
-        """Blocks until the run has ended, and records its steps in `folder`.
+    def events(self, *, so_far: bool = False) -> Iterator[Event]:
+        """Every event as a record with plain fields (`shoal.client.Step`, `Reached`, …) until the
+        run has ended, or to the newest one. Raises BrokerUnreachable."""
+        played = RoundRows(keep=False)
+        for event in self.so_far() if so_far else self.watch():
+            yield readable(event, played.see(event))
 
-        Raises RunFailed when it failed or was cancelled.
+    def now(self) -> Reached:
+        """Return phase and steps as they are now. Raises Refused when the broker does not know the
+        run."""
+        return phase(self.state())
+
+    def history(self) -> History:
+        """Return the committed steps until now, a row each, with the columns of metrics.jsonl: what
+        the folder has, and what the broker still knows."""
+        made = History(self.folder)
+        for event in self.so_far():
+            made.see(event)
+        return made
+
+    def wait(self, *callbacks: Callback, bar: bool | None = None) -> Reached:
+        """Block until the run has ended, and record its steps in `folder`; return its end. What
+        happens is told to `callbacks`, one after the other. bar: whether a progress bar is shown;
+        None: on a terminal and in a notebook.
+
+        Raises RunFailed when it failed or was cancelled, and whatever a callback raises.
         """
-        recorder, played = self.recorder(), RoundRows(keep=False)
-        state = RunState()
-        with CheckpointWriter(self) as keeper:
-            try:
-                for event in self.watch():
-                    with uninterrupted():
-                        if event.HasField("state"):
-                            state = event.state
-                        recorder.see(event, played.see(event))
-                        keeper.see(event)
-            finally:
-                recorder.close()
-        return self.checked(state)
+        shown = [*callbacks, Bar()] if (on_screen() if bar is None else bar) else [*callbacks]
+        told = Callbacks(self, shown)
+        try:
+            recorder, played = self.recorder(*callbacks), RoundRows(keep=False)
+            state = RunState()
+            with CheckpointWriter(self) as keeper:
+                try:
+                    for event in self.watch():
+                        with uninterrupted():
+                            if event.HasField("state"):
+                                state = event.state
+                            round = played.see(event)
+                            recorder.see(event, round)
+                            keeper.see(event)
+                        if shown:
+                            told.happened(readable(event, round))
+                finally:
+                    recorder.close()
+            end = phase(state)
+            told.ended(end)
+        finally:
+            told.close()
+        self.checked(state)
+        return end
 
     def checked(self, state: RunState) -> RunState:
         """The final state of a run that is done; raises RunFailed for any other."""
@@ -116,9 +154,11 @@ class Run:
             )
         return state
 
-    def recorder(self) -> Recorder:
-        """Writes this run's steps into `folder`."""
-        return Recorder(self.folder, int(read_run(self.folder).get("tokens_per_step", 0)))
+    def recorder(self, *callbacks: Callback) -> Recorder:
+        """Writes this run's steps into `folder`; callbacks, and what `[log]` of its job names, get
+        the rows."""
+        to = Logs(self, loggers(self), callbacks)
+        return Recorder(self.folder, int(read_run(self.folder).get("tokens_per_step", 0)), to)
 
     @property
     def submitted_here(self) -> bool:
@@ -259,9 +299,11 @@ class Run:
         one would be too large; with format "hf" a folder that `from_pretrained` takes, in which an
         adapter is merged, or with "peft" one with the adapter alone, as `PeftModel.from_pretrained`
         takes it. Default: into `folder`, in the job's format, and also to the URL that its job
-        names, if it does. Cut off and called again, it goes on where it was.
+        names, and to the Hub that it wants it pushed to, if it does. Cut off and called again, it
+        goes on where it was.
 
-        Raises ExportError for "hf" and "peft" where nothing was kept at submission.
+        Raises ExportError for "hf" and "peft" where nothing was kept at submission, PushError where
+        all is written and not pushed.
         """
         from ..files.weight_writer import files_of
         from .weights import write
@@ -285,6 +327,8 @@ class Run:
             files.makedirs(root, exist_ok=True)
             for one in files_of(written):
                 files.put(str(one), f"{root}/{one.name}", recursive=one.is_dir())
+        if path is None and (to := output_of(read_run(self.folder)).push):
+            push(to, files_of(written), f"run {self.id}")
         return written
 
     def evaluate_half(self) -> HalfModel | None:
@@ -333,7 +377,7 @@ class Run:
         from ..models.state_dicts import load_named
         from . import evaluate
 
-        job, data = self._evaluated(module, job)
+        job, data = evaluate.evaluated(self, module, job)
         if job.data.where == "peer":
             raise RecordError(
                 f"the held-out data of run {self.id} stays with its peer: see the evaluations of "
@@ -346,28 +390,3 @@ class Run:
         with self.client.translated():
             plain = models.on_cpu(built)
             return evaluate.held_out(self.client.access, plain, job, data, batches)
-
-    def _evaluated(self, module: nn.Module | None, job: Job | None) -> tuple[Job, str]:
-        """Return the job that says what is evaluated and how, and the hash of the data's manifest.
-        Factories are taken from this machine only: `job`, or the record of a run submitted here."""
-        from .resume import check_same
-
-        record = read_run(self.folder)
-        own = job or own_job(record)
-        if own is None and module is None:
-            raise RecordError(
-                f"there is no job of this machine in {self.folder}/run.json, and that of somebody "
-                "else's run is not used here: evaluate where the run was submitted from, pass the "
-                "folder that holds the runs' folders (--to), name the job here (--job job.toml), "
-                "or let the peers evaluate it (--network)"
-            )
-        if own is not None and job is None:
-            return replace(own, module=module), str(record["data"])
-        spec = self.client.recall(self.id).spec
-        before = Job.from_json(spec.job)
-        if job is not None:
-            train = replace(job.train, microbatch=before.train.microbatch)
-            job = replace(job, train=train)
-            check_same(before, job.without_places())
-            before = replace(before.with_places(job), module=job.module)
-        return replace(before, module=module or before.module), spec.data.hash

@@ -45,7 +45,9 @@ from ...proto.broker_pb2 import (
 from ...proto.broker_pb2_grpc import RunsStub
 from ..access import AccessError, access_to, find_address, login, named_in
 from ..errors import BrokerUnreachable, ClientError, Refused
+from ..files.hub import can_push
 from ..files.records import files_of, write_run
+from .callbacks import check_logs
 from .run import ENDED, Run
 
 if TYPE_CHECKING:
@@ -158,6 +160,8 @@ class Client:
         from ..submission import prepare  # needs torch
         from .selecting import rule_of
 
+        check_logs(job)
+        can_push(job)
         rule = select or rule_of(job)
         if select is not None:
             name = getattr(select, "__qualname__", type(select).__qualname__)

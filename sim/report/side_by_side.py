@@ -24,7 +24,7 @@ from .words import cut, figure, plain, seconds, size
 
 __all__ = ["SideBySide", "Told", "reported"]
 
-APART = ("name", "output", "seed", "version")
+APART = ("log", "name", "output", "seed", "version")
 """Keys of a job that say nothing of how it learns, beside those of its seed."""
 MOST_LINES = 8
 """Rows of the table that have a colour of their own in the picture."""
@@ -105,6 +105,11 @@ class SideBySide:
         self.target = max(ends) if len(ends) == len(told) else None
         """The worst end: a loss that all came to. None: of some run no loss is known."""
         self.equal, self.different = self._settings()
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
 
     def _line(self, told: Told) -> list[dict[str, Any]]:
         """Its points with a number in `by`; of the losses of many steps the mean around each."""

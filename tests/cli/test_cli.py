@@ -321,7 +321,7 @@ def shoal_module(job: Path) -> torch.nn.Module:
 def test_it_says_its_version() -> None:
     code, text = call("--version")
     assert code == 0
-    assert re.fullmatch(r"shoal \d+\.\d+\S*", text.strip())
+    assert re.fullmatch(r"shoal \d+\.\d+\S* \(torch \d\S+, Python 3\S+\)", text.strip())
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(cluster: LocalCluster, job: Path) -> None:

@@ -178,7 +178,7 @@ def test_wait_records_every_step_once(client: Client, script: Script, tmp_path: 
     ends = [state(0, pb.RUNNING), step(1, 0), step(2, 1), state(3, pb.DONE)]
     script.streams = [ends, ends]
     run = client.run("r-1", tmp_path)
-    assert run.wait().phase == pb.DONE
+    assert run.wait().phase == "done"
     run.wait()  # a second watcher adds nothing
     rows = [json.loads(x) for x in (tmp_path / "r-1" / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [0, 1]

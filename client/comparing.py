@@ -1,0 +1,46 @@
+"""Runs held against each other, from Python and by `shoal compare`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..sim.report.side_by_side import SideBySide, Told, reported
+from .runs.run import Run
+from .runs.session import connect
+from .runs.telling import folder_told, labels, run_told
+
+if TYPE_CHECKING:
+    from .runs.session import Client
+
+__all__ = ["compare"]
+
+
+def compare(
+    *runs: Run | str | Path, broker: str | None = None, to: Path | str = "runs/"
+) -> SideBySide:
+    """Hold runs against each other: `print` shows the table, `draw(path)` the losses over steps,
+    samples, bytes and time, and `table()` has the same for programs. A run is a `Run`, an id at
+    `broker`, the folder of one (in `to`, or anywhere), or of a report of `shoal sim`. Names that
+    differ in "-seed-N" at their end alone are one row.
+
+    Raises ClientError, SettingsError for a folder of another kind, OSError.
+    """
+    names = [run.id if isinstance(run, Run) else str(run) for run in runs]
+    told = []
+    with ExitStack() as open_until_then:
+        client: Client | None = None
+        for run, name, label in zip(runs, names, labels(names), strict=True):
+            if isinstance(run, Run):
+                one = run_told(run.client, run.id, run.folder.parent)
+            elif (summary := Path(name) / "summary.json").is_file():
+                told.append(reported(summary, label))
+                continue
+            elif Path(name).is_dir():
+                one = folder_told(Path(name))
+            else:
+                client = client or open_until_then.enter_context(connect(broker))
+                one = run_told(client, name, Path(to))
+            told.append(Told(label=label, more={}, **one._asdict()))
+    return SideBySide(told)

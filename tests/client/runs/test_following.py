@@ -1,0 +1,294 @@
+"""A run as a program of people sees it: records, a table, callbacks, a comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shoal
+from shoal.client import Client, Evaluated, Event, Reached, RunFailed, Step
+from shoal.client.files.records import write_run
+from shoal.client.runs import callbacks
+from shoal.client.runs.callbacks import check_logs
+from shoal.client.runs.readable import readable
+from shoal.job import Job, SettingsError
+from shoal.job.settings import plain
+from shoal.proto import broker_pb2 as pb
+from shoal.tests.client.runs.test_client import Script, serving, state, step
+
+
+@pytest.fixture
+def script() -> Script:
+    made = Script()
+    third = step(3, 2)
+    third.step.evaluation.loss = 1.9
+    made.streams = [[state(0, pb.RUNNING), step(1, 0), step(2, 1), third, state(4, pb.DONE)]]
+    return made
+
+
+@pytest.fixture
+def client(script: Script) -> Iterator[Client]:
+    with serving(script) as address, shoal.connect(address) as client:
+        yield client
+
+
+class Heard(shoal.Callback):
+    """What was called, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def on_event(self, run: Any, event: Event) -> None:
+        self.calls.append(("event", event.number))
+
+    def on_step(self, run: Any, step: Step) -> None:
+        self.calls.append(("step", step.step))
+
+    def on_evaluation(self, run: Any, evaluation: Any) -> None:
+        self.calls.append(("evaluation", evaluation.eval_loss))
+
+    def on_row(self, run: Any, row: Any, step: int, of: str) -> None:
+        self.calls.append(("row", step))
+
+    def on_end(self, run: Any, end: Reached) -> None:
+        self.calls.append(("end", end.phase))
+
+    def close(self) -> None:
+        self.calls.append(("close", None))
+
+
+def test_a_callback_hears_everything_once_and_in_order(
+    client: Client, script: Script, tmp_path: Path
+) -> None:
+    script.streams *= 2
+    heard, again = Heard(), Heard()
+    end = client.run("r-1", tmp_path).wait(heard)
+    assert (end.phase, end.step, end.steps) == ("done", 3, 3)
+    assert heard.calls == [
+        *(("event", 0),),
+        *(("row", 0), ("event", 1), ("step", 0)),
+        *(("row", 1), ("event", 2), ("step", 1)),
+        *(("row", 2), ("event", 3), ("step", 2), ("evaluation", 1.9)),
+        *(("event", 4), ("end", "done"), ("close", None)),
+    ]
+    client.run("r-1", tmp_path).wait(again)  # rows are in the folder by now
+    assert [call for call in heard.calls if call[0] != "row"] == again.calls
+
+
+def test_what_a_callback_raises_ends_the_waiting_and_closes_everything(
+    client: Client, tmp_path: Path
+) -> None:
+    class Enough(Heard):
+        def on_step(self, run: Any, step: Step) -> None:
+            if step.loss < 1.95:
+                raise StopIteration(step.step)
+
+    heard = Enough()
+    with pytest.raises(StopIteration, match="1"):
+        client.run("r-1", tmp_path).wait(heard)
+    assert heard.calls[-1] == ("close", None)
+    assert ("end", "done") not in heard.calls
+
+
+def test_a_failed_run_ends_for_callbacks_too(
+    client: Client, script: Script, tmp_path: Path
+) -> None:
+    script.streams = [[state(0, pb.FAILED, "home-1 was lost")]]
+    heard = Heard()
+    with pytest.raises(RunFailed, match="home-1 was lost"):
+        client.run("r-1", tmp_path).wait(heard)
+    assert heard.calls[1:] == [("end", "failed"), ("close", None)]
+
+
+def test_a_bar_shows_loss_and_what_is_done(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.run("r-1", tmp_path).wait(bar=True)
+    shown = capsys.readouterr().err
+    assert "done" in shown
+    assert "3/3" in shown
+    assert "loss 1.8000 · held-out 1.9000" in shown
+    assert not callbacks.on_screen()
+
+
+def test_events_have_plain_fields_and_say_what_they_are(client: Client) -> None:
+    found = [*client.run("r-1").events()]
+    assert [repr(e) for e in found[1::2]] == [
+        "<Step 0: loss 2.0000, 0.50 s>",
+        "<Step 2: loss 1.8000, held-out 1.9000, 0.50 s>",
+    ]
+    assert repr(found[-1]) == "<Reached done after 3 of 3 steps>"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found[0].number = 3  # type: ignore[misc]
+
+
+def inside(value: Any) -> Iterator[Any]:
+    """A value, and all that is in it."""
+    yield value
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from inside(getattr(value, field.name))
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from inside(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from inside(one)
+
+
+KINDS = [*pb.RunEvent.DESCRIPTOR.oneofs_by_name["kind"].fields]
+
+
+@given(kind=st.sampled_from(KINDS), number=st.integers(0, 99), loss=st.floats(allow_nan=False))
+def test_no_record_has_a_message_of_the_protocol_in_it(kind: Any, number: int, loss: float) -> None:
+    event = pb.RunEvent(number=number)
+    if kind.message_type is None:
+        event.note = "home-1 left"
+    else:
+        getattr(event, kind.name).SetInParent()
+    if kind.name == "evaluated":
+        event.evaluated.evaluation.loss = loss
+        event.evaluated.evaluation.clients.add(name="loss", least=0.5, median=1, most=2)
+    if kind.name == "plan":
+        event.plan.stages.add(start=0, stop=3, holders=["p"])
+    found = readable(event)
+    assert found.number == number
+    assert repr(found).startswith(f"<{type(found).__name__} ")
+    assert not [v for v in inside(found) if isinstance(v, Message)]
+    assert not [v for v in inside(found) if type(v).__module__.startswith("google.")]
+    if isinstance(found, Evaluated):
+        assert found.loss == loss
+        assert found.clients == {"loss": {"least": 0.5, "median": 1, "most": 2}}
+
+
+def test_the_history_is_a_table_of_what_the_folder_and_the_broker_have(
+    client: Client, script: Script, tmp_path: Path
+) -> None:
+    (tmp_path / "r-1").mkdir()
+    row = {"step": 0, "loss": 2.5, "seconds": 1.0}
+    (tmp_path / "r-1" / "metrics.jsonl").write_text(json.dumps(row) + "\n" + '{"step": 1, "lo')
+    table = client.run("r-1", tmp_path).history()
+    assert [row["step"] for row in table] == table.columns["step"] == [0, 1, 2]
+    assert table.columns["loss"] == [2.5, 1.9, 1.8]
+    assert table.columns["eval_loss"] == [None, None, 1.9]
+    assert len(table) == 3
+    assert repr(table).startswith("<History of 3 rows, loss 2.5 -> 1.8; columns step, loss,")
+
+
+def test_replicas_that_train_apart_have_rows_of_their_own(
+    client: Client, script: Script, tmp_path: Path
+) -> None:
+    apart = state(0, pb.RUNNING)
+    apart.state.replicas.extend([pb.ReplicaState(), pb.ReplicaState()])
+    other = step(2, 0)
+    other.replica = 1
+    script.streams = [[apart, step(1, 0), other]]
+    rows = client.run("r-1", tmp_path).history().rows
+    assert [(row["replica"], row["step"]) for row in rows] == [(0, 0), (1, 0)]
+
+
+# ---------------------------------------------------------------- [log]
+
+
+def logged(folder: Path, log: dict[str, Any]) -> None:
+    write_run(folder, {"run": "r-1", "job": {"name": "first", "log": log}})
+
+
+def test_a_job_without_tensorboard_leaves_no_file_for_it(client: Client, tmp_path: Path) -> None:
+    logged(tmp_path / "r-1", {"tensorboard": False})
+    client.run("r-1", tmp_path).wait()
+    assert not list((tmp_path / "r-1").glob("events.out.*"))
+    assert (tmp_path / "r-1" / "metrics.jsonl").exists()
+
+
+def job(**log: Any) -> Job:
+    return Job(model="a:b", steps=1, log=log)
+
+
+def test_wandb_without_its_package_is_refused_before_training(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
+    check_logs(job())
+    with pytest.raises(SettingsError, match=r"log\.wandb.*pip install wandb"):
+        client.submit(job(wandb={"project": "fish"}))
+
+
+@pytest.mark.parametrize("table", [{"wandb": {}}, {"wandb": {"project": ""}}, {"tensorbord": True}])
+def test_wrong_keys_of_log_are_refused(table: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="log"):
+        job(**table)
+
+
+def test_nobody_else_is_told_where_numbers_go() -> None:
+    assert "fish" not in job(wandb={"project": "fish"}).to_json()
+
+
+@pytest.mark.slow
+def test_wandb_gets_every_number_once(
+    client: Client, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logged(tmp_path / "r-1", {"wandb": {"project": "fish", "mode": "offline"}})
+    kept: list[dict[str, Any]] = []
+    log = wandb.sdk.wandb_run.Run.log
+    monkeypatch.setattr(
+        wandb.sdk.wandb_run.Run,
+        "log",
+        lambda self, data, *a, **k: (kept.append(data), log(self, data, *a, **k))[1],
+    )
+    script.streams *= 2
+    for _ in range(2):
+        client.run("r-1", tmp_path).wait()
+    assert [row["step"] for row in kept] == [0, 1, 2]
+    assert kept[2]["eval_loss"] == 1.9
+    assert [path.stat().st_size > 0 for path in tmp_path.rglob("*.wandb")] == [True]
+
+
+@pytest.mark.slow
+def test_wandb_without_a_key_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(SettingsError, match="has no key to write with"):
+        check_logs(job(wandb={"project": "fish", "mode": "online"}))
+    check_logs(job(wandb={"project": "fish", "mode": "offline"}))
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def recorded(folder: Path, lr: float, losses: list[float]) -> None:
+    own = Job(model="a:b", steps=3, lr=lr)
+    write_run(folder, {"run": folder.name, "job": plain(own)})
+    rows = [
+        {"step": n, "loss": loss, "seconds": 1.0, "sent_bytes": 5} for n, loss in enumerate(losses)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_runs_are_compared_from_python(tmp_path: Path) -> None:
+    recorded(tmp_path / "r-1", 1e-3, [3.0, 2.0])
+    recorded(tmp_path / "r-2", 2e-3, [3.0, 1.0])
+    found = shoal.compare(tmp_path / "r-1", str(tmp_path / "r-2"))
+    assert "train.lr" in repr(found)
+    assert found.different["train.lr"] == [0.001, 0.002]
+    found.draw(tmp_path / "both.png")
+    assert (tmp_path / "both.png").stat().st_size > 1000
+
+
+def test_a_run_at_a_broker_is_compared_with_a_folder(client: Client, tmp_path: Path) -> None:
+    recorded(tmp_path / "r-1", 1e-3, [3.0, 2.0])
+    recorded(tmp_path / "r-2", 2e-3, [3.0, 1.0])
+    found = shoal.compare(client.run("r-1", tmp_path), tmp_path / "r-2")
+    assert list(found.rows) == ["r-1", "r-2"]
+    assert [len(told[0].course) for told in found.rows.values()] == [3, 2]
