@@ -335,6 +335,8 @@ def unsupported(job: _Tables) -> Iterator[tuple[str, str]]:
                 "plan.replicas",
                 f"a divisor of the {job.train.microbatches} microbatches of a step is",
             )
+    if job.train.stop and "snapshot" not in job.recovery.ladder:
+        yield "recovery.ladder", 'with train.stop, one with "snapshot" is'
     yield from _not_federated(job)
     yield from _not_listed(job)
     yield from _not_rerouted(job)
