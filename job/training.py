@@ -107,6 +107,8 @@ class Train(Settings):
     """Steps between evaluations on held-out data; 0: none."""
     eval_batches: int = 8
     """Held-out batches (of `batch` samples) in one evaluation; 0: none."""
+    ema: float = 0.0
+    """Decay of the exponential mean of weights that is evaluated and exported; 0: the weights."""
     stop: Stop = field(default_factory=Stop)
     """What ends it before its length does."""
 
@@ -123,6 +125,8 @@ class Train(Settings):
         at_most(self, MOST_BATCH, "batch")
         at_least(self, 0, "lr", "eps", "momentum", "weight_decay", "lr_final", "clip")
         at_least(self, 0, "eval_every", "eval_batches")
+        if not 0.0 <= self.ema < 1.0:
+            raise SettingsError("ema", f"is {self.ema}: expected a number in [0, 1)")
         for i, beta in enumerate(self.betas):
             if not 0.0 <= beta < 1.0:
                 raise SettingsError(f"betas[{i}]", f"is {beta}: expected a number in [0, 1)")
@@ -182,8 +186,9 @@ class Train(Settings):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes that the optimizer keeps of each trained number of at most 32 bits."""
-        return self.optimizer_slots * (2 if self.state_dtype == "bf16" else 4)
+        """Bytes that the optimizer keeps of each trained number of at most 32 bits, the mean of
+        weights among them."""
+        return self.optimizer_slots * (2 if self.state_dtype == "bf16" else 4) + 4 * (self.ema > 0)
 
     @property
     def microbatch_size(self) -> int:
