@@ -285,8 +285,8 @@ class StageOptimizer:
                 self.boost([owner], float(tensor))
             elif part == _EMA:
                 if self.train.ema:
-                    there = parameter.device, wide_dtype(parameter)
-                    self._averages[owner] = tensor.to(*there, copy=True)
+                    wide = wide_dtype(parameter)
+                    self._averages[owner] = tensor.to(parameter.device, wide, copy=True)
             elif part == _SQUARE:
                 self.squares[owner] = tensor.to(parameter.device, copy=True)
             else:
