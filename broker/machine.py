@@ -163,6 +163,7 @@ class BrokerMachine:
             registry.told_of(happened)
         for run, replicas in registry.changed_by_run().items():
             if (rounds := registry.rounds.get(run)) is not None:
+                out += rounds.run.stops(now)
                 out += rounds.changed(replicas, now)
                 if any(r.record.ended and r.id == self.placing.planning for r in replicas):
                     self.placing.closed(replicas)

@@ -198,6 +198,12 @@ def resolved(job: Job, manifest: Manifest, say: Say = lambda line: None) -> Job:
     )
     job = job.resolved(steps)
     if not manifest.held_out:
+        if train.stop.evaluates:
+            raise SettingsError(
+                "train.stop",
+                "goes by held-out losses, and no samples are held out: expected a data.holdout, or "
+                "`time` alone",
+            )
         return replace(job, train=replace(job.train, eval_every=0))
     if not job.train.evaluated_batches:
         return job

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from .plan_options import SkipScaling, steps_or_share
 from .rounds import RoundSettings
 from .settings import Settings, SettingsError, at_least, at_most, json_object, plain
+from .units import Duration
 
-__all__ = ["LENGTHS", "MOST_CHOICES", "MOST_MICROBATCHES", "Train", "Training"]
+__all__ = ["LENGTHS", "MOST_CHOICES", "MOST_MICROBATCHES", "Stop", "Train", "Training"]
 
 MOST_STEPS = 2**53
 MOST_BATCH = 2**31
@@ -22,6 +23,34 @@ MOST_MICROBATCHES = 65_536
 """Of one step, and of one evaluation."""
 LENGTHS = ("steps", "tokens", "passes", "rounds")
 """Keys of which exactly one says how long a run is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Settings):
+    """train.stop: what ends a run before its length does, whichever comes first."""
+
+    loss: float | None = None
+    """A held-out loss that is enough."""
+    time: Duration | None = None
+    """Since the first step could begin, pauses included."""
+    no_better_for: int | None = None
+    """So many evaluations in a row none of which is better than the best before."""
+
+    def check(self) -> None:
+        if self.loss is not None and not math.isfinite(self.loss):
+            raise SettingsError("loss", f"is {self.loss}: expected a finite number")
+        if self.time is not None and self.time <= 0:
+            raise SettingsError("time", f"is {float(self.time):g} s: expected more than 0")
+        if self.no_better_for is not None:
+            at_least(self, 1, "no_better_for")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it goes by evaluations."""
+        return self.loss is not None or self.no_better_for is not None
+
+    def __bool__(self) -> bool:
+        return self.evaluates or self.time is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +107,10 @@ class Train(Settings):
     """Steps between evaluations on held-out data; 0: none."""
     eval_batches: int = 8
     """Held-out batches (of `batch` samples) in one evaluation; 0: none."""
+    ema: float = 0.0
+    """Decay of the exponential mean of weights that is evaluated and exported; 0: the weights."""
+    stop: Stop = field(default_factory=Stop)
+    """What ends it before its length does."""
 
     def check(self) -> None:
         given = [k for k in LENGTHS if getattr(self, k) is not None]
@@ -92,6 +125,8 @@ class Train(Settings):
         at_most(self, MOST_BATCH, "batch")
         at_least(self, 0, "lr", "eps", "momentum", "weight_decay", "lr_final", "clip")
         at_least(self, 0, "eval_every", "eval_batches")
+        if not 0.0 <= self.ema < 1.0:
+            raise SettingsError("ema", f"is {self.ema}: expected a number in [0, 1)")
         for i, beta in enumerate(self.betas):
             if not 0.0 <= beta < 1.0:
                 raise SettingsError(f"betas[{i}]", f"is {beta}: expected a number in [0, 1)")
@@ -106,6 +141,12 @@ class Train(Settings):
                 "state_dtype",
                 f'is "{self.state_dtype}" with optimizer = "{self.optimizer}", whose state is '
                 'rounded for AdamW, SGD and Lion alone: expected "fp32"',
+            )
+        if self.stop.evaluates and not self.evaluated_batches:
+            raise SettingsError(
+                "stop",
+                "goes by held-out losses, and the run has no evaluations: expected `eval_every` "
+                "and `eval_batches` above 0, or `time` alone",
             )
         if self.microbatch != "auto":
             at_least(self, 1, "microbatch")
@@ -145,8 +186,9 @@ class Train(Settings):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes that the optimizer keeps of each trained number of at most 32 bits."""
-        return self.optimizer_slots * (2 if self.state_dtype == "bf16" else 4)
+        """Bytes that the optimizer keeps of each trained number of at most 32 bits, the mean of
+        weights among them."""
+        return self.optimizer_slots * (2 if self.state_dtype == "bf16" else 4) + 4 * (self.ema > 0)
 
     @property
     def microbatch_size(self) -> int:

@@ -335,6 +335,12 @@ def unsupported(job: _Tables) -> Iterator[tuple[str, str]]:
                 "plan.replicas",
                 f"a divisor of the {job.train.microbatches} microbatches of a step is",
             )
+    if job.train.ema and job.sync.kind != "allreduce":
+        yield "train.ema", f'with sync.kind = "{job.sync.kind}", whose versions are means, 0 is'
+    if job.train.ema and job.recovery.rebuilds:
+        yield "recovery.ladder", 'with train.ema, all rungs but "neighbour" are'
+    if job.train.stop and "snapshot" not in job.recovery.ladder:
+        yield "recovery.ladder", 'with train.stop, one with "snapshot" is'
     yield from _not_federated(job)
     yield from _not_listed(job)
     yield from _not_rerouted(job)

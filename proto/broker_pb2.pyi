@@ -639,7 +639,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run", "term", "slice", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter", "local", "lossless_snapshots", "recipe", "round")
+    __slots__ = ("run", "term", "slice", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter", "local", "lossless_snapshots", "recipe", "round", "steps")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SLICE_FIELD_NUMBER: _ClassVar[int]
@@ -656,6 +656,7 @@ class Assign(_message.Message):
     LOSSLESS_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     slice: PlanSlice
@@ -672,7 +673,8 @@ class Assign(_message.Message):
     lossless_snapshots: bool
     recipe: _common_pb2.BlobRef
     round: RoundStart
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., round: _Optional[_Union[RoundStart, _Mapping]] = ...) -> None: ...
+    steps: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., slice: _Optional[_Union[PlanSlice, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., round: _Optional[_Union[RoundStart, _Mapping]] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class RoundStart(_message.Message):
     __slots__ = ("run", "term", "round", "first_step", "steps", "samples", "start", "length", "evaluate", "ahead", "ahead_samples", "late", "fragment", "apart", "gathers", "cohort", "kept", "weights", "trained", "afresh", "more")
@@ -1799,10 +1801,12 @@ class LieProved(_message.Message):
     def __init__(self, round: _Optional[int] = ..., peer: _Optional[str] = ..., first: _Optional[_Union[SignedStatement, _Mapping]] = ..., second: _Optional[_Union[SignedStatement, _Mapping]] = ..., sums: _Optional[_Iterable[_Union[SignedStatement, _Mapping]]] = ...) -> None: ...
 
 class RunFinishing(_message.Message):
-    __slots__ = ("round",)
+    __slots__ = ("round", "step")
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     round: int
-    def __init__(self, round: _Optional[int] = ...) -> None: ...
+    step: int
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class RoundMember(_message.Message):
     __slots__ = ("replica", "weight", "unit", "term", "group", "attempt", "source", "behind")

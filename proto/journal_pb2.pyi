@@ -66,18 +66,32 @@ class RunForgotten(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class RunKept(_message.Message):
-    __slots__ = ("added", "replicas", "events", "numbered", "rounds")
+    __slots__ = ("added", "replicas", "events", "numbered", "rounds", "stop")
     ADDED_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     NUMBERED_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     added: RunAdded
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaKept]
     events: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RunEvent]
     numbered: int
     rounds: RoundsKept
-    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaKept, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., rounds: _Optional[_Union[RoundsKept, _Mapping]] = ...) -> None: ...
+    stop: StopKept
+    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaKept, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., rounds: _Optional[_Union[RoundsKept, _Mapping]] = ..., stop: _Optional[_Union[StopKept, _Mapping]] = ...) -> None: ...
+
+class StopKept(_message.Message):
+    __slots__ = ("began_s", "best", "worse", "why")
+    BEGAN_S_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
+    WORSE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    began_s: float
+    best: float
+    worse: int
+    why: str
+    def __init__(self, began_s: _Optional[float] = ..., best: _Optional[float] = ..., worse: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class RoundsKept(_message.Message):
     __slots__ = ("round", "attempt", "committed", "work", "members", "joiners", "exponent", "next", "returned", "done_at_s", "holders", "before", "past", "met", "sums", "stateful", "homes", "trained", "states_lost", "unmasked", "finishing", "chosen", "liars", "total")
@@ -138,7 +152,7 @@ class MetPairs(_message.Message):
     def __init__(self, replicas: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicaKept(_message.Message):
-    __slots__ = ("state", "plan", "report", "peaks", "checkpoints", "renamed", "local", "interrupted", "holders", "client")
+    __slots__ = ("state", "plan", "report", "peaks", "checkpoints", "renamed", "local", "interrupted", "holders", "client", "steps")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +163,7 @@ class ReplicaKept(_message.Message):
     INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     state: _broker_pb2.ReplicaState
     plan: _broker_pb2.Plan
     report: _broker_pb2.PlanReport
@@ -159,7 +174,8 @@ class ReplicaKept(_message.Message):
     interrupted: int
     holders: _containers.RepeatedCompositeFieldContainer[HoldersOfTerm]
     client: int
-    def __init__(self, state: _Optional[_Union[_broker_pb2.ReplicaState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., local: _Optional[_Iterable[str]] = ..., interrupted: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[HoldersOfTerm, _Mapping]]] = ..., client: _Optional[int] = ...) -> None: ...
+    steps: int
+    def __init__(self, state: _Optional[_Union[_broker_pb2.ReplicaState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., local: _Optional[_Iterable[str]] = ..., interrupted: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[HoldersOfTerm, _Mapping]]] = ..., client: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class HoldersOfTerm(_message.Message):
     __slots__ = ("term", "holders")

@@ -128,6 +128,7 @@ def _plain(job: Job, followed: Following, facts: Facts, front: Front) -> list[fl
             job.train,
             steps=len(followed.losses),
             microbatches=followed.microbatches,
+            lasting=facts.job.train.steps or 0,
         ).losses
 
 

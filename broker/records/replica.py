@@ -64,6 +64,8 @@ class ReplicaRecord:
         """The first step after a lost stage was made anew from its neighbours, or from which on
         microbatches take other routes than before; 0: neither."""
         self.pausing = False
+        self.last = 0
+        """So many steps it makes, as it ends before its length; 0: it does not."""
         self.interrupted = 0
         self.formed_s = 0.0
         """Seconds of a local step, as its formation says; 0: it says none."""
@@ -112,7 +114,7 @@ class ReplicaRecord:
     def steps(self) -> int:
         """How many it makes; of one with rounds that is known at the end."""
         if not self.run.requirements.has_rounds:
-            return self.run.spec.steps
+            return self.last or self.run.spec.steps
         return self.committed if self.phase in (EXPORTING, *_ENDED) else ENDLESS
 
     @property
@@ -163,7 +165,8 @@ class ReplicaRecord:
 
     def ends_at(self, now: float) -> float:
         """When its last step is done, as far as that can be told."""
-        steps = self.run.spec.steps  # of one with rounds, whose batches are smaller, about as many
+        # Of one with rounds, whose batches are smaller, about as many.
+        steps = self.last or self.run.spec.steps
         return now + max(0, steps - self.committed) * (self.step_s or 0.0)
 
     def lacks_s(self, member: Member, now: float) -> float:
@@ -211,6 +214,11 @@ class ReplicaRecord:
                         "replica that has begun"
                     )
                 self.ledger.commit(event.step, event.at_s)
+            case "finishing":
+                if event.finishing.step != self.committed:
+                    text = f"{self.id} is to end with step {event.finishing.step}"
+                    raise ValueError(f"{text}: expected {self.committed}, which is committed")
+                self.last = event.finishing.step
             case "checkpoint":
                 self.checkpoints.add((event.checkpoint,))
 
@@ -236,7 +244,7 @@ class ReplicaRecord:
 
     def _ledger(self, committed: int, at_s: float) -> StepLedger:
         run = self.run
-        steps = ENDLESS if run.requirements.has_rounds else run.spec.steps
+        steps = ENDLESS if run.requirements.has_rounds else self.last or run.spec.steps
         earlier = self.ledger.newest if self.ledger else ()
         return StepLedger(self.peers, steps, run.options.most_lead, at_s, committed, earlier)
 
@@ -259,12 +267,14 @@ class ReplicaRecord:
             local=self.local,
             holders=self.places.kept(),
             client=self.client,
+            steps=self.last,
         )
 
     def restore(self, kept: ReplicaKept, steps: Iterable[tuple[StepDone, float]]) -> None:
         """`steps`: the newest, each with when it was committed, in seconds."""
         self.checkpoints.add(kept.checkpoints)
         self.interrupted, self.client = kept.interrupted, kept.client
+        self.last = kept.steps
         for since in kept.renamed:
             self.names[since.term] = {PeerId(r.old): PeerId(r.to) for r in since.holders}
         self.term = kept.state.term

@@ -27,6 +27,7 @@ from .cohort_ledger import CohortLedger
 from .history import History
 from .replica import ReplicaRecord
 from .rounds import OF_ROUNDS, RoundRecord
+from .stop_rule import StopRule
 from .submitted import SubmittedRun
 from .version_ledger import VersionLedger
 from .work_ledger import WorkLedger
@@ -45,6 +46,7 @@ class RunRecord:
         self.id, self.owner = run.id, run.owner
         self.history = History(run.options.kept_events)
         self._decisions = decisions
+        self.stop = StopRule(run.requirements.stop)
         self._wants(run)
 
     def _wants(self, run: SubmittedRun) -> None:
@@ -116,7 +118,7 @@ class RunRecord:
             phase=first.phase,
             reason=first.reason if first.HasField("reason") else None,
             step=step,
-            steps=self.run.spec.steps,
+            steps=self.replicas[0].last or self.run.spec.steps,
             name=self.run.spec.name,
             term=first.term,
             inexact_from=first.inexact_from,
@@ -167,7 +169,7 @@ class RunRecord:
                 self._wants(self.run.decided(len(event.formed.replicas) if apart else 0))
             for replica, made in zip(self.replicas, event.formed.replicas, strict=False):
                 replica.formed_s, replica.client = made.step_s, made.client
-        elif event.WhichOneof("kind") in (*OF_ROUNDS, "evaluated"):
+        elif event.WhichOneof("kind") in (*OF_ROUNDS, "evaluated") and not event.finishing.step:
             if self.rounds is None:
                 raise ValueError(f"an event of a round of {self.id}: it has none")
             self.rounds.apply(event)
@@ -175,6 +177,7 @@ class RunRecord:
             self.replicas[event.replica].apply(event, planned)
             if event.HasField("checkpoint"):
                 self._keep_newest()
+        self.stop.apply(event)
         self.history.add(event)
         if self.ended:
             self.history.rest()
@@ -204,6 +207,7 @@ class RunRecord:
             events=self.history.unpacked,
             numbered=self.history.numbered,
             rounds=self.rounds.kept() if self.rounds is not None else None,
+            stop=self.stop.kept() if self.stop.wanted else None,
         )
 
     def restore(self, kept: RunKept) -> None:
@@ -214,5 +218,7 @@ class RunRecord:
             replica.restore(its, ((e.step, e.at_s) for e in events if e.HasField("step")))
         if self.rounds is not None:
             self.rounds.restore(kept.rounds)
+        if kept.HasField("stop"):
+            self.stop.restore(kept.stop)
         if self.ended:
             self.history.rest()

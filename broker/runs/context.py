@@ -106,6 +106,7 @@ class ReplicaContext:
         self.term = Term(record.plan, record.report)
         self._events = run
         self.rounds = run.rounds
+        self.stop = run.stop
         self.waits_until = 0.0
         """It may wait for other replicas until then."""
         self.promised: frozenset[PeerId] = frozenset()

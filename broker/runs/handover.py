@@ -43,11 +43,12 @@ _UNMEASURED_S = 300.0
 @dataclass(frozen=True, slots=True)
 class PlannedStop:
     """What a run stops for between two steps: to move to a plan, whose pairs exchange frames, or
-    (None) to be put aside."""
+    (None) to be put aside. ends: that plan is the present one, and no more steps are made."""
 
     text: str
     plan: PlanWithReport | None = None
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
+    ends: bool = False
 
 
 PAUSE = PlannedStop("it is put aside")
@@ -112,6 +113,15 @@ class Handover:
     def stop_for(self, errand: PlannedStop | None) -> None:
         """The run shall stop between two steps; None: it need not any more."""
         self.errand, self._under_way, self._waited = errand, None, False
+
+    def ends(self, why: str) -> None:
+        """Note that the run is to end at the next step of which a set can be had, but where that is
+        its last anyway, or it is to be put aside."""
+        record, errand = self._record, self.errand
+        moves = errand is None or (errand.plan is not None and not errand.ends)
+        if record.running and moves and record.plan and self._next_step < record.steps:
+            planned = PlanWithReport(record.plan, record.report)
+            self.stop_for(PlannedStop(why, planned, ends=True))
 
     def leaves(self, peer: PeerId, why: str) -> None:
         """Note that a peer leaves, as it or its owner has said."""

@@ -24,6 +24,8 @@ from ...proto.broker_pb2 import (
     RUNNING,
     Fault,
     LinkStatus,
+    RunEvent,
+    RunFinishing,
     StepReport,
 )
 from ...proto.common_pb2 import Reason
@@ -71,7 +73,11 @@ class Losses:
 
     def hand_over(self, now: float) -> list[Instruction]:
         """Goes on with handing over the parts of those that leave."""
-        if self._context.away or not (self._handover or self._snapshots.on_hold):
+        if self._context.away:
+            return []
+        if self._context.rounds is None and self._context.stop.why and not self._record.last:
+            self._handover.ends(self._context.stop.why)
+        if not (self._handover or self._snapshots.on_hold):
             return []
         held = self._snapshots.on_hold
         out, over = self._handover.look(now)
@@ -95,6 +101,11 @@ class Losses:
             why = f"the better plan is out of date: {', '.join(gone)} is not free any more"
             return [*self._snapshots.let_go(), *context.note(why, now)]
         wanted = Recover(planned, errand.pairs)
+        if errand.ends:
+            last = RunEvent(finishing=RunFinishing(step=self._record.committed))
+            told = [context.publish(last, now), *context.note(f"it ends: {text}", now)]
+            found = self._snapshots.found()
+            return told + self._life.builds(wanted, found, "stopping", text, now)
         return self._life.builds(wanted, self._snapshots.found(), "moved", text, now)
 
     # ------------------------------------------------------------ losses and faults

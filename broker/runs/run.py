@@ -80,7 +80,15 @@ class Run:
             life.check_unpause()
         return self._all(lambda life: life.unpause(now))
 
-    def finish(self, now: float) -> list[Instruction]:
+    def stops(self, now: float) -> list[Instruction]:
+        """Have it end where its job's rule says so, at the end of the round under way; one without
+        rounds sees to it itself (`handover.py`)."""
+        why = self.record.stop.why
+        if not why or not self.has_rounds or self.ended:
+            return []
+        return self.finish(now, why)
+
+    def finish(self, now: float, why: str = "somebody has asked it to finish") -> list[Instruction]:
         """Have it end early and in good order, as if no more rounds had been wanted; nothing where
         it does anyway. Raises ValueError where it has no rounds, or has come to a bad end."""
         if not self.has_rounds:
@@ -95,7 +103,7 @@ class Run:
         if work.finishing or work.over:
             return []
         last = versions.round + work.rounds_left
-        text = f"somebody has asked it to finish: it ends with round {last}"
+        text = f"{why}: it ends with round {last}"
         events = RunEvent(finishing=RunFinishing(round=versions.round)), RunEvent(note=text)
         return [self.record.publish(event, 0, now) for event in events]
 

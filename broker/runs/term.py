@@ -161,6 +161,7 @@ def assignment(context: ReplicaContext, step: int, found: SnapshotSet | None) ->
         local=record.local,
         first_step=step,
         lossless_snapshots=run.requirements.lossless_snapshots,
+        steps=record.last,
     )
     if run.spec.HasField("recipe"):
         base.recipe.CopyFrom(run.spec.recipe)

@@ -177,7 +177,7 @@ class BuiltStages:
                 continue
             kind, _, name = value.partition(":")
             executor = held.executor
-            found[name] = held.parameters()[name] if kind == "param" else executor.buffers[name]
+            found[name] = held.exported()[name] if kind == "param" else executor.buffers[name]
         return found
 
     def outcome(self, step: int) -> Outcome:

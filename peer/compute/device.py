@@ -355,7 +355,8 @@ class TorchDevice:
         inputs: Inputs = {}
         if held.stage.inputs:
             inputs = work.data.held_out(m, held.stage.inputs)
-        forwarded = held.executor.evaluate(ports, inputs)
+        with held.averaged():
+            forwarded = held.executor.evaluate(ports, inputs)
         if held.stage.makes_loss:
             self._report(work, False, m, ports, inputs, forwarded.results)
         gives = work.flow.gives(work.order.peer, action)
@@ -380,6 +381,8 @@ class TorchDevice:
         weight, norm = work.exchange.totals_of_update(step)
         for held in work.held.values():
             held.strategy.update(step, weight=weight, norm=norm)
+            if weight:
+                held.strategy.holder.optimizer.average()
             if held.stage.updates:
                 held.apply_statistics(step)
             held.executor.zero_grad()

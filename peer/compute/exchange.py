@@ -5,7 +5,8 @@ look like: both ends of a transfer know its spec from the plan and the graph alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -103,6 +104,23 @@ class LocalStage:
     def parameters(self) -> dict[str, Tensor]:
         """The weights by name, as all holders have them, wherever this one is training."""
         return {**self.executor.parameters, **self.strategy.weights()}
+
+    def exported(self) -> dict[str, Tensor]:
+        """The weights by name as they are evaluated and exported: with `train.ema`, their mean."""
+        return self.parameters() | self.strategy.holder.optimizer.averages()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Has what is exported in the parameters meanwhile."""
+        means = self.strategy.holder.optimizer.averages()
+        kept = {name: self.executor.parameters[name].data for name in means}
+        try:
+            for name, mean in means.items():
+                self.executor.parameters[name].data = mean
+            yield
+        finally:
+            for name, tensor in kept.items():
+                self.executor.parameters[name].data = tensor
 
 
 _SUMS = {ExchangeContent.GRADIENT: 0, ExchangeContent.DELTA: 0, ExchangeContent.SECOND: 1}

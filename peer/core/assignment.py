@@ -32,6 +32,7 @@ Pure: no I/O, no clock, no threads.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 
 from ...dag.plan.action import ROUNDS, Kind
@@ -197,6 +198,8 @@ class Assignment:
                 f"the stages need {event.device_bytes} bytes on the device, this peer offers "
                 f"{self._memory_bytes}: give it fewer operators or more memory",
             )
+        if self._assign.steps:
+            event = replace(event, steps=self._assign.steps)
         self.steps = Steps(self._peer, event, int(self._assign.first_step))
         self._exports, self._partial = bool(event.exports), event.partial
         self.phase = Phase.READY

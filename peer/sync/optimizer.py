@@ -25,7 +25,7 @@ __all__ = ["KEPT", "StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
 
 KEPT = "sync."
 """What the names of parts begin with that are not the optimizer's but a strategy's."""
-_BOOST, _SQUARE = "boost", "square"
+_BOOST, _SQUARE, _EMA = "boost", "square", "ema"
 
 
 def learning_rate(train: Train, step: float) -> float:
@@ -94,6 +94,7 @@ class StageOptimizer:
         self.squares: dict[str, Tensor] = {}
         self._weighs = weighs
         self._boosts: dict[str, float] = {}
+        self._averages: dict[str, Tensor] = {}
         self._named = {n: p for n, p in parameters.items() if p.requires_grad}
         groups: dict[str, list[dict[str, Any]]] = {}
         for name, parameter in self._named.items():
@@ -126,6 +127,8 @@ class StageOptimizer:
         for name, p in self._named.items():
             kind = kind_of(self.train, whole_name(name), p)
             found += state_numbers(kind, self.train, p) * self._state_dtype(p).itemsize
+            if self.train.ema:
+                found += p.numel() * wide_dtype(p).itemsize
         return found
 
     def _state_dtype(self, parameter: Tensor) -> torch.dtype:
@@ -161,6 +164,24 @@ class StageOptimizer:
         with self._narrow_ones(step):
             for optimizer in self._optimizers.values():
                 optimizer.step()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Takes the weights, after an update, into their exponential mean: the first ones as they
+        are, then mean + (1 - ema)·(weights - mean), as torch's AveragedModel does."""
+        if not self.train.ema:
+            return
+        for name, parameter in self._named.items():
+            now = parameter.detach().to(wide_dtype(parameter))
+            if name in self._averages:
+                self._averages[name].lerp_(now, 1 - self.train.ema)
+            else:
+                self._averages[name] = now.clone()
+
+    def averages(self) -> dict[str, Tensor]:
+        """Return the exponential mean of weights by name, in their dtype; nothing before the first
+        update, and without `ema`."""
+        return {n: t.to(self._named[n].dtype) for n, t in self._averages.items()}
 
     @property
     def _is_plain(self) -> bool:
@@ -238,10 +259,11 @@ class StageOptimizer:
             if name in self._named:
                 self._owner(name).state.pop(self._named[name], None)
                 self.squares.pop(name, None)
+                self._averages.pop(name, None)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state as NAME:PART, of parameters that had a gradient already; the
-        optimizer's own tensors. Besides, NAME:boost and NAME:square where there are some."""
+        optimizer's own tensors. Besides, NAME:boost, NAME:square, NAME:ema where there are some."""
         found = {
             f"{name}:{part}": tensor
             for name, parameter in self._named.items()
@@ -250,6 +272,7 @@ class StageOptimizer:
         }
         for name, factor in self._boosts.items():
             found[f"{name}:{_BOOST}"] = torch.tensor(factor, dtype=torch.float64)
+        found |= {f"{name}:{_EMA}": mean for name, mean in self._averages.items()}
         return found | {f"{n}:{_SQUARE}": square for n, square in self.squares.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -260,6 +283,10 @@ class StageOptimizer:
                 continue
             if part == _BOOST:
                 self.boost([owner], float(tensor))
+            elif part == _EMA:
+                if self.train.ema:
+                    wide = wide_dtype(parameter)
+                    self._averages[owner] = tensor.to(parameter.device, wide, copy=True)
             elif part == _SQUARE:
                 self.squares[owner] = tensor.to(parameter.device, copy=True)
             else:

@@ -15,7 +15,7 @@ from ...job.methods import method_text
 from ...job.rounds import SUM_BYTES
 from ...job.sync import Sync
 from ...job.tables import Codec, Model, Output, Recovery
-from ...job.training import Train
+from ...job.training import Stop, Train
 from ...job.unsupported import not_in_pipelines
 from ...net.web.places import origin_of
 from ...proto.broker_pb2 import Checkpoint, RunSpec
@@ -53,8 +53,9 @@ class RunRequirements:
     local: inputs of the model that only peers with that data may read.
     replicas: among so many a batch is divided. undecided: whether planning says what kind of
     training it is, or among how many; until then it has one. sync: what they exchange, and when.
-    eval_every: steps between evaluations; 0: none. cohorts: of federated training, who is in its
-    rounds; None: replicas make steps. audit: share of the sums of rounds that are added up again.
+    eval_every: steps between evaluations; 0: none. stop: what ends it early. cohorts: of federated
+    training, who is in its rounds; None: replicas make steps. audit: share of the sums of rounds
+    that are added up again.
     replan: whether its plan may change while it runs. recovery: what may be done after a loss.
     output: when checkpoints are made, and how many are kept.
     lossless_snapshots: whether they are coded, or written as they are.
@@ -78,6 +79,7 @@ class RunRequirements:
     one_peer: str = ""
     """Of federated training: why no client is trained by a pipeline; empty: one may be."""
     eval_every: int = 0
+    stop: Stop = field(default_factory=Stop)
     seed: int = 0
     sync: Sync = field(default_factory=Sync)
     cohorts: Cohorts | None = None
@@ -223,6 +225,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         undecided=job.undecided,
         one_peer=one_peer,
         eval_every=train.eval_every if train.evaluated_batches else 0,
+        stop=train.stop,
         seed=job.seed,
         sync=job.sync,
         cohorts=cohorts,

@@ -137,11 +137,18 @@ def gradient(
 
 
 def train(
-    module: nn.Module, batches: Batches, t: Train, *, steps: int, microbatches: int
+    module: nn.Module,
+    batches: Batches,
+    t: Train,
+    *,
+    steps: int,
+    microbatches: int,
+    lasting: int = 0,
 ) -> PlainLoopResult:
     """Trains in place. A step accumulates Σ weight·loss over its microbatches, divides the gradient
     by Σ weight, clips its global 2-norm to t.clip, and updates. A microbatch of weight 0 has no
-    say; a step of such ones updates nothing, and its loss is NaN."""
+    say; a step of such ones updates nothing, and its loss is NaN. `lasting`: steps of the schedule,
+    where these are only the first of them."""
     seen, optimizer = PlainLoopResult(), optimizer_of(module, t)
     trainable = [p for p in module.parameters() if p.requires_grad]
     for step in range(steps):
@@ -158,7 +165,7 @@ def train(
                 if p.grad is not None:
                     p.grad *= t.clip / norm
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(t, step, steps)
+            group["lr"] = learning_rate(t, step, lasting or steps)
         optimizer.step()
         optimizer.zero_grad()
         seen.losses.append(loss)

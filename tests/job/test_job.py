@@ -214,7 +214,6 @@ def test_gossip_is_between_replicas_and_has_options_by_method(
         ("sync", "secures = true", 'did you mean "secure"?'),
         ("data", 'where = "url"', '"peer"'),
         ("data", 'kind = "module"', '"arrays"'),
-        ("train", "stop = {loss = 1.0}", 'did you mean "steps"?'),
     ],
 )
 def test_what_is_not_built_is_no_key_and_the_nearest_is_named(

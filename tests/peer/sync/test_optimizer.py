@@ -43,12 +43,14 @@ class Wrapped(nn.Module):
 def test_updates_equal_the_plain_loop(optimizer, schedule, clip):
     train = Train(
         steps=6, batch=8, microbatch=4, optimizer=optimizer, schedule=schedule, clip=clip, warmup=2,
-        lr=0.05, no_decay=("*.bias", "1.*"),
+        lr=0.05, no_decay=("*.bias", "1.*"), no_muon=("0.*",),
     )  # fmt: skip
     plain = model()
     ours = copy.deepcopy(plain)
     wrapped = Wrapped(plain)
-    aliased = Train(**{**vars(train), "no_decay": ("*.bias", "inner.1.*")})
+    aliased = Train(
+        **{**vars(train), "no_decay": ("*.bias", "inner.1.*"), "no_muon": ("inner.0.*",)}
+    )
     oracle.train(wrapped, lambda s, m: {"x": batches(s, m)}, aliased, steps=6, microbatches=2)
     parameters = dict(ours.named_parameters())
     update = StageOptimizer(train, parameters)
@@ -174,7 +176,9 @@ def test_frozen_parameters_have_no_state_to_load():
 
 
 def trained(optimizer, steps, weighs=False):
-    train = Train(steps=9, batch=4, microbatch=4, optimizer=optimizer, warmup=1, lr=0.05)
+    train = Train(
+        steps=9, batch=4, microbatch=4, optimizer=optimizer, warmup=1, lr=0.05, no_muon=("0.*",)
+    )
     module = model()
     parameters = dict(module.named_parameters())
     return train, module, parameters, StageOptimizer(train, parameters, weighs=weighs), steps

@@ -17,42 +17,64 @@ from shoal.planner.requests.request import plan_request
 from shoal.planner.requests.requirements import read_spec
 from shoal.proto import broker_pb2
 from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.peer.optimizers.exact_muon import in_float64
 from shoal.tests.sim.recovery.test_recovery import JOB, Lab
 from shoal.tests.sim.virtual.test_exactness import random_plan, small_job
 from shoal.tests.sim.virtual.test_head_in_blocks import plan_of, untied
 
 __all__ = ["untied"]
 
-OPTIMIZERS = {
-    # Muon rounds to bfloat16 on its way: weights were seen 3 % apart, and why is not shown. A sign
-    # of Lion's may turn with the order of a sum.
-    "muon": (0.01, 1e-4, 1e-1),
-    "adafactor": (0.02, 1e-5, 1e-4),
-    "lion": (1e-3, 1e-4, 1e-2),
-}
-"""Learning rate; how far losses may be apart, and weights."""
+OPTIMIZERS = {"muon": 0.01, "adafactor": 0.02, "lion": 1e-3}
+"""Learning rates."""
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("adafactor", "lion")]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_no_plan_changes_what_it_comes_to(
-    optimizer: str, laboratory: Callable[..., Any], tmp_path: Path
-) -> None:
-    lr, near, apart = OPTIMIZERS[optimizer]
-    job = small_job("gpt_bytes", tmp_path)
-    train = replace(job.train, optimizer=optimizer, lr=lr)
+def both(
+    optimizer: str, laboratory: Callable[..., Any], folder: Path, seed: object
+) -> tuple[Any, Any]:
+    """Return what a run under a random plan came to, and the plain loop."""
+    job = small_job("gpt_bytes", folder)
+    train = replace(job.train, optimizer=optimizer, lr=OPTIMIZERS[optimizer])
     lab = laboratory(replace(job, name=f"small-{optimizer}", train=train))
     if optimizer == "muon":
         # Embeddings of bytes, tied to the head, and of positions are AdamW's.
         assert lab.job.train.no_muon == ("bytes.weight", "positions.weight")
-    wanted = lab.plain()
-    plan = random_plan(random.Random(optimizer), len(lab.graph.operators), 3, lab.job.train)
-    got = lab.train(lab.world([PeerSpec(name=f"p{i}") for i in range(5)]), plan)
-    assert got.losses == pytest.approx(wanted.losses, rel=near)
+    rng = random.Random(f"{optimizer} {seed}")
+    plan = random_plan(rng, len(lab.graph.operators), 3, lab.job.train)
+    return lab.train(lab.world([PeerSpec(name=f"p{i}") for i in range(5)]), plan), lab.plain()
+
+
+@pytest.mark.parametrize("optimizer", ["muon", *SLOW])
+def test_no_plan_changes_what_it_comes_to(
+    optimizer: str,
+    laboratory: Callable[..., Any],
+    tmp_path: Path,
+    equal_training: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Muon's iteration in float64 on both sides. A sign of Lion's may turn with the order of a sum,
+    and then a number is two whole steps apart."""
+    in_float64(monkeypatch)
+    got, wanted = both(optimizer, laboratory, tmp_path, 0)
+    if optimizer != "lion":
+        equal_training(got, wanted)
+        return
+    assert got.losses == pytest.approx(wanted.losses, rel=1e-4)
     for name, tensor in wanted.weights.items():
-        difference = float((got.weights[name] - tensor).norm())
-        assert difference <= apart * float(tensor.norm()) + 1e-7, name
+        assert float((got.weights[name] - tensor).norm()) <= 1e-2 * float(tensor.norm()), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_torchs_own_muon_comes_to_the_same_losses(
+    seed: int, laboratory: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its iteration rounds to bfloat16: which way, may hang on the order of a sum of gradients."""
+    got, wanted = both("muon", laboratory, tmp_path, seed)
+    assert got.losses == pytest.approx(wanted.losses, rel=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_with_a_lost_peer_it_is_the_same_bit_for_bit(
     optimizer: str, laboratory: Callable[..., Any], plans_once: None
