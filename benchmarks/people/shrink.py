@@ -29,6 +29,7 @@ def _is(size: int) -> Callable[[int], int]:
 
 _SIZES: tuple[tuple[str, Callable[[int], int]], ...] = (
     (r"type_vocab_size|segment_types|prompt_types", _at_most(4)),
+    (r"encoder_hash_byte_group_vocab|ngram_vocab_size_base", _is(200)),
     (r"vocab_size_per_layer_input|.*vocab_size|vocab_size.*|num_embeddings", _is(VOCABULARY)),
     (r"pad_token_id|pad_index", _at_most(0)),
     (r"(decoder_start|bos|forced_bos)_token_id|bos_index", _at_most(1)),
@@ -37,7 +38,8 @@ _SIZES: tuple[tuple[str, Callable[[int], int]], ...] = (
     (r"mamba_(n|num)_heads|n_mamba_heads", _is(4)),
     (r"linear_num_key_heads|index_n_heads", _at_most(2)),
     (r".*(attention|num|value|n)_heads?|attention_heads|linear_num_heads", _is(4)),
-    (r"qk_(rope|nope)_head_dim|linear_(key|value)_head_dim", _is(8)),
+    (r"linear_(key|value)_head_dim|rotary_dim", _is(8)),
+    (r"qk_head_dim", _is(32)),
     (r"mamba_(d_head|head_dim|headdim)", _is(32)),
     (r".*head_dim|head_dim.*|kv_channels|d_kv|d_head|dim_head|.*head_size|query_pre_attn_scalar", _is(16)),
     (r"hidden_size_per_layer_input|laurel_rank|codebook_dim", _is(16)),
@@ -65,7 +67,61 @@ _SIZES: tuple[tuple[str, Callable[[int], int]], ...] = (
 
 _DROPOUT = re.compile(r".*(drop|pdrop|jitter|mask_time_prob|mask_feature_prob).*")
 
-_EXCEPTIONS: dict[str, dict[str, Any]] = {}
+_EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+            for kind in ("full_attention", "sliding_attention")
+        }
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 32, "moe_top_k": 2},
+    },
+    "bamba": {"attn_layer_indices": [1]},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"head_dim": 32, "n_groups": 2},
+    "ministral": {"head_dim": 16},
+    "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
+    "nemotron_h": {"n_groups": 2},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+    },
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {
+        "is_decoder": True,
+        "attn_layers": ["local", "lsh"],
+        "axial_pos_shape": [4, 4],
+        "axial_pos_embds_dim": [32, 32],
+        "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8,
+    },
+    "xlstm": {"chunk_size": 16, "qk_head_dim": 8},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    },
+    "zamba2": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    },
+}
 """By model type (that of a part of a config, too): values in place of those by key."""
 
 
@@ -89,6 +145,8 @@ def shrunk(kind: type, exceptions: Mapping[str, Mapping[str, Any]] = _EXCEPTIONS
             rule = next((size for known, size in _SIZES if re.fullmatch(known, key)), None)
             if rule is not None:
                 found[key] = rule(value)
+                if key == "num_key_value_heads" and value == vars(default).get("num_attention_heads"):
+                    found[key] = found["num_attention_heads"] = 4
             elif re.fullmatch(r".*_token_(id|index)", key) and value >= 0:
                 found[key], special = special, special - 1
         elif key.endswith("_token_id") and isinstance(value, list):
