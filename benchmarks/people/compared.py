@@ -28,7 +28,7 @@ from shoal.dag.execute.execute import StageExecutor
 from shoal.dag.plan.cut import Stage, cut
 from shoal.job import Job
 
-__all__ = ["STAGES", "Row", "compared"]
+__all__ = ["STAGES", "STEPS", "Row", "compared", "stepped"]
 
 BATCH, LENGTH = 2, 16
 STAGES, STEPS, RATE = 4, 3, 0.05
@@ -57,11 +57,17 @@ class Row:
         return asdict(self)
 
 
+def stepped(family: str) -> Row:
+    """Return a row that says only whether transformers builds a model type and steps it."""
+    try:
+        _plain(family)
+    except Exception as error:  # whatever the library raises
+        return Row(family, "not built", _words(error))
+    return Row(family, "built")
+
+
 def compared(family: str) -> Row:
     """Return the row of a model type of MODEL_FOR_CAUSAL_LM_MAPPING_NAMES."""
-    logging.disable(logging.WARNING)
-    warnings.filterwarnings("ignore")
-    torch.manual_seed(0)
     try:
         config, plain = _plain(family)
     except Exception as error:  # whatever the library raises
@@ -95,6 +101,9 @@ def _plain(family: str) -> tuple[Any, nn.Module]:
     """The small config, and a model of it that made a step. Raises what the library raises."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(0)
     config = shrunk(CONFIG_MAPPING[family])
     causal: Any = AutoModelForCausalLM
     with torch.device("meta"):
@@ -104,8 +113,8 @@ def _plain(family: str) -> tuple[Any, nn.Module]:
     model: nn.Module = causal.from_config(config, dtype=torch.float32).train()
     loss = model(**batch(0)).loss
     loss.backward()
-    if not math.isfinite(float(loss)):
-        raise ValueError(f"its loss is {float(loss)}")
+    if not math.isfinite(found := float(loss.detach())):
+        raise ValueError(f"its loss is {found}")
     return config, model
 
 
@@ -212,7 +221,8 @@ def _trained(family: str, plain: nn.Module, captured: Captured) -> Row:
         loss.backward()
         optimizer.step()
         ours = stages.step(number)
-        losses = max(losses, abs(ours - float(loss)) / abs(float(loss)))
+        theirs_loss = float(loss.detach())
+        losses = max(losses, abs(ours - theirs_loss) / abs(theirs_loss))
     if losses > LOSS:
         why = f"a loss differs by {losses:.2g}"
     ours_now = stages.tensors()

@@ -41,7 +41,8 @@ _SIZES: tuple[tuple[str, Callable[[int], int]], ...] = (
     (r"linear_(key|value)_head_dim|rotary_dim", _is(8)),
     (r"qk_head_dim", _is(32)),
     (r"mamba_(d_head|head_dim|headdim)", _is(32)),
-    (r".*head_dim|head_dim.*|kv_channels|d_kv|d_head|dim_head|.*head_size|query_pre_attn_scalar", _is(16)),
+    (r".*head_dim|head_dim.*|kv_channels|d_kv|d_head|dim_head|.*head_size", _is(16)),
+    (r"query_pre_attn_scalar", _is(16)),
     (r"hidden_size_per_layer_input|laurel_rank|codebook_dim", _is(16)),
     (r".*(moe|expert|shared).*(intermediate|ffn|hidden).*size.*", _is(32)),
     (r".*(intermediate_size|ffn_dim|ffn_hidden_size).*|dff|d_ff|dim_ff|d_inner|n_inner", _is(64)),
@@ -107,7 +108,7 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
         "local_attn_chunk_length": 8,
         "lsh_attn_chunk_length": 8,
     },
-    "xlstm": {"chunk_size": 16, "qk_head_dim": 8},
+    "xlstm": {"chunk_size": 16, "qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
     "zamba": {
         "attention_hidden_size": 128,
@@ -145,7 +146,9 @@ def shrunk(kind: type, exceptions: Mapping[str, Mapping[str, Any]] = _EXCEPTIONS
             rule = next((size for known, size in _SIZES if re.fullmatch(known, key)), None)
             if rule is not None:
                 found[key] = rule(value)
-                if key == "num_key_value_heads" and value == vars(default).get("num_attention_heads"):
+                if key == "num_key_value_heads" and value == vars(default).get(
+                    "num_attention_heads"
+                ):
                     found[key] = found["num_attention_heads"] = 4
             elif re.fullmatch(r".*_token_(id|index)", key) and value >= 0:
                 found[key], special = special, special - 1

@@ -3,17 +3,18 @@ and trained as a plain loop of torch trains them.
 
     python benchmarks/people/zoo.py [--json FILE] [--only NAME …] [--rows FILE] [--list] [--docs]
 
-The families are the model types of transformers' MODEL_FOR_CAUSAL_LM_MAPPING_NAMES that transformers
-itself builds from a small config (`shrink.py`) and steps: `zoo_families.json` names them, and those
-that it does not, with why. `compared.py` says what is compared. Each family has a process of its
-own, one at a time, with SECONDS of processor time and MOST_GIB of memory. Rows are kept in a file
+The families are the model types of transformers' MODEL_FOR_CAUSAL_LM_MAPPING_NAMES that it builds
+itself from a small config (`shrink.py`) and steps: `zoo_families.json` names them, and those that
+it does not, with why. `compared.py` says what is compared. Each family has a process of its own,
+one at a time, with SECONDS of processor time and MOST_GIB of memory. Rows are kept in a file
 of JSON lines, and a family that has one there is not run again, unless `--only` names it.
 
     zoo_families        families in the list
     zoo_captured_share  of these, those that are captured and equal the plain loop
     zoo_wrong           those that are captured and do not
 
---list: try every model type, and write `zoo_families.json` anew. --docs: write docs/models.md.
+--list: step every model type, write `zoo_families.json` anew, and end.
+--docs: write docs/models.md.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import json
 import multiprocessing
 import resource
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from shoal.benchmarks.people.compared import Row, compared
+from shoal.benchmarks.people.compared import Row, compared, stepped
 from shoal.benchmarks.people.models_page import page
 from shoal.benchmarks.table import Figure, arguments, report
 
@@ -51,11 +52,11 @@ def every() -> list[str]:
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def run(family: str) -> Row:
+def run(family: str, what: Callable[[str], Row] = compared) -> Row:
     """Return a family's row, made in a process of its own."""
     fork = multiprocessing.get_context("fork")  # what is imported here need not be imported there
     ours, theirs = fork.Pipe(duplex=False)
-    child = fork.Process(target=_child, args=(family, theirs), daemon=True)
+    child = fork.Process(target=_child, args=(what, family, theirs), daemon=True)
     child.start()
     theirs.close()
     try:
@@ -70,10 +71,10 @@ def run(family: str) -> Row:
     return Row(family, "error", why)
 
 
-def _child(family: str, to: Connection) -> None:
+def _child(what: Callable[[str], Row], family: str, to: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_GIB << 30, MOST_GIB << 30))
-    to.send(compared(family).plain())
+    to.send(what(family).plain())
 
 
 def rows_of(file: Path) -> dict[str, Row]:
@@ -96,15 +97,27 @@ def figures(rows: Iterable[Row]) -> list[Figure]:
     ]
 
 
-def _write_list(rows: dict[str, Row]) -> None:
+def _write_list() -> None:
     import transformers
 
+    rows = []
+    for family in every():
+        rows.append(run(family, stepped))
+        print(f"{family}: {rows[-1].status} {rows[-1].why}", flush=True)
     table = {
         "transformers": transformers.__version__,
-        "families": [n for n, row in rows.items() if row.status != "not built"],
-        "not built": {n: row.why[:160] for n, row in rows.items() if row.status == "not built"},
+        "families": [row.family for row in rows if row.status == "built"],
+        "not built": {row.family: row.why[:160] for row in rows if row.status != "built"},
     }
     FAMILIES.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def _write_page(rows: dict[str, Row]) -> None:
+    """The page of all families of the list, whichever were run now."""
+    names = listed()
+    untried = [n for n in names if n not in rows]
+    version = json.loads(FAMILIES.read_text())["transformers"]
+    PAGE.write_text(page([rows[n] for n in names if n in rows], untried, version))
 
 
 def main(given: Sequence[str]) -> None:
@@ -115,22 +128,21 @@ def main(given: Sequence[str]) -> None:
     parser.add_argument("--docs", action="store_true")
     options = parser.parse_args(given)
     options.rows.parent.mkdir(parents=True, exist_ok=True)
-    families = options.only or (every() if options.list else listed())
-    rows = rows_of(options.rows)
     import transformers.models.auto.modeling_auto  # noqa: F401  # here, once for all children
 
+    if options.list:
+        return _write_list()
+    families = options.only or listed()
+    rows = rows_of(options.rows)
     for number, family in enumerate(families):
         if options.only or family not in rows:
             rows[family] = row = run(family)
             with options.rows.open("a") as file:
                 file.write(json.dumps(row.plain()) + "\n")
             print(f"{number + 1}/{len(families)} {family}: {row.status} {row.why}", flush=True)
-    if options.list and not options.only:
-        _write_list({n: rows[n] for n in sorted(families)})
-    chosen = [rows[n] for n in families]
-    report("zoo", figures(chosen), options.json)
+    report("zoo", figures([rows[n] for n in families]), options.json)
     if options.docs:
-        PAGE.write_text(page(chosen))
+        _write_page(rows)
 
 
 if __name__ == "__main__":

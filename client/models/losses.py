@@ -104,7 +104,8 @@ def _uncached(base: type[nn.Module]) -> dict[str, Any]:
     """What keeps a model of transformers from filling a cache for words to come: families differ in
     whether they do so in train mode, and many compute otherwise where they do."""
     theirs = any(c.__module__.startswith("transformers.") for c in base.__mro__)
-    return {"use_cache": False} if theirs and "use_cache" in signature(base.forward).parameters else {}
+    takes = theirs and "use_cache" in signature(base.forward).parameters
+    return {"use_cache": False} if takes else {}
 
 
 def with_own_loss(base: type[nn.Module], loss: Callable[..., Any]) -> type[nn.Module]:
