@@ -86,10 +86,11 @@ def with_weight(base: type[nn.Module]) -> type[nn.Module]:
     """A Hugging Face class that makes its loss of the labels itself. Where that is one mean over
     the labels that are not ignored, their number is its weight: else each microbatch would count
     the same, however few labels it has."""
+    uncached = _uncached(base)
 
     def forward(self: nn.Module, **batch: Tensor) -> Any:
         with _Means() as means:
-            output = base.forward(self, **batch)
+            output = base.forward(self, **(uncached | batch))
         loss = getattr(output, "loss", None)
         if len(means.over) != 1 or loss is None or getattr(output, "weight", None) is not None:
             return output
@@ -99,14 +100,23 @@ def with_weight(base: type[nn.Module]) -> type[nn.Module]:
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
+def _uncached(base: type[nn.Module]) -> dict[str, Any]:
+    """What keeps a model of transformers from filling a cache for words to come: families differ in
+    whether they do so in train mode, and many compute otherwise where they do."""
+    theirs = any(c.__module__.startswith("transformers.") for c in base.__mro__)
+    takes = theirs and "use_cache" in signature(base.forward).parameters
+    return {"use_cache": False} if takes else {}
+
+
 def with_own_loss(base: type[nn.Module], loss: Callable[..., Any]) -> type[nn.Module]:
     """A class whose forward takes a microbatch, gives the model what it takes of that, and makes
     the loss of both."""
     takes = signature(base.forward).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    uncached = _uncached(base)
 
     def forward(self: nn.Module, **batch: Tensor) -> Any:
         given = {k: v for k, v in batch.items() if takes_all or k in takes}
-        return loss(base.forward(self, **given), batch)
+        return loss(base.forward(self, **(uncached | given)), batch)
 
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shoal.client.models.losses import with_weight
+from shoal.client.models.losses import with_own_loss, with_weight
 
 
 class Output(OrderedDict[str, Any]):
@@ -78,3 +78,20 @@ def test_what_is_no_single_mean_over_labels_has_no_weight(how: str) -> None:
     module.__class__ = with_weight(Labelled)
     made = module(x=torch.randn(2, 6, 5), labels=torch.zeros(2, 6, dtype=torch.long))
     assert "weight" not in made
+
+
+class Caching(nn.Module):
+    """A model that keeps what it is asked to keep, and says so."""
+
+    def forward(self, x: Tensor, use_cache: bool | None = None) -> dict[str, Any]:
+        return {"loss": x.mean(), "kept": use_cache}
+
+
+@pytest.mark.parametrize("library", ["transformers.models.any", "mine"])
+def test_a_model_of_transformers_keeps_no_cache_unless_it_is_asked_to(library: str) -> None:
+    kind = type("Caching", (Caching,), {"__module__": library})
+    for wrapped in (with_weight(kind), with_own_loss(kind, lambda made, batch: made)):
+        module = wrapped()
+        expected = False if library.startswith("transformers.") else None
+        assert module(x=torch.ones(2))["kept"] is expected
+        assert module(x=torch.ones(2), use_cache=True)["kept"] is True

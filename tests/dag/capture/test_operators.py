@@ -61,7 +61,12 @@ class Applied(nn.Module):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_torch_can_decompose_is_captured(name: str) -> None:
-    module = Applied(FUNCTIONS[name])
+    assert_trained_alike(FUNCTIONS[name])
+
+
+def assert_trained_alike(function: Callable[[Tensor], Tensor]) -> None:
+    """The loss and gradients of a module with the function, and of its graph."""
+    module = Applied(function)
     captured = capture(module, {"x": torch.zeros(2, 5, 8)})
     graph = captured.graph.bind(3)
     (stage,) = cut(graph, [(0, len(graph.operators))])
@@ -88,10 +93,78 @@ class Reversal(torch.autograd.Function):
         return -grad
 
 
+class Rounded(torch.autograd.Function):
+    """Rounds, and passes gradients on where the input is small: no derivative of its forward."""
+
+    @staticmethod
+    def forward(x, scale, mask):
+        return torch.round(x * 4) / 4 * scale
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.scale, _ = inputs
+        ctx.save_for_backward(x.abs() < 0.5)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (small,) = ctx.saved_tensors
+        return grad * small * ctx.scale, None, None
+
+
+class Normalised(torch.autograd.Function):
+    """Gradients by their norm: no factor for each element."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad / grad.norm()
+
+
+class Cut(Normalised):
+    """Gradients limited to a range: a factor for each element, until one is large."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad.clamp(-5, 5)
+
+
+class Noisy(Normalised):
+    """A forward that draws, whose draws no graph would repeat."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+OWN = {
+    "reversal": lambda h: Reversal.apply(h),
+    "rounded": lambda h: Rounded.apply(h, 3.0, h > 0),
+    "both": lambda h: Reversal.apply(Rounded.apply(h, 0.5, h > 0)),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_backward_that_multiplies_each_element_is_trained_as_its_user_wrote_it(name: str) -> None:
+    assert_trained_alike(OWN[name])
+
+
+@pytest.mark.parametrize("function", [Normalised, Cut, Noisy])
+def test_any_other_backward_is_refused(function: type[torch.autograd.Function]) -> None:
+    with pytest.raises(CaptureError, match=f"Function {function.__name__} has a backward of its"):
+        capture(Applied(lambda h: function.apply(h)), {"x": torch.zeros(2, 5, 8)})
+
+
 def test_a_gradient_of_ones_own_making_is_refused_and_never_lost() -> None:
     batch = {"x": torch.zeros(2, 5, 8)}
-    with pytest.raises(CaptureError, match=r"(?s)Reversal\.apply\(h\).*backward of its own"):
-        capture(Applied(lambda h: Reversal.apply(h)), batch)
+    with pytest.raises(CaptureError, match=r"(?s)Normalised\.apply\(h\).*backward of its own"):
+        capture(Applied(lambda h: Normalised.apply(h)), batch)
     assert Reversal.apply(torch.ones(1)).item() == 1  # as before, outside of a capture
 
     module = Applied(torch.tanh)

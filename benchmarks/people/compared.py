@@ -1,0 +1,248 @@
+"""One family of transformers: a small one by a plain loop of torch, and by what Shoal captured of
+its folder, cut in four stages.
+
+Both begin with the same weights (its own, and a little noise, so that no branch is multiplied by
+zero), take the same batches of token ids, and make STEPS steps of SGD.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.benchmarks.people.shrink import FIRST_WORD, WORDS, shrunk
+from shoal.client.models import models
+from shoal.client.models.adapters import plain_name
+from shoal.dag.capture.capture import Captured, capture
+from shoal.dag.execute.execute import StageExecutor
+from shoal.dag.plan.cut import Stage, cut
+from shoal.job import Job
+
+__all__ = ["STAGES", "STEPS", "Row", "compared", "stepped"]
+
+BATCH, LENGTH = 2, 16
+STAGES, STEPS, RATE = 4, 3, 0.05
+MOST_NUMBERS = 30_000_000
+"""Parameters of a family that counts as shrunk."""
+LOSS, WEIGHTS, MOVED = 1e-4, 1e-4, 1e-3
+"""Relative differences: of a loss; of a parameter; of the way that a parameter went."""
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a family. status: "equal", "wrong" (captured, other numbers), "refused", or
+    "not built" (transformers itself does not build or step it). why: for all but "equal".
+    loss_difference, weight_difference: the largest, relative."""
+
+    family: str
+    status: str
+    why: str = ""
+    operators: int = 0
+    loss_difference: float = 0.0
+    weight_difference: float = 0.0
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def stepped(family: str) -> Row:
+    """Return a row that says only whether transformers builds a model type and steps it."""
+    try:
+        _plain(family)
+    except Exception as error:  # whatever the library raises
+        return Row(family, "not built", _words(error))
+    return Row(family, "built")
+
+
+def compared(family: str) -> Row:
+    """Return the row of a model type of MODEL_FOR_CAUSAL_LM_MAPPING_NAMES."""
+    try:
+        config, plain = _plain(family)
+    except Exception as error:  # whatever the library raises
+        return Row(family, "not built", _words(error))
+    with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
+        try:
+            config.save_pretrained(folder)
+            module, captured = _captured(Path(folder))
+        except Exception as error:  # whatever the product raises: a refusal where it is one of its
+            kind = "refused" if isinstance(error, ValueError) else "error"
+            return Row(family, kind, _words(error))
+    try:
+        plain.load_state_dict(module.state_dict())
+        return _trained(family, plain, captured)
+    except Exception as error:
+        return Row(family, "wrong", _words(error), len(captured.graph.operators))
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
+
+
+def batch(step: int) -> Batch:
+    """Return the token ids of a step, which are its labels too (the model shifts them)."""
+    random = torch.Generator().manual_seed(step)
+    ids = torch.randint(FIRST_WORD, WORDS, (BATCH, LENGTH), generator=random)
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def _plain(family: str) -> tuple[Any, nn.Module]:
+    """The small config, and a model of it that made a step. Raises what the library raises."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(0)
+    config = shrunk(CONFIG_MAPPING[family])
+    causal: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        numbers = sum(p.numel() for p in causal.from_config(config).parameters())
+    if numbers > MOST_NUMBERS:
+        raise ValueError(f"{numbers:,} parameters are left of it")
+    model: nn.Module = causal.from_config(config, dtype=torch.float32).train()
+    loss = model(**batch(0)).loss
+    loss.backward()
+    if not math.isfinite(found := float(loss.detach())):
+        raise ValueError(f"its loss is {found}")
+    return config, model
+
+
+def _captured(folder: Path) -> tuple[nn.Module, Captured]:
+    """The model of a folder as a job has it, and its capture. Raises ModelError, CaptureError."""
+    job = Job(model={"factory": f"hf:{folder}"}, data={"kind": "arrays", "source": "none"}, steps=1)
+    module = models.capturable(models.outline(job), job)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=random)
+    with models.ready(module, job):
+        captured = capture(
+            module,
+            batch(0),
+            named=plain_name(module),
+            sizes=(BATCH,),
+            samples=lambda number, samples: {k: t[:samples] for k, t in batch(number).items()},
+        )
+    return module, captured
+
+
+# ---------------------------------------------------------------- training
+
+
+class _Stages:
+    """The stages of a capture in this process."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.graph = captured.graph.bind(BATCH)
+        count = len(self.graph.operators)
+        edges = [count * n // STAGES for n in range(STAGES + 1)]
+        self.stages = cut(self.graph, list(itertools.pairwise(edges)))
+        self.executors = [StageExecutor(self.graph, s, captured.tensors) for s in self.stages]
+
+    def step(self, number: int) -> float:
+        """A step of SGD; returns its loss."""
+        found: dict[str, Tensor] = {}
+        updates: list[Mapping[str, Tensor]] = []
+        results: dict[str, Tensor] = {}
+        for stage, executor in zip(self.stages, self.executors, strict=True):
+            ports = {p.value: found[p.value].contiguous() for p in stage.receives}
+            forwarded = executor.forward(number, 0, ports, batch(number))
+            found |= forwarded.ports
+            results |= forwarded.results
+            updates.append(forwarded.updates)
+        self._back(number)
+        self._update()
+        for executor, update in zip(self.executors, updates, strict=True):
+            executor.apply_updates([update])
+            executor.zero_grad()
+        return float(results[self.graph.loss])
+
+    def _back(self, number: int) -> None:
+        grads: dict[str, dict[int, Tensor | None]] = {}
+        for stage, executor in reversed(list(zip(self.stages, self.executors, strict=True))):
+            if not stage.has_backward:
+                continue
+            given = {p.value: _from(p.grad_targets, grads[p.value]) for p in _asked(stage)}
+            for value, grad in executor.backward(number, 0, given).items():
+                grads.setdefault(value, {})[stage.index] = grad
+
+    def _update(self) -> None:
+        summed: dict[str, Tensor] = {}
+        for executor in self.executors:
+            for name, parameter in executor.parameters.items():
+                if parameter.grad is not None:
+                    so_far = summed.get(name)
+                    grad = parameter.grad
+                    summed[name] = grad if so_far is None else so_far + grad
+        with torch.no_grad():
+            for executor in self.executors:
+                for name, parameter in executor.parameters.items():
+                    if name in summed:
+                        parameter -= RATE * summed[name]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name."""
+        found: dict[str, Tensor] = {}
+        for executor in self.executors:
+            found |= {n: p.detach() for n, p in executor.parameters.items()}
+            found |= executor.buffers
+        return found
+
+
+def _asked(stage: Stage) -> list[Any]:
+    return [p for p in stage.sends if p.grad]
+
+
+def _from(targets: tuple[int, ...], grads: Mapping[int, Tensor | None]) -> list[Tensor | None]:
+    return [grads[target] for target in targets]
+
+
+def _trained(family: str, plain: nn.Module, captured: Captured) -> Row:
+    """Steps of both, compared."""
+    stages = _Stages(captured)
+    began = {n: t.detach().clone() for n, t in _tensors(plain).items()}
+    optimizer = torch.optim.SGD(plain.parameters(), lr=RATE)
+    losses, apart = 0.0, 0.0
+    why = ""
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss = plain.train()(**batch(number)).loss
+        loss.backward()
+        optimizer.step()
+        ours = stages.step(number)
+        theirs_loss = float(loss.detach())
+        losses = max(losses, abs(ours - theirs_loss) / abs(theirs_loss))
+    if losses > LOSS:
+        why = f"a loss differs by {losses:.2g}"
+    ours_now = stages.tensors()
+    ways = [float((t.detach() - began[n]).norm()) for n, t in plain.named_parameters()]
+    whole = math.hypot(*ways)
+    for name, theirs in _tensors(plain).items():
+        start, mine = began[name], ours_now.get(name)
+        moved = float((theirs.detach().double() - start.double()).norm())
+        if mine is None:
+            if moved and not why:
+                why = f"{name} changed, and no stage has it"
+            continue
+        off = float((mine.double() - theirs.detach().double()).norm())
+        size = float(theirs.detach().double().norm())
+        apart = max(apart, off / size if size else off)
+        if off > WEIGHTS * size or off > MOVED * (moved + MOVED * whole) + 1e-6 * size:
+            why = why or f"{name} differs by {off:.2g}; its norm is {size:.3g}, it went {moved:.2g}"
+    count = len(captured.graph.operators)
+    return Row(family, "wrong" if why else "equal", why, count, losses, apart)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
