@@ -9,6 +9,7 @@ one file of the base model serves every run over it, adapters or not.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -45,10 +46,16 @@ class AdapterError(ValueError):
     """Settings that peft does not take, or an adapter that cannot be trained or exported so."""
 
 
-def adapted(module: nn.Module, settings: Mapping[str, Any], base: str) -> nn.Module:
+def adapted(
+    module: nn.Module,
+    settings: Mapping[str, Any],
+    base: str,
+    say: Callable[[str], None] = lambda line: None,
+) -> nn.Module:
     """The module with LoRA matrices in float32 beside the layers that `settings` (the arguments of
     peft's LoraConfig) choose; they alone are trained. `base`: where the model is from, for whoever
-    loads the adapter. Changes the module. Raises AdapterError."""
+    loads the adapter. `say`: gets the layers that "auto" chooses. Changes the module. Raises
+    AdapterError."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
@@ -56,6 +63,9 @@ def adapted(module: nn.Module, settings: Mapping[str, Any], base: str) -> nn.Mod
     given: dict[str, Any] = {"base_model_name_or_path": base, **settings}
     if hasattr(module, "generate"):
         given.setdefault("task_type", "CAUSAL_LM")
+    if given.get("target_modules") == "auto":
+        given["target_modules"], why = _chosen(module)
+        say(f"model.lora: beside {some_of(given['target_modules'], 12)} ({why})")
     try:
         made = inject_adapter_in_model(LoraConfig(**given), module)
     except Exception as error:  # peft raises what it likes for settings that do not fit
@@ -65,6 +75,33 @@ def adapted(module: nn.Module, settings: Mapping[str, Any], base: str) -> nn.Mod
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
     return made
+
+
+def _chosen(module: nn.Module) -> tuple[list[str], str]:
+    """Return the layers that target_modules = "auto" means, by their own names or in full, and
+    why: those that peft takes for the architecture, else every linear layer of the blocks."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as PEFTS
+
+    linear = {n for n, part in module.named_modules() if _is_linear(part)}
+    kind = getattr(getattr(module, "config", None), "model_type", "")
+    named = PEFTS.get(kind, ())
+    known = [] if isinstance(named, str) else [*named]
+    if any(n.rpartition(".")[2] in known for n in linear):
+        return known, f"what peft takes for {kind}"
+    inner = sorted(n for n in linear if re.search(r"(^|\.)\d+\.", n))
+    if not inner:
+        raise AdapterError(
+            '`model.lora`: target_modules is "auto", and the model has no blocks with linear '
+            "layers: expected a list of names of modules"
+        )
+    return inner, f"{len(inner)} linear layers of its blocks, as peft has no choice of its own"
+
+
+def _is_linear(part: nn.Module) -> bool:
+    convolution = _peft("transformers.pytorch_utils", "Conv1D")  # what GPT-2 calls its products
+    return isinstance(part, nn.Linear) or (
+        convolution is not None and isinstance(part, convolution)
+    )
 
 
 def _why(error: Exception, given: Mapping[str, Any], module: nn.Module) -> str:
