@@ -165,7 +165,7 @@ def main() -> None:
         made = make_folder(Path(sys.argv[1]))
     except ModuleNotFoundError as error:
         raise SystemExit(str(error)) from None
-    print(f"SmolLM2-135M-Instruct is in {made}; next: cd {sys.argv[1]}, shoal sim friends.toml")
+    print(f"SmolLM2-135M-Instruct is in {made}, a job and chats for it in {made.parent}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import typer
 from shoal.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
 PAGES += [ROOT / "benchmarks" / "README.md", *sorted(ROOT.glob("docs/deploy/*"))]
 SPAN = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(r"(?:^|[\s/;&|=])shoal ([a-z]+)(?![\w.-]*:)([^#;|&·\n]*)")
@@ -24,7 +24,7 @@ BY_VERB: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[a
 def commands(page: Path) -> Iterator[tuple[list[str], list[str]]]:
     """Verb, with what follows it, and flags of each command, in spans and in blocks."""
     text = page.read_text("utf-8")
-    blocks = re.findall(r"^(?: {4,}|ExecStart=).*$|^```\n(?:.*\n)*?```$", text, re.M)
+    blocks = re.findall(r"^(?: {4,}|ExecStart=).*$|^```(?:console)?\n(?:.*\n)*?```$", text, re.M)
     for code in (*SPAN.findall(text), *"\n".join(blocks).splitlines()):
         for verb, rest in COMMAND.findall(code.partition("#")[0].replace("/opt/shoal/bin/", "")):
             yield [verb, *rest.split()], FLAG.findall(rest)
