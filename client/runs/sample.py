@@ -164,8 +164,8 @@ def _of_run(run: Run) -> Speaker:
         kept = run.keep_checkpoint()
     except RunFailed as error:
         raise RunFailed(
-            f"{error} yet, and goes on: a job makes them with output.every; `shoal pause {run.id}` "
-            "makes one now"
+            f"{error} yet, and goes on: its job makes them with output.every, else its first "
+            "weights are those at its end"
         ) from None
     if "://" in kept:
         raise SampleError(f"the checkpoint is at {kept}: expected one on this machine")
