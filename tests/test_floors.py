@@ -130,7 +130,8 @@ def rooms() -> list[tuple[str, Path]]:
 def packages() -> list[Path]:
     """Every folder of the product that has Python files."""
     folders = {p.parent for room, p in rooms() if room != "__init__" and p.parent != ROOT}
-    return sorted(folders | {ROOT / name for name in ("benchmarks", "examples", "proto")})
+    others = ("benchmarks", "examples", "examples/smollm2", "proto")
+    return sorted(folders | {ROOT / name for name in others})
 
 
 @cache
