@@ -140,7 +140,7 @@ def test_without_the_package_the_line_that_installs_it_is_said(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.timeout(600)
 def test_the_packaged_model_is_what_transformers_reads_of_it() -> None:
     file = packaged_or_skip()
     reader = gguf.GGUFReader(file)
