@@ -144,7 +144,8 @@ def _of_hugging_face(folder: Path) -> Speaker:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    bars: Any = logging  # without annotations
+    bars.disable_progress_bar()
     try:
         words: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(

@@ -116,9 +116,11 @@ def tokenizer_of(fields: Mapping[str, Any]) -> Any:
     made.add_special_tokens([AddedToken(word, normalized=False) for word in own])
 
     def named(what: str) -> str:
-        return words[fields[f"tokenizer.ggml.{what}_token_id"]]
+        number: int = fields[f"tokenizer.ggml.{what}_token_id"]
+        return words[number]
 
-    return PreTrainedTokenizerFast(
+    whole: Any = PreTrainedTokenizerFast  # its __init__ has no annotations
+    return whole(
         tokenizer_object=made,
         bos_token=named("bos"),
         eos_token=named("eos"),
