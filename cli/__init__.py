@@ -16,7 +16,7 @@ import os
 import sys
 
 from ..net.surroundings import fault_of
-from . import admission, compare, daemons, init, owner, runs, sim, status  # noqa: F401 (importing makes the verbs)
+from . import admission, compare, daemons, init, owner, runs, sample, sim, status  # noqa: F401 (importing makes the verbs)
 from .base import WRONG, app
 from .output import give_up_output, lost_output, prepare_output, say, unread
 

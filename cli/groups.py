@@ -10,7 +10,18 @@ __all__ = ["GROUPS", "Grouped"]
 
 GROUPS = {
     "Try it on this machine": ("init", "sim", "plan", "compare", "bench"),
-    "Train": ("train", "watch", "logs", "pause", "resume", "finish", "cancel", "eval", "export"),
+    "Train": (
+        "train",
+        "watch",
+        "logs",
+        "pause",
+        "resume",
+        "finish",
+        "cancel",
+        "eval",
+        "sample",
+        "export",
+    ),
     "Lend a GPU": ("join", "unpause", "status", "doctor"),
     "Run a network": ("broker", "invite", "kick", "login", "peers", "runs", "page"),
 }

@@ -54,7 +54,7 @@ def run_cluster(
             return
         evaluate_half(trained, shown)
         if options.keep is not None:
-            summary.weights = str(trained.handle.export(folder / "model.safetensors"))
+            summary.weights = str(exported(trained.handle, setting.job, folder))
         if not options.verify:
             return
 
@@ -103,6 +103,13 @@ def train(
     if late:
         summary.exit, summary.error = 1, f"not done within `limit`, {limit_s:g} s"
     return ClusterRun(followed=followed, facts=facts, handle=run)
+
+
+def exported(run: RunHandle, job: Job, folder: Path) -> Path:
+    """Write the weights of a run that is over; return where: a file in `folder`, or in the run's
+    own folder what its job wants to have."""
+    one_file = job.output.format == "safetensors"
+    return run.export(folder / "model.safetensors" if one_file else None)
 
 
 def evaluate_half(trained: ClusterRun, shown: LiveView) -> None:

@@ -83,8 +83,8 @@ class RunHandle(Protocol):
     def cancel(self) -> broker_pb2.RunState:
         """End the run."""
 
-    def export(self, path: Path) -> Path:
-        """Writes the weights."""
+    def export(self, path: Path | None) -> Path:
+        """Writes the weights; None: where the run's format has them."""
 
     def half_or_reason(self) -> Half | str | None:
         """Without every second block that microbatches left out, or why that cannot be had; None

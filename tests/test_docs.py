@@ -98,4 +98,5 @@ def test_sections_that_code_cites_are_there() -> None:
 
 def test_every_page_is_in_the_site() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
-    assert not [p.name for p in ROOT.glob("docs/*.md") if f": {p.name}" not in nav]
+    pages = [p.relative_to(ROOT / "docs").as_posix() for p in ROOT.glob("docs/**/*.md")]
+    assert not [page for page in pages if f": {page}" not in nav]

@@ -284,7 +284,8 @@ def test_tests_lie_as_the_rooms_do() -> None:
 def test_every_room_is_in_the_wheel() -> None:
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     listed = setup["packages"]
-    there = {".".join(("shoal", *p.relative_to(ROOT).parts)) for p in packages()}
+    folders = [*packages(), ROOT / "examples" / "smollm2"]  # whose script makes a tutorial's folder
+    there = {".".join(("shoal", *p.relative_to(ROOT).parts)) for p in folders}
     assert set(listed) == {"shoal", *there} - {"shoal.benchmarks"}
     assert len(set(listed)) == len(listed)
     shipped = {
@@ -293,7 +294,7 @@ def test_every_room_is_in_the_wheel() -> None:
         for pattern in patterns
         for file in ROOT.joinpath(*name.split(".")[1:]).glob(pattern)
     }
-    read = {file for folder in packages() for file in folder.iterdir() if file.suffix in DATA}
+    read = {file for folder in folders for file in folder.iterdir() if file.suffix in DATA}
     assert not read - shipped, "files that the wheel lacks"
 
 

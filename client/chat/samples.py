@@ -23,7 +23,7 @@ from .packing import Document, Sample, samples
 from .record_files import RecordFiles
 from .templates import IGNORED, Template, TemplateError
 
-__all__ = ["PACKS", "read_records"]
+__all__ = ["PACKS", "read_records", "template_of"]
 
 PACKS = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
 """Model types of transformers that are known to take positions and a mask of documents, by tests.
@@ -34,7 +34,7 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
     """Return `manifest` and `shards` (path by hash), written into `folder`. Raises SettingsError,
     DataError."""
     data, config = job.data, _config(job)
-    template = Template(_tokenizer_folder(job), _template(job), data.loss_on)
+    template = template_of(job)
     apart = config.get("model_type") in PACKS and not config.get("use_sliding_window")
     pack = data.pack and apart
     if data.pack and not pack:
@@ -61,6 +61,12 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
     if held and not kept:
         raise DataError(f"{data.validation} has no record to use")
     return {"manifest": writer.manifest(train + kept, kept), "shards": writer.shards.paths}
+
+
+def template_of(job: Job) -> Template:
+    """Return the template, with its tokenizer, of a job's chats or instructions. Raises
+    SettingsError, DataError."""
+    return Template(_tokenizer_folder(job), _template(job), job.data.loss_on)
 
 
 @dataclass

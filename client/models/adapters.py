@@ -9,9 +9,10 @@ one file of the base model serves every run over it, adapters or not.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,16 @@ class AdapterError(ValueError):
     """Settings that peft does not take, or an adapter that cannot be trained or exported so."""
 
 
-def adapted(module: nn.Module, settings: Mapping[str, Any], base: str) -> nn.Module:
+def adapted(
+    module: nn.Module,
+    settings: Mapping[str, Any],
+    base: str,
+    say: Callable[[str], None] = lambda line: None,
+) -> nn.Module:
     """The module with LoRA matrices in float32 beside the layers that `settings` (the arguments of
     peft's LoraConfig) choose; they alone are trained. `base`: where the model is from, for whoever
-    loads the adapter. Changes the module. Raises AdapterError."""
+    loads the adapter. `say`: gets the layers that "auto" chooses. Changes the module. Raises
+    AdapterError."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
@@ -56,6 +63,11 @@ def adapted(module: nn.Module, settings: Mapping[str, Any], base: str) -> nn.Mod
     given: dict[str, Any] = {"base_model_name_or_path": base, **settings}
     if hasattr(module, "generate"):
         given.setdefault("task_type", "CAUSAL_LM")
+    if given.get("target_modules") == "auto":
+        given["target_modules"], why = _chosen(module)
+        if _of_transposed(module, given["target_modules"]):
+            given.setdefault("fan_in_fan_out", True)  # else peft does so, with a warning
+        say(f"model.lora: beside {some_of(given['target_modules'], 12)} ({why})")
     try:
         made = inject_adapter_in_model(LoraConfig(**given), module)
     except Exception as error:  # peft raises what it likes for settings that do not fit
@@ -65,6 +77,41 @@ def adapted(module: nn.Module, settings: Mapping[str, Any], base: str) -> nn.Mod
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
     return made
+
+
+def _chosen(module: nn.Module) -> tuple[list[str], str]:
+    """Return the layers that target_modules = "auto" means, by their own names or in full, and
+    why: those that peft takes for the architecture, else every linear layer of the blocks."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as PEFTS
+
+    linear = {n for n, part in module.named_modules() if _is_linear(part)}
+    kind = getattr(getattr(module, "config", None), "model_type", "")
+    named = PEFTS.get(kind, ())
+    known = [] if isinstance(named, str) else [*named]
+    if any(n.rpartition(".")[2] in known for n in linear):
+        return known, f"what peft takes for {kind}"
+    inner = sorted(n for n in linear if re.search(r"(^|\.)\d+\.", n))
+    if not inner:
+        raise AdapterError(
+            '`model.lora`: target_modules is "auto", and the model has no blocks with linear '
+            "layers: expected a list of names of modules"
+        )
+    return inner, f"{len(inner)} linear layers of its blocks, as peft has no choice of its own"
+
+
+def _is_linear(part: nn.Module) -> bool:
+    return isinstance(part, nn.Linear) or _is_transposed(part)
+
+
+def _is_transposed(part: nn.Module) -> bool:
+    """Whether a linear layer keeps its weight (in, out), as those of GPT-2 do."""
+    own = _peft("transformers.pytorch_utils", "Conv1D")
+    return own is not None and isinstance(part, own)
+
+
+def _of_transposed(module: nn.Module, names: Collection[str]) -> bool:
+    parts = [(n, p) for n, p in module.named_modules() if _is_transposed(p)]
+    return any(n in names or n.rpartition(".")[2] in names for n, _ in parts)
 
 
 def _why(error: Exception, given: Mapping[str, Any], module: nn.Module) -> str:
@@ -79,7 +126,8 @@ def _why(error: Exception, given: Mapping[str, Any], module: nn.Module) -> str:
     said = given.get("target_modules")
     wanted = [said] if isinstance(said, str) else list(said or ())
     layers = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
-    there = [name for name, part in module.named_modules() if isinstance(part, layers)]
+    parts = module.named_modules()
+    there = [name for name, part in parts if isinstance(part, layers) or _is_transposed(part)]
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in there))
     if said != "all-linear" and not any(
         n == w or n.endswith(f".{w}") for w in wanted for n in there

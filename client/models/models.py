@@ -231,7 +231,7 @@ def _made(
         if (found := fitted(module, job)) is not None:
             loaded(module, found, recording)
             base[:] = [found]
-        return adapted(module, job.model.lora, job.model.factory.removeprefix("hf:"))
+        return adapted(module, job.model.lora, job.model.factory.removeprefix("hf:"), say)
 
     try:
         module, recording = record(factory, job.seed, with_adapter)

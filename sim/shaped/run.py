@@ -18,7 +18,15 @@ from ...planner.schedulers.alternatives import ALONE
 from ...planner.schedulers.coded import UNCOMPRESSED
 from ...proto import broker_pb2
 from ..baselines import add_baselines
-from ..cluster import ClusterRun, beside, evaluate_half, shortened, train, wait_for_peers
+from ..cluster import (
+    ClusterRun,
+    beside,
+    evaluate_half,
+    exported,
+    shortened,
+    train,
+    wait_for_peers,
+)
 from ..faults.churn import absent_at_first, churn_of
 from ..faults.faults import Faults
 from ..front import Front
@@ -179,7 +187,7 @@ def run_shaped(
         if not summary.exit:
             evaluate_half(trained, shown)
         if not summary.exit and options.keep is not None:
-            summary.weights = str(trained.handle.export(folder / "model.safetensors"))
+            summary.weights = str(exported(trained.handle, job, folder))
         if not summary.exit and options.compare:
             for name, other in compared_jobs(job, summary):
                 if time.time() > begun_s + options.compare_s:

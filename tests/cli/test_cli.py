@@ -33,7 +33,8 @@ VERBS = [
     "invite",
     "join",
 ]
-VERBS += ["kick", "login", "logs", "page", "pause", "peers", "plan", "resume", "runs", "sim"]
+VERBS += ["kick", "login", "logs", "page", "pause", "peers", "plan", "resume", "runs"]
+VERBS += ["sample", "sim"]
 VERBS += ["status", "train", "unpause", "watch"]
 
 JOB = """

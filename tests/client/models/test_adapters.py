@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 peft = pytest.importorskip("peft")
 
 from shoal.client import submission  # noqa: E402
 from shoal.client.models import models  # noqa: E402
-from shoal.client.models.adapters import AdapterError, of_adapter, plain_name, save_config  # noqa: E402
+from shoal.client.models.adapters import (  # noqa: E402
+    AdapterError,
+    adapted,
+    of_adapter,
+    plain_name,
+    save_config,
+)
 from shoal.client.models.state_dicts import load_named  # noqa: E402
 from shoal.client.runs import weights  # noqa: E402
 from shoal.job import Job, SettingsError  # noqa: E402
@@ -23,6 +32,9 @@ from shoal.job.settings import plain  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+SMALL = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2} | {
+    "num_attention_heads": 2
+}
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 
 
@@ -147,3 +159,47 @@ def test_who_steps_ahead_needs_fp32() -> None:
     wanted = pytest.raises(SettingsError, match=r"codec\.feedback.*bfloat16.*weights in fp32")
     with wanted, submission.prepare(ahead):
         pass
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        (lambda: LlamaForCausalLM(LlamaConfig(**SMALL)), {"q_proj", "v_proj"}),
+        (
+            lambda: GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=9)),
+            {"c_attn"},
+        ),
+    ],
+)
+def test_auto_is_what_peft_takes_for_the_architecture(
+    model: Callable[[], nn.Module], wanted: set[str]
+) -> None:
+    """peft itself chooses for a config that names no layers."""
+    said: list[str] = []
+    mine = adapted(model(), {"r": 2, "target_modules": "auto"}, "", said.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of GPT-2's layers, which peft finds out by itself
+        theirs = peft.get_peft_model(model(), peft.LoraConfig(r=2))
+    wrapped = {n for n, p in theirs.named_parameters() if p.requires_grad}
+    own = {n for n, _ in mine.named_parameters() if ".lora_" in n}
+    assert own == {n.removeprefix("base_model.model.") for n in wrapped}
+    assert {n.split(".lora_")[0].rpartition(".")[2] for n in own} == wanted
+    assert len(said) == 1
+    assert all(name in said[0] for name in wanted)
+
+
+def test_auto_of_an_unknown_architecture_is_every_linear_layer_of_its_blocks() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.blocks = nn.ModuleList(
+                nn.ModuleDict({"a": nn.Linear(4, 4), "n": nn.LayerNorm(4)}) for _ in range(2)
+            )
+            self.head = nn.Linear(4, 9)
+
+    made = adapted(Net(), {"r": 2, "target_modules": "auto"}, "")
+    own = {n.split(".lora_")[0] for n, _ in made.named_parameters() if ".lora_" in n}
+    assert own == {"blocks.0.a", "blocks.1.a"}
+    with pytest.raises(AdapterError, match="no blocks with linear layers"):
+        adapted(nn.ModuleDict({"only": nn.Linear(4, 4)}), {"target_modules": "auto"}, "")

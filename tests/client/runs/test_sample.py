@@ -1,0 +1,183 @@
+"""What a model says is what transformers' own generate makes of the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from shoal.cli.base import WRONG, app
+from shoal.client import connect
+from shoal.client.errors import RecordError
+from shoal.client.files.records import record_of, write_run
+from shoal.client.models import models
+from shoal.client.models.adapters import of_adapter, plain_name, save_config
+from shoal.client.runs import weights
+from shoal.client.runs.sample import SampleError, Speaker, speaker, speaker_before
+from shoal.job import Job
+
+from ..chat.chats import tokenizer, write_chats, write_model
+from ..files.test_pretrained import Lab, lab  # noqa: F401 (a fixture)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:peft"),
+]
+PROMPT, TOKENS = "Where is the boat?", 12
+
+
+def nobody(name: str) -> Any:
+    raise AssertionError(f"{name} is asked of a broker")
+
+
+@torch.no_grad()
+def plain_text(model: Any, prompt: str, words: Any = None) -> str:
+    """Greedy by hand: the whole text through the model for each token."""
+    words = words or tokenizer()
+    chat = [{"role": "user", "content": prompt}]
+    text = words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    ids = words(text, add_special_tokens=False).input_ids
+    said: list[int] = []
+    for _ in range(TOKENS):
+        said.append(int(model(input_ids=torch.tensor([ids + said])).logits[0, -1].argmax()))
+        if said[-1] == words.eos_token_id:
+            break
+    return str(words.decode(said, skip_special_tokens=True))
+
+
+def says(one: Speaker, prompt: str = PROMPT) -> str:
+    return one.says(prompt, TOKENS)
+
+
+def job_of(folder: Path, **changes: Any) -> Job:
+    tables: dict[str, Any] = {
+        "model": {"factory": "hf:model"},
+        "data": {"kind": "chat", "source": "chats.jsonl", "length": 64, "holdout": 0.0},
+        "train": {"steps": 4, "batch": 4, "microbatch": 2, "lr": 0.05, "weight_decay": 0.0},
+        "plan": {"scheduler": "uniform", "stages": 2},
+        "output": {"to": str(folder / "runs")},
+    }
+    for key, table in changes.items():
+        tables[key] = tables[key] | table
+    return Job(**tables, folder=folder)
+
+
+async def trained(lab: Lab, job: Job, *, export: bool = True) -> Path:  # noqa: F811
+    """The run's folder."""
+    await asyncio.gather(*(lab.join(f"p{i}") for i in range(2)))
+
+    def follow() -> Path:
+        with connect(lab.broker.address) as client:
+            run = client.submit(job)
+            run.wait()
+            if export:
+                run.export()
+            else:
+                run.keep_checkpoint()
+            return run.folder
+
+    return await asyncio.to_thread(follow)
+
+
+def test_an_adapter_speaks_as_peft_has_it(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = write_model(tmp_path / "model", "llama")
+    lora = {"r": 4, "lora_alpha": 32, "target_modules": "auto"}
+    job = job_of(tmp_path, model={"lora": lora}, output={"format": "peft"})
+    home, module = tmp_path / "runs" / "r-1", models.build(job)
+    with torch.no_grad():
+        for number, parameter in enumerate(p for p in module.parameters() if p.requires_grad):
+            parameter.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(number))
+    (home / "sidecars").mkdir(parents=True)
+    _, names = save_config(module, home / "sidecars")
+    plain = plain_name(module)
+    values = {plain(n): p.detach() for n, p in module.named_parameters() if p.requires_grad}
+    weights.write(of_adapter(values, json.loads(names.read_text())), home, None, "peft")
+    write_run(home, record_of("r-1", job, job.output.to, "", 0))
+    wanted_before = plain_text(base, PROMPT)
+    wanted = plain_text(peft.PeftModel.from_pretrained(base, home / "adapter"), PROMPT)
+    assert wanted != wanted_before
+    assert says(speaker(str(home), nobody)) == wanted
+    assert says(speaker_before(str(home), nobody)) == wanted_before
+
+
+@pytest.mark.slow
+async def test_a_trained_adapter_speaks_as_peft_has_it(
+    lab: Lab,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    peft = pytest.importorskip("peft")
+    base = write_model(tmp_path / "model", "llama")
+    write_chats(tmp_path / "chats.jsonl")
+    lora = {"r": 4, "lora_alpha": 32, "target_modules": "auto"}
+    job = job_of(tmp_path, model={"lora": lora}, output={"format": "peft"})
+    home = await trained(lab, job)
+    wanted_before = plain_text(base, PROMPT)
+    adapted = peft.PeftModel.from_pretrained(base, home / "adapter")
+    wanted = plain_text(adapted, PROMPT)
+    assert wanted != wanted_before, "it learned something"
+    for where in (home, home.parent, home / "adapter"):
+        assert says(speaker(str(where), nobody)) == wanted
+    assert says(speaker_before(str(home), nobody)) == wanted_before
+    assert says(speaker(str(tmp_path / "model"), nobody)) == wanted_before
+
+
+@pytest.mark.slow
+async def test_a_run_speaks_by_id_and_by_its_newest_checkpoint(
+    lab: Lab,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "model", "llama")
+    write_chats(tmp_path / "chats.jsonl")
+    job = job_of(tmp_path, train={"lr": 0.3}, output={"format": "hf", "every": 4})
+    home = await trained(lab, job, export=False)
+
+    def asked() -> tuple[str, str]:
+        with connect(lab.broker.address) as client:
+            one = speaker(home.name, lambda name: client.run(name, home.parent))
+            run = client.run(home.name, home.parent)
+            return says(one), str(run.export(tmp_path / "merged"))
+
+    text, merged = await asyncio.to_thread(asked)
+    wanted = plain_text(AutoModelForCausalLM.from_pretrained(merged), PROMPT)
+    assert wanted != plain_text(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), PROMPT)
+    assert text == wanted
+    (kept,) = home.glob("checkpoint-*")
+    assert says(speaker(str(home), nobody)) == wanted
+    assert says(speaker(str(kept), nobody)) == wanted
+    (home / "run.json").write_text(json.dumps({"run": "r-1", "output": {}}))
+    with pytest.raises(RecordError, match="no job of this machine"):
+        speaker(str(home), nobody)
+
+
+def test_the_verb_speaks(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "gpt2")
+    asked = ["sample", str(tmp_path / "model"), "--prompt", PROMPT, "--tokens", str(TOKENS)]
+    found = CliRunner().invoke(app, [*asked, "--json"])
+    assert json.loads(found.stdout)["text"] == plain_text(model, PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: folder / "none", "no folder"),
+        (lambda folder: folder, r"neither a config\.json nor a run\.json"),
+    ],
+)
+def test_what_does_not_speak_says_why(tmp_path: Path, make: Any, said: str) -> None:
+    with pytest.raises(SampleError, match=said):
+        speaker(str(make(tmp_path)), nobody)
+    found = CliRunner().invoke(app, ["sample", str(make(tmp_path)), "--prompt", "a"])
+    assert found.exit_code == WRONG
+
+
+def test_a_prompt_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "gpt2")  # of 128 positions
+    with pytest.raises(SampleError, match="takes 128"):
+        says(speaker(str(tmp_path / "model"), nobody), "a b " * 200)
