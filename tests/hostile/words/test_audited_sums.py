@@ -234,6 +234,30 @@ def test_a_member_who_alone_finds_a_wrong_sum_is_joined_by_all_others() -> None:
     assert verdict.unshown == []
 
 
+def test_a_dispute_of_honest_members_gives_liars_no_majority() -> None:
+    """Of five, two in a dispute are not asked, and two that are lie about the fifth."""
+    broker = Broker(["p0", "p1", "p2", "p3", "p4"], 1.0)
+    broker.disputes.accuse(0, 3, 3)
+    found = broker.audits.asks()
+    for _ in range(2):
+        for name, order in broker.orders(found).items():
+            answer = RoundAnswer(round=ROUND, attempt=1, turn=order.turn)
+            for s in order.segments:
+                if s.aggregator == name:
+                    audit = SumAudit(start=s.start, stop=s.stop, heard=[b"h" for _ in s.givers])
+                    if s.start == 40 and name in ("p1", "p2"):
+                        audit.sum.CopyFrom(receipt(name, 40, b"wrong"))
+                        audit.said.CopyFrom(receipt("p4", 40, b"right"))
+                    answer.audits.append(audit)
+            if answer.audits:
+                broker.audits.answered(broker.members[name], answer)
+        found = broker.audits.asks()
+    assert isinstance(found, ClaimVerdict)
+    assert found.lie is None
+    assert not found.unshown
+    assert {*found.apart} == {("p1", "p4"), ("p2", "p4")}
+
+
 def test_an_answer_of_another_attempt_or_without_all_its_audits_is_none() -> None:
     broker = Broker(["p0", "p1", "p2"], 1.0)
     orders = broker.orders(broker.audits.asks())
