@@ -81,7 +81,8 @@ class _Liar(_Signing):
         honest = algebra.result
 
         def result(part: Span, mean: Any, came: Any, plan: RoundPlan, coding: Any) -> Any:
-            return honest(part, mean + self._falsifies(plan, part), came, plan, coding)
+            by = self._falsifies(plan, part) * (2 if self.lie.kind == "accuses" else 1)
+            return honest(part, mean + by, came, plan, coding)
 
         algebra.result, self._falsified = result, True
 

@@ -195,7 +195,6 @@ def test_who_says_that_right_sums_are_wrong_is_left_out(rounds: Rounds) -> None:
     rounds.assert_expected(world, run)
 
 
-@pytest.mark.slow
 def test_who_gives_others_than_before_to_be_added_up_again_has_signed_both(rounds: Rounds) -> None:
     lie = Lie("p1", "again", first=FIRST)
     world, run = rounds.play(THREE, signs=True, device=devices(lie), **tables(1.0))
@@ -248,12 +247,13 @@ TWO = {
     [kind if kind == "agree" else pytest.param(kind, marks=pytest.mark.slow) for kind in TWO],
 )
 def test_of_two_liars_among_five_no_honest_member_is_to_blame(rounds: Rounds, kind: str) -> None:
+    """With this seed, neither is drawn first to look at the other's sum."""
     one, other, proved = TWO[kind]
     to = {"sums": ["p4"]}.get(one, ())
     lies = Lie("p2", one, to, first=FIRST), Lie("p3", other, ["p2"], first=FIRST)
     five, train = sites(*[1e7] * 5), {"steps": 10, "batch": 20, "eval_every": 0}
     asked = tables(1.0) | {"plan": {"replicas": 5, "stages": 1}, "train": train}
-    world, run = rounds.play(five, signs=True, device=devices(*lies), **asked)
+    world, run = rounds.play(five, signs=True, device=devices(*lies), seed=1, **asked)
     assert all(lie.told for lie in lies)
     assert [lie.peer for lie in lies_of(world, run)] == proved
     notes = [e.note for e in world.events(run) if e.note]
