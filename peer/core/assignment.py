@@ -98,7 +98,7 @@ class Assignment:
         self.reports = Reports(most_reports)
         self.keeping = keeping if keeping is not None else SnapshotManager(peer)
         """The peer's snapshots, which outlive this."""
-        self._peer = peer
+        self.peer = peer
         self._assign = assign
         self._memory_bytes = memory_bytes
         self._patience = patience
@@ -154,7 +154,7 @@ class Assignment:
         self._links.expect(self.peers)
         strangers = [p for p in dials if p not in self.peers]
         if not self._holds and not self.peers:
-            return self.fail("plan", f"the plan names no stage for {self._peer}")
+            return self.fail("plan", f"the plan names no stage for {self.peer}")
         if strangers:
             return self.fail("plan", f"told to dial {strangers[0]}, which holds no stage")
         out: list[e.Instruction] = []
@@ -174,7 +174,7 @@ class Assignment:
         """Whether just so many updates are in the stages and, with `codecs`, in their states."""
         steps, resume = self.steps, self._assign.resume
         if self.phase is Phase.BUILDING:  # what was in the stages stays until it is in these
-            live = resume.live and self._holds and self._peer not in resume.rebuilt
+            live = resume.live and self._holds and self.peer not in resume.rebuilt
             return live and self._assign.first_step == updates
         if not self.alive or steps is None or steps.updates != updates:
             return False
@@ -197,12 +197,12 @@ class Assignment:
                 f"the stages need {event.device_bytes} bytes on the device, this peer offers "
                 f"{self._memory_bytes}: give it fewer operators or more memory",
             )
-        self.steps = Steps(self._peer, event, int(self._assign.first_step))
+        self.steps = Steps(self.peer, event, int(self._assign.first_step))
         self._exports, self._partial = bool(event.exports), event.partial
         self.phase = Phase.READY
         out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
         if event.vector is not None:
-            self.rounds = Rounds(self._peer, self.run, self.term, event.vector, self._near)
+            self.rounds = Rounds(self.peer, self.run, self.term, event.vector, self._near)
             self._gate = RoundGate(self.run, self.term, self.rounds, self.steps)
             if self._assign.HasField("round"):
                 out += self._gate.begins(self._assign.round)
@@ -270,7 +270,7 @@ class Assignment:
         away_s = self._links.too_long(peer, now)
         if self.phase is not Phase.RUNNING or not away_s:
             return []
-        text = f"no link between {self._peer} and {peer} for {away_s:.0f} s"
+        text = f"no link between {self.peer} and {peer} for {away_s:.0f} s"
         return [self._fault("link", text, about=peer)]
 
     def _watch(self, now: float) -> list[e.Instruction]:
@@ -291,7 +291,7 @@ class Assignment:
         missing = self.steps.missing()
         what = waits_for(missing) if missing else "the data of the step"
         about = missing[0].source if missing else ""
-        text = f"{self._peer} has waited too long in step {self.steps.step} for {what}"
+        text = f"{self.peer} has waited too long in step {self.steps.step} for {what}"
         return [self._fault("stalled", text, about=about)]
 
     # ------------------------------------------------------------ steps
@@ -320,13 +320,13 @@ class Assignment:
             self.dropped += self.rounds.late - before
             return out
         if self.steps is None:
-            return self.fail("frame", f"{_name(key)} came before {self._peer} was ready")
+            return self.fail("frame", f"{_name(key)} came before {self.peer} was ready")
         verdict = self.steps.judge(key)
         if verdict is FrameVerdict.WANTED:
             self.steps.arrived.add(key)
             return self._advance(now)
         if verdict is FrameVerdict.UNPLANNED:
-            return self.frame_refused(key, f"the plan of {self._peer} does not name it", now)
+            return self.frame_refused(key, f"the plan of {self.peer} does not name it", now)
         self.dropped += 1
         # A doubled frame that still waits shares its tensor with the first: freeing would lose it.
         return [e.Release(key)] if verdict is FrameVerdict.LATE else []
@@ -335,7 +335,7 @@ class Assignment:
         if key.role is Role.ROUND:
             return [e.Release(key)] if self.rounds is None else self.rounds.refused(key, why, now)
         if key.role is Role.SNAPSHOT:
-            own = key.source == self._peer
+            own = key.source == self.peer
             self.dropped += not own and not self.keeping.expects(key)
             return self._snapshots_changed(self.keeping.refused(key, why))
         return [e.Release(key), *self.fail("frame", f"refused {_name(key)}: {why}")]
@@ -491,7 +491,7 @@ class Assignment:
         still = not steps.begun if held else steps.unchanged
         if wanted == steps.updates and still and self.alive:
             return self.keeping.take(wanted)
-        return self.keeping.missed(wanted, f"step {steps.step} has begun at {self._peer}")
+        return self.keeping.missed(wanted, f"step {steps.step} has begun at {self.peer}")
 
     def _snapshots_changed(self, out: list[e.Instruction]) -> list[e.Instruction]:
         """Builds when all that it goes on from is here."""
