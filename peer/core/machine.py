@@ -25,6 +25,7 @@ a member, which is given nothing. Opened again before that, it stays in the run.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role
@@ -304,7 +305,8 @@ class PeerMachine:
                 return self._snapshot_ordered(message.snapshot, now)
             case "handover":
                 return self._handover_told(message.handover, now)
-        body, part = getattr(message, kind or "", None), self.assignment
+        body: Any = getattr(message, kind or "", None)
+        part = self.assignment
         if kind in OF_PART and part is not None and part.matches(body.run, body.term):
             return OF_PART[kind](part, body, now)
         return []
