@@ -4,6 +4,9 @@ that it sends and gets beside what any round has, at 10, 100 and 1,000 members.
 One member does all that it does (`peer/secure/secure_member.py`) for a vector of so many numbers;
 of the others there is only what reaches it, made in the shortest way. Seconds are those of the
 processor on one thread. Bytes of the vector are counted as what it is longer by than in fp32.
+
+    python benchmarks/federated/secure.py [--json FILE]
+    python benchmarks/federated/secure.py --parts audits --members 10 --elements 25000000
 """
 
 from __future__ import annotations
@@ -227,9 +230,10 @@ if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("--elements", type=int, default=1_000_000)
     parser.add_argument("--members", type=int, nargs="+", default=[10, 100, 1000])
+    parts = {"masks": figures, "receipts": receipts, "audits": audits}
+    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts])
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    found = [f for n in asked.members for f in figures(n, asked.elements)]
-    found += [f for n in asked.members for f in receipts(n, asked.elements)]
-    found += [f for n in asked.members for f in audits(n, asked.elements)]
+    made = (parts[part](n, asked.elements) for part in asked.parts for n in asked.members)
+    found = [figure for each in made for figure in each]
     report("secure", found, asked.json)

@@ -4,6 +4,7 @@
     python benchmarks/worlds/chaos.py --first 137 --seeds 1                     one of them again
     python benchmarks/worlds/chaos.py --routes [--seeds 500]                    skipping, 0.7 CPU s
     python benchmarks/worlds/chaos.py --sync [--ghosts] [--seeds 1000]          rounds, 2 CPU s
+    python benchmarks/worlds/chaos.py --sync --signed [--seeds 300]             receipts, 3 CPU s
 
 Each is drawn from its seed: three to five unequal holders under a plan nobody would write, a few
 peers in the pool, links of 1 to 100 ms, and one to five faults in phases of steps: peers that die,
@@ -19,7 +20,9 @@ loss, losses are those of a loop of hashes over the same routes.
 With --sync, two or three replicas meet in rounds, with real tensors (`tests/sim/random_rounds.py`):
 what they come to must be what copies of the module come to that are fed with the committed rounds.
 With --ghosts as well, the same worlds have hashes in place of tensors, and each version must have
-the hash that a plain loop of them comes to.
+the hash that a plain loop of them comes to. With --signed, peers sign what they give as they do
+with certificates, and all sums are added up again that can be: none of what goes wrong may look
+like a lie.
 """
 
 from __future__ import annotations
@@ -163,10 +166,10 @@ def rounds() -> Rounds:
     return Rounds(made)
 
 
-def world_of_rounds(seed: int, *, ghosts: bool) -> Outcome:
+def world_of_rounds(seed: int, *, ghosts: bool, signs: bool) -> Outcome:
     drawn = random_rounds.draw(seed)
     cells = tuple((fault.do, "") for fault in drawn.faults)
-    problem = random_rounds.play(rounds(), drawn, ghosts=ghosts)
+    problem = random_rounds.play(rounds(), drawn, ghosts=ghosts, signs=signs)
     return Outcome(seed, cells, True, 1, 0.0, problem)
 
 
@@ -178,9 +181,12 @@ def main() -> None:
     parser.add_argument("--routes", action="store_true", help="microbatches leave stages out")
     parser.add_argument("--sync", action="store_true", help="rounds between replicas")
     parser.add_argument("--ghosts", action="store_true", help="with --sync: hashes for tensors")
+    parser.add_argument("--signed", action="store_true", help="with --sync: peers sign, and audit")
     asked = parser.parse_args()
     if asked.ghosts and not asked.sync:
         parser.error("--ghosts is of --sync: other worlds have hashes in any case")
+    if asked.signed and (asked.ghosts or not asked.sync):
+        parser.error("--signed is of --sync without --ghosts: nothing else has what is signed")
     if asked.routes and asked.sync:
         parser.error("--routes is of worlds without --sync: a route is one step's")
     began, seeds = time.perf_counter(), range(asked.first, asked.first + asked.seeds)
@@ -189,7 +195,7 @@ def main() -> None:
     terms: Counter[int] = Counter()
     virtual_s = 0.0
     with multiprocessing.get_context("spawn").Pool(min(asked.jobs, asked.seeds)) as pool:
-        drawn = partial(world_of_rounds, ghosts=asked.ghosts)
+        drawn = partial(world_of_rounds, ghosts=asked.ghosts, signs=asked.signed)
         if not asked.sync:
             drawn = partial(world, routed=asked.routes)
         for n, found in enumerate(pool.imap(drawn, seeds, chunksize=1), 1):
@@ -212,7 +218,8 @@ def main() -> None:
         Figure("recoveries", sum((k - 1) * n for k, n in terms.items() if k), "terms", "higher"),
         Figure("virtual_hours", virtual_s / 3600, "h", "higher"),
     ]
-    name = "chaos_sync" if asked.sync else "chaos_routes" if asked.routes else "chaos"
+    sync = "chaos_signed" if asked.signed else "chaos_sync"
+    name = sync if asked.sync else "chaos_routes" if asked.routes else "chaos"
     report(name, figures, asked.json)
     raise SystemExit(1 if broken else 0)
 

@@ -10,7 +10,10 @@ same receipts. Which ones follows from a secret of the broker, and is told when 
 else an adder, which gives as well, would know where nobody looks. Who was given something else than
 the adder was finds it in its claims (`claims.py`). Where sums of the same differ, one of two who
 signed them has lied, and the broker, which has no tensors, cannot say which: then all others that
-have the sum add up that segment too, and what more than half of all say counts.
+have the sum, and are in no dispute, add up that segment too. What more than half of all that have
+the sum say counts, those in disputes among these: they keep honest ones from being asked, and must
+not leave a few liars with most of the votes. So who is honest is safe from any liars that are fewer
+than half.
 """
 
 from __future__ import annotations
@@ -50,10 +53,12 @@ _Sum = tuple[int, int, bytes, bytes]
 @dataclass
 class _Again:
     """A segment, as who added it up has it, and who adds it up again. others: one peer of each
-    replica that may. found: what came of it, by peer."""
+    replica that may. having: replicas that have the sum, that of the adder among them. found: what
+    came of it, by peer."""
 
     segment: RoundSegment
     others: Sequence[PeerId]
+    having: int
     auditors: Sequence[PeerId]
     found: dict[PeerId, SumAudit] = field(default_factory=dict)
 
@@ -134,7 +139,8 @@ class SumAudits:
                 others = [*first.values()]
                 if len(others) > 1:
                     by = others[int(self._lot(s, "by") * len(others))]
-                    yield _Again(s, others, [by])
+                    having = {of.get(PeerId(p)) for p in (*s.takers, adder)}
+                    yield _Again(s, others, len(having), [by])
 
     def _lot(self, s: RoundSegment, what: str) -> float:
         """Return a number in [0, 1) that only this broker knows, and no two draws share."""
@@ -218,7 +224,7 @@ class SumAudits:
         sum_, times = Counter(says.values()).most_common(1)[0]
         self._cases = []
         about = [*says]
-        if 2 * times <= len(says):
+        if 2 * times <= case.having:
             apart = [(p, adder) for p in others]
             return ClaimVerdict(about, apart=apart, parted="come to different sums of the same")
         alone = [p for p, found in says.items() if found != sum_ and p != adder]

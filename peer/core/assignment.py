@@ -33,7 +33,6 @@ Pure: no I/O, no clock, no threads.
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 
 from ...dag.plan.action import ROUNDS, Kind
 from ...dag.plan.plan import PeerId
@@ -42,109 +41,23 @@ from ...job.words import size_text
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
-from .options import Timeouts
-from .reports import MOST_BYTES, Reports, heaviest
-from .rounds.exchange import run_of
+from .part import Part, Phase
+from .reports import MOST_BYTES, heaviest
 from .rounds.gate import RoundGate
 from .rounds.rounds import Rounds
-from .run_links import RunLinks
-from .snapshot_manager import SnapshotManager, takes
+from .snapshot_manager import takes
 from .step import FrameVerdict, Steps, waits_for
 
-__all__ = ["STOP_AT", "Assignment", "Phase"]
+__all__ = ["STOP_AT", "Assignment"]
 
 STOP_AT = 1.1
 """Times what the owner offers beyond which stages are not built, and a run is stopped: plans
 foresee what is held to a tenth, and none within the offer is stopped for a short estimate."""
-_MOST_TEXT = 2000
-"""Characters of a fault's reason, as the broker keeps them."""
 
 
-class Phase(Enum):
-    BUILDING = "building"
-    WARM = "warm"
-    READY = "ready"
-    RUNNING = "running"
-    EXPORTING = "exporting"
-    FINISHED = "finished"
-    FAILED = "failed"
-
-
-class Assignment:
-    """This peer's part in one term of one run, from Assign to Leave. Its methods return what is to
-    be done, in order."""
-
-    def __init__(
-        self,
-        peer: PeerId,
-        assign: broker_pb2.Assign,
-        memory_bytes: int,
-        patience: Timeouts,
-        most_reports: int,
-        keeping: SnapshotManager | None = None,
-    ) -> None:
-        self.run: str = assign.run
-        self.term: int = assign.term
-        self.phase = Phase.BUILDING
-        self.why = ""
-        """Why it failed; empty in every other phase."""
-        self.steps: Steps | None = None
-        """Set from READY on."""
-        self.rounds: Rounds | None = None
-        """The same, of a run with rounds between replicas."""
-        self._gate: RoundGate | None = None
-        """Between these two."""
-        self.dropped = 0
-        """Frames that were late or doubled."""
-        self.reports = Reports(most_reports)
-        self.keeping = keeping if keeping is not None else SnapshotManager(peer)
-        """The peer's snapshots, which outlive this."""
-        self._peer = peer
-        self._assign = assign
-        self._memory_bytes = memory_bytes
-        self._patience = patience
-        holders = dict.fromkeys(
-            PeerId(h) for slot in assign.slice.plan.stages for h in slot.holders
-        )
-        self._holds = peer in holders
-        self.peers = tuple(p for p in holders if p != peer) if self._holds else ()
-        """Whom it has links with: the holders that its slice names, in order of their first stage,
-        and from `begin` on who gives it snapshots, or gets some."""
-        self._near = self.peers
-        """Holders alone: who only keeps snapshots may be in another replica later."""
-        self._links = RunLinks(self.run, self.term, patience.link_s)
-        self._awaits = False
-        """Snapshots, before it can build."""
-        self._exports = self._partial = False
-        self._export_asked = False
-        self._export_tries = 0
-        self._export_waits = False
-        """For the broker, which was away when it failed."""
-        self._data_waits: int | None = None
-        """The step whose data could not be had while the broker was away."""
-        self._sent_bytes = self._again_bytes = 0
-        self._last_step_s = 0.0
-        self._watched = -1
-        """`Steps.progress` when the stall watch was set."""
-
-    @property
-    def step(self) -> int:
-        """The step that it is in, for the broker."""
-        return self.steps.step if self.steps else int(self._assign.first_step)
-
-    @property
-    def alive(self) -> bool:
-        return self.phase is not Phase.FAILED
-
-    def matches(self, run: str, term: int) -> bool:
-        """Whether an answer or frame of this run and term still has an effect."""
-        return term == self.term and run == self.run and self.phase is not Phase.FAILED
-
-    def takes(self, key: FrameKey) -> bool:
-        """Whether a frame is of this assignment, or of its run's rounds."""
-        if key.role is Role.ROUND:
-            return self.alive and key.run == run_of(self.run)
-        return self.matches(key.run, key.term)
+class Assignment(Part):
+    """This peer's part in one term of one run, from Assign to Leave: what events lead to. Its
+    methods return what is to be done, in order."""
 
     # ------------------------------------------------------------ building
 
@@ -155,7 +68,7 @@ class Assignment:
         self._links.expect(self.peers)
         strangers = [p for p in dials if p not in self.peers]
         if not self._holds and not self.peers:
-            return self.fail("plan", f"the plan names no stage for {self._peer}")
+            return self.fail("plan", f"the plan names no stage for {self.peer}")
         if strangers:
             return self.fail("plan", f"told to dial {strangers[0]}, which holds no stage")
         out: list[e.Instruction] = []
@@ -170,18 +83,6 @@ class Assignment:
             return [*out, e.PrefetchFrozen(self._assign, self._memory_bytes)]
         self._awaits = self.keeping.awaits
         return out if self._awaits else [*out, self._build()]
-
-    def has(self, updates: int, *, codecs: bool = True) -> bool:
-        """Whether just so many updates are in the stages and, with `codecs`, in their states."""
-        steps, resume = self.steps, self._assign.resume
-        if self.phase is Phase.BUILDING:  # what was in the stages stays until it is in these
-            live = resume.live and self._holds and self._peer not in resume.rebuilt
-            return live and self._assign.first_step == updates
-        if not self.alive or steps is None or steps.updates != updates:
-            return False
-        if self.rounds is not None and not self.rounds.settled:
-            return False
-        return steps.unchanged if codecs else steps.unapplied
 
     def _build(self) -> e.Build:
         return e.Build(self.run, self.term, self._assign, self.keeping.resumed, self._memory_bytes)
@@ -200,12 +101,12 @@ class Assignment:
             )
         if self._assign.steps:
             event = replace(event, steps=self._assign.steps)
-        self.steps = Steps(self._peer, event, int(self._assign.first_step))
+        self.steps = Steps(self.peer, event, int(self._assign.first_step))
         self._exports, self._partial = bool(event.exports), event.partial
         self.phase = Phase.READY
         out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
         if event.vector is not None:
-            self.rounds = Rounds(self._peer, self.run, self.term, event.vector, self._near)
+            self.rounds = Rounds(self.peer, self.run, self.term, event.vector, self._near)
             self._gate = RoundGate(self.run, self.term, self.rounds, self.steps)
             if self._assign.HasField("round"):
                 out += self._gate.begins(self._assign.round)
@@ -273,7 +174,7 @@ class Assignment:
         away_s = self._links.too_long(peer, now)
         if self.phase is not Phase.RUNNING or not away_s:
             return []
-        text = f"no link between {self._peer} and {peer} for {away_s:.0f} s"
+        text = f"no link between {self.peer} and {peer} for {away_s:.0f} s"
         return [self._fault("link", text, about=peer)]
 
     def _watch(self, now: float) -> list[e.Instruction]:
@@ -294,7 +195,7 @@ class Assignment:
         missing = self.steps.missing()
         what = waits_for(missing) if missing else "the data of the step"
         about = missing[0].source if missing else ""
-        text = f"{self._peer} has waited too long in step {self.steps.step} for {what}"
+        text = f"{self.peer} has waited too long in step {self.steps.step} for {what}"
         return [self._fault("stalled", text, about=about)]
 
     # ------------------------------------------------------------ steps
@@ -323,13 +224,13 @@ class Assignment:
             self.dropped += self.rounds.late - before
             return out
         if self.steps is None:
-            return self.fail("frame", f"{_name(key)} came before {self._peer} was ready")
+            return self.fail("frame", f"{_name(key)} came before {self.peer} was ready")
         verdict = self.steps.judge(key)
         if verdict is FrameVerdict.WANTED:
             self.steps.arrived.add(key)
             return self._advance(now)
         if verdict is FrameVerdict.UNPLANNED:
-            return self.frame_refused(key, f"the plan of {self._peer} does not name it", now)
+            return self.frame_refused(key, f"the plan of {self.peer} does not name it", now)
         self.dropped += 1
         # A doubled frame that still waits shares its tensor with the first: freeing would lose it.
         return [e.Release(key)] if verdict is FrameVerdict.LATE else []
@@ -338,7 +239,7 @@ class Assignment:
         if key.role is Role.ROUND:
             return [e.Release(key)] if self.rounds is None else self.rounds.refused(key, why, now)
         if key.role is Role.SNAPSHOT:
-            own = key.source == self._peer
+            own = key.source == self.peer
             self.dropped += not own and not self.keeping.expects(key)
             return self._snapshots_changed(self.keeping.refused(key, why))
         return [e.Release(key), *self.fail("frame", f"refused {_name(key)}: {why}")]
@@ -443,10 +344,6 @@ class Assignment:
 
     # ------------------------------------------------------------ the broker's disk
 
-    def _tell(self, message: broker_pb2.PeerMessage) -> e.Tell:
-        self.reports.keep(message)
-        return e.Tell(message)
-
     def committed(self, step: int, now: float) -> list[e.Instruction]:
         """The broker has every step before this one on its disk."""
         self.reports.committed(step)
@@ -494,7 +391,7 @@ class Assignment:
         still = not steps.begun if held else steps.unchanged
         if wanted == steps.updates and still and self.alive:
             return self.keeping.take(wanted)
-        return self.keeping.missed(wanted, f"step {steps.step} has begun at {self._peer}")
+        return self.keeping.missed(wanted, f"step {steps.step} has begun at {self.peer}")
 
     def _snapshots_changed(self, out: list[e.Instruction]) -> list[e.Instruction]:
         """Builds when all that it goes on from is here."""
@@ -537,47 +434,6 @@ class Assignment:
         if self.phase is not Phase.EXPORTING or self.steps is None:
             return []
         return [e.UploadWeights(self.run, self.term, self.steps.steps)]
-
-    # ------------------------------------------------------------ ends
-
-    def fail(self, code: str, text: str) -> list[e.Instruction]:
-        """Gives the run up here, once: the broker knows why, nothing of it stays."""
-        self.why = text
-        fault = self._fault(code, text)
-        gone = self.end()
-        self.phase = Phase.FAILED
-        return [fault, *gone]
-
-    def end(self) -> list[e.Instruction]:
-        """What frees everything that this assignment holds; nothing, when it failed before."""
-        if not self.alive:
-            return []
-        gone = self.keeping.end() + ([] if self.rounds is None else self.rounds.end())
-        return [*(e.HangUp(p) for p in self.peers), e.Discard(self.run, self.term), *gone]
-
-    def _fault(self, code: str, text: str, about: str = "") -> e.Tell:
-        fault = broker_pb2.Fault(
-            run=self.run,
-            term=self.term,
-            step=self.step,
-            reason=common_pb2.Reason(code=code, text=text[:_MOST_TEXT]),
-            about=about,
-        )
-        return self._tell(broker_pb2.PeerMessage(fault=fault))
-
-    def __repr__(self) -> str:
-        where = f" {self.steps!r}" if self.phase is Phase.RUNNING else ""
-        return f"<{self.run} term {self.term} {self.phase.value}{where}>"
-
-    def validate(self) -> None:
-        """Raises AssertionError when the state contradicts the rules of this module."""
-        if self.phase in (Phase.READY, Phase.RUNNING, Phase.EXPORTING, Phase.FINISHED):
-            assert self.steps is not None
-        if self.steps is not None and self.alive:
-            self.steps.validate()
-            assert not self.steps.in_flight or self.phase is Phase.RUNNING
-        self._links.validate()
-        assert bool(self.why) == (self.phase is Phase.FAILED)
 
 
 def _name(key: FrameKey) -> str:

@@ -13,8 +13,9 @@ from typing import Literal
 
 from ...proto.broker_pb2 import HandoverReply
 from . import events as e
-from .assignment import Assignment, Phase
+from .assignment import Assignment
 from .options import PeerOptions
+from .part import Phase
 
 __all__ = ["Drain", "Leaves", "has_a_part"]
 

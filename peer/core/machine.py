@@ -25,6 +25,7 @@ a member, which is given nothing. Opened again before that, it stays in the run.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role
@@ -35,6 +36,7 @@ from .assignment import Assignment
 from .attachment import Attachment
 from .drain import Drain, has_a_part
 from .options import Availability, PeerOptions
+from .part_events import OF_PART, Answer, answered, refused
 from .rates.probe import Probes
 from .rates.traffic import Traffic
 from .reports import MOST_BYTES, fitting
@@ -48,19 +50,6 @@ _WELCOME_S = 10.0
 _RUNS_REMEMBERED = 64
 _SNAPSHOTS_TOLD = 3000
 """To a broker that may not know them: the newest in the Hello, the rest after the Welcome."""
-
-_Answer = (
-    e.Built
-    | e.BuildFailed
-    | e.DataReady
-    | e.DataFailed
-    | e.Computed
-    | e.RoundReady
-    | e.ReceiptsShown
-    | e.ComputeFailed
-    | e.ExportedWeights
-    | e.ExportFailed
-)
 
 _OfFrame = e.FrameArrived | e.FrameQueued | e.FrameAcknowledged | e.FrameRefused
 _OF_FRAMES = (e.FrameArrived, e.FrameQueued, e.FrameAcknowledged, e.FrameRefused)
@@ -175,32 +164,12 @@ class PeerMachine:
             out = [i for i in out if not isinstance(i, e.Compute | e.Prefetch)]
         return out + end
 
-    def _answer(self, event: _Answer, now: float) -> list[e.Instruction]:
+    def _answer(self, event: Answer, now: float) -> list[e.Instruction]:
         """Results of what this machine asked for; those of another term are dropped."""
         part = self.assignment
         if part is None or not part.matches(event.run, event.term):
             return []
-        match event:
-            case e.Computed():
-                return part.computed(event, now)
-            case e.Built():
-                return part.built(event)
-            case e.RoundReady():
-                return part.round_ready()
-            case e.ReceiptsShown(answer=answer):
-                return [e.Tell(broker_pb2.PeerMessage(round_answer=answer))]
-            case e.BuildFailed(why=why, code=code):
-                return part.build_failed(code, why)
-            case e.DataReady(step=step):
-                return part.data_ready(step, now)
-            case e.DataFailed(step=step, why=why, code=code):
-                return part.data_failed(step, code, why, self.attachment.away)
-            case e.ComputeFailed(step=step, action=action, why=why, code=code):
-                return part.fail(code, f"{action} of step {step} on {self.peer}: {why}")
-            case e.ExportedWeights(step=step, blob=blob):
-                return part.exported(step, blob)
-            case e.ExportFailed(step=step, why=why):
-                return part.export_failed(step, why, now, self.attachment.away)
+        return answered(part, event, now, self.attachment.away)
 
     def _of_frame(self, event: _OfFrame, key: FrameKey, now: float) -> list[e.Instruction]:
         role = key.role
@@ -336,35 +305,10 @@ class PeerMachine:
                 return self._snapshot_ordered(message.snapshot, now)
             case "handover":
                 return self._handover_told(message.handover, now)
-            case (
-                "start"
-                | "export"
-                | "committed"
-                | "round_start"
-                | "round_plan"
-                | "round_masks"
-                | "round_question"
-                | "round_audit"
-            ):
-                body = getattr(message, kind)
-                part = self.assignment
-                if part is None or not part.matches(body.run, body.term):
-                    return []
-                if kind == "round_question":
-                    return part.asked(body)
-                if kind == "round_audit":
-                    return part.audit_ordered(body, now)
-                if kind == "start":
-                    return part.start(now)
-                if kind == "committed":
-                    return part.committed(body.step, now)
-                if kind == "round_start":
-                    return part.round_begins(body, now)
-                if kind == "round_plan":
-                    return part.round_planned(body, now)
-                if kind == "round_masks":
-                    return part.round_masks(body, now)
-                part.export_asked()
+        body: Any = getattr(message, kind or "", None)
+        part = self.assignment
+        if kind in OF_PART and part is not None and part.matches(body.run, body.term):
+            return OF_PART[kind](part, body, now)
         return []
 
     def _snapshot_ordered(self, order: broker_pb2.SnapshotOrder, now: float) -> list[e.Instruction]:
@@ -405,16 +349,16 @@ class PeerMachine:
         if self.availability.closed is not None and not goes_on:
             return self._step_back()
         if self.drain.by and not goes_on:
-            return [_refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
+            return [refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
         if part is not None and part.alive and part.run != assign.run:
-            return [_refused(assign, "busy", f"{self.peer} still holds {part.run}")]
+            return [refused(assign, "busy", f"{self.peer} still holds {part.run}")]
         out = self.probes.end_all("assigned", f"{self.peer} was given a part in {assign.run}")
         live = assign.resume.live and holds and self.peer not in assign.resume.rebuilt
         codecs = not assign.resume.rebuilt  # they begin anew then
         if live and (part is None or not part.has(assign.first_step, codecs=codecs)):
             step = "nothing" if part is None or part.steps is None else part.steps.updates
             text = f"{self.peer} has other updates in its stages than {assign.first_step}: {step}"
-            return [*out, *self._drop_assignment(), _refused(assign, "live", text)]
+            return [*out, *self._drop_assignment(), refused(assign, "live", text)]
         out += self._drop_assignment(keeps=live)
         self.assignment = new = Assignment(
             self.peer, assign, memory, options.patience, options.reports, self.keeping
@@ -550,10 +494,3 @@ class PeerMachine:
         drain = f" draining ({self.drain.by})" if self.drain.by else ""
         what = repr(self.assignment) if self.assignment else "in the pool"
         return f"<Peer {self.peer} {state}{drain} {what}>"
-
-
-def _refused(assign: broker_pb2.Assign, code: str, text: str) -> e.Tell:
-    reason = common_pb2.Reason(code=code, text=text)
-    fault = broker_pb2.Fault(run=assign.run, term=assign.term, step=assign.first_step)
-    fault.reason.CopyFrom(reason)
-    return e.Tell(broker_pb2.PeerMessage(fault=fault))

@@ -41,6 +41,7 @@ class Lie:
     another's      its receipts are in the name of another
     wrong          the sums that it adds up are wrong, for all alike
     accuses        the sums of others are wrong where it adds up again
+    agrees         it comes to the same wrong sum as who is in `to` where it adds up theirs again
     again          it gives others than before where sums are added up again, and signs both
     hides          what it gives there is not signed
     mute           it does not say what came of what it adds up again
@@ -69,6 +70,8 @@ class _Liar(_Signing):
         lie, attempt = self.lie, self.rounds._attempt
         assert attempt is not None
         bends = plan.round >= lie.first and (part in attempt.wiring.adds) == (lie.kind == "wrong")
+        if lie.kind == "agrees":
+            bends &= dict((part, by) for part, by, _ in attempt.wiring.takes)[part] in lie.to
         lie.told += bends
         return bends
 
@@ -78,7 +81,8 @@ class _Liar(_Signing):
         honest = algebra.result
 
         def result(part: Span, mean: Any, came: Any, plan: RoundPlan, coding: Any) -> Any:
-            return honest(part, mean + self._falsifies(plan, part), came, plan, coding)
+            by = self._falsifies(plan, part) * (2 if self.lie.kind == "accuses" else 1)
+            return honest(part, mean + by, came, plan, coding)
 
         algebra.result, self._falsified = result, True
 
@@ -108,7 +112,7 @@ class _Liar(_Signing):
         lie = self.lie
         if (
             action.kind is Kind.EXCHANGE
-            and lie.kind in ("wrong", "accuses")
+            and lie.kind in ("wrong", "accuses", "agrees")
             and not self._falsified
         ):
             self._falsify()
@@ -133,10 +137,12 @@ class _Liar(_Signing):
         return RoundAnswer(run=order.run, term=order.term)
 
 
-def devices(lie: Lie | None = None) -> Callable[[PeerSpec], PeerDevice]:
-    """Return what makes the device of each peer; of all but one an honest one."""
+def devices(*lies: Lie) -> Callable[[PeerSpec], PeerDevice]:
+    """Return what makes the device of each peer: honest ones but for those who tell `lies`, one
+    each."""
+    of = {lie.who: lie for lie in lies}
 
     def made(spec: PeerSpec) -> PeerDevice:
-        return _Liar(spec, lie) if lie is not None and lie.who == spec.name else _Signing(spec)
+        return _Liar(spec, of[spec.name]) if spec.name in of else _Signing(spec)
 
     return made

@@ -20,7 +20,7 @@ from shoal.job import Job
 from shoal.job.rounds import GOSSIP
 from shoal.peer.core.events import BeginRound
 from shoal.peer.data.reader import Reader
-from shoal.proto.broker_pb2 import DONE, RunEvent, RunSpec
+from shoal.proto.broker_pb2 import DONE, LieProved, RoundDone, RunEvent, RunSpec
 from shoal.sim.ghost.round_hashes import expected_gossip, expected_rounds
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain.plain_rounds import beside, train_rounds
@@ -240,3 +240,18 @@ def outcome(world: World, run: str) -> str:
     """What happened, in short."""
     done = [e.round_done for e in world.events(run) if e.HasField("round_done")]
     return "; ".join(f"{d.round}: {[m.replica for m in d.members]} + {len(d.joined)}" for d in done)
+
+
+def done_of(world: World, run: str) -> list[RoundDone]:
+    """Return the events of committed rounds, in order."""
+    return [e.round_done for e in world.events(run) if e.HasField("round_done")]
+
+
+def inside_of(world: World, run: str) -> list[list[int]]:
+    """Return the replicas in each committed version, in order."""
+    return [[m.replica for m in d.members] for d in done_of(world, run)]
+
+
+def lies_of(world: World, run: str) -> list[LieProved]:
+    """Return the events of lies that are proved, in order."""
+    return [e.lie for e in world.events(run) if e.HasField("lie")]

@@ -4,6 +4,8 @@ one is exchanged.
 
     drawn = draw(seed)
     violation = play(rounds, drawn)         # "": it is done, and is what a plain loop makes of it
+
+Where peers sign, every sum that can be is added up again, and what goes wrong shows no lie.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
+from shoal.broker.policies import segments
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.plan import PeerId
 from shoal.proto.broker_pb2 import DONE, WAITING
@@ -37,7 +41,7 @@ from shoal.sim.scenario.sentences import (
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.spec import PeerSpec
 from shoal.sim.virtual.wan import Wan
-from shoal.tests.sim.played_rounds import LOCAL, Rounds, sync_of
+from shoal.tests.sim.played_rounds import LOCAL, Rounds, lies_of, sync_of
 
 __all__ = ["FAULTS", "Drawn", "draw", "play"]
 
@@ -129,13 +133,23 @@ def draw(seed: int) -> Drawn:
     return Drawn(seed, tuple(peers), tuple(late), network, tables, tuple(faults))
 
 
-def play(rounds: Rounds, drawn: Drawn, *, ghosts: bool = False) -> str:
+def play(rounds: Rounds, drawn: Drawn, *, ghosts: bool = False, signs: bool = False) -> str:
     """What is wrong with what came of it; "": nothing."""
-    wan, device = Wan(drawn.network, seed=drawn.seed), Ghosts() if ghosts else None
-    world = rounds.lab.world(list(drawn.peers), device=device, log=False, wan=wan, seed=drawn.seed)
+    tables = drawn.tables
+    if not signs:
+        return _play(rounds, drawn, tables, device=Ghosts() if ghosts else None)
+    if tables["sync"]["method"] in LOCAL:
+        tables = tables | {"sync": tables["sync"] | {"audit": 1.0}}
+    with patch.object(segments, "UNDIVIDED", 64):  # or one member adds up all of so small a model
+        return _play(rounds, drawn, tables, signs=True)
+
+
+def _play(rounds: Rounds, drawn: Drawn, tables: dict[str, Any], **options: Any) -> str:
+    wan, ghosts = Wan(drawn.network, seed=drawn.seed), options.get("device") is not None
+    world = rounds.lab.world(list(drawn.peers), log=False, wan=wan, seed=drawn.seed, **options)
     monitor = Monitor(world, seed=drawn.seed)
     Faults(world, drawn.faults, specs=drawn.late).start()
-    run = world.submit(rounds.spec(**drawn.tables))
+    run = world.submit(rounds.spec(**tables))
 
     def lacks_peers() -> bool:
         """Those that it has to have were lost before it began."""
@@ -152,6 +166,8 @@ def play(rounds: Rounds, drawn: Drawn, *, ghosts: bool = False) -> str:
         end = world.broker.ended[run]
         if end.phase != DONE:
             return f"it is not done: {end.reason.text}"
+        if lies := lies_of(world, run):
+            return f"honest peers are said to have lied: {[lie.peer for lie in lies]}"
         (rounds.assert_versions if ghosts else rounds.assert_expected)(world, run)
     except (Violation, AssertionError, ValueError, KeyError) as error:
         return f"{type(error).__name__}: {str(error)[:2000]}"

@@ -8,8 +8,8 @@ from shoal.dag.schedule.flow import Role
 from shoal.dag.schedule.schedule import Action
 from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
-from shoal.peer.core.assignment import Phase
 from shoal.peer.core.options import Timeouts
+from shoal.peer.core.part import Phase
 from shoal.proto import broker_pb2, common_pb2
 from shoal.tests.peer.scripted import (
     ME,

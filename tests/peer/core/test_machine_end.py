@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from shoal.dag.schedule.schedule import Action
 from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
-from shoal.peer.core.assignment import Phase
 from shoal.peer.core.machine import PeerMachine
 from shoal.peer.core.options import OwnerLimits
+from shoal.peer.core.part import Phase
 from shoal.peer.hours import Hours
 from shoal.proto import broker_pb2, common_pb2
 from shoal.tests.peer.scripted import (

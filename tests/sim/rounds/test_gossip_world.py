@@ -11,20 +11,15 @@ from shoal.broker.records.version_ledger import pairs_of
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.plan import PeerId
 from shoal.job.rounds import GOSSIP
-from shoal.proto.broker_pb2 import RoundDone
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.wan import Wan
-from shoal.sim.virtual.world import PeerSpec, World
-from shoal.tests.sim.played_rounds import Rounds, sites, sync_of
+from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.sim.played_rounds import Rounds, done_of, sites, sync_of
 
 pytestmark = pytest.mark.usefixtures("plans_once", "masks_once")
 
 TRAIN = {"steps": 15, "batch": 40, "eval_every": 6}
 """Five rounds, of which the last one gathers; evaluations are due behind steps 6, 12 and 15."""
-
-
-def done_of(world: World, run: str) -> list[RoundDone]:
-    return [e.round_done for e in world.events(run) if e.HasField("round_done")]
 
 
 @pytest.mark.parametrize(

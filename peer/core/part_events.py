@@ -1,0 +1,78 @@
+"""Results and messages that are of this peer's part in a run: what each leads to in its assignment.
+Whether they are of its term, the machine has looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...proto import broker_pb2, common_pb2
+from . import events as e
+from .assignment import Assignment
+
+__all__ = ["OF_PART", "Answer", "answered", "refused"]
+
+Answer = (
+    e.Built
+    | e.BuildFailed
+    | e.DataReady
+    | e.DataFailed
+    | e.Computed
+    | e.RoundReady
+    | e.ReceiptsShown
+    | e.ComputeFailed
+    | e.ExportedWeights
+    | e.ExportFailed
+)
+"""Results of what the machine asked for."""
+
+
+def answered(part: Assignment, event: Answer, now: float, away: bool) -> list[e.Instruction]:
+    """Take a result. `away`: whether the broker is."""
+    match event:
+        case e.Computed():
+            return part.computed(event, now)
+        case e.Built():
+            return part.built(event)
+        case e.RoundReady():
+            return part.round_ready()
+        case e.ReceiptsShown(answer=answer):
+            return [e.Tell(broker_pb2.PeerMessage(round_answer=answer))]
+        case e.BuildFailed(why=why, code=code):
+            return part.build_failed(code, why)
+        case e.DataReady(step=step):
+            return part.data_ready(step, now)
+        case e.DataFailed(step=step, why=why, code=code):
+            return part.data_failed(step, code, why, away)
+        case e.ComputeFailed(step=step, action=action, why=why, code=code):
+            return part.fail(code, f"{action} of step {step} on {part.peer}: {why}")
+        case e.ExportedWeights(step=step, blob=blob):
+            return part.exported(step, blob)
+        case e.ExportFailed(step=step, why=why):
+            return part.export_failed(step, why, now, away)
+
+
+def _export(part: Assignment, body: broker_pb2.Export, now: float) -> list[e.Instruction]:
+    part.export_asked()
+    return []
+
+
+OF_PART: Mapping[str, Callable[[Assignment, Any, float], list[e.Instruction]]] = {
+    "start": lambda part, body, now: part.start(now),
+    "export": _export,
+    "committed": lambda part, body, now: part.committed(body.step, now),
+    "round_start": Assignment.round_begins,
+    "round_plan": Assignment.round_planned,
+    "round_masks": Assignment.round_masks,
+    "round_question": lambda part, body, now: part.asked(body),
+    "round_audit": Assignment.audit_ordered,
+}
+"""Messages of the broker that have the run and term of a part, by kind: what they lead to."""
+
+
+def refused(assign: broker_pb2.Assign, code: str, text: str) -> e.Tell:
+    """Return what tells the broker that a part is not taken, and why."""
+    reason = common_pb2.Reason(code=code, text=text)
+    fault = broker_pb2.Fault(run=assign.run, term=assign.term, step=assign.first_step)
+    fault.reason.CopyFrom(reason)
+    return e.Tell(broker_pb2.PeerMessage(fault=fault))
