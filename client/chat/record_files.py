@@ -1,4 +1,4 @@
-"""Records of files, one at a time: lines of JSON, rows of CSV and Parquet; checked, and as messages.
+"""Records, one at a time: lines of JSON, rows of CSV and Parquet; checked, and as messages.
 
 A chat is {"messages": [{"role", "content"}, …]} or {"conversations": [{"from", "value"}, …]}. An
 instruction is {"instruction", "output"}, with or without "input", or {"prompt", "completion"}.
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...peer.data.manifest import DataError
 from ...peer.data.columns_of_files import parquet_rows
+from ...peer.data.manifest import DataError
 from ...peer.data.sources import matching
 
 __all__ = ["LiveRecords", "Message", "Messages", "RecordFiles", "Records"]

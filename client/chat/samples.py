@@ -18,8 +18,8 @@ from ...job import Job, SettingsError
 from ...job.tables import OF_PACKING
 from ...peer.data.manifest import Column, DataError, Manifest
 from ...peer.data.shard_writer import ARRAY_SHARD_BYTES, ShardWriter
-from .packing import Document, Sample, samples
 from .naming import config_of, path_of, tokenizer_of
+from .packing import Document, Sample, samples
 from .record_files import LiveRecords, RecordFiles, Records
 from .templates import IGNORED, Template, TemplateError
 

@@ -34,7 +34,8 @@ def loaded_tokenizer(found: Any) -> Any:
 
 class Template:
     """A tokenizer, of a folder or live, with a template. loss_on: as in [data]. Raises DataError
-    for a folder that has no tokenizer, and for one without a template where no other (`template`, its text) is given."""
+    for a folder that has no tokenizer, and for one without a template where no other (`template`,
+    its text) is given."""
 
     def __init__(self, found: Any, template: str | None, loss_on: str) -> None:
         self.tokenizer: Any = loaded_tokenizer(found)

@@ -278,9 +278,11 @@ def _tokens(source: str) -> _Array:
 def _read_arrays(source: str, names: Sequence[str], key: str = "") -> dict[str, _Array]:
     """Arrays of an .npz or .safetensors file; no names: the only one that it has. `key`: one of
     them, which may be text."""
-    if len(paths := _several(source)) > 1 or source.endswith(".npy"):
+    if (paths := _several(source)) or source.endswith(".npy"):
+        if key:
+            raise DataError(f"{source}: with {key!r}, whose a sample is: expected one .npz")
         found = _joined(paths or [_local(source)], names)
-    elif source.endswith((".csv", ".parquet")):
+    elif names and source.endswith((".csv", ".parquet")):
         found = columns_of(_local(source), names)
     elif source.endswith(".npz"):
         with _of_numpy(source), _load(source) as loaded:
