@@ -19,6 +19,8 @@ from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
 from ..peer.data.sources import resolve
 from .chat.samples import read_records
+from .chat.texts import OF_TOKENIZERS, has_tokenizer, read_text
+from .files.fetched_files import FETCHED, fetched
 
 __all__ = [
     "AskPeers",
@@ -33,12 +35,6 @@ __all__ = [
 ]
 
 Say = Callable[[str], None]
-
-OF_TOKENIZERS = (
-    *("tokenizer.json", "tokenizer.model*", "tokenizer_config.json", "tekken.json", "*.tiktoken"),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece*.model", "*.spm"),
-)
-"""Files beside the weights of a language model that say how text becomes its ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +72,17 @@ def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData
         say(f"asking the peers that have the data {data.source!r}")
         return ask(data)
     say("reading the data")
+    if data.source.startswith(FETCHED):
+        say(f"fetching {data.source}")
+        source = fetched(data.source, folder / "fetched")
+        job = replace(job, data=replace(data, source=source))
     if data.is_records:
         return JobData(**read_records(job, folder, say))
-    source = data.source
+    source = job.data.source
     if source and "://" not in source and not Path(source).is_absolute():
         source = str(job.folder.resolve() / source)  # relative to the job's file, as the factory is
+    if data.kind == "text" and (text := read_text(job, folder, source)) is not None:
+        return JobData(**text)
     manifest, shards = resolve(
         folder,
         kind=data.kind,
@@ -149,9 +151,9 @@ def _form(manifest: Manifest) -> str:
 
 def check_tokenizer(job: Job, module: nn.Module | None = None) -> None:
     """Raise SettingsError for text that would go as bytes to a model made with a tokenizer: one
-    whose folder, or that of its weights, has the files of one. module: the job's, when it is made;
+    the folder of whose weights has the files of one. module: the job's, when it is made;
     transformers keep in it where it was loaded from."""
-    if job.data.kind != "text" or job.data.tokenizer != "auto":
+    if job.data.kind != "text" or job.data.tokenizer != "auto" or has_tokenizer(job):
         return
     names = [n for n in job.model.weight_names if n != "init"]
     if job.model.factory.startswith("hf:"):
@@ -170,9 +172,8 @@ def check_tokenizer(job: Job, module: nn.Module | None = None) -> None:
                     raise SettingsError(
                         "data.tokenizer",
                         f'is "auto", the model has a tokenizer of its own ({found}), and text '
-                        'reaches a model as bytes: expected kind = "tokens" and a source of ids '
-                        'that this tokenizer made, or tokenizer = "bytes" to train on bytes all '
-                        "the same",
+                        f'would reach it as bytes: expected tokenizer = "{found.parent}", or '
+                        'tokenizer = "bytes" to train on bytes all the same',
                     )
 
 
@@ -194,7 +195,11 @@ def resolved(job: Job, manifest: Manifest, say: Say = lambda line: None) -> Job:
     evaluation has no more whole batches than samples of arrays are held out: none counts twice."""
     train = job.train
     steps = train.known_steps or steps_for(
-        manifest, train.batch, passes=train.passes, tokens=train.tokens
+        manifest,
+        train.batch,
+        passes=train.passes,
+        tokens=train.tokens,
+        length=job.data.length if job.data.is_records else 0,
     )
     job = job.resolved(steps)
     if not manifest.held_out:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -63,12 +63,16 @@ class Job(Settings):
     """What is left."""
     log: Log
     """Who else is told."""
-    OURS: ClassVar[frozenset[str]] = frozenset({"module", "folder"})
+    OURS: ClassVar[frozenset[str]] = frozenset({"module", "folder", "tokenizer", "dataset"})
 
     module: Any = field(default=None, compare=False, repr=False)
     """The live nn.Module that stands for [model]; None: the factory makes it."""
     folder: Path = field(default=Path(), compare=False, repr=False)
     """Where relative paths and the factory's file are looked up first."""
+    tokenizer: Any = field(default=None, compare=False, repr=False)
+    """The live tokenizer of transformers; None: the one that [data] names."""
+    dataset: Any = field(default=None, compare=False, repr=False)
+    """The live sequence of records that stands for data.source; None: files."""
 
     def __init__(
         self,
@@ -88,6 +92,8 @@ class Job(Settings):
         priority: int = 0,
         module: Any = None,
         folder: Path | str = ".",
+        tokenizer: Any = None,
+        dataset: Any = None,
         **train_keys: Any,
     ) -> None:
         """`model`: a table, a factory such as "file.py:fn", or a live module. `data`: a table, or
@@ -122,6 +128,8 @@ class Job(Settings):
             "log": log or {},
             "module": module,
             "folder": Path(folder),
+            "tokenizer": tokenizer,
+            "dataset": dataset,
         }
         for key, value in given.items():
             object.__setattr__(self, key, value)
@@ -192,6 +200,37 @@ class Job(Settings):
         return cls(**table)
 
     @classmethod
+    def from_hf(
+        cls,
+        model: Any,
+        tokenizer: Any,
+        dataset: Sequence[Mapping[str, Any]],
+        data: Mapping[str, Any] | None = None,
+        **keys: Any,
+    ) -> Job:
+        """Return the job of live objects: a model and a tokenizer of transformers, and records, a
+        `datasets.Dataset` or any sequence of mappings. What the first one has says the kind of all:
+        "messages" or "conversations", "text", or else instructions. `data`: further keys of [data];
+        `keys`: those of `Job`. Raises SettingsError."""
+        if isinstance(dataset, str | Mapping) or not hasattr(dataset, "__len__"):
+            raise SettingsError(
+                "data.source",
+                f"is a {type(dataset).__name__}: expected a sequence of records, such as one split "
+                "of a datasets.DatasetDict",
+            )
+        if not len(dataset):
+            raise SettingsError("data.source", "has no record")
+        first = dataset[0]
+        there: frozenset[str] = frozenset(first) if isinstance(first, Mapping) else frozenset()
+        kind = "chat" if there & {"messages", "conversations"} else "instructions"
+        table = {
+            "kind": "text" if "text" in there and kind != "chat" else kind,
+            "source": LIVE + type(dataset).__qualname__,
+        }
+        table |= data or {}
+        return cls(model=model, data=table, tokenizer=tokenizer, dataset=dataset, **keys)
+
+    @classmethod
     def from_toml(cls, path: str | Path) -> Job:
         """The job in a file; its folder is where the factory and relative paths are looked up.
 
@@ -213,6 +252,8 @@ class Job(Settings):
             log=Log(),
             module=None,
             folder=Path(),
+            tokenizer=None,
+            dataset=None,
         )
 
     def with_places(self, own: Job) -> Job:

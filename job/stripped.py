@@ -30,7 +30,7 @@ def data_without(data: Data) -> Data:
         return data
     if data.is_records:  # its samples are numbers by now
         return Data(kind="arrays", inputs=data.inputs, targets=data.targets, length=data.length)
-    return replace(data, source="")
+    return replace(data, source="", tokenizer="bytes" if data.tokenizer == "bytes" else "auto")
 
 
 def output_without(output: Output) -> Output:

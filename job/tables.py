@@ -131,9 +131,8 @@ class Data(Settings):
     keep_local: Literal["none", "inputs", "labels"] = "none"
     """What never leaves the peer that owns it."""
     tokenizer: str = "auto"
-    """What makes ids of text: "bytes", each byte its own; "auto" is that too, and refuses a model
-    whose folder has a tokenizer of its own. Of records: the folder of a tokenizer, or "auto", that
-    of the model."""
+    """What makes ids of text and of records: the folder of a tokenizer, or "auto", that of the
+    model's folder; of text also "bytes", each byte its own, as "auto" is where there is none."""
     template: str = "auto"
     """Of records: file of the jinja template that makes text of them; "auto": the tokenizer's."""
     pack: bool = True
@@ -194,11 +193,11 @@ class Data(Settings):
             raise SettingsError(
                 "tokenizer", f'is "{self.tokenizer}", and {self.kind} are numbers already: leave it'
             )
-        if self.tokenizer not in ("auto", "bytes"):
+        if self.tokenizer not in ("auto", "bytes") and self.where == "peer":
             raise SettingsError(
                 "tokenizer",
-                f'is "{self.tokenizer}" with kind = "text": expected "auto" or "bytes"; a folder '
-                'is for kind = "chat" and "instructions"',
+                f'is "{self.tokenizer}" with where = "peer", whose text is bytes: expected "auto" '
+                'or "bytes", or ids that its host has made, with kind = "tokens"',
             )
 
     def _check_of_records(self) -> None:

@@ -1,1 +1,1 @@
-"""Records of what was said, chats and instructions, on the way to samples of token ids."""
+"""What was said or written, chats, instructions and text, on the way to samples of token ids."""

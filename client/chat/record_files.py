@@ -1,61 +1,54 @@
-"""Records of files, one at a time: lines of JSON, rows of CSV; checked, and as messages.
+"""Records, one at a time: lines of JSON, rows of CSV and Parquet; checked, and as messages.
 
-A chat is {"messages": [{"role", "content"}, …]}. An instruction is {"instruction", "output"}, with
-or without "input", or {"prompt", "completion"}.
+A chat is {"messages": [{"role", "content"}, …]} or {"conversations": [{"from", "value"}, …]}. An
+instruction is {"instruction", "output"}, with or without "input", or {"prompt", "completion"}.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...peer.data.columns_of_files import parquet_rows
 from ...peer.data.manifest import DataError
 from ...peer.data.sources import matching
 
-__all__ = ["Message", "Messages", "RecordFiles"]
+__all__ = ["LiveRecords", "Message", "Messages", "RecordFiles", "Records"]
 
 Message = dict[str, str]
 Messages = list[Message]
 _PAIRS = (("instruction", "output"), ("prompt", "completion"))
+_ROLES = {"human": "user", "gpt": "assistant"}
+"""Roles of "conversations" that have another name in "messages"."""
+_SUFFIXES = (".jsonl", ".csv", ".parquet")
+_ENDINGS = ".jsonl, .csv or .parquet"
 
 
-class RecordFiles:
-    """The records of a path or glob, in the order of the names of the files. Each walk reads them
-    anew, so that no more than one is in memory.
+class Records:
+    """Records of a kind, walked as often as they are asked for. bad: gets the message of a record
+    that is left out; None: DataError is raised for it."""
 
-    bad: gets the message of a record that is left out. Raises DataError for it where that is None,
-    and for files that cannot be read."""
-
-    def __init__(self, source: str, kind: str, bad: Callable[[str], None] | None) -> None:
+    def __init__(self, kind: str, bad: Callable[[str], None] | None) -> None:
         self.kind, self.bad = kind, bad
-        self.paths = list({p.resolve(): p for p in matching(source) if p.is_file()}.values())
-        if not self.paths:
-            raise DataError(f"no file matches {source}: expected a path or glob of .jsonl or .csv")
-        for path in self.paths:
-            if path.suffix not in (".jsonl", ".csv"):
-                raise DataError(f"{path}: expected records, in files that end in .jsonl or .csv")
-            if path.suffix == ".csv" and kind == "chat":
-                raise DataError(
-                    f"{path}: a row of CSV has no list of messages: expected .jsonl for chats, "
-                    'or kind = "instructions"'
-                )
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """Place and record of each; a ValueError in place of one that does not parse."""
+        raise NotImplementedError
 
     def __iter__(self) -> Iterator[tuple[str, Messages]]:
-        """Each record that can be used, with its place, "FILE:LINE"."""
-        for path in self.paths:
-            for line, record in _rows(path):
-                place = f"{path}:{line}"
-                try:
-                    if isinstance(record, ValueError):
-                        raise record
-                    messages = _chat(record) if self.kind == "chat" else _instruction(record)
-                except ValueError as error:
-                    self.refuse(place, str(error))
-                    continue
-                yield place, messages
+        """Each record that can be used, with its place, such as "FILE:LINE"."""
+        for place, record in self.rows():
+            try:
+                if isinstance(record, ValueError):
+                    raise record
+                messages = _chat(record) if self.kind == "chat" else _instruction(record)
+            except ValueError as error:
+                self.refuse(place, str(error))
+                continue
+            yield place, messages
 
     def refuse(self, place: str, why: str) -> None:
         """Leave a record out, or raise DataError."""
@@ -66,8 +59,48 @@ class RecordFiles:
         self.bad(f"{place}: {why}")
 
 
+class LiveRecords(Records):
+    """The records of a sequence in memory, or of a `datasets.Dataset`."""
+
+    def __init__(self, found: Sequence[Any], kind: str, bad: Callable[[str], None] | None) -> None:
+        super().__init__(kind, bad)
+        self.found = found
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        yield from ((f"record {n}", self.found[n]) for n in range(len(self.found)))
+
+
+class RecordFiles(Records):
+    """The records of a path or glob, in the order of the names of the files. Each walk reads them
+    anew, so that no more than one is in memory.
+
+    bad: gets the message of a record that is left out. Raises DataError for it where that is None,
+    and for files that cannot be read."""
+
+    def __init__(self, source: str, kind: str, bad: Callable[[str], None] | None) -> None:
+        super().__init__(kind, bad)
+        self.paths = list({p.resolve(): p for p in matching(source) if p.is_file()}.values())
+        if not self.paths:
+            raise DataError(f"no file matches {source}: expected a path or glob of {_ENDINGS}")
+        for path in self.paths:
+            if path.suffix not in _SUFFIXES:
+                raise DataError(f"{path}: expected records, in files that end in {_ENDINGS}")
+            if path.suffix == ".csv" and kind == "chat":
+                raise DataError(
+                    f"{path}: a row of CSV has no list of messages: expected .jsonl for chats, "
+                    'or kind = "instructions"'
+                )
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        for path in self.paths:
+            yield from ((f"{path}:{line}", record) for line, record in _rows(path))
+
+
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Line and record of each row; a ValueError in place of one that does not parse."""
+    if path.suffix == ".parquet":
+        yield from enumerate(parquet_rows(path), 1)
+        return
     try:
         if path.suffix == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as file:
@@ -89,6 +122,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _chat(record: Any) -> Messages:
     messages = record.get("messages") if isinstance(record, Mapping) else None
+    if messages is None and isinstance(record, Mapping) and "conversations" in record:
+        messages = _of_conversations(record["conversations"])
     if not isinstance(messages, list) or not messages:
         there = sorted(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
         raise ValueError(
@@ -99,6 +134,18 @@ def _chat(record: Any) -> Messages:
             if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
                 raise ValueError(f'message {number} of the chat has no "{key}" that is text')
     return [dict(message) for message in messages]
+
+
+def _of_conversations(found: Any) -> Any:
+    """Messages of a list of {"from", "value"}."""
+    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
+        return found
+    named = {"from": "role", "value": "content"}
+    renamed = [{named.get(key, key): value for key, value in one.items()} for one in found]
+    for message in renamed:
+        if isinstance(message.get("role"), str):
+            message["role"] = _ROLES.get(message["role"], message["role"])
+    return renamed
 
 
 def _instruction(record: Any) -> Messages:

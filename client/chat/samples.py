@@ -6,7 +6,6 @@ to be laid into samples; no more of them is in memory than one shard of each col
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -19,8 +18,9 @@ from ...job import Job, SettingsError
 from ...job.tables import OF_PACKING
 from ...peer.data.manifest import Column, DataError, Manifest
 from ...peer.data.shard_writer import ARRAY_SHARD_BYTES, ShardWriter
+from .naming import config_of, path_of, tokenizer_of
 from .packing import Document, Sample, samples
-from .record_files import RecordFiles
+from .record_files import LiveRecords, RecordFiles, Records
 from .templates import IGNORED, Template, TemplateError
 
 __all__ = ["PACKS", "read_records", "template_of"]
@@ -33,7 +33,7 @@ Others may have layers that neither reaches (a state, a window)."""
 def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Return `manifest` and `shards` (path by hash), written into `folder`. Raises SettingsError,
     DataError."""
-    data, config = job.data, _config(job)
+    data, config = job.data, config_of(job)
     template = template_of(job)
     apart = config.get("model_type") in PACKS and not config.get("use_sliding_window")
     pack = data.pack and apart
@@ -43,8 +43,12 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
     reading = _Reading(template, data.length, config.get("vocab_size"))
     left_out: list[str] = []
     bad = left_out.append if data.bad_records == "skip" else None
-    files = RecordFiles(_path(job, data.source), data.kind, bad)
-    held = RecordFiles(_path(job, data.validation), data.kind, bad) if data.validation else None
+    files: Records = (
+        RecordFiles(path_of(job, data.source), data.kind, bad)
+        if job.dataset is None
+        else LiveRecords(job.dataset, data.kind, bad)
+    )
+    held = RecordFiles(path_of(job, data.validation), data.kind, bad) if data.validation else None
     count = sum(1 for _ in reading.documents(files))
     if left_out:
         say(f"records left out: {len(left_out)}; the first is {left_out[0]}")
@@ -58,6 +62,10 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
     train = writer.add(samples(islice(documents, count - held_out), data.length, reading.pad, pack))
     rest = reading.documents(held) if held else documents
     kept = writer.add(samples(rest, data.length, reading.pad, pack))
+    if (now := reading.count) != count and not held:
+        raise DataError(
+            f"{data.source} changed while it was read: {count} records at first, {now} then"
+        )
     if held and not kept:
         raise DataError(f"{data.validation} has no record to use")
     return {"manifest": writer.manifest(train + kept, kept), "shards": writer.shards.paths}
@@ -66,7 +74,7 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
 def template_of(job: Job) -> Template:
     """Return the template, with its tokenizer, of a job's chats or instructions. Raises
     SettingsError, DataError."""
-    return Template(_tokenizer_folder(job), _template(job), job.data.loss_on)
+    return Template(tokenizer_of(job), _template(job), job.data.loss_on)
 
 
 @dataclass
@@ -77,6 +85,7 @@ class _Reading:
     length: int
     vocabulary: int | None
     cut: int = 0
+    count: int = 0
 
     @property
     def pad(self) -> int:
@@ -84,9 +93,9 @@ class _Reading:
         own = self.template.tokenizer.pad_token_id
         return own if own is not None and own < (self.vocabulary or own + 1) else 0
 
-    def documents(self, files: RecordFiles) -> Iterator[Document]:
-        """Those that something is learned from. Raises DataError."""
-        self.cut = 0
+    def documents(self, files: Records) -> Iterator[Document]:
+        """Records that something is learned from. Raises DataError."""
+        self.cut = self.count = 0
         for place, messages in files:
             try:
                 ids, labels = self.template.ids(messages)
@@ -103,6 +112,7 @@ class _Reading:
                     place, f"no token is learned in the first {self.length} (data.length, loss_on)"
                 )
                 continue
+            self.count += 1
             self.cut += len(ids) > self.length + 1
             yield ids, labels
 
@@ -113,7 +123,9 @@ class _Columns:
     def __init__(self, folder: Path, inputs: str, targets: str, length: int, pack: bool) -> None:
         self.inputs, self.targets = inputs, targets
         names = (inputs, targets, *(OF_PACKING if pack else ()))
-        self.columns = tuple(Column(name, "int64", (length,)) for name in names)
+        self.columns = tuple(
+            Column(name, "int64" if name == targets else "int32", (length,)) for name in names
+        )
         self.shards = ShardWriter(folder)
 
     def add(self, found: Iterable[Sample]) -> int:
@@ -123,7 +135,7 @@ class _Columns:
         while part := list(islice(found, per_shard)):
             fields = ("inputs", "targets", "positions", "documents")
             for column, field in zip(self.columns, fields, strict=False):
-                rows = np.array([getattr(s, field) for s in part], np.int64)
+                rows = np.array([getattr(s, field) for s in part], column.dtype)
                 self.shards.add(column, rows, ARRAY_SHARD_BYTES)
             count += len(part)
         return count
@@ -136,48 +148,11 @@ class _Columns:
         ).validate()
 
 
-def _path(job: Job, name: str) -> str:
-    """A source relative to the job's file."""
-    if "://" in name:
-        raise SettingsError("data.source", f"is {name!r}: expected files of this machine")
-    return name if Path(name).is_absolute() else str(job.folder.resolve() / name)
-
-
-def _config(job: Job) -> dict[str, Any]:
-    """What is known of the model's config: of its folder as `model.args` change it, or of a live
-    module; empty for a factory."""
-    if job.module is not None:
-        config = getattr(job.module, "config", None)
-        return config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
-    if not job.model.factory.startswith("hf:"):
-        return {}
-    folder = Path(_path(job, job.model.factory.removeprefix("hf:")))
-    path = folder / job.model.args.get("subfolder", "") / "config.json"
-    if not path.is_file():
-        raise DataError(f'"{job.model.factory}": there is no config.json in {path.parent}')
-    config = json.loads(path.read_text(encoding="utf-8"))
-    return {**config, **job.model.args}
-
-
-def _tokenizer_folder(job: Job) -> Path:
-    named = job.data.tokenizer
-    if named == "auto" and not job.model.factory.startswith("hf:"):
-        raise SettingsError(
-            "data.tokenizer",
-            'is "auto", and only a model of factory = "hf:FOLDER" brings one: expected the folder '
-            "of a tokenizer",
-        )
-    folder = Path(_path(job, job.model.factory.removeprefix("hf:") if named == "auto" else named))
-    if not folder.is_dir():
-        raise SettingsError("data.tokenizer", f'is "{named}": there is no folder {folder}')
-    return folder
-
-
 def _template(job: Job) -> str | None:
     """The text of the job's own template; None: the tokenizer's."""
     if job.data.template == "auto":
         return None
-    path = Path(_path(job, job.data.template))
+    path = Path(path_of(job, job.data.template))
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

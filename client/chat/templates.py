@@ -3,13 +3,14 @@ the sandbox of jinja that transformers makes for it."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 from ...peer.data.manifest import DataError
 from .record_files import Messages
 
-__all__ = ["IGNORED", "Template", "TemplateError"]
+__all__ = ["IGNORED", "Template", "TemplateError", "loaded_tokenizer"]
 
 IGNORED = -100
 """The label of a token that is not learned."""
@@ -19,18 +20,27 @@ class TemplateError(ValueError):
     """Messages of which the template makes nothing."""
 
 
+def loaded_tokenizer(found: Any) -> Any:
+    """The tokenizer of a folder, or a copy of a live one. Raises DataError."""
+    if not isinstance(found, Path):
+        return copy.deepcopy(found)
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(found, local_files_only=True)
+    except Exception as error:  # each kind of file has errors of its own
+        raise DataError(f"{found} has no tokenizer that transformers load: {error}") from error
+
+
 class Template:
-    """A tokenizer with a template. loss_on: as in [data]. Raises DataError for a folder that has no
-    tokenizer, and for one without a template where no other (`template`, its text) is given."""
+    """A tokenizer, of a folder or live, with a template. loss_on: as in [data]. Raises DataError
+    for a folder that has no tokenizer, and for one without a template where no other (`template`,
+    its text) is given."""
 
-    def __init__(self, folder: Path, template: str | None, loss_on: str) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{folder} has no tokenizer that transformers load: {error}") from error
-        self.folder, self.loss_on = folder, loss_on
+    def __init__(self, found: Any, template: str | None, loss_on: str) -> None:
+        self.tokenizer: Any = loaded_tokenizer(found)
+        self.folder = folder = self.tokenizer.name_or_path or type(self.tokenizer).__name__
+        self.loss_on = loss_on
         if template is not None:
             self.tokenizer.chat_template = template
         if not isinstance(self.tokenizer.chat_template, str):

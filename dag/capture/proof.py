@@ -42,6 +42,7 @@ PROOF_S = 60.0
 """Seconds that the whole proof of a capture takes at most, but for the call that it is in."""
 Late = Callable[[], bool]
 """Whether the time that a proof may take is used up; asked before each call of forward."""
+_Followed = CallTrace | Exception
 _FAR = (9, 10, 999, 1000, 999_999, 1_000_000)
 """Calls after which counters are tried."""
 
@@ -156,7 +157,7 @@ class _Trial:
     """Whether a forward drew numbers of Python's or numpy's."""
     raised: bool = False
     """Whether any call raised."""
-    _few: CallTrace | Exception | None = None
+    _few: _Followed | None = None
 
     def all(self, sizes: Sequence[int], choices: Sequence[int]) -> dict[int, str] | None:
         """As `prove`, of this mode; None where forward does not run without values."""
@@ -218,20 +219,32 @@ class _Trial:
 
     def size(self, samples: int) -> CaptureError | None:
         """Why a microbatch of so many samples is another computation, if it is."""
-        more = self.first
         few = self._few = self._few or self._tried(lambda: self._again(_FEW, FIRST))
         seen = few if samples == _FEW else self._tried(lambda: self._again(samples, FIRST))
+        why = self._differs(samples, self.first, few, seen)
+        if why is None or samples != 1 or isinstance(seen, Exception):
+            return why
+        # What is expanded to the batch where that is more than one sample, and only there.
+        traces = [
+            self._tried(lambda n=n: self._again(n, FIRST, sees_through=True))  # type: ignore[misc]
+            for n in (_MORE, _FEW, samples)
+        ]
+        more = traces[0]
+        same = isinstance(more, CallTrace) and not self._differs(samples, more, *traces[1:])
+        return None if same else why
+
+    def _differs(
+        self, samples: int, more: CallTrace, few: _Followed, seen: _Followed
+    ) -> CaptureError | None:
+        """Why what was `seen` of so many samples is not what was seen of _FEW and _MORE."""
         says = f"with {_samples(samples)}"
         if not isinstance(few, CallTrace) or not isinstance(seen, CallTrace):
             raised = seen if not isinstance(seen, CallTrace) else few
             assert isinstance(raised, Exception)
             where, what = _seen(more, raised, "", says)
-            return refused(
-                where, f"what forward does depends on the batch size: {what}", _sized(samples)
-            )
-        if not _alike(more, few):
-            seen, says = few, f"with {_samples(_FEW)}"
-        if not _alike(more, seen):
+        elif not _alike(more, few) or not _alike(more, seen):
+            if not _alike(more, few):
+                seen, says = few, f"with {_samples(_FEW)}"
             where, what = _calls_seen(more, seen, f"with {_MORE} samples", says, bare=True)
         elif call := _unfitting(more, few, seen, samples):
             where, what = text_of(call.where), f"{call.name} gets other numbers {says}"
@@ -243,14 +256,14 @@ class _Trial:
 
     # ------------------------------------------------------------ one call
 
-    def _calls(self) -> TorchCalls:
+    def _calls(self, *, sees_through: bool = False) -> TorchCalls:
         names = {id(t): n for n, t in self.tensors.items()}
-        return TorchCalls(names, self.forward.known)
+        return TorchCalls(names, self.forward.known, sees_through=sees_through)
 
-    def _again(self, samples: int, seed: str) -> CallTrace:
+    def _again(self, samples: int, seed: str, *, sees_through: bool = False) -> CallTrace:
         """A call from the state that all begin with."""
         self.state.restore()
-        return self._call(self._calls(), samples, seed)
+        return self._call(self._calls(sees_through=sees_through), samples, seed)
 
     def _call(self, calls: TorchCalls, samples: int, seed: str) -> CallTrace:
         reseed(self.state.generators, seed)

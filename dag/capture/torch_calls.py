@@ -135,11 +135,19 @@ class _Parts:
 
 class TorchCalls(TorchFunctionMode):
     """Follows one forward after another (`begin`). `names`: of parameters and buffers, by id;
-    `known`: those whose changes the graph has (running statistics)."""
+    `known`: those whose changes the graph has (running statistics). `sees_through`: a tensor that
+    is expanded from one sample to all of them stays what it is, as it does where there is one."""
 
-    def __init__(self, names: Mapping[int, str], known: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        known: frozenset[str] = frozenset(),
+        *,
+        sees_through: bool = False,
+    ) -> None:
         super().__init__()
         self._names, self._known = names, known
+        self._sees_through, self._samples = sees_through, 0
         self._kept: list[Tensor] = []  # else the id of one that died could be another's
         self._of: dict[int, TensorOrigin] = {}
         self._changes: dict[int, TensorOrigin] = {}
@@ -162,6 +170,7 @@ class TorchCalls(TorchFunctionMode):
         self.calls = []
         self._lifted = hashlib.sha256()
         self._constants.clear()  # their memory may have changed, by numpy's hand
+        self._samples = len(next(iter(inputs.values()))) if inputs else 0
         for name, tensor in inputs.items():
             self._of[id(tensor)] = _identity(f"input {name}", f"input {name}", pure=False)
             self._kept.append(tensor)
@@ -271,7 +280,7 @@ class TorchCalls(TorchFunctionMode):
         for place, tensor in enumerate(made):
             if any(tensor is t for t in parts.tensors):
                 continue  # the tensor itself, changed or not
-            if name in _UNCHANGED and tensor.dtype == parts.tensors[0].dtype:
+            if self._same(name, parts.tensors, tensor):
                 self._of[id(tensor)] = self.identity(parts.tensors[0])
             else:
                 text = f"{whole.full.hex()} {place}", f"{whole.bare.hex()} {place}"
@@ -279,6 +288,15 @@ class TorchCalls(TorchFunctionMode):
             self._kept.append(tensor)
         for tensor in changed:
             self._changes[_memory(tensor)] = TensorOrigin(whole.full, whole.bare, pure, at)
+
+    def _same(self, name: str, read: Sequence[Tensor], made: Tensor) -> bool:
+        """Whether a call gives what it reads, or a copy of it."""
+        if name in _UNCHANGED:
+            return made.dtype == read[0].dtype
+        if name != "expand" or not self._sees_through or not read[0].dim():
+            return False
+        was = read[0].shape
+        return made.shape == (self._samples, *was[1:]) and was[0] in (1, self._samples)
 
     def _say(self, parts: _Parts, arg: Any) -> None:
         if isinstance(arg, Tensor):

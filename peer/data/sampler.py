@@ -66,18 +66,24 @@ class Sampler:
 
 
 def steps_for(
-    manifest: Manifest, batch: int, *, passes: float | None = None, tokens: int | None = None
+    manifest: Manifest,
+    batch: int,
+    *,
+    passes: float | None = None,
+    tokens: int | None = None,
+    length: int = 0,
 ) -> int:
     """Steps of `batch` samples that see the training data `passes` times, or `tokens` tokens,
-    rounded up. Exactly one of the two; tokens only where the data is text or tokens."""
+    rounded up. Exactly one of the two; tokens only where the data is text or tokens, or `length`
+    says how many positions a sample of arrays has, padding among them."""
     if (passes is None) == (tokens is None):
         raise DataError("exactly one of passes and tokens says how long to train")
     per_step = batch * (manifest.length or 1)
     if passes is not None:
         return max(1, math.ceil(passes * manifest.train / per_step))
-    if manifest.kind == "arrays":
+    if manifest.kind == "arrays" and not length:
         raise DataError(
             "tokens counts text or tokens, but the data is arrays: give steps or passes"
         )
     assert tokens is not None
-    return max(1, math.ceil(tokens / per_step))
+    return max(1, math.ceil(tokens / (batch * (manifest.length or length))))

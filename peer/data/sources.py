@@ -27,12 +27,13 @@ from safetensors import SafetensorError, safe_open
 from ...dag.ir.graph import ITEM_BYTES
 from ...net.local import joined
 from ...net.web.proxy import proxy_for
+from .columns_of_files import columns_of
 from .file_types import HEAD_BYTES, check_ids, check_text
 from .manifest import STORED_BYTES, Column, DataError, Kind, Manifest
 from .sample_keys import stored
 from .shard_writer import ARRAY_SHARD_BYTES, ShardWriter
 
-__all__ = ["matching", "resolve"]
+__all__ = ["matching", "resolve", "text_of", "windows_of"]
 
 TEXT_SHARD_BYTES = 4 * 2**20
 """Small enough that the first step starts soon over a home uplink."""
@@ -67,29 +68,30 @@ def resolve(
         raise DataError(f"holdout is {holdout}, expected a share in [0, 1), such as 0.05")
     writer = ShardWriter(folder, named)
     if kind in ("text", "tokens"):
-        return _windows(writer, kind, source, holdout, length, inputs, targets)
+        of_text = kind == "text"
+        ids = np.frombuffer(text_of(source), np.uint8) if of_text else _tokens(source)
+        return windows_of(
+            writer, ids, source, holdout, length, inputs, targets, "text" if of_text else "tokens"
+        )
     if kind == "arrays":
         return _arrays(writer, source, holdout, inputs, targets, key)
     raise DataError(f"data kind {kind!r} is not supported: expected text, tokens or arrays")
 
 
-def _windows(
+def windows_of(
     writer: ShardWriter,
-    kind: str,
+    ids: _Array,
     source: str,
     holdout: float,
     length: int,
     inputs: str,
     targets: str,
+    kind: Kind = "tokens",
 ) -> tuple[Manifest, dict[str, Path]]:
+    """The manifest and shards of ids in one row, as `resolve` gives them. Raises DataError."""
     if length < 1:
         raise DataError(f"length is {length}, expected at least 1 token per window")
-    if kind == "text":
-        ids: _Array = np.frombuffer(_text(source), np.uint8)
-        column = Column("tokens", "uint8")
-    else:
-        ids = _tokens(source)
-        column = Column("tokens", str(ids.dtype))
+    column = Column("tokens", str(ids.dtype))
     # At least one window where something is to be held out; validate() refuses what is too short.
     held_out = max(int(len(ids) * holdout), length + 1) if holdout else 0
     if len(ids) - held_out < length + 1:
@@ -98,9 +100,8 @@ def _windows(
             f"need a window of length + 1 = {length + 1} each; give more data or a smaller length"
         )
     writer.add(column, ids, TEXT_SHARD_BYTES)
-    the_kind: Kind = "text" if kind == "text" else "tokens"
     manifest = Manifest(
-        the_kind, (column,), tuple(writer.shards), len(ids), held_out, length, inputs, targets
+        kind, (column,), tuple(writer.shards), len(ids), held_out, length, inputs, targets
     )
     return manifest.validate(), writer.paths
 
@@ -137,7 +138,8 @@ def _arrays(
     return manifest.validate(), writer.paths
 
 
-def _text(source: str) -> bytes:
+def text_of(source: str) -> bytes:
+    """The bytes of all files of a source of text, one after the other. Raises DataError."""
     if not source:
         return b"".join(p.read_bytes() for p in _standard_library())
     with _reading(source):
@@ -276,7 +278,13 @@ def _tokens(source: str) -> _Array:
 def _read_arrays(source: str, names: Sequence[str], key: str = "") -> dict[str, _Array]:
     """Arrays of an .npz or .safetensors file; no names: the only one that it has. `key`: one of
     them, which may be text."""
-    if source.endswith(".npz"):
+    if (paths := _several(source)) or source.endswith(".npy"):
+        if key:
+            raise DataError(f"{source}: with {key!r}, whose a sample is: expected one .npz")
+        found = _joined(paths or [_local(source)], names)
+    elif names and source.endswith((".csv", ".parquet")):
+        found = columns_of(_local(source), names)
+    elif source.endswith(".npz"):
         with _of_numpy(source), _load(source) as loaded:
             found = {n: np.asarray(loaded[n]) for n in _choose(source, names, loaded.files)}
     elif source.endswith(".safetensors"):
@@ -286,7 +294,10 @@ def _read_arrays(source: str, names: Sequence[str], key: str = "") -> dict[str, 
         except (SafetensorError, TypeError) as error:  # TypeError: a dtype that numpy lacks
             raise DataError(f"{source} has no arrays that numpy can read: {error}") from error
     else:
-        raise DataError(f"{source}: expected a file that ends in .npz or .safetensors")
+        raise DataError(
+            f"{source}: expected a file that ends in .npz, .safetensors, .csv or .parquet, or "
+            "several .npy, each called as its array"
+        )
     if key:
         found[key] = _keys(source, key, found[key])
     for name, array in found.items():
@@ -296,6 +307,30 @@ def _read_arrays(source: str, names: Sequence[str], key: str = "") -> dict[str, 
             known = [d for d in ITEM_BYTES if d in STORED_BYTES]
             raise DataError(f"{source}: {name!r} has dtype {array.dtype}, expected one of {known}")
     return found
+
+
+def _several(source: str) -> list[Path]:
+    """The files of a glob on this machine; none where the source is no glob."""
+    is_glob = "://" not in source and set("*?[") & set(source) and not Path(source).exists()
+    return [p for p in matching(source) if p.is_file()] if is_glob else []
+
+
+def _joined(paths: Sequence[Path], names: Sequence[str]) -> dict[str, _Array]:
+    """The arrays of several files: each .npy is one, called as its file is; of others, the samples
+    of each file behind those of the one before it."""
+    if all(path.suffix == ".npy" for path in paths):
+        named = {path.stem: path for path in paths}
+        return {n: _load(str(named[n])) for n in _choose(str(paths[0].parent), names, [*named])}
+    parts = [_read_arrays(str(path), names) for path in paths]
+    for path, part in zip(paths, parts, strict=True):
+        for name, array in part.items():
+            one = parts[0][name]
+            if (array.dtype, array.shape[1:]) != (one.dtype, one.shape[1:]):
+                raise DataError(
+                    f"{path}: {name!r} is {array.dtype}{list(array.shape[1:])}, and in {paths[0]} "
+                    f"{one.dtype}{list(one.shape[1:])}: expected the same in all files"
+                )
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _keys(source: str, name: str, keys: _Array) -> _Array:

@@ -49,13 +49,12 @@ def test_no_held_out_sample_counts_twice_or_a_line_says_so(
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model"]
 )
-@pytest.mark.parametrize("by", ["factory", "weights", "file"])
+@pytest.mark.parametrize("by", ["weights", "file"])
 def test_text_is_no_bytes_for_a_model_with_a_tokenizer(tmp_path: Path, name: str, by: str) -> None:
     folder = tmp_path / "llama"
     folder.mkdir()
     (folder / "model.safetensors").touch()
     tables: dict[str, str] = {
-        "factory": {"factory": "hf:llama"},
         "weights": {"factory": "m.py:make", "weights": "llama"},
         "file": {"factory": "m.py:make", "weights": "llama/model.safetensors"},
     }[by]

@@ -76,8 +76,7 @@ async def test_losses_are_those_of_a_plain_loop(
     batch = read["manifest"].total
     assert (batch < len(CHATS)) is pack
     await asyncio.gather(*(lab.join(f"p{i}") for i in range(2)))
-    # Padded, transformers' Llama is captured for two samples and more.
-    job = job_of(tmp_path, batch, 1 if pack else 2, pack=pack)
+    job = job_of(tmp_path, batch, pack=pack)
     losses = await lab.train(job)
     assert losses == pytest.approx(plain_losses(model), rel=1e-5)
     assert losses[-1] < losses[0]

@@ -314,6 +314,31 @@ def loop_over_samples(self, h):
     return h * len(str(h.shape[0]))
 
 
+def expanded_for_more(self, h):
+    places = torch.arange(16.0, device=h.device)[None]
+    return h * (places if len(h) == 1 else places.expand(len(h), -1))
+
+
+def expanded_for_two(self, h):
+    places = torch.arange(16.0, device=h.device)[None]
+    return h * (places if len(h) == 1 else places.expand(2, -1)).sum()
+
+
+def expanded_otherwise(self, h):
+    places = torch.arange(16.0, device=h.device)[None]
+    return h * (places + 1 if len(h) == 1 else places.expand(len(h), -1))
+
+
+def test_what_is_expanded_to_more_than_one_sample_alone_is_the_same_computation() -> None:
+    assert proved(expanded_for_more, 1, 3, choices=(1, 2, 8)) == {}
+
+
+@pytest.mark.parametrize("function", [expanded_for_two, expanded_otherwise])
+def test_an_expansion_that_one_sample_would_not_have_had_is_refused(function) -> None:
+    with pytest.raises(CaptureError, match="batch size"):
+        proved(function, 1)
+
+
 @pytest.mark.parametrize(
     ("function", "size", "says"),
     [

@@ -1,0 +1,85 @@
+"""Rows and columns of tables: Parquet, by pyarrow, and CSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .manifest import DataError
+
+__all__ = ["columns_of", "parquet_rows"]
+
+
+def parquet_rows(path: Path, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """The rows of a file, some thousands of them in memory at a time; no names: all columns. Raises
+    DataError."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise DataError(
+            f"{path}: Parquet is read by the library pyarrow, which is not installed: pip install "
+            "'shoal[data]', or give .jsonl or .csv"
+        ) from None
+    try:
+        with ParquetFile(path) as file:
+            for name in names:
+                if name not in file.schema_arrow.names:
+                    there = sorted(file.schema_arrow.names)
+                    raise DataError(f"{path} has no column {name!r}, it has {there}")
+            for batch in file.iter_batches(4096, columns=list(names) or None):
+                yield from batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def columns_of(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a .csv or .parquet as arrays: int64 where all values are whole, else float32; of
+    lists of one length, one row for each. Raises DataError, by the row, counted from 1."""
+    rows = list(parquet_rows(path, names) if path.suffix == ".parquet" else _csv_rows(path, names))
+    if not rows:
+        raise DataError(f"{path} has no rows")
+    return {name: _array(path, name, [row[name] for row in rows]) for name in names}
+
+
+def _csv_rows(path: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            for name in names:
+                if name not in (there := reader.fieldnames or ()):
+                    raise DataError(f"{path} has no column {name!r}, it has {sorted(there)}")
+            yield from ({name: _number(row[name]) for name in names} for row in reader)
+    except (OSError, csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _number(text: str | None) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text or "")
+        except ValueError:
+            continue
+    return None
+
+
+def _array(path: Path, name: str, values: list[Any]) -> npt.NDArray[Any]:
+    first: tuple[int, ...] = ()
+    for row, value in enumerate(values, 1):
+        try:
+            one = np.asarray(value)
+        except ValueError:  # lists of lists that are not alike
+            one = np.asarray(None)
+        if one.dtype.kind not in "biuf" or (row > 1 and one.shape != first):
+            raise DataError(
+                f"{path}: row {row} has no number in {name!r}, or not as many as the first: "
+                "expected numbers, or lists of one length"
+            )
+        first = one.shape
+    array = np.asarray(values)
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
