@@ -34,7 +34,8 @@ __all__ = ["DurableState"]
 
 class DurableState:
     """runs: by id, in order of submission, the newest ended ones included. starts: of this broker.
-    submitted: runs so far. shares: what peers have given to runs. clock_s: the time of the newest decision that has one.
+    submitted: runs so far. shares: what peers have given to runs. clock_s: the time of the newest
+    decision that has one.
     """
 
     def __init__(self, options: BrokerOptions, records: Iterable[Record] = ()) -> None:
@@ -141,8 +142,9 @@ class DurableState:
 
     def snapshot(self) -> Iterator[Record]:
         """Records that give this state when they are applied to an empty one: one with the
-        counters, one for each run and each share of a peer, then what is packed of their past, a block in each. Of the state
-        as it is now, whatever happens until they are read, and in whatever thread they are."""
+        counters, one for each run and each share of a peer, then what is packed of their past,
+        a block in each. Of the state as it is now, whatever happens until they are read, and in
+        whatever thread they are."""
         started = BrokerStarted(number=self.starts, submitted=self.submitted, at_s=self.clock_s)
         kept = [Decision(started=started), *(Decision(kept=r.kept()) for r in self.runs.values())]
         kept += [Decision(share=share) for share in self.shares.kept()]

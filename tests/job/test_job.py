@@ -658,9 +658,9 @@ def test_a_method_brings_its_kind_along(
 
 def test_a_kind_that_is_said_beside_the_method_is_taken_at_its_word() -> None:
     job = Job(model="a:b", steps=8)
-    with pytest.raises(SettingsError, match='`sync.method` is "diloco", of kind "local"'):
+    with pytest.raises(SettingsError, match=r'`sync.method` is "diloco", of kind "local"'):
         job.with_changes(["sync.method=diloco", "sync.kind=gossip"])
-    with pytest.raises(SettingsError, match='`sync.method` is "dilco"'):
+    with pytest.raises(SettingsError, match=r'`sync.method` is "dilco"'):
         job.with_changes(["sync.method=dilco"])
 
 
