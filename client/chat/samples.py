@@ -79,7 +79,7 @@ class _Reading:
         return own if own is not None and own < (self.vocabulary or own + 1) else 0
 
     def documents(self, files: RecordFiles) -> Iterator[Document]:
-        """Those that something is learned from. Raises DataError."""
+        """Documents that something is learned from. Raises DataError."""
         self.cut = 0
         for place, messages in files:
             try:
@@ -138,7 +138,7 @@ def _path(job: Job, name: str) -> str:
 
 
 def _config(job: Job) -> dict[str, Any]:
-    """What is known of the model's config: of its folder as `model.args` change it, or of a live
+    """Return what is known of the model's config: of its folder as `model.args` change it, or of a live
     module; empty for a factory."""
     if job.module is not None:
         config = getattr(job.module, "config", None)

@@ -68,7 +68,7 @@ def adapted(module: nn.Module, settings: Mapping[str, Any], base: str) -> nn.Mod
 
 
 def _why(error: Exception, given: Mapping[str, Any], module: nn.Module) -> str:
-    """What is wrong with the settings of an adapter: which key peft does not know, or that no
+    """Say what is wrong with the settings of an adapter: which key peft does not know, or that no
     module has the name of a target, and which there are."""
     from peft import LoraConfig
 

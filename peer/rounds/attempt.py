@@ -310,7 +310,7 @@ class RoundAttempt(Generic[V]):
 
 
 class AddedAgain(Generic[V]):
-    """What is added up once more than it was at first, by `wiring`, of an attempt whose version is
+    """Parts that are added up once more than at first, by `wiring`, of an attempt whose version is
     made (`RoundAudit`): of contributions as they came to who added them up, with the same receipts.
     So the sum is the same to the bit, or somebody's receipt is a lie. For any thread. refused:
     whose contributions came too early, and cannot be taken."""
