@@ -42,6 +42,7 @@ def _other(state: PeerState, worked_for: set[str]) -> PeerState:
             device=profile.device,
             device_memory_bytes=profile.device_memory_bytes,
         ),
+        address="not told" if state.address else "",
         run=state.run if run_of(state.run)[0] in worked_for else "",
         silent_s=state.silent_s,
         membership=state.membership,

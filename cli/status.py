@@ -23,7 +23,7 @@ PEER_COLUMNS = (
 OWNERS_COLUMNS = ("hours", "stays", "data", "closed")
 """What owners have set; shown where any has."""
 LINK_COLUMNS = ("from", "to", "latency", "sustained", "burst", "age")
-SHARE_COLUMNS = ("run", "name", "samples", "sent_bytes", "time")
+SHARE_COLUMNS = ("run", "name", "samples", "sent", "time")
 RUN_COLUMNS = ("run", "name", "phase", "step", "steps", "reason")
 ROUNDS_COLUMNS = ("round", "apart")
 """Of runs whose replicas train apart; shown where there is one."""
@@ -155,7 +155,9 @@ def _looking(broker: str | None, mine: bool = False) -> Client:
     elif (found := lent(broker)) is None:
         complain("no peer of this host has a certificate: expected `shoal join` before --mine")
         raise typer.Exit(WRONG)
-    return clients.connect(*found)
+    client = clients.connect(*found)
+    echo(f"as {found[1].party.subject} of this host, which sees its own part", err=True)
+    return client
 
 
 def _share_row(share: PeerShare) -> dict[str, Any]:
@@ -232,9 +234,12 @@ def _describe(
         title = f"{count_of(len(run_rows), 'run')} at {client.address}"
         print_table(title, columns, shown_runs)
     if share_rows:
-        from ..client.show.text import time_text
+        from ..client.show.text import size_text, time_text
 
-        given_rows = [row | {"time": time_text(3600 * row["hours"])} for row in share_rows]
+        given_rows = [
+            row | {"sent": size_text(row["sent_bytes"]), "time": time_text(3600 * row["hours"])}
+            for row in share_rows
+        ]
         print_table(f"what {share_rows[0]['peer']} has given", SHARE_COLUMNS, given_rows)
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "first_line",
     "is_own_file",
     "line_of",
+    "misfit",
     "place_of",
     "refused",
     "text_of",
@@ -180,7 +181,7 @@ _OTHER_DATA = (
 _MISFITS: tuple[tuple[str, str], ...] = (
     (
         r"same dtype|expected scalar type|expected m1 and m2|indices.*(expected|scalar types)"
-        r"|should be the same|not implemented for '(Long|Int)'",
+        r"|should be the same|: expected int64 as input is|not implemented for '(Long|Int)'",
         f"the input has another dtype than this layer takes: is data.kind the model's? "
         f"{_OTHER_DATA}",
     ),
@@ -193,6 +194,13 @@ _MISFITS: tuple[tuple[str, str], ...] = (
     ),
 )
 """Faults of sizes and dtypes, by what torch says of them, and what to look at."""
+
+
+def misfit(said: str) -> str:
+    """What to look at where torch, or our own check of an operator, has said that sizes or dtypes
+    do not fit; empty: it said something else."""
+    found = (a for pattern, a in _MISFITS if re.search(pattern, said, re.IGNORECASE))
+    return next(found, "")
 
 
 def _construct(code: str) -> tuple[str, str]:
@@ -279,9 +287,8 @@ def explain(error: BaseException, batch_place: Place | None = None) -> CaptureEr
                     f"{advice} ({type(error).__name__}: {first_line(error)})",
                 )
     raised = f"forward raised {type(error).__name__} while it was captured ({first_line(error)})"
-    for pattern, advice in _MISFITS:
-        if re.search(pattern, str(error), re.IGNORECASE):
-            return refused(text_of(place), raised, advice)
+    if advice := misfit(str(error)):
+        return refused(text_of(place), raised, advice)
     return refused(
         text_of(place),
         raised,

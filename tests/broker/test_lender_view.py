@@ -15,7 +15,7 @@ from shoal.proto.broker_pb2 import Description, PeerShare
 
 SECRET = "secret"
 OPEN = {
-    "peer": ("peer", "profile", "run", "silent_s", "membership", "closed"),
+    "peer": ("peer", "profile", "address", "run", "silent_s", "membership", "closed"),
     "profile": ("name", "place", "device", "device_memory_bytes"),
 }
 """Fields of another peer that may be told."""
@@ -67,6 +67,7 @@ def test_of_another_peer_only_who_it_is_and_of_another_run_nothing() -> None:
     assert seen.peers[0] == network().peers[0], "its own state is whole"
     other = seen.peers[1]
     assert {f.name for f, _ in other.ListFields()} <= set(OPEN["peer"]) - {"run"}
+    assert other.address == "not told"
     assert {f.name for f, _ in other.profile.ListFields()} == set(OPEN["profile"])
     assert [r.run for r in seen.runs] == ["mine"]
     assert [(k.source, k.destination) for k in seen.links] == [("me", "other"), ("other", "me")]
