@@ -347,7 +347,7 @@ def with_method(table: Mapping[str, Any], method: str) -> dict[str, Any]:
     kind = next((kind for kind, methods in METHODS.items() if method and method in methods), None)
     if kind is None or method == table.get("method"):
         return dict(table)
-    of = ALLREDUCE[method] if kind == "allreduce" else method_of(method).options
+    of: Any = ALLREDUCE[method] if kind == "allreduce" else method_of(method).options
     known = {f.name for f in fields(of)}
     options = {k: v for k, v in table.get("options", {}).items() if k in known}
     found = {**table, "kind": kind, "method": method, "options": options}

@@ -138,8 +138,8 @@ def _path(job: Job, name: str) -> str:
 
 
 def _config(job: Job) -> dict[str, Any]:
-    """Return what is known of the model's config: of its folder as `model.args` change it, or of a live
-    module; empty for a factory."""
+    """Return what is known of the model's config: of its folder as `model.args` change it, or of a
+    live module; empty for a factory."""
     if job.module is not None:
         config = getattr(job.module, "config", None)
         return config.to_dict() if config is not None and hasattr(config, "to_dict") else {}

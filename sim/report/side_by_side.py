@@ -107,7 +107,7 @@ class SideBySide:
         self.equal, self.different = self._settings()
 
     def _line(self, told: Told) -> list[dict[str, Any]]:
-        """Return the points with a number in `by`; of the losses of many steps the mean around each."""
+        """Return points with a number in `by`; of the losses of many steps the mean around each."""
         found = _known(told.points, self.by)
         if self.by == "loss" and len(found) >= SMOOTHED:
             means = smooth([p["loss"] for p in found])

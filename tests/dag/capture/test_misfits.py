@@ -1,4 +1,4 @@
-"""Widths that do not fit, and input of another dtype: said as that, and not as a line to rewrite."""
+"""Widths that do not fit, and input of another dtype: said as that, not as a line to rewrite."""
 
 from __future__ import annotations
 
