@@ -23,6 +23,7 @@ from .events import (
     RunSubmitted,
     WatchAsked,
 )
+from .lender_view import for_lender
 from .links.probing import Probing
 from .membership.member import Member, clean
 from .membership.membership import Membership
@@ -170,6 +171,8 @@ class ClientRequests:
             runs=[_told(run.state) for run in self._registry.runs.values()],
             links=self._probing.links.states(members, now),
         )
+        if event.peer:
+            found = for_lender(found, event.peer, self._registry.decided.shares.of(event.peer))
         return [Answer(event.request, found)]
 
 

@@ -181,7 +181,10 @@ class CohortAsked:
 
 @dataclass(frozen=True, slots=True)
 class DescribeAsked:
+    """`peer`: who asks, where that is a peer, which sees its own part; empty: a person."""
+
     request: RequestId
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

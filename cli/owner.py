@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,10 @@ from .base import WRONG, Broker, Json, app, complain, echo, print_json, verb
 from .runs import pause_run
 
 if TYPE_CHECKING:
+    from ..net.identity.credential import Credential
     from ..peer.host.host import Host
 
-__all__ = ["bench", "codecs", "pause", "standing", "unpause"]
+__all__ = ["bench", "codecs", "lent", "pause", "standing", "unpause"]
 
 State = Annotated[
     Path | None,
@@ -64,6 +66,22 @@ def _host(state: Path | None) -> Host:
     from ..peer.host.host import Host
 
     return Host(user_path(state or DEFAULT_STATE))
+
+
+def lent(broker: str | None) -> tuple[str, Credential] | None:
+    """Where a peer of this host has joined, and its credential there: at that broker, or else the
+    one that was heard last. None: no peer here has one."""
+    from ..net.identity.credential import Credential, CredentialError
+    from ..peer.host.config import DEFAULT_STATE
+
+    folder, found = user_path(DEFAULT_STATE), {}
+    for path in sorted(folder.glob("*/*/certificate.pem")):
+        with suppress(CredentialError, OSError):  # of a peer that joins just now
+            if (credential := Credential.load(path.parent)) is not None:
+                found[credential.party.subject] = credential
+    here = sorted(_host(None).standings(), key=lambda s: s.ended)
+    each = ((s.broker, found[s.peer]) for s in here if s.peer in found)
+    return next((one for one in each if broker in (None, one[0])), None)
 
 
 def standing(state: Path | None = None) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..job.words import count_of
-from .base import Broker, Json, app, echo, print_json, state_row, verb
-from .owner import standing
+from .base import WRONG, Broker, Json, app, complain, echo, print_json, state_row, verb
+from .owner import lent, standing
 
 if TYPE_CHECKING:
-    from ..proto.broker_pb2 import LinkState, PublicAddress
+    from ..client import Client
+    from ..proto.broker_pb2 import LinkState, PeerShare, PublicAddress
 
 __all__ = ["page", "peers", "public_line", "runs", "status"]
 
@@ -22,6 +23,7 @@ PEER_COLUMNS = (
 OWNERS_COLUMNS = ("hours", "stays", "data", "closed")
 """What owners have set; shown where any has."""
 LINK_COLUMNS = ("from", "to", "latency", "sustained", "burst", "age")
+SHARE_COLUMNS = ("run", "name", "samples", "sent", "time")
 RUN_COLUMNS = ("run", "name", "phase", "step", "steps", "reason")
 ROUNDS_COLUMNS = ("round", "apart")
 """Of runs whose replicas train apart; shown where there is one."""
@@ -31,12 +33,18 @@ MOST_REPLICAS = 4
 
 @app.command()
 @verb
-def status(broker: Broker = None, json: Json = False) -> None:
-    """Show this host's peers, and the broker's peers and runs. Example: shoal status"""
+def status(
+    mine: Annotated[
+        bool, typer.Option("--mine", help="As this host's peer: what it has given, and to whom.")
+    ] = False,
+    broker: Broker = None,
+    json: Json = False,
+) -> None:
+    """Show this host's peers, and the broker's peers and runs. Example: shoal status --mine"""
     here = standing()
     if not json:
         _show_host(here)
-    _describe(broker, json, peers=True, runs=True, more={"here": here})
+    _describe(broker, json, peers=True, runs=True, mine=mine, more={"here": here})
 
 
 @app.command()
@@ -70,11 +78,10 @@ def page(
     json: Json = False,
 ) -> None:
     """Print a link to the broker's page, for reading only. Example: shoal page --for 12h"""
-    from .. import client as clients
     from ..job.units import Duration
     from ..net.local import is_loopback, split
 
-    with clients.connect(broker) as client:
+    with _looking(broker) as client:
         made = client.page(float(Duration(lasts)))
         here = client.address
     link = f"https://{made.address}/#{made.key}"
@@ -134,6 +141,36 @@ def public_line(public: PublicAddress) -> str:
     )
 
 
+def _looking(broker: str | None, mine: bool = False) -> Client:
+    """A client with the user's right; with `mine`, or where there is none, with that of a peer of
+    this host, which sees its own part."""
+    from .. import client as clients
+
+    if not mine:
+        try:
+            return clients.connect(broker)
+        except clients.ClientError:
+            if (found := lent(broker)) is None:
+                raise
+    elif (found := lent(broker)) is None:
+        complain("no peer of this host has a certificate: expected `shoal join` before --mine")
+        raise typer.Exit(WRONG)
+    client = clients.connect(*found)
+    echo(f"as {found[1].party.subject} of this host, which sees its own part", err=True)
+    return client
+
+
+def _share_row(share: PeerShare) -> dict[str, Any]:
+    return {
+        "peer": share.peer,
+        "run": share.run or "all before",
+        "name": share.name,
+        "samples": share.samples,
+        "sent_bytes": share.sent_bytes,
+        "hours": share.seconds / 3600,
+    }
+
+
 def _describe(
     broker: str | None,
     json: bool,
@@ -141,11 +178,10 @@ def _describe(
     peers: bool,
     runs: bool,
     links: bool = False,
+    mine: bool = False,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    from .. import client as clients
-
-    with clients.connect(broker) as client:
+    with _looking(broker, mine) as client:
         found = client.describe()
     peer_rows = [
         {
@@ -170,13 +206,15 @@ def _describe(
         for p in found.peers
     ]
     run_rows = [state_row(state) for state in found.runs]
+    share_rows = [_share_row(share) for share in found.shares]
     link_rows = [_link_row(link) for link in found.links] if links else []
     if json:
         parts = {"peers": peer_rows} if peers else {}
         rows = {"runs": run_rows} if runs else {}
         public = {"public": _public_row(found.public)} if peers and found.HasField("public") else {}
         carried = {"links": link_rows} if links else {}
-        print_json({**(more or {}), **parts, **rows, **carried, **public})
+        given = {"shares": share_rows} if share_rows or mine else {}
+        print_json({**(more or {}), **parts, **rows, **carried, **given, **public})
         return
     from ..client.show.progress import print_table
 
@@ -195,6 +233,14 @@ def _describe(
             columns[5:5] = ROUNDS_COLUMNS
         title = f"{count_of(len(run_rows), 'run')} at {client.address}"
         print_table(title, columns, shown_runs)
+    if share_rows:
+        from ..client.show.text import size_text, time_text
+
+        given_rows = [
+            row | {"sent": size_text(row["sent_bytes"]), "time": time_text(3600 * row["hours"])}
+            for row in share_rows
+        ]
+        print_table(f"what {share_rows[0]['peer']} has given", SHARE_COLUMNS, given_rows)
 
 
 def _apart(row: Mapping[str, Any]) -> dict[str, str]:

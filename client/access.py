@@ -46,6 +46,7 @@ from .files.records import replacing
 __all__ = [
     "Access",
     "AccessError",
+    "access_of_peer",
     "access_to",
     "credential_folder",
     "find_address",
@@ -208,6 +209,15 @@ class ClientSettings(Settings):
 
     broker: str
     """HOST:PORT of the broker that verbs speak with when none is named."""
+
+
+def access_of_peer(address: str, credential: Credential) -> Access:
+    """The right of a peer of this host at its broker, which the peer itself keeps new: to look at
+    its part. Raises AccessError."""
+    whose = f"the certificate of {credential.party.subject}"
+    if problem := validity_problem(credential.certificate, utc(time.time()), whose):
+        raise AccessError(f"{problem}: `shoal join` gets a new one")
+    return Access(address, credential)
 
 
 def access_to(address: str) -> Access:

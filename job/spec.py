@@ -23,7 +23,7 @@ from .plan_options import PlanOptions
 from .rounds import RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without, sync_without
-from .sync import AUDIT, Sync
+from .sync import AUDIT, Sync, with_method
 from .tables import LIVE, Codec, Data, Model, Output, Recovery
 from .training import LENGTHS, Train, Training
 from .unsupported import unsupported
@@ -268,9 +268,13 @@ class Job(Settings):
         )
 
     def with_changes(self, changes: Iterable[str]) -> Job:
-        """Return the job with some keys changed, each given as KEY=VALUE ("train.lr=1e-4").
-        Raises SettingsError."""
+        """Return the job with some keys changed, each given as KEY=VALUE ("train.lr=1e-4"). A
+        `sync.method` of another kind brings its kind along. Raises SettingsError."""
         table: dict[str, Any] = plain(self)
+        for change in (changes := list(changes)):
+            key, _, text = change.partition("=")
+            if key.strip() == "sync.method":  # before all others, which may say more of it
+                table["sync"] = with_method(table["sync"], str(_value(text.strip())))
         for change in changes:
             _change(table, change)
         return replace(Job.from_table(table), folder=self.folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from .clients.client_compression import (
@@ -22,7 +22,7 @@ from .rounds import FEDERATED, GOSSIP, LOCAL, RoundMethod, method_of, options_of
 from .settings import Settings, SettingsError, at_least, meant
 from .units import Duration
 
-__all__ = ["AUDIT", "METHODS", "Sync"]
+__all__ = ["AUDIT", "METHODS", "Sync", "with_method"]
 
 METHODS: Mapping[str, tuple[str, ...]] = {
     "allreduce": tuple(ALLREDUCE),
@@ -339,3 +339,18 @@ class Sync(Settings):
                 f'is "{self.quorum}": expected a number of replicas, or a share such as "80%"',
             )
         return max(1, -(-replicas * int(share) // 100))
+
+
+def with_method(table: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return the table [sync] of a job that is to have another method: of that method's kind, and
+    without options that are of the other one alone. A method that there is not changes nothing."""
+    kind = next((kind for kind, methods in METHODS.items() if method and method in methods), None)
+    if kind is None or method == table.get("method"):
+        return dict(table)
+    of: Any = ALLREDUCE[method] if kind == "allreduce" else method_of(method).options
+    known = {f.name for f in fields(of)}
+    options = {k: v for k, v in table.get("options", {}).items() if k in known}
+    found = {**table, "kind": kind, "method": method, "options": options}
+    if kind == "allreduce":  # after every step, by nobody else
+        found |= {"every": "auto", "audit": AUDIT}
+    return found

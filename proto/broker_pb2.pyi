@@ -1999,18 +1999,36 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("broker", "peers", "runs", "links", "public")
+    __slots__ = ("broker", "peers", "runs", "links", "public", "shares")
     BROKER_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     broker: str
     peers: _containers.RepeatedCompositeFieldContainer[PeerState]
     runs: _containers.RepeatedCompositeFieldContainer[RunState]
     links: _containers.RepeatedCompositeFieldContainer[LinkState]
     public: PublicAddress
-    def __init__(self, broker: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., public: _Optional[_Union[PublicAddress, _Mapping]] = ...) -> None: ...
+    shares: _containers.RepeatedCompositeFieldContainer[PeerShare]
+    def __init__(self, broker: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., public: _Optional[_Union[PublicAddress, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[PeerShare, _Mapping]]] = ...) -> None: ...
+
+class PeerShare(_message.Message):
+    __slots__ = ("peer", "run", "name", "samples", "sent_bytes", "seconds")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    run: str
+    name: str
+    samples: int
+    sent_bytes: int
+    seconds: float
+    def __init__(self, peer: _Optional[str] = ..., run: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class PublicAddress(_message.Message):
     __slots__ = ("address", "confirmed_by", "problem", "tried_by")

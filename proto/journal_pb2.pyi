@@ -14,20 +14,22 @@ class Record(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("started", "added", "happened", "forgotten", "kept", "past")
+    __slots__ = ("started", "added", "happened", "forgotten", "kept", "share", "past")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     HAPPENED_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
     started: BrokerStarted
     added: RunAdded
     happened: RunHappened
     forgotten: RunForgotten
     kept: RunKept
+    share: _broker_pb2.PeerShare
     past: RunPast
-    def __init__(self, started: _Optional[_Union[BrokerStarted, _Mapping]] = ..., added: _Optional[_Union[RunAdded, _Mapping]] = ..., happened: _Optional[_Union[RunHappened, _Mapping]] = ..., forgotten: _Optional[_Union[RunForgotten, _Mapping]] = ..., kept: _Optional[_Union[RunKept, _Mapping]] = ..., past: _Optional[_Union[RunPast, _Mapping]] = ...) -> None: ...
+    def __init__(self, started: _Optional[_Union[BrokerStarted, _Mapping]] = ..., added: _Optional[_Union[RunAdded, _Mapping]] = ..., happened: _Optional[_Union[RunHappened, _Mapping]] = ..., forgotten: _Optional[_Union[RunForgotten, _Mapping]] = ..., kept: _Optional[_Union[RunKept, _Mapping]] = ..., share: _Optional[_Union[_broker_pb2.PeerShare, _Mapping]] = ..., past: _Optional[_Union[RunPast, _Mapping]] = ...) -> None: ...
 
 class BrokerStarted(_message.Message):
     __slots__ = ("number", "submitted", "at_s")

@@ -32,8 +32,8 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 ORDER = {
     "broker": """
         access candidates course options < events < membership < links snapshots < records
-        < policies recovery round_rows < runs < journal rounds < placement < registry < clients
-        < machine < service validate""",
+        < lender_view policies recovery round_rows < runs < journal rounds < placement < registry
+        < clients < machine < service validate""",
     "broker/policies": """
         disputes handing pairs segments uploads < round_view stateful lost_clients < client_reports
         < policy < federated gossip < hosts < buffered

@@ -8,10 +8,11 @@ method                                            with which certificate
 Admission.Join                                    none: that is how one is got
 Admission.Renew                                   any
 Admission.Invite  Kick                            operator
-Admission.Page                                    submitter, operator
+Admission.Page                                    peer, submitter, operator
 Attach.Attach                                     peer
-Runs.Submit  Watch  Cancel  Describe  Preview     submitter, operator
-Runs.Resolve  Pause  Resume  Recall               submitter, operator
+Runs.Describe                                     peer (its own part), submitter, operator
+Runs.Submit  Watch  Cancel  Preview  Resolve      submitter, operator
+Runs.Pause  Resume  Recall  Finish  Choose        submitter, operator
 Blobs.Store  Fetch  Have                          peer, submitter, operator
 """
 
@@ -41,7 +42,7 @@ _MAY: dict[str, frozenset[PartyRole]] = {
     "Admission.Renew": _ALL,
     "Admission.Invite": frozenset({PartyRole.OPERATOR}),
     "Admission.Kick": frozenset({PartyRole.OPERATOR}),
-    "Admission.Page": _PEOPLE,
+    "Admission.Page": _ALL,
     "Attach.Attach": frozenset({PartyRole.PEER}),
     "Runs.Submit": _PEOPLE,
     "Runs.Watch": _PEOPLE,
@@ -51,7 +52,7 @@ _MAY: dict[str, frozenset[PartyRole]] = {
     "Runs.Finish": _PEOPLE,
     "Runs.Choose": _PEOPLE,
     "Runs.Recall": _PEOPLE,
-    "Runs.Describe": _PEOPLE,
+    "Runs.Describe": _ALL,
     "Runs.Preview": _PEOPLE,
     "Runs.Resolve": _PEOPLE,
     "Blobs.Store": _ALL,

@@ -24,6 +24,7 @@ from ...proto.journal_pb2 import (
 )
 from ..events import RunId
 from ..options import BrokerOptions
+from ..records.peer_shares import PeerShares
 from ..records.run import RunRecord
 from ..records.space import share
 from ..records.submitted import SubmittedRun
@@ -33,7 +34,8 @@ __all__ = ["DurableState"]
 
 class DurableState:
     """runs: by id, in order of submission, the newest ended ones included. starts: of this broker.
-    submitted: runs so far. clock_s: the time of the newest decision that has one.
+    submitted: runs so far. shares: what peers have given to runs. clock_s: the time of the newest
+    decision that has one.
     """
 
     def __init__(self, options: BrokerOptions, records: Iterable[Record] = ()) -> None:
@@ -43,6 +45,7 @@ class DurableState:
         self.submitted = 0
         self.clock_s = 0.0
         self.runs: dict[RunId, RunRecord] = {}
+        self.shares = PeerShares()
         self._new: list[Decision] = []
         for record in records:
             for decision in record.decisions:
@@ -112,6 +115,8 @@ class DurableState:
                 del self.runs[self._known(decision.forgotten.run).id]
             case "kept":
                 self._add(decision.kept.added).restore(decision.kept)
+            case "share":
+                self.shares.restore(decision.share)
             case "past":
                 past = decision.past
                 self._known(past.run).history.restore_past(past.first, past.packed)
@@ -131,16 +136,18 @@ class DurableState:
         spec.CopyFrom(added.spec)
         wanted = read_spec(spec)
         run = SubmittedRun(RunId(added.run), added.number, added.owner, spec, wanted, self.options)
-        record = self.runs[run.id] = RunRecord(run, self._new)
+        record = self.runs[run.id] = RunRecord(run, self._new, self.shares)
         self.submitted = max(self.submitted, added.number)
         return record
 
     def snapshot(self) -> Iterator[Record]:
         """Records that give this state when they are applied to an empty one: one with the
-        counters, one for each run, then what is packed of their past, a block in each. Of the state
-        as it is now, whatever happens until they are read, and in whatever thread they are."""
+        counters, one for each run and each share of a peer, then what is packed of their past,
+        a block in each. Of the state as it is now, whatever happens until they are read, and in
+        whatever thread they are."""
         started = BrokerStarted(number=self.starts, submitted=self.submitted, at_s=self.clock_s)
         kept = [Decision(started=started), *(Decision(kept=r.kept()) for r in self.runs.values())]
+        kept += [Decision(share=share) for share in self.shares.kept()]
         past = [(run.id, run.history.past) for run in self.runs.values()]
         blocks = (
             Decision(past=RunPast(run=run, first=first, packed=packed))

@@ -89,6 +89,11 @@ class ReplicaRecord:
     # ------------------------------------------------------------ what holds
 
     @property
+    def samples(self) -> int:
+        """Samples of one of its steps, as its plan has them; 0 without one."""
+        return 0 if self.plan is None else len(self.plan.routes) * self.plan.microbatch_size
+
+    @property
     def ended(self) -> bool:
         return self.phase in _ENDED
 

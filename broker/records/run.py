@@ -25,6 +25,7 @@ from ..events import Publish, Watched
 from .client_homes import ClientHomes
 from .cohort_ledger import CohortLedger
 from .history import History
+from .peer_shares import PeerShares
 from .replica import ReplicaRecord
 from .rounds import OF_ROUNDS, RoundRecord
 from .stop_rule import StopRule
@@ -42,8 +43,12 @@ class RunRecord:
     """A run as the journal has it. Every decision is added to `decisions`. rounds: of a run whose
     replicas train apart; None: it has one, which steps by itself."""
 
-    def __init__(self, run: SubmittedRun, decisions: list[Decision]) -> None:
+    def __init__(
+        self, run: SubmittedRun, decisions: list[Decision], shares: PeerShares | None = None
+    ) -> None:
+        """`shares`: of all runs, which its events add to."""
         self.id, self.owner = run.id, run.owner
+        self._shares = PeerShares() if shares is None else shares
         self.history = History(run.options.kept_events)
         self._decisions = decisions
         self.stop = StopRule(run.requirements.stop)
@@ -173,8 +178,16 @@ class RunRecord:
             if self.rounds is None:
                 raise ValueError(f"an event of a round of {self.id}: it has none")
             self.rounds.apply(event)
+            if event.HasField("round_done"):
+                made = (*event.round_done.members, *event.round_done.joined)
+                peers = (p for m in made for p in self.replicas[m.replica].peers)
+                self._shares.met(self.id, self.run.spec.name, peers, event.round_done)
         else:
-            self.replicas[event.replica].apply(event, planned)
+            replica = self.replicas[event.replica]
+            replica.apply(event, planned)
+            if event.HasField("step"):
+                of = self.id, self.run.spec.name, replica.peers, replica.samples
+                self._shares.stepped(*of, event.step)
             if event.HasField("checkpoint"):
                 self._keep_newest()
         self.stop.apply(event)

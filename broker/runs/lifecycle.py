@@ -214,7 +214,8 @@ class Lifecycle:
 
     def export(self, now: float) -> list[Instruction]:
         """All of its steps are done."""
-        text = f"{len(self.record.exporters)} peers upload their weights"
+        count = len(self.record.exporters)
+        text = f"{count} peers upload their weights" if count > 1 else "1 peer uploads its weights"
         return [
             *self._enter(EXPORTING, now, "exporting", text),
             *self.snapshots.order(now),

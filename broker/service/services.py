@@ -343,7 +343,8 @@ class RunsService:
         return answer
 
     async def describe(self, _: DescribeRequest, caller: Party | None) -> Description:
-        answer: Description = await self._shell.ask(DescribeAsked)
+        peer = caller.subject if caller and caller.role is PartyRole.PEER else ""
+        answer: Description = await self._shell.ask(lambda request: DescribeAsked(request, peer))
         if self._public is not None:
             answer.public.CopyFrom(self._public.describe())
         return answer

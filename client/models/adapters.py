@@ -115,7 +115,7 @@ def _of_transposed(module: nn.Module, names: Collection[str]) -> bool:
 
 
 def _why(error: Exception, given: Mapping[str, Any], module: nn.Module) -> str:
-    """What is wrong with the settings of an adapter: which key peft does not know, or that no
+    """Say what is wrong with the settings of an adapter: which key peft does not know, or that no
     module has the name of a target, and which there are."""
     from peft import LoraConfig
 

@@ -21,6 +21,7 @@ import grpc
 
 from ...job import LIVE, Job
 from ...net.grpc_quirks import in_words
+from ...net.identity.credential import Credential
 from ...net.identity.enroll import BrokerAwayError
 from ...net.interrupts import elsewhere
 from ...net.printable import printable
@@ -43,7 +44,7 @@ from ...proto.broker_pb2 import (
     RunState,
 )
 from ...proto.broker_pb2_grpc import RunsStub
-from ..access import AccessError, access_to, find_address, login, named_in
+from ..access import AccessError, access_of_peer, access_to, find_address, login, named_in
 from ..errors import BrokerUnreachable, ClientError, Refused
 from ..files.hub import can_push
 from ..files.records import files_of, write_run
@@ -77,12 +78,13 @@ REFUSALS = (
 """gRPC statuses by which a broker says no."""
 
 
-def connect(address: str | None = None) -> Client:
-    """A client of the broker at `address` (default: see `find_address`).
+def connect(address: str | None = None, lent: Credential | None = None) -> Client:
+    """A client of the broker at `address` (default: see `find_address`). `lent`: a credential of a
+    peer of this host, to look with, in place of the user's.
 
     Raises BrokerUnreachable when nobody answers there, Refused without a credential for it.
     """
-    client = Client(find_address(address))
+    client = Client(find_address(address), lent)
     try:
         client.describe()
     except BaseException:
@@ -94,10 +96,10 @@ def connect(address: str | None = None) -> Client:
 class Client:
     """A connection to one broker. `connect` makes one; a context manager closes it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, lent: Credential | None = None) -> None:
         self.address = address
         try:
-            self.access = access_to(address)
+            self.access = access_to(address) if lent is None else access_of_peer(address, lent)
         except AccessError as error:
             raise Refused(str(error)) from None
         except BrokerAwayError as error:

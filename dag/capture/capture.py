@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from ..ir.capture_errors import CaptureError
-from ..ir.graph import Graph, Lowered, Ref
+from ..ir.capture_errors import CaptureError, misfit
+from ..ir.graph import Graph, GraphError, Lowered, Ref
 from ..ir.infer import infer, with_grads
 from ..ir.validate import validate
 from ..transforms.evaluation import EvaluationError, check_evaluation, only_masks_change
@@ -125,7 +125,12 @@ def capture(
     if dtype == "bf16":
         graph = mixed(kept.applied(graph), batch)
     _refuse_misshapen_states(graph)
-    graph = validate(_checked(graph, batch))
+    try:
+        graph = validate(_checked(graph, batch))
+    except GraphError as error:
+        if advice := misfit(str(error)):
+            raise CaptureError(f"{error}\n  {advice}") from None
+        raise
     changing = {b.name for b in graph.buffers if b.update is not None}
     running = frozenset(n for n, name in names.buffers.items() if name in changing)
     forward = Forward(module, inputs, loss, running)

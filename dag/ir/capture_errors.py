@@ -29,6 +29,7 @@ __all__ = [
     "first_line",
     "is_own_file",
     "line_of",
+    "misfit",
     "place_of",
     "refused",
     "text_of",
@@ -173,6 +174,35 @@ _HINTS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_OTHER_DATA = (
+    "without data.kind a batch is text as token numbers, (samples, length) of int64; "
+    'expected e.g. kind = "arrays" for inputs of numbers'
+)
+_MISFITS: tuple[tuple[str, str], ...] = (
+    (
+        r"same dtype|expected scalar type|expected m1 and m2|indices.*(expected|scalar types)"
+        r"|should be the same|: expected int64 as input is|not implemented for '(Long|Int)'",
+        f"the input has another dtype than this layer takes: is data.kind the model's? "
+        f"{_OTHER_DATA}",
+    ),
+    (
+        r"shapes? cannot be multiplied|same reduction dim|size of tensor|size mismatch"
+        r"|sizes? .*must match|must match .*sizes?|normalized_shape|expected .*(channels|dim)"
+        r"|(not broadcastable|broadcast)|is invalid for input of size",
+        "two widths or shapes do not fit: look at the widths of this layer and of the one before "
+        f"it, at model.args, and at data.kind and data.length ({_OTHER_DATA})",
+    ),
+)
+"""Faults of sizes and dtypes, by what torch says of them, and what to look at."""
+
+
+def misfit(said: str) -> str:
+    """What to look at where torch, or our own check of an operator, has said that sizes or dtypes
+    do not fit; empty: it said something else."""
+    found = (a for pattern, a in _MISFITS if re.search(pattern, said, re.IGNORECASE))
+    return next(found, "")
+
+
 def _construct(code: str) -> tuple[str, str]:
     for pattern, construct, advice in _HINTS:
         if re.search(pattern, code):
@@ -256,9 +286,12 @@ def explain(error: BaseException, batch_place: Place | None = None) -> CaptureEr
                     f"{construct} cannot be captured",
                     f"{advice} ({type(error).__name__}: {first_line(error)})",
                 )
+    raised = f"forward raised {type(error).__name__} while it was captured ({first_line(error)})"
+    if advice := misfit(str(error)):
+        return refused(text_of(place), raised, advice)
     return refused(
         text_of(place),
-        f"forward raised {type(error).__name__} while it was captured ({first_line(error)})",
+        raised,
         "if it runs without Shoal, write this line with torch operations that do not depend on "
         "the values in a tensor",
     )

@@ -15,7 +15,7 @@ __all__ = ["in_text", "lending_lines", "speed_text"]
 
 
 def lending_lines(config: SharedConfig, devices: Sequence[str]) -> Iterator[str]:
-    """What is said before anything is loaded. config: of the host, with what its owner allows."""
+    """Lines to say before anything is loaded. config: of the host, with what its owner allows."""
     yield (
         f"This host lends {', '.join(devices)} to train models together with others. It gets parts "
         "of a model as data, never a program to run (docs/security.md)."
@@ -36,7 +36,7 @@ def lending_lines(config: SharedConfig, devices: Sequence[str]) -> Iterator[str]
 
 
 def in_text(name: str, profile: Profile) -> str:
-    """What is said when the broker has taken a peer."""
+    """Line to say when the broker has taken a peer."""
     return (
         f"you are in as {name}: {size_text(profile.device_memory_bytes)} and "
         f"{speed_text(profile.flops_per_s)} of {profile.device}; Ctrl-C leaves in good order"

@@ -1,10 +1,12 @@
 """Speeds that were measured on this machine before: one file for all its peers.
 
-FILE        {"KEY": {"at": seconds since 1970, "speeds": {"product": 8.1e10, …}}, …}
+FILE        {"KEY": {"at": seconds since 1970, "load": 0.1, "speeds": {"product": 8.1e10, …}}, …}
 FILE.lock   held while one of the peers measures
 
 KEY names the device, torch's version and the number of threads. An entry is good for a week, one
-whose fit was poor (a machine that was busy with something else) for an hour. Of peers that join at
+whose fit was poor for an hour. One that was measured while the machine was busy with something else
+("load": processes that wanted to compute, for each core) is good for an hour too, and no longer
+than until a peer starts while the machine is idle. Of peers that join at
 once the first one measures, and the others wait for what it finds, at most PATIENCE_S.
 """
 
@@ -34,6 +36,8 @@ __all__ = ["known_speeds", "speeds_path"]
 _log = logging.getLogger(__name__)
 GOOD_S, POOR_S = 7 * 86400.0, 3600.0
 PATIENCE_S = 10.0
+BUSY = 0.5
+"""Load of a core, in the minute before, from which on a machine counts as busy."""
 POOR = 0.25
 """Median relative error of a fit from which on it is poor."""
 
@@ -46,6 +50,15 @@ def speeds_path() -> Path | None:
         return None
 
 
+def host_load() -> float:
+    """Processes that wanted to compute in the last minute, on average, for each core; 0 where the
+    system does not say."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return 0.0
+
+
 def known_speeds(
     device: torch.device,
     model: str,
@@ -53,21 +66,24 @@ def known_speeds(
     measure: Callable[[torch.device], Speeds] = measure_speeds,
     now: Callable[[], float] = time.time,
     meanwhile: Callable[[], None] = lambda: None,
+    load: Callable[[], float] = host_load,
 ) -> Speeds:
     """The speeds of the device, measured unless the file has them. None: always measured. A file
     that cannot be read or written costs a measurement, and is no error. `meanwhile` is called once
-    if another peer measures just now."""
+    if another peer measures just now. `load`: as `host_load`."""
     if path is None:
         return measure(device)
     key = f"{model}, torch {torch.__version__}, {torch.get_num_threads()} threads"
-    if (found := _good(_read(path), key, now())) is not None:
+    loaded = load()  # before anything is measured, which is load itself
+    if (found := _good(_read(path), key, now(), loaded)) is not None:
         return found
     try:
         with _turn(path, meanwhile):
             # Another peer may have measured meanwhile.
-            if (found := _good(_read(path), key, now())) is None:
+            if (found := _good(_read(path), key, now(), loaded)) is None:
                 found = measure(device)
-                _write(path, _read(path) | {key: {"at": now(), "speeds": asdict(found)}})
+                entry = {"at": now(), "load": loaded, "speeds": asdict(found)}
+                _write(path, _read(path) | {key: entry})
     except OSError as error:
         note(_log, logging.WARNING, "speeds not kept", path=path, why=error)
     return measure(device) if found is None else found
@@ -107,12 +123,15 @@ def _read(path: Path) -> dict[str, Any]:
     return table if isinstance(table, dict) else {}
 
 
-def _good(table: dict[str, Any], key: str, now: float) -> Speeds | None:
-    """The entry, when it is one and not too old (or from the future)."""
+def _good(table: dict[str, Any], key: str, now: float, load: float) -> Speeds | None:
+    """The entry, when it is one and not too old (or from the future), and the machine is not idler
+    than it was then by all that matters."""
     try:
         entry = table[key]
         speeds = Speeds(**{name: float(value) for name, value in entry["speeds"].items()})
-        age = now - float(entry["at"])
+        age, busy = now - float(entry["at"]), float(entry.get("load", 0.0)) >= BUSY
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    return speeds if 0 <= age <= (POOR_S if speeds.error > POOR else GOOD_S) else None
+    if busy and load < BUSY:
+        return None
+    return speeds if 0 <= age <= (POOR_S if busy or speeds.error > POOR else GOOD_S) else None

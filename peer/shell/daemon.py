@@ -243,12 +243,17 @@ class Worker:
 
     # ------------------------------------------------------------ events
 
+    async def _tell_page(self) -> None:
+        if link := await self._upstream.page_link():
+            note(_log, logging.INFO, f"your page: {link}")
+
     def _welcome(self, event: e.Event) -> None:
         """Says once that the broker has taken it."""
         came = isinstance(event, e.BrokerSaid) and event.message.WhichOneof("kind") == "welcome"
         if came and self._in_text:
             note(_log, logging.INFO, self._in_text)
             self._in_text = ""
+            self._start(self._tell_page())
 
     def _post(self, event: e.Event) -> None:
         """Lets the machine handle the event; queued while it handles another one."""

@@ -19,7 +19,10 @@ from ...net.blobs.client import BlobClient
 from ...net.cap import Cap
 from ...net.identity.credential import Credential
 from ...net.identity.diagnosis import why_no_tls
+from ...net.local import is_loopback, split
 from ...proto import broker_pb2
+from ...proto.admission_pb2 import PageRequest
+from ...proto.admission_pb2_grpc import AdmissionStub
 from ..core import events as e
 from ..host.addresses import to_dial
 from ..host.config import PeerConfig
@@ -35,6 +38,8 @@ _log = logging.getLogger(__name__)
 _OLD_CHANNEL_S = 600.0
 """What a channel gets to finish once a certificate was renewed."""
 
+_PAGE_S, _PAGE_WITHIN_S = 30 * 86400.0, 30.0
+"""How long a link to the page opens it, and how long its key is waited for."""
 _LOOK_S = 60.0
 """Between two looks at what keeps it from the broker."""
 
@@ -114,6 +119,20 @@ class Upstream:
         Raises NoCredentialError when it is too late."""
         if self.credentials is not None:  # an open channel would dial again with the old one
             await self.credentials.keep(lambda: self._named, self._open_again)
+
+    async def page_link(self) -> str:
+        """Ask for a link to the part of the broker's page that this peer may see; empty where there
+        is none."""
+        if self._channel is None or self.credential is None:
+            return ""
+        stub = AdmissionStub(self._channel)  # type: ignore[no-untyped-call]
+        try:
+            made = await stub.Page(PageRequest(lasts_s=_PAGE_S), timeout=_PAGE_WITHIN_S)
+        except grpc.aio.AioRpcError:  # it has none, or is gone again
+            return ""
+        if is_loopback(split(self.address)[0]):
+            return f"http://{self.address}/#{made.key}"
+        return f"https://{made.address}/#{made.key}"
 
     def _moved(self, address: str) -> None:
         note(_log, logging.INFO, "looks for the broker", peer=self._peer, at=address)

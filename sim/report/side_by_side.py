@@ -112,7 +112,7 @@ class SideBySide:
     __repr__ = __str__
 
     def _line(self, told: Told) -> list[dict[str, Any]]:
-        """Its points with a number in `by`; of the losses of many steps the mean around each."""
+        """Return points with a number in `by`; of the losses of many steps the mean around each."""
         found = _known(told.points, self.by)
         if self.by == "loss" and len(found) >= SMOOTHED:
             means = smooth([p["loss"] for p in found])

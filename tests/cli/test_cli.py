@@ -233,7 +233,8 @@ def test_the_owner_pauses_a_host_without_asking_anybody(
     assert "this host is" not in call("status", *nowhere)[1]
     code, text = call("pause")
     assert code == 0
-    assert "no peer runs here now; `shoal unpause` ends it" in text
+    assert "this host rests now, also after a restart: no peer runs here now" in text
+    assert "`shoal unpause` undoes it" in text
     code, text = call("status", *nowhere)
     assert code == 3, "what is told of this host needs no broker"
     assert "this host is paused since 20" in text

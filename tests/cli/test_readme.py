@@ -49,6 +49,7 @@ def commands() -> Iterator[str]:
 
 CI = ".ci/run runs it"
 SIM = "test_a_simulation_of_the_readme_runs"
+GRID = "test_a_grid_of_the_readme_is_compared"
 HAND = "test_what_is_done_by_hand_runs"
 PLAN = "test_a_plan_over_a_file_is_shown"
 HOW = {
@@ -58,6 +59,7 @@ HOW = {
     "shoal sim flaky-peer --report out": SIM,
     "shoal sim testbed-8 --ghost": SIM,
     "shoal sim my.toml --virtual": SIM,
+    "shoal sim my.toml --set train.lr=1e-3,3e-3 --seeds 3": GRID,
     "shoal broker": HAND,
     "shoal join HOST:7077 --token shl1.…": HAND,
     "shoal train examples/gpt_bytes.toml": HAND,
@@ -136,6 +138,18 @@ def test_a_simulation_of_the_readme_runs(clone: Path, command: str) -> None:
     text = run(clone, command)
     assert "--list" in command or "· OK" in text
     assert ("--report" in command) == (clone / "out" / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(LONG_S)
+def test_a_grid_of_the_readme_is_compared(clone: Path) -> None:
+    [command] = [c for c, how in HOW.items() if how == GRID]
+    text = run(clone, command)
+    assert "6 of 6 · train.lr=3e-3" in text
+    assert (clone / "runs" / "grid-my" / "compare.png").is_file()
+    again = started(clone, ["shoal", "compare", *map(str, clone.glob("runs/grid-my/*/"))])
+    assert "train.lr" in again.communicate(timeout=LONG_S)[0]
 
 
 @pytest.mark.slow

@@ -637,6 +637,33 @@ def test_what_would_change_nothing_is_refused_with_what_it_needs(
 
 
 @pytest.mark.parametrize(
+    ("changes", "kind", "options", "every"),
+    [
+        (["sync.method=diloco"], "local", {"lr": 0.5}, 4),
+        (["sync.method=saps-outer"], "gossip", {"threshold": "20Mbit", "lr": 0.5}, 4),
+        (["sync.method=saps"], "gossip", {"threshold": "20Mbit"}, 4),
+        (["sync.options={momentum=0.5}", "sync.method=diloco"], "local", {"momentum": 0.5}, 4),
+        (["sync.method=exact", "plan.replicas=1"], "allreduce", {}, "auto"),
+    ],
+)
+def test_a_method_brings_its_kind_along(
+    changes: list[str], kind: str, options: dict[str, Any], every: object
+) -> None:
+    own = {"threshold": "20Mbit", "lr": 0.5}
+    sync = {"kind": "gossip", "method": "saps-outer", "every": 4, "options": own}
+    found = Job(model="a:b", steps=8, plan={"replicas": 4}, sync=sync).with_changes(changes).sync
+    assert (found.kind, dict(found.options), found.every) == (kind, options, every)
+
+
+def test_a_kind_that_is_said_beside_the_method_is_taken_at_its_word() -> None:
+    job = Job(model="a:b", steps=8)
+    with pytest.raises(SettingsError, match=r'`sync.method` is "diloco", of kind "local"'):
+        job.with_changes(["sync.method=diloco", "sync.kind=gossip"])
+    with pytest.raises(SettingsError, match=r'`sync.method` is "dilco"'):
+        job.with_changes(["sync.method=dilco"])
+
+
+@pytest.mark.parametrize(
     ("tables", "says"),
     [
         ('method = "diloco"', '`sync.method` is given with kind = "auto"'),

@@ -6,7 +6,7 @@ path           answer                                    who
 /enter         the key becomes a cookie                  a key
 /live          all that the page shows, as it changes    a key or its cookie
 /state.json    the same once, for programs               a key or its cookie
-/metrics       for Prometheus                            a key or its cookie
+/metrics       for Prometheus                            the same, but of no peer
 
 A proxy may give all of them a prefix, and keep it or take it off: only what is behind the last
 slash counts. HEAD is answered as GET, without a body; OPTIONS with the methods that there are.
@@ -57,10 +57,10 @@ def page_app(watcher: Watcher, metrics: Metrics, keys: PageKeys, cookie: str) ->
             key = request.cookies.get(cookie, "")
         return keys.check(key.strip(), time.time()) if key else None
 
-    def viewer(request: Request) -> str:
+    def viewer(request: Request) -> Party:
         found = may(request)
         assert found is not None, "it is guarded"
-        return "" if found[0].role is PartyRole.OPERATOR else found[0].subject
+        return found[0]
 
     def guarded(answer: Endpoint) -> Endpoint:
         async def asked(request: Request) -> Response:
@@ -111,6 +111,8 @@ def page_app(watcher: Watcher, metrics: Metrics, keys: PageKeys, cookie: str) ->
         return Response(seen.text(viewer(request)), media_type="application/json")
 
     async def scrape(request: Request) -> Response:
+        if viewer(request).role is PartyRole.PEER:
+            return PlainTextResponse("A peer's key opens no metrics: they are of all.\n", 403)
         text = metrics.text(await watcher.look(), viewer(request))
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
@@ -127,7 +129,7 @@ def page_app(watcher: Watcher, metrics: Metrics, keys: PageKeys, cookie: str) ->
     return app
 
 
-async def _stream(watcher: Watcher, viewer: str, still: Callable[[], bool]) -> AsyncIterator[str]:
+async def _stream(watcher: Watcher, viewer: Party, still: Callable[[], bool]) -> AsyncIterator[str]:
     """Server-sent events: the state whenever it is another one, until the key ends."""
     loop = asyncio.get_running_loop()
     last, said_at = "", loop.time()

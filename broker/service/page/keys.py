@@ -23,7 +23,7 @@ LEAST_S = 60.0
 
 _KIND = "shp1"
 _MOST_CHARACTERS = 300
-_LOOKERS = (PartyRole.SUBMITTER, PartyRole.OPERATOR)
+_LOOKERS = (PartyRole.PEER, PartyRole.SUBMITTER, PartyRole.OPERATOR)
 
 
 class PageKeys:

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ....net.identity.names import Party
 from ....proto.broker_pb2 import Phase, RunState
 from .digest import Digest, MetricTotals
 from .seen import Seen
@@ -36,12 +37,12 @@ class Metrics:
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
-    def text(self, seen: Seen, viewer: str) -> bytes:
+    def text(self, seen: Seen, viewer: Party) -> bytes:
         registry = CollectorRegistry()
         registry.register(_Once(self._collect(seen, viewer)))
         return generate_latest(registry) + generate_latest(self._process)
 
-    def _collect(self, seen: Seen, viewer: str) -> Iterable[Metric]:
+    def _collect(self, seen: Seen, viewer: Party) -> Iterable[Metric]:
         found, totals = seen.description, self._totals
         states = Counter(p.membership for p in found.peers)
         peers = GaugeMetricFamily("shoal_peers", "Peers that are joined.", labels=["state"])

@@ -1,20 +1,30 @@
 """What all requests are answered from: asked of the machine as a client would, so that nothing is
 shown that the journal does not hold yet (I10), and at most once a second for everybody together.
 What happens in a run is shown to its submitter and to operators; to others that there is one, and
-how it stands.
+how it stands. A peer sees its own part of all that, and what it has given.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ....net.finite import finite
-from ....proto.broker_pb2 import Description, LinkState, PeerState, Phase, RunSpec, RunState
+from ....net.identity.names import Party, PartyRole
+from ....proto.broker_pb2 import (
+    Description,
+    LinkState,
+    PeerShare,
+    PeerState,
+    Phase,
+    RunSpec,
+    RunState,
+)
 from ...events import DescribeAsked, RunId
+from ...lender_view import for_lender
 from ...membership.member import clean
 from ..shell import RejectedError, Shell
 from .digest import Digest, MetricTotals
@@ -31,23 +41,30 @@ _MOST_PEERS, _MOST_LINKS = 500, 2000
 
 @dataclass(frozen=True)
 class Seen:
-    """One look. `digests` and `owners`: by run, in order of submission."""
+    """One look. `digests` and `owners`: by run, in order of submission. `shares`: what a peer has
+    given."""
 
     description: Description
     digests: Mapping[str, Digest]
     owners: Mapping[str, str]
     now: float
-    texts: dict[str, str] = field(default_factory=dict)
+    shares: Callable[[str], Sequence[PeerShare]]
+    texts: dict[Party, str] = field(default_factory=dict)
 
-    def of(self, viewer: str) -> Mapping[str, Digest]:
-        """What happened in the runs that somebody may look into. `viewer`: a submitter; empty: an
-        operator."""
-        return {r: d for r, d in self.digests.items() if not viewer or self.owners[r] == viewer}
+    def of(self, viewer: Party) -> Mapping[str, Digest]:
+        """What happened in the runs that somebody may look into."""
+        if viewer.role is PartyRole.PEER:
+            return {}
+        everything, who = viewer.role is PartyRole.OPERATOR, viewer.subject
+        return {r: d for r, d in self.digests.items() if everything or self.owners[r] == who}
 
-    def text(self, viewer: str) -> str:
+    def text(self, viewer: Party) -> str:
         """JSON of what the page shows to somebody."""
         if viewer not in self.texts:
-            page = _page(self.description, self.of(viewer), self.now)
+            found, peer = self.description, viewer.subject
+            if viewer.role is PartyRole.PEER:
+                found = for_lender(found, peer, self.shares(peer))
+            page = _page(found, self.of(viewer), self.now)
             self.texts[viewer] = json.dumps(finite(page), allow_nan=False)
         return self.texts[viewer]
 
@@ -82,7 +99,8 @@ class Watcher:
             await self._read(state.run)
         runs = self._shell.machine.runs
         owners = {run: runs[RunId(run)].owner if run in runs else "" for run in self._digests}
-        return Seen(description, dict(self._digests), owners, self._shell.now)
+        shares = self._shell.machine.decided.shares.of
+        return Seen(description, dict(self._digests), owners, self._shell.now, shares)
 
     async def _read(self, run: str) -> None:
         """What has happened in a run since the last look."""
@@ -127,6 +145,7 @@ def _page(description: Description, digests: Mapping[str, Digest], now: float) -
         ],
         "run_count": len(description.runs),
         "links": _links(description.links[:_MOST_LINKS]),
+        "shares": [_share(s) for s in description.shares],
         "public": {
             "address": description.public.address,
             "confirmed_by": description.public.confirmed_by,
@@ -152,6 +171,16 @@ def _peer(state: PeerState) -> dict[str, Any]:
         "silent_s": round(state.silent_s),
         "closed": clean(state.closed.text),
         "software": clean(profile.software, 120),
+    }
+
+
+def _share(share: PeerShare) -> dict[str, Any]:
+    return {
+        "run": share.run,
+        "name": clean(share.name, 120),
+        "samples": share.samples,
+        "sent_bytes": share.sent_bytes,
+        "hours": share.seconds / 3600,
     }
 
 

@@ -144,7 +144,9 @@ def calls(stubs: grpc.aio.Channel) -> dict[str, Any]:
 MAY = {
     PartyRole.PEER: {
         "Admission.Renew",
+        "Admission.Page",
         "Attach.Attach",
+        "Runs.Describe",
         "Blobs.Store",
         "Blobs.Fetch",
         "Blobs.Have",

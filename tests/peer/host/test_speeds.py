@@ -108,7 +108,7 @@ def test_speeds_are_measured_again_when_they_are_old(
     watch, path, now = Stopwatch(error), tmp_path / "deep" / "speeds.json", [1000.0]
 
     def ask(model: str = "cpu x") -> Speeds:
-        return known_speeds(CPU, model, path, watch, lambda: now[0])
+        return known_speeds(CPU, model, path, watch, lambda: now[0], load=lambda: 0.0)
 
     first = ask()
     assert ask() == first
@@ -120,6 +120,25 @@ def test_speeds_are_measured_again_when_they_are_old(
     assert ask().product == 3e9
     assert ask().product == 3e9
     assert sorted(p.name for p in path.parent.iterdir()) == ["speeds.json", "speeds.json.lock"]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "after_s", "asked"),
+    [
+        (1.2, 0.1, 60.0, 2),  # measured while it was busy, and idle by now
+        (1.2, 1.1, 60.0, 1),  # busy as before
+        (1.2, 1.1, POOR_S + 1, 2),
+        (0.1, 1.1, POOR_S + 1, 1),  # what was measured idle holds
+        (0.1, 0.1, POOR_S + 1, 1),
+    ],
+)
+def test_a_device_measured_on_a_busy_host_is_measured_again(
+    tmp_path: Path, then: float, now: float, after_s: float, asked: int
+) -> None:
+    watch, path = Stopwatch(), tmp_path / "speeds.json"
+    known_speeds(CPU, "x", path, watch, lambda: 0.0, load=lambda: then)
+    known_speeds(CPU, "x", path, watch, lambda: after_s, load=lambda: now)
+    assert watch.asked == asked
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"KEY": 3}', '{"KEY": {"at": 0, "speeds": {"a": 1}}}'])

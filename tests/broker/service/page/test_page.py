@@ -253,7 +253,7 @@ async def test_prometheus_gets_what_the_broker_knows():
             await RunsStub(person).Submit(make_spec())
             call = await join(stubs, "a", "home-1")
             with pytest.raises(grpc.aio.AioRpcError):
-                await RunsStub(stubs).Describe(DescribeRequest())  # not a peer's
+                await RunsStub(stubs).Submit(make_spec())  # not a peer's
             with closing(connected(broker, tls=False)) as noise:
                 noise.sendall(b"noise" * 10)
                 assert await asyncio.to_thread(noise.recv, 1) == b""
@@ -274,6 +274,28 @@ async def test_prometheus_gets_what_the_broker_knows():
     assert found["shoal_refusals_total", "call", "permission_denied"] == 1
     assert found["shoal_refusals_total", "hello", "port"] == 1
     assert found["process_open_fds",] > 0
+
+
+async def test_a_peers_key_shows_its_part_and_no_metrics():
+    async with running() as broker:
+        broker.shell.blobs.whole = lambda _: True
+        async with (
+            calling(broker, PartyRole.SUBMITTER, "ann") as person,
+            calling(broker, PartyRole.PEER, "a") as stubs,
+        ):
+            run = (await RunsStub(person).Submit(make_spec())).run
+            call = await join(stubs, "a", "home-1")
+            made = await AdmissionStub(stubs).Page(PageRequest(lasts_s=60.0))
+            told = await RunsStub(stubs).Describe(DescribeRequest())
+            shown = json.loads((await asked(broker, "/state.json", made.key))[1])
+            everything = json.loads((await asked(broker, "/state.json", key_of(broker)))[1])
+            refused, _ = await asked(broker, "/metrics", made.key)
+            call.cancel()
+    assert [p.peer for p in told.peers] == [p["peer"] for p in shown["peers"]] == ["a"]
+    assert [r["run"] for r in everything["runs"]] == [run]
+    assert not told.runs
+    assert not shown["runs"]
+    assert refused.status == 403
 
 
 # ---------------------------------------------------------------- what strangers may cost

@@ -117,9 +117,14 @@ def test_times_that_cannot_be(lasts_s):
         keys().issue(ANN, lasts_s, NOW)
 
 
-def test_a_peer_gets_no_key():
+def test_a_peers_key_is_of_a_peer_and_a_broker_gets_none():
+    lender = Party(PartyRole.PEER, "home-1")
+    key, ends_s = KEYS.issue(lender, 3600.0, NOW)
+    assert KEYS.check(key, NOW) == (lender, ends_s)
+    for role in ("submitter", "operator"):
+        assert KEYS.check(key.replace(".peer.", f".{role}."), NOW) is None
     with pytest.raises(AdmissionError, match="may not look"):
-        keys().issue(Party(PartyRole.PEER, "home-1"), 3600.0, NOW)
+        keys().issue(Party(PartyRole.BROKER, "home-1"), 3600.0, NOW)
 
 
 # ---------------------------------------------------------------- certificates
