@@ -179,8 +179,8 @@ class RunRecord:
                 raise ValueError(f"an event of a round of {self.id}: it has none")
             self.rounds.apply(event)
             if event.HasField("round_done"):
-                made = (*event.round_done.members, *event.round_done.joined)
-                peers = (p for m in made for p in self.replicas[m.replica].peers)
+                gave = (*event.round_done.members, *event.round_done.joined)
+                peers = (p for m in gave for p in self.replicas[m.replica].peers)
                 self._shares.met(self.id, self.run.spec.name, peers, event.round_done)
         else:
             replica = self.replicas[event.replica]
