@@ -67,7 +67,7 @@ ORDER = {
         peer_program reports snapshots < events < options rates run_links snapshot_manager step
         < rounds < assignment attachment < drain < machine""",
     "peer/data": """
-        manifest paced < file_types sample_keys sampler < reader shard_writer < sources
+        manifest paced < columns_of_files file_types sample_keys sampler < reader shard_writer < sources
         < partition survey""",
     "planner": """
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers
