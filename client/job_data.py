@@ -18,9 +18,9 @@ from ..peer.data.partition import partition_of
 from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
 from ..peer.data.sources import resolve
+from .chat.fetched_files import FETCHED, fetched
 from .chat.samples import read_records
 from .chat.texts import OF_TOKENIZERS, has_tokenizer, read_text
-from .files.fetched_files import FETCHED, fetched
 
 __all__ = [
     "AskPeers",

@@ -68,7 +68,7 @@ ORDER = {
         < options rates run_links snapshot_manager step
         < rounds < part < assignment attachment < drain part_events < machine""",
     "peer/data": """
-        manifest paced < file_types sample_keys sampler < reader shard_writer < sources
+        manifest paced < columns_of_files file_types sample_keys sampler < reader shard_writer < sources
         < partition survey""",
     "planner": """
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers

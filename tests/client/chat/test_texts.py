@@ -1,4 +1,4 @@
-"""Text and live objects as data of a job, against a tokenizer called by hand, and against files."""
+"""Text and live objects as data of a job, against the tokenizer by hand and against files."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from shoal.client.files.fetched_files import fetched
+from shoal.client.chat.fetched_files import fetched
 from shoal.peer.data import DataError
 
 FILES = {"data/a.jsonl": b'{"text": "one"}\n', "data/b.jsonl": b'{"text": "two"}\n', "c.txt": b"c"}
