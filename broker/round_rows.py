@@ -226,6 +226,9 @@ class RoundRows:
         weights = {m.replica: samples_of(m) for m in done.members}
         local = [self._local(n, weights.get(n, 0)) for n in sorted({*self._work, *weights})]
         whole = self._microbatches * self._replicas
+        step = done.microbatches // whole if whole else None
+        if any(m.clients for m in local):  # of clients a step is a round
+            step = done.round + 1
         row = RoundRow(
             round=done.round,
             attempt=done.attempt,
@@ -235,7 +238,7 @@ class RoundRows:
             joined=tuple(m.replica for m in done.joined),
             pairs=pairs_of(done.members) if any(m.group for m in done.members) else None,
             samples_before=self._samples,
-            step=done.microbatches // whole if whole else None,
+            step=step,
             drift=done.drift,
             sent_bytes=done.sent_bytes,
             waited_s=done.waited_s,

@@ -217,3 +217,15 @@ def test_of_gossip_a_row_says_who_met() -> None:
     assert pairs.table()["pairs"] == [[0, 2]]
     assert " · pairs 0-2 · " in sentence(pairs)
     assert "pairs" not in sentence(all_of_them)
+
+
+def test_of_clients_a_step_is_a_round() -> None:
+    rows = RoundRows()
+    work = RoundWork(replica=0, steps=7, cohort=[SampleRange(first=0, count=3)])
+    for number in range(3):
+        rows.see(RunEvent(round_begun=RoundBegun(round=number, work=[work])))
+        member = RoundMember(replica=0, weight=30)
+        done = RoundDone(round=number, members=[member], microbatches=number + 1)
+        row = rows.see(RunEvent(round_done=done))
+        assert row is not None
+        assert (row.step, row.samples) == (number + 1, 30)
