@@ -125,7 +125,7 @@ def _captured(folder: Path) -> tuple[nn.Module, Captured]:
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=random)
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=random))
     with models.ready(module, job):
         captured = capture(
             module,
@@ -189,7 +189,7 @@ class _Stages:
             for executor in self.executors:
                 for name, parameter in executor.parameters.items():
                     if name in summed:
-                        parameter -= RATE * summed[name]
+                        parameter.sub_(RATE * summed[name])
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers by name."""

@@ -31,7 +31,7 @@ def test_the_page_has_a_line_for_each_family_and_no_folder_of_this_machine() -> 
         "| a | yes | yes |  |",
         r"| b | no |  | modeling\_b.py:3: x \| y is not possible |",
     ]
-    assert "not tried yet: d" in text
+    assert "Not tried yet: d." in text
 
 
 def test_the_list_names_each_family_once() -> None:
