@@ -20,9 +20,9 @@ loss, losses are those of a loop of hashes over the same routes.
 With --sync, two or three replicas meet in rounds, with real tensors (`tests/sim/random_rounds.py`):
 what they come to must be what copies of the module come to that are fed with the committed rounds.
 With --ghosts as well, the same worlds have hashes in place of tensors, and each version must have
-the hash that a plain loop of them comes to. With --signed, peers sign what they give as they do
-with certificates, and all sums are added up again that can be: none of what goes wrong may look
-like a lie.
+the hash that a plain loop of them comes to. With --signed, there are three, which sign what
+they give as peers with certificates do, and all sums are added up again that can be: none of what
+goes wrong may look like a lie.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def rounds() -> Rounds:
 
 
 def world_of_rounds(seed: int, *, ghosts: bool, signs: bool) -> Outcome:
-    drawn = random_rounds.draw(seed)
+    drawn = random_rounds.draw(seed, signs=signs)
     cells = tuple((fault.do, "") for fault in drawn.faults)
     problem = random_rounds.play(rounds(), drawn, ghosts=ghosts, signs=signs)
     return Outcome(seed, cells, True, 1, 0.0, problem)

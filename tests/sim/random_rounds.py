@@ -83,12 +83,13 @@ _LAST_S = 60.0
 """No fault begins or ends later."""
 
 
-def draw(seed: int) -> Drawn:
-    """Two or three replicas of one or two stages, up to three spares, one to four faults; of these
-    fewer lose a peer than there are replicas, and where some do, rounds wait for all, so that
-    somebody always has the version."""
+def draw(seed: int, *, signs: bool = False) -> Drawn:
+    """Two or three replicas, three where peers sign, of one or two stages, up to three spares, one
+    to four faults; of these fewer lose a peer than there are replicas, and where some do, rounds
+    wait for all, so that somebody always has the version."""
     rng = random.Random(f"rounds {seed}")
-    replicas, stages = rng.randint(2, 3), rng.randint(1, 2)
+    fewest = 3 if signs else 2  # two others have to have a sum that is added up again
+    replicas, stages = rng.randint(fewest, 3), rng.randint(1, 2)
     count = replicas * stages + rng.randint(0, 3)
     peers = [
         PeerSpec(name=f"p{i}", place=f"s{i % replicas}", flops_per_s=10 ** rng.uniform(6.7, 7.5))
