@@ -18,6 +18,7 @@ from shoal.planner.requests.requirements import read_spec
 from shoal.proto import broker_pb2
 from shoal.sim.virtual.world import PeerSpec
 from shoal.tests.peer.optimizers.exact_muon import in_float64
+from shoal.tests.sim.played_rounds import Rounds, sites, sync_of
 from shoal.tests.sim.recovery.test_recovery import JOB, Lab
 from shoal.tests.sim.virtual.test_exactness import random_plan, small_job
 from shoal.tests.sim.virtual.test_head_in_blocks import plan_of, untied
@@ -110,3 +111,17 @@ def test_the_planner_splits_a_head_only_where_parameters_may_be_cut(
     request = plan_request(spec, read_spec(spec), lab.graph, offers, None)
     split = any(form.head_parts for form in request.others)
     assert split == (optimizer in ("adamw", "lion"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_it_is_the_inner_optimizer_of_rounds(
+    optimizer: str, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replica against a plain loop of its own, over the rounds that were committed."""
+    in_float64(monkeypatch)
+    train = {"optimizer": optimizer, "lr": OPTIMIZERS[optimizer]}
+    if optimizer == "muon":
+        train["no_muon"] = ["bytes.weight", "positions.weight"]
+    world, run = rounds.play(sites(1e9, 1e9), sync=sync_of("diloco"), train=train)
+    rounds.assert_expected(world, run)
