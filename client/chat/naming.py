@@ -20,7 +20,7 @@ def path_of(job: Job, name: str) -> str:
 
 
 def config_of(job: Job) -> dict[str, Any]:
-    """What is known of the model's config: of its folder as `model.args` change it, or of a live
+    """Return what is known of the model's config: of its folder with `model.args`, or of a live
     module; empty for a factory."""
     if job.module is not None:
         config = getattr(job.module, "config", None)
