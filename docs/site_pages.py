@@ -47,16 +47,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     parts = _FENCE.split(markdown)  # every second one is a block of code
-    parts[::2] = [_NAMED.sub(_link, text) for text in parts[::2]]
+    up = "../" * page.file.src_uri.count("/")
+    parts[::2] = [_NAMED.sub(lambda named: _link(named, up), text) for text in parts[::2]]
     if page.file.src_uri in ELSEWHERE:  # pictures, from the root of the repository
         parts[::2] = [text.replace("](docs/", "](") for text in parts[::2]]
     return "".join(parts)
 
 
-def _link(named: re.Match[str]) -> str:
+def _link(named: re.Match[str], up: str) -> str:
+    """Return the link for a page by its path, from a page that has `up` before the root's."""
     path = named[1]
     if path in _PAGE:
-        return f"[`{path}`]({_PAGE[path]})"
+        return f"[`{path}`]({up}{_PAGE[path]})"
     if path.startswith("docs/"):
-        return f"[`{path}`]({PurePosixPath(path).relative_to('docs')})"
+        return f"[`{path}`]({up}{PurePosixPath(path).relative_to('docs')})"
     return named[0]
