@@ -4,7 +4,7 @@
     python benchmarks/worlds/chaos.py --first 137 --seeds 1                     one of them again
     python benchmarks/worlds/chaos.py --routes [--seeds 500]                    skipping, 0.7 CPU s
     python benchmarks/worlds/chaos.py --sync [--ghosts] [--seeds 1000]          rounds, 2 CPU s
-    python benchmarks/worlds/chaos.py --sync --signed [--seeds 300]             receipts, 3 CPU s
+    python benchmarks/worlds/chaos.py --sync --signed [--seeds 300]             receipts, 6 CPU s
 
 Each is drawn from its seed: three to five unequal holders under a plan nobody would write, a few
 peers in the pool, links of 1 to 100 ms, and one to five faults in phases of steps: peers that die,
