@@ -114,7 +114,7 @@ def test_the_planner_splits_a_head_only_where_parameters_may_be_cut(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
 def test_it_is_the_inner_optimizer_of_rounds(
     optimizer: str, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
