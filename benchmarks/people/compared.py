@@ -150,7 +150,7 @@ class _Stages:
         self.stages = cut(self.graph, list(itertools.pairwise(edges)))
         self.executors = [StageExecutor(self.graph, s, captured.tensors) for s in self.stages]
 
-    def step(self, number: int) -> float:
+    def step(self, number: int, rate: float) -> float:
         """A step of SGD; returns its loss."""
         found: dict[str, Tensor] = {}
         updates: list[Mapping[str, Tensor]] = []
@@ -162,7 +162,7 @@ class _Stages:
             results |= forwarded.results
             updates.append(forwarded.updates)
         self._back(number)
-        self._update()
+        self._update(rate)
         for executor, update in zip(self.executors, updates, strict=True):
             executor.apply_updates([update])
             executor.zero_grad()
@@ -177,7 +177,7 @@ class _Stages:
             for value, grad in executor.backward(number, 0, given).items():
                 grads.setdefault(value, {})[stage.index] = grad
 
-    def _update(self) -> None:
+    def _update(self, rate: float) -> None:
         summed: dict[str, Tensor] = {}
         for executor in self.executors:
             for name, parameter in executor.parameters.items():
@@ -189,7 +189,7 @@ class _Stages:
             for executor in self.executors:
                 for name, parameter in executor.parameters.items():
                     if name in summed:
-                        parameter.sub_(RATE * summed[name])
+                        parameter.sub_(rate * summed[name])
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers by name."""
@@ -208,11 +208,21 @@ def _from(targets: tuple[int, ...], grads: Mapping[int, Tensor | None]) -> list[
     return [grads[target] for target in targets]
 
 
+def _rate(plain: nn.Module) -> float:
+    """A rate at which the first step is no longer than RATE: longer ones make what rounding does to
+    the first step so large by the third that it hides what is compared."""
+    plain.zero_grad()
+    plain.train()(**batch(0)).loss.backward()
+    norms = [float(p.grad.norm()) for p in plain.parameters() if p.grad is not None]
+    return RATE / max(1.0, math.hypot(*norms))
+
+
 def _trained(family: str, plain: nn.Module, captured: Captured) -> Row:
     """Steps of both, compared."""
     stages = _Stages(captured)
     began = {n: t.detach().clone() for n, t in _tensors(plain).items()}
-    optimizer = torch.optim.SGD(plain.parameters(), lr=RATE)
+    rate = _rate(plain)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=rate)
     losses, apart = 0.0, 0.0
     why = ""
     for number in range(STEPS):
@@ -220,7 +230,7 @@ def _trained(family: str, plain: nn.Module, captured: Captured) -> Row:
         loss = plain.train()(**batch(number)).loss
         loss.backward()
         optimizer.step()
-        ours = stages.step(number)
+        ours = stages.step(number, rate)
         theirs_loss = float(loss.detach())
         losses = max(losses, abs(ours - theirs_loss) / abs(theirs_loss))
     if losses > LOSS:
