@@ -67,8 +67,8 @@ ORDER = {
         peer_program reports snapshots < events < options rates run_links snapshot_manager step
         < rounds < assignment attachment < drain < machine""",
     "peer/data": """
-        manifest paced < columns_of_files file_types sample_keys sampler < reader shard_writer < sources
-        < partition survey""",
+        manifest paced < columns_of_files file_types sample_keys sampler < reader shard_writer
+        < sources < partition survey""",
     "planner": """
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers
         < replicas requests < answers < service""",
