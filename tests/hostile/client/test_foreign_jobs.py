@@ -43,6 +43,7 @@ MARK = "S0M3WH3R3"
 WORDS = {
     "name", "model.args", "model.rename", "model.fresh", "model.freeze", "model.lora",
     "data.inputs", "data.targets", "sync.options", "sync.quorum", "train.no_decay",
+    "train.no_muon",
 }  # fmt: skip
 """Keys whose free text names nothing on a machine: what goes to people, patterns of names, and
 arguments of a factory that is the reader's own."""
