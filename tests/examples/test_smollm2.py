@@ -1,14 +1,10 @@
 """The model of a package as a folder of Hugging Face: a file in its form that is made here, the
-package's own beside transformers' reader of such files, and the tutorial as it is written."""
+package's own beside transformers' reader of such files."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,36 +179,3 @@ def as_in_file(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         name: next((in_pairs(value, n) for kind, n in of.items() if kind in name), value)
         for name, value in weights.items()
     }
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_tutorial_runs_as_it_is_written(tmp_path: Path) -> None:
-    packaged_or_skip()
-    page = (ROOT / "docs" / "tutorials" / "fine-tune.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
-    bin = tmp_path / "bin"
-    bin.mkdir()
-    for name, words in (("python", ""), ("shoal", " -m shoal.cli")):
-        command = f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{words} "$@"\n'
-        (bin / name).write_text(command)
-        (bin / name).chmod(0o755)
-    script = "\n".join(["set -e", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT", *lines])
-    environment = {
-        **os.environ,
-        "PATH": f"{bin}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-    }
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = [re.search(rf"^{word}: +(.*)$", done.stdout, re.M) for word in ("before", "after")]
-    before, after = said
-    assert before is not None
-    assert after is not None
-    assert not before[1].startswith("Steer ")
-    assert re.match(r"Steer \d{3} for the ", after[1]), after[1]
-    assert done.stdout.rstrip().splitlines()[-1] == after[1], "the merged model says the same"
