@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import escape, glob
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -39,6 +39,7 @@ TEXT_SHARD_BYTES = 4 * 2**20
 """Small enough that the first step starts soon over a home uplink."""
 
 _Array = npt.NDArray[Any]
+_Read = TypeVar("_Read")
 
 
 def resolve(
@@ -281,7 +282,7 @@ def _read_arrays(source: str, names: Sequence[str], key: str = "") -> dict[str, 
     if (paths := _several(source)) or source.endswith(".npy"):
         if key:
             raise DataError(f"{source}: with {key!r}, whose a sample is: expected one .npz")
-        found = _joined(paths or [_local(source)], names)
+        found = _joined(source, paths or [_local(source)], names)
     elif names and source.endswith((".csv", ".parquet")):
         found = columns_of(_local(source), names)
     elif source.endswith(".npz"):
@@ -315,22 +316,35 @@ def _several(source: str) -> list[Path]:
     return [p for p in matching(source) if p.is_file()] if is_glob else []
 
 
-def _joined(paths: Sequence[Path], names: Sequence[str]) -> dict[str, _Array]:
+def _joined(source: str, paths: Sequence[Path], names: Sequence[str]) -> dict[str, _Array]:
     """The arrays of several files: each .npy is one, called as its file is; of others, the samples
     of each file behind those of the one before it."""
     if all(path.suffix == ".npy" for path in paths):
         named = {path.stem: path for path in paths}
-        return {n: _load(str(named[n])) for n in _choose(str(paths[0].parent), names, [*named])}
-    parts = [_read_arrays(str(path), names) for path in paths]
-    for path, part in zip(paths, parts, strict=True):
+        chosen = _choose(source, names, [*named])
+        return {n: _of_several(source, named[n], paths, _load) for n in chosen}
+    parts = [_of_several(source, p, paths, lambda at: _read_arrays(at, names)) for p in paths]
+    for place, part in enumerate(parts, 1):
         for name, array in part.items():
             one = parts[0][name]
             if (array.dtype, array.shape[1:]) != (one.dtype, one.shape[1:]):
                 raise DataError(
-                    f"{path}: {name!r} is {array.dtype}{list(array.shape[1:])}, and in {paths[0]} "
-                    f"{one.dtype}{list(one.shape[1:])}: expected the same in all files"
+                    f"file {place} of {source}: {name!r} is {array.dtype}{list(array.shape[1:])}, "
+                    f"and in file 1 {one.dtype}{list(one.shape[1:])}: expected the same in all"
                 )
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _of_several(
+    source: str, path: Path, paths: Sequence[Path], read: Callable[[str], _Read]
+) -> _Read:
+    """Return what one of several files has. Raises DataError that names it by its place in the
+    order of their names: these may be private, and the source's name is replaced for others."""
+    try:
+        return read(str(path))
+    except DataError as error:
+        place = f"file {1 + list(paths).index(path)} of {source}" if len(paths) > 1 else source
+        raise DataError(str(error).replace(str(path), place)) from error.__cause__
 
 
 def _keys(source: str, name: str, keys: _Array) -> _Array:

@@ -30,6 +30,7 @@ VERBS = [
     "eval",
     "export",
     "finish",
+    "init",
     "invite",
     "join",
 ]

@@ -188,9 +188,15 @@ def test_the_page_shows_what_happens_in_a_run_to_whose_it_is() -> None:
     digest.add(RunEvent(number=1, note="something about it"))
     states = [RunState(run=run, name=run, phase="RUNNING") for run in ("r-1", "r-2")]
     seen = Seen(
-        Description(runs=states), {"r-1": digest, "r-2": digest}, {"r-1": "ann", "r-2": "bob"}, 0.0
+        Description(runs=states),
+        {"r-1": digest, "r-2": digest},
+        {"r-1": "ann", "r-2": "bob"},
+        0.0,
+        lambda peer: (),
     )
-    for viewer, shown in (("ann", ["r-1"]), ("bob", ["r-2"]), ("", ["r-1", "r-2"]), ("eve", [])):
+    everything = Party(PartyRole.OPERATOR, "ola")
+    ann, bob, eve = (Party(PartyRole.SUBMITTER, name) for name in ("ann", "bob", "eve"))
+    for viewer, shown in ((ann, ["r-1"]), (bob, ["r-2"]), (everything, ["r-1", "r-2"]), (eve, [])):
         runs = json.loads(seen.text(viewer))["runs"]
         assert [r["run"] for r in runs] == ["r-1", "r-2"]
         assert [r["run"] for r in runs if r["moments"]] == shown

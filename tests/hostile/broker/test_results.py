@@ -14,6 +14,7 @@ from shoal.broker.membership.bounds import MOST_METRICS, MOST_NAME, sound_report
 from shoal.broker.round_rows import Local, RoundRow
 from shoal.broker.service.page.digest import Digest, MetricTotals
 from shoal.broker.service.page.seen import Seen
+from shoal.net.identity.names import Party, PartyRole
 from shoal.proto.broker_pb2 import (
     Description,
     Evaluation,
@@ -42,12 +43,16 @@ def shown(*events: RunEvent) -> dict[str, Any]:
     for number, event in enumerate(events):
         event.number = number
         digest.add(event)
-    seen = Seen(Description(runs=[RunState(run="r")]), {"r": digest}, {"r": ""}, 0.0)
+    seen = Seen(
+        Description(runs=[RunState(run="r")]), {"r": digest}, {"r": ""}, 0.0, lambda peer: ()
+    )
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
 
-    found: dict[str, Any] = json.loads(seen.text(""), parse_constant=refuse)["runs"][0]
+    found: dict[str, Any] = json.loads(
+        seen.text(Party(PartyRole.OPERATOR, "")), parse_constant=refuse
+    )["runs"][0]
     return found
 
 

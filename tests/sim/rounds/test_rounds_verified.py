@@ -46,7 +46,9 @@ def verified(
     def module(job: Job) -> Iterator[nn.Module]:
         yield copy.deepcopy(rounds.lab.module)
 
-    facts = SimpleNamespace(manifest=prepared.manifest, shards=prepared.shards, random=draws)
+    facts = SimpleNamespace(
+        job=job, manifest=prepared.manifest, shards=prepared.shards, random=draws
+    )
     said: list[str] = []
     front: Any = SimpleNamespace(module=module)
     verify(job, followed, facts, front, lambda job: [], said.append)  # type: ignore[arg-type]
