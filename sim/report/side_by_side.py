@@ -290,7 +290,7 @@ def _cell(values: Iterable[float | None], text: Callable[[float], str]) -> str:
     if not known:
         return "-"
     mean, half = sum(known) / len(known), (max(known) - min(known)) / 2
-    return f"{text(mean)} ± {text(half)}" if half else text(mean)
+    return f"{text(mean)} ± {text(half)}" if half > 1e-4 * abs(mean) else text(mean)
 
 
 def _loss(x: float) -> str:
