@@ -45,6 +45,8 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(_OURS)) + os.sep
+_WRAPPERS = os.path.join(_PACKAGE, "client", "models") + os.sep
+"""Classes over the user's own, such as those that make a loss."""
 
 Place = tuple[str, int, str]
 """File, line number, source text of the line."""
@@ -93,7 +95,7 @@ def _without_writing(library: str, file: str, code: str) -> str:
 def _is_users(file: str) -> bool:
     file = os.path.abspath(file)
     library = file.startswith(_STDLIB) and "site-packages" not in file
-    return os.path.isfile(file) and not library and not file.startswith((_OURS, _TORCH))
+    return os.path.isfile(file) and not library and not file.startswith((_OURS, _TORCH, _WRAPPERS))
 
 
 @cache

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shoal.client.models.losses import with_own_loss, with_weight
+from shoal.dag.capture.capture import CaptureError, capture
 
 
 class Output(OrderedDict[str, Any]):
@@ -95,3 +96,17 @@ def test_a_model_of_transformers_keeps_no_cache_unless_it_is_asked_to(library: s
         expected = False if library.startswith("transformers.") else None
         assert module(x=torch.ones(2))["kept"] is expected
         assert module(x=torch.ones(2), use_cache=True)["kept"] is True
+
+
+class Unflattened(Labelled):
+    """The labels of a batch are not flat as the logits are."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> Output:
+        return Output(loss=F.cross_entropy(self.head(x).flatten(0, 1), labels))
+
+
+def test_what_fails_below_the_class_is_at_the_users_line() -> None:
+    module = Unflattened("wrong")
+    module.__class__ = with_weight(Unflattened)
+    with pytest.raises(CaptureError, match=r"test_label_weights.py:\d+: return Output\(loss="):
+        capture(module, {"x": torch.randn(3, 2, 5), "labels": torch.zeros(3, 2, dtype=torch.long)})
