@@ -99,13 +99,15 @@ async def at_port(broker: Broker, port: int = 0) -> AsyncIterator[str]:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        inner = await asyncio.open_connection(*split(broker.address))
         try:
-            await join((reader, writer), inner)
+            inner = await asyncio.open_connection(*split(broker.address))
+            try:
+                await join((reader, writer), inner)
+            finally:
+                close(inner)
         except (OSError, asyncio.CancelledError):
             pass
         finally:
-            close(inner)
             close((reader, writer))
 
     server = await asyncio.start_server(passed_on, "127.0.0.1", port)
