@@ -36,13 +36,8 @@ from shoal.tests.sim.test_skipped_blocks import DEEPER, drawn
 from shoal.tests.sim.virtual.test_exactness import EXAMPLES, PEERS, small_job
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "resnet_digits",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt_bytes", "hf_llama")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet_digits", "gpt_bytes", "hf_llama"])
 def test_half_the_model_is_the_module_without_every_second_block(
     laboratory: Callable[..., Any], tmp_path: Path, name: str
 ) -> None:

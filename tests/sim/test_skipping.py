@@ -143,7 +143,7 @@ def job_with(made: Any, plan: dict[str, Any], resumed: Checkpoint | None = None)
 @pytest.mark.parametrize(
     ("first", "then", "full"),
     [
-        ({"skip": 0.34}, {}, 0),
+        pytest.param({"skip": 0.34}, {}, 0, marks=pytest.mark.slow),
         pytest.param({}, {"skip": 0.34, "schedule": "zero-bubble"}, 0, marks=pytest.mark.slow),
         pytest.param({"skip": 0.34}, {"skip": 0.5, "reorder": True}, 0, marks=pytest.mark.slow),
         pytest.param({"skip": 0.34, "skip_warmup": 3}, {}, 3, marks=pytest.mark.slow),

@@ -67,7 +67,7 @@ async def attackers(broker: BrokerProcess, credential, count: int):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("size", [15 * MIB, 4 * MIB - 1024])
+@pytest.mark.parametrize("size", [pytest.param(15 * MIB, marks=pytest.mark.slow), 4 * MIB - 1024])
 async def test_messages_made_to_fill_memory_cost_the_broker_little(
     size: int, start_broker: Callable[..., BrokerProcess]
 ):

@@ -63,7 +63,7 @@ def replicas(
     return judge, Candidate(whole, (1,) * n)
 
 
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=4)
 @given(
     st.lists(st.sampled_from([1e6, 3e6, 1e7, 1e8]), min_size=2, max_size=9),
     st.sampled_from([1e-4, 0.05]),

@@ -171,6 +171,7 @@ def test_the_run_of_a_killed_worker_goes_on_when_it_is_back(
     cluster.check()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_left_is_found_again_and_exported(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -57,8 +57,8 @@ SMALL: dict[str, dict[str, Any]] = {
 """By example: factory arguments and train keys that make it small and deterministic."""
 FEW = dict.fromkeys(("hf_mixtral", "hf_qwen3_moe", "hf_deepseek_v3"), 4)
 """Stages of the plan that is always tried, where they are not three."""
-ALIKE = ("hf_mixtral", "hf_qwen3_moe")
-"""Mixtures of experts beside that of hf_deepseek_v3, which are tried at night."""
+ALIKE = ("hf_mixtral", "hf_qwen3_moe", "hf_deepseek_v3")
+"""Mixtures of experts beside that of moe, which are tried at night."""
 
 
 def small_job(name: str, folder: Path) -> Job:
