@@ -15,6 +15,9 @@ from ..files.records import read_run
 from .readable import Evaluated, Event, Reached, Step
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from .run import Run
 
 __all__ = [
@@ -187,28 +190,34 @@ class WandbLog(Callback):
             self._run = None
 
 
+def progress_bar(console: Console) -> Progress:
+    """Return a bar of steps, not begun; its tasks have the field `figures`."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+        console=console,
+    )
+
+
 class Bar(Callback):
     """A progress bar with loss, held-out loss and the time that is left, on a terminal or in a
     notebook."""
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
 
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=Console(stderr=True),
-        )
+        self.bar = progress_bar(Console(stderr=True))
         self.task = self.bar.add_task("waiting", total=None, figures="")
         self.held_out = ""
         self.bar.start()

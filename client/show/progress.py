@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +19,7 @@ from ...net.finite import finite
 from ...net.interrupts import uninterrupted
 from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from ..files.records import evaluation_numbers, step_numbers
+from ..runs.callbacks import progress_bar
 from ..runs.run import Run
 from ..runs.weights import CheckpointWriter
 from .formation import formation_lines
@@ -262,14 +262,7 @@ class _Bar:
     def __init__(self, told: _Told) -> None:
         self.told = told
         self.console = Console(stderr=True)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=self.console,
-        )
+        self.bar = progress_bar(self.console)
         self.task = self.bar.add_task("waiting", total=None, figures="")
 
     def __enter__(self) -> None:
