@@ -64,9 +64,9 @@ ORDER = {
         blobs data hours logs optimizers secure < sync < core host < rounds < federated
         < compute < shell < entry""",
     "peer/core": """
-        peer_program reports snapshots < instructions < events
-        < options rates run_links snapshot_manager step
-        < rounds < part < assignment attachment < drain part_events < machine""",
+        peer_program snapshots < instructions < events
+        < keeping options rates run_links step < reports rounds weights_export
+        < part < assignment attachment < drain part_events < machine""",
     "peer/data": """
         manifest paced < columns_of_files file_types sample_keys sampler < reader shard_writer
         < sources < partition survey""",

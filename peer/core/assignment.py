@@ -5,8 +5,8 @@
     WARM                              FAILED
 
 - BUILDING: links are dialled or expected, parameters fetched, the stages built. READY is told once.
-  A term that goes on from a snapshot waits for those that others give (`snapshot_manager.py`).
-  What a lost stage is made from is given when the giver's own stages stand.
+  A term that goes on from a snapshot waits for those that others give (`keeping/`). What a lost
+  stage is made from is given when the giver's own stages stand.
 - WARM: it holds no stage, and keeps snapshots of those that do; what is frozen in these stages it
   fetches meanwhile (`peer/compute/warming.py`).
 - RUNNING: the action lists (`step.py`). After each update a StepReport; the peer that combines an
@@ -14,14 +14,12 @@
 - An arrived frame that the plan does not name ends the assignment here: its sender follows another
   plan. A late or doubled one is dropped and counted, and so is any of a snapshot.
 - A broken link is not an end: the broker hears of it, which may miss a sign of life of the other
-  one, and the transport dials again. Only when it stays down for `link_s` is
-  the broker told, with the peer that it is about; so too when no action could run for `stall_s`
-  (or 20 steps, when that is longer). What follows is the broker's decision.
+  one, and the transport dials again. When it stays down for `link_s`, or no action could run for
+  `stall_s` (or 20 steps, when that is longer), the broker is told and decides what follows.
 - What is held on the device is looked at after each action: a run that passes what the owner offers
   ends here, whatever its plan said.
 - A step that is on hold is not begun: parts are handed over there, under the next term's plan.
-- Weights asked for in mid-run are copied after the update of the step; a failed upload is tried
-  again after the next one. At the end it is tried `export_tries` times, then it is a failure.
+- Weights leave for the broker when it asks for them, and at the end (`weights_export.py`).
 - Without the broker it goes on. Its reports are kept (`reports.py`); data and uploads that fail
   then are tried again when the broker is back, and nobody is blamed for standing still.
 - FAILED: everything here is discarded, the links are hung up, the broker knows why. The peer
@@ -41,11 +39,11 @@ from ...job.words import size_text
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
+from .keeping.snapshot_manager import takes
 from .part import Part, Phase
-from .reports import MOST_BYTES, heaviest
+from .reports import step_report
 from .rounds.gate import RoundGate
 from .rounds.rounds import Rounds
-from .snapshot_manager import takes
 from .step import FrameVerdict, Steps, waits_for
 
 __all__ = ["STOP_AT", "Assignment"]
@@ -148,17 +146,6 @@ class Assignment(Part):
         self.rounds.hears(told)
         return self._advance(now)
 
-    def asked(self, question: broker_pb2.RoundQuestion) -> list[e.Instruction]:
-        """The broker wants to see receipts of an exchange."""
-        return [] if self.rounds is None else self.rounds.asked(question)
-
-    def audit_ordered(self, order: broker_pb2.RoundAudit, now: float) -> list[e.Instruction]:
-        """Sums of an exchange are to be added up again."""
-        return [] if self.rounds is None else self.rounds.ordered(order, now)
-
-    def round_timer(self, now: float) -> list[e.Instruction]:
-        return [] if self.rounds is None else self.rounds.timer(now)
-
     # ------------------------------------------------------------ links and patience
 
     def link(self, peer: PeerId, up: bool, now: float) -> list[e.Instruction]:
@@ -224,7 +211,7 @@ class Assignment(Part):
             self.dropped += self.rounds.late - before
             return out
         if self.steps is None:
-            return self.fail("frame", f"{_name(key)} came before {self.peer} was ready")
+            return self.fail("frame", f"{key} came before {self.peer} was ready")
         verdict = self.steps.judge(key)
         if verdict is FrameVerdict.WANTED:
             self.steps.arrived.add(key)
@@ -242,7 +229,7 @@ class Assignment(Part):
             own = key.source == self.peer
             self.dropped += not own and not self.keeping.expects(key)
             return self._snapshots_changed(self.keeping.refused(key, why))
-        return [e.Release(key), *self.fail("frame", f"refused {_name(key)}: {why}")]
+        return [e.Release(key), *self.fail("frame", f"refused {key}: {why}")]
 
     def frame_queued(self, role: Role, size_bytes: int) -> None:
         if role is not Role.ROUND:
@@ -279,9 +266,8 @@ class Assignment(Part):
         last = steps.step + 1 >= steps.steps
         if done.trained:
             self._last_step_s = steps.trained_s
-            if self._export_asked and self._exports and not last:
-                out.append(e.UploadWeights(self.run, self.term, steps.step + 1))
-            self._export_asked = False
+            asked = self._export.stepped(steps.step + 1)
+            out += asked if self._exports and not last else []
         if done.trained or done.stepped:
             if done.stepped if steps.waits_for_evaluation else done.trained:
                 out.append(self._report(steps))
@@ -299,7 +285,7 @@ class Assignment(Part):
                 self.phase = Phase.FINISHED
                 return []
             self.phase = Phase.EXPORTING
-            return [e.UploadWeights(self.run, self.term, steps.steps)]
+            return self._export.end(steps.steps)
         if self.rounds is not None and self._gate is not None and not steps.in_flight:
             of_rounds = self._gate.goes_on(now)
             if of_rounds or self.rounds.computing or steps.waits:
@@ -324,23 +310,9 @@ class Assignment(Part):
         return steps.step == hold and not steps.begun
 
     def _report(self, steps: Steps) -> e.Tell:
-        report = broker_pb2.StepReport(
-            run=self.run,
-            term=self.term,
-            step=steps.step,
-            seconds=steps.trained_s,
-            compute_s=steps.compute_s,
-            sent_bytes=self._sent_bytes,
-            peak_bytes=steps.peak_bytes,
-            outcome=steps.outcome,
-            evaluation=steps.evaluation,
-            stages=steps.stage_times,
-            update_s=steps.update_s,
-            again_bytes=self._again_bytes,
-        )
-        report.links.extend(heaviest(steps.links, MOST_BYTES - report.ByteSize()))
+        sent, again = self._sent_bytes, self._again_bytes
         self._sent_bytes = self._again_bytes = 0
-        return self._tell(broker_pb2.PeerMessage(step=report))
+        return self._tell(step_report(self.run, self.term, steps, sent, again))
 
     # ------------------------------------------------------------ the broker's disk
 
@@ -356,9 +328,8 @@ class Assignment(Part):
         if self._data_waits is not None:
             out.append(e.Prefetch(self.run, self.term, self._data_waits))
             self._data_waits = None
-        if self._export_waits:
-            self._export_waits = False
-            out += self.export_timer()
+        if self.phase is Phase.EXPORTING:
+            out += self._export.broker_back()
         out += self._links.told_again()
         if self.phase is Phase.RUNNING:
             out += self._watch(now)
@@ -407,7 +378,7 @@ class Assignment(Part):
     def export_asked(self) -> None:
         """The weights are wanted as after the present step; at the end they come anyway."""
         if self.phase in (Phase.BUILDING, Phase.READY, Phase.RUNNING):
-            self._export_asked = True
+            self._export.asked = True
 
     def exported(self, step: int, blob: common_pb2.BlobRef) -> list[e.Instruction]:
         if self.phase is Phase.EXPORTING and self.steps and step == self.steps.steps:
@@ -421,23 +392,10 @@ class Assignment(Part):
         if self.phase is not Phase.EXPORTING or self.steps is None or step != self.steps.steps:
             self.export_asked()
             return []
-        if away:
-            self._export_waits = True
-            return []
-        self._export_tries += 1
-        if self._export_tries >= self._patience.export_tries:
-            tries = self._export_tries
+        out, tries = self._export.failed(now, away=away), self._patience.export_tries
+        if out is None:
             return self.fail("export", f"the weights could not be stored in {tries} tries: {why}")
-        return [e.SetTimer("export", now + self._patience.export_retry_s)]
+        return out
 
     def export_timer(self) -> list[e.Instruction]:
-        if self.phase is not Phase.EXPORTING or self.steps is None:
-            return []
-        return [e.UploadWeights(self.run, self.term, self.steps.steps)]
-
-
-def _name(key: FrameKey) -> str:
-    return (
-        f"the {key.role.value} frame of {key.port} from {key.source} to {key.destination} "
-        f"(step {key.step}, microbatch {key.microbatch}, hop {key.hop})"
-    )
+        return self._export.again() if self.phase is Phase.EXPORTING else []

@@ -1,6 +1,8 @@
 """The peer's connection to the broker, as far as this side can tell. Pure; `PeerMachine` acts.
 
-It connects, says Hello, and is a member from Welcome on. A connection that fails or ends is tried
+It connects, says Hello, and is a member from Welcome on: then it says that it lives every
+`heartbeat_s` of the Welcome. A broker that does not answer Hello within 10 s counts as a failed
+connection. A connection that fails or ends is tried
 again after a pause that doubles from 0.5 s to 30 s and starts anew with each Welcome. While it
 holds a run it dials more often, since a broker that was started again waits for one lease. With
 `give_up_s` it gives up when no Welcome came for so long, with `first_s` when none came at all.
@@ -12,21 +14,30 @@ import math
 from typing import Literal
 from zlib import crc32
 
-from ...dag.plan.plan import PeerId
-from ...proto.broker_pb2 import Welcome
+from ...proto.broker_pb2 import Heartbeat, Hello, Holding, PeerMessage, Welcome
+from ...proto.common_pb2 import Reason
+from . import events as e
+from .keeping.snapshot_manager import SnapshotManager
 from .options import PeerOptions
+from .part import Part
+from .reports import MOST_BYTES, fitting
+from .snapshots import SnapshotId
 
-__all__ = ["Attachment"]
+__all__ = ["WELCOME_S", "Attachment"]
 
+WELCOME_S = 10.0
+_SNAPSHOTS_TOLD = 3000
+"""To a broker that may not know them: the newest in the Hello, the rest after the Welcome."""
 _OF_A_LEASE = 0.25
 """The longest pause between two connections of a peer that holds a run."""
 
 
 class Attachment:
-    """The state of the peer's connection to the broker, as far as this side can tell."""
+    """The state of the peer's connection to the broker, as far as this side can tell. `hello`: who
+    the peer is."""
 
-    def __init__(self, peer: PeerId, options: PeerOptions) -> None:
-        self._peer, self._options = peer, options
+    def __init__(self, hello: Hello, options: PeerOptions) -> None:
+        self._hello, self._options = hello, options
         self.state: Literal["new", "waiting", "connecting", "greeting", "member"] = "new"
         self.heartbeat_s = 1.0
         """The interval that the last Welcome named."""
@@ -34,6 +45,8 @@ class Attachment:
         self.failures = 0
         """Connections that failed or ended since the last Welcome."""
         self._lease_s = math.inf  # of the last Welcome
+        self._told: frozenset[SnapshotId] = frozenset()
+        """Snapshots that were in the last Hello."""
         self._was_member = False
         self._away_since: float | None = None  # None while it is a member
 
@@ -44,6 +57,44 @@ class Attachment:
 
     def began(self, now: float) -> None:
         self._away_since = self.started_at = now
+
+    def connect(self) -> list[e.Instruction]:
+        self.state = "connecting"
+        return [e.Connect()]
+
+    def greet(
+        self, part: Part | None, keeping: SnapshotManager, closed: Reason | None, now: float
+    ) -> list[e.Instruction]:
+        """Say Hello: what this peer holds, why it takes part in nothing, if so, and which snapshots
+        lie here."""
+        self.state, hello = "greeting", Hello()
+        hello.CopyFrom(self._hello)
+        profile = hello.profile
+        if profile.stay_s:  # of what it meant when it started, what is left
+            profile.stay_s = max(1.0, profile.stay_s - (now - self.started_at))
+        if closed is not None:
+            hello.closed.CopyFrom(closed)
+        if part is not None:  # a failed one too: the broker may not have its fault
+            hello.holding.CopyFrom(Holding(run=part.run, term=part.term, step=part.step))
+        newest = keeping.newest(_SNAPSHOTS_TOLD)[::-1]
+        told = newest[: fitting(newest, MOST_BYTES - hello.ByteSize())][::-1]
+        hello.snapshots.extend(told)
+        self._told = frozenset(SnapshotId.of(s) for s in told)
+        return [e.SetTimer("welcome", now + WELCOME_S), e.Tell(PeerMessage(hello=hello))]
+
+    def untold(self, keeping: SnapshotManager) -> list[e.Instruction]:
+        """Reports of snapshots that had no room in the Hello."""
+        return keeping.untold(self._told, _SNAPSHOTS_TOLD)
+
+    def heartbeat(self, part: Part | None, now: float) -> list[e.Instruction]:
+        """Say that the peer lives and which step it is in; nothing while the broker is away."""
+        if self.away:
+            return []
+        beat = Heartbeat(sent_at_s=now)
+        if part is not None and part.alive:
+            beat.run, beat.step = part.run, part.step
+        tell = e.Tell(PeerMessage(heartbeat=beat))
+        return [tell, e.SetTimer("heartbeat", now + self.heartbeat_s)]
 
     def welcomed(self, welcome: Welcome) -> None:
         self.state = "member"
@@ -76,7 +127,7 @@ class Attachment:
             most = min(most, _OF_A_LEASE * self._lease_s)
         pause = min(options.backoff_s * 2.0 ** min(self.failures - 1, 32), most)
         # Spread by a hash, so that thousands of peers do not come back in the same instant.
-        pause *= 0.75 + 0.5 * crc32(f"{self._peer} {min(self.failures, 32)}".encode()) / 2**32
+        pause *= 0.75 + 0.5 * crc32(f"{self._hello.peer} {min(self.failures, 32)}".encode()) / 2**32
         return pause if give_up is None else min(pause, max(0.0, give_up - self.away_s(now)))
 
     def validate(self) -> None:

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...proto.broker_pb2 import HandoverReply
+from ...proto import broker_pb2
+from ...proto.common_pb2 import Reason
 from . import events as e
 from .assignment import Assignment
-from .options import PeerOptions
+from .options import Availability, PeerOptions
 from .part import Phase
 
-__all__ = ["Drain", "Leaves", "has_a_part"]
+__all__ = ["Drain", "Leaves"]
 
 Leaves = Literal["", "for good", "the run"]
 """What a drain that is over comes to; "the run": it stays a member."""
 
 
-def has_a_part(part: Assignment | None) -> bool:
+def _has_a_part(part: Assignment | None) -> bool:
     """Whether something runs, or others still need what it has done."""
     return part is not None and (_busy(part) or part.phase is Phase.FINISHED)
 
@@ -43,14 +44,62 @@ class Drain:
         self.hands_over = False
         """Whether it waits for its part to be handed over, or for the broker's word on it."""
         self._step = -1  # whose end it waits for otherwise
+        self._at_once = False
+        self.availability = Availability(options.terms)
 
-    def part_from(self, part: Assignment, now: float, *, away: bool) -> list[e.Instruction]:
+    @property
+    def closed(self) -> Reason | None:
+        """Why the owner keeps it out of runs; None: it takes part."""
+        if self.by == "owner":
+            return Reason(code="stopped", text="its owner stops it")
+        return self.availability.closed
+
+    def stop_asked(
+        self, part: Assignment | None, now: float, *, at_once: bool, away: bool
+    ) -> list[e.Instruction]:
+        """The owner stops the peer; a second time, with nothing running, or `at_once`: it does not
+        wait for anything."""
+        again, self.by = self.by == "owner", "owner"
+        if part is None or at_once or again or not _has_a_part(part):
+            self._at_once = True
+            return []
+        told = broker_pb2.PeerMessage(availability=broker_pb2.Availability(closed=self.closed))
+        return [e.Tell(told), *self._part_from(part, now, away=away)]
+
+    def broker_asked(self, part: Assignment | None) -> list[e.Instruction]:
+        """The broker wants no new run here."""
+        if self.by != "owner":
+            self.by = "broker"
+        if part is not None and part.alive:
+            return []
+        drained = broker_pb2.Drained(run=part.run if part else "")
+        return [e.Tell(broker_pb2.PeerMessage(drained=drained))]
+
+    def owner_looked(
+        self, facts: e.OwnerLooked, part: Assignment | None, now: float, *, away: bool
+    ) -> list[e.Instruction]:
+        """Tells the broker what has changed; closed, it leaves its run after the step."""
+        if not self.availability.saw(facts) or self.by == "owner":
+            return []  # stopped, it is closed until its end
+        out: list[e.Instruction] = [e.Tell(self.availability.message())]
+        if self.availability.closed is None:
+            if self.by == "closed":
+                self.end()
+        elif part is not None and part.alive and not self.by:
+            self.by = "closed"
+            if _has_a_part(part):
+                out += self._part_from(part, now, away=away)
+        return out
+
+    def _part_from(self, part: Assignment, now: float, *, away: bool) -> list[e.Instruction]:
         """A drain of the owner's begins, of which the broker hears if it is not away."""
         self._step, self.hands_over = part.step, not away
         what = "the end of the step" if away else "the broker to say who takes its part"
         return self._wait(what, self._options.drain_s, now)
 
-    def told(self, stay: HandoverReply, part: Assignment, now: float) -> list[e.Instruction]:
+    def told(
+        self, stay: broker_pb2.HandoverReply, part: Assignment, now: float
+    ) -> list[e.Instruction]:
         """What becomes of the part, by the broker's word."""
         if stay.within_s > 0:
             within_s = min(stay.within_s, self._options.hand_over_s)
@@ -69,6 +118,8 @@ class Drain:
         """Whether what it waits for is over."""
         if not self.by:
             return ""
+        if self._at_once:
+            return "for good"
         if self.by == "broker":
             return "" if part is not None and part.alive else "for good"
         if part is None:
@@ -80,7 +131,7 @@ class Drain:
             return ""
         stepped = part.phase is Phase.RUNNING and part.step > self._step
         if self.by == "closed":
-            return "the run" if stepped or not has_a_part(part) else ""
+            return "the run" if stepped or not _has_a_part(part) else ""
         return "for good" if stepped or not _busy(part) else ""
 
     @property

@@ -1,10 +1,8 @@
 """The peer's machine: facts in, instructions out. No I/O, no clock, no threads, no torch.
 
 Membership (`attachment.py`):
-- A broker that does not answer Hello within 10 s counts as a failed connection, and so does one
-  that refuses it with `again`; without it the process ends (code 4): most often a newer process
-  with the same id took over. Code 3: it gave up.
-- While a member it sends a Heartbeat every `heartbeat_s` of the Welcome.
+- A broker that refuses it with `again` counts as a failed connection; without it the process ends
+  (code 4): most often a newer process with the same id took over. Code 3: it gave up.
 - Without the broker a run goes on, up to `reports` steps that the broker does not have
   (`reports.py`). Its Hello then says what it still holds. A broker that was started again lets it
   go on, and is told what it lacks; any other wants it to leave.
@@ -33,25 +31,20 @@ from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .assignment import Assignment
-from .attachment import Attachment
-from .drain import Drain, has_a_part
-from .options import Availability, PeerOptions
-from .part_events import OF_PART, Answer, answered, refused
-from .rates.probe import Probes
+from .attachment import WELCOME_S, Attachment
+from .drain import Drain
+from .keeping.snapshot_manager import SnapshotManager
+from .options import PeerOptions
+from .part_events import OF_PART, Answer, answered, refused, timed
+from .rates.probe import FrameEvent, Probes
 from .rates.traffic import Traffic
-from .reports import MOST_BYTES, fitting
-from .snapshot_manager import SnapshotManager
-from .snapshots import BLOCKS, SnapshotId
+from .snapshots import BLOCKS
 
 __all__ = ["PROTOCOL_VERSION", "PeerMachine"]
 
 PROTOCOL_VERSION = 3
-_WELCOME_S = 10.0
 _RUNS_REMEMBERED = 64
-_SNAPSHOTS_TOLD = 3000
-"""To a broker that may not know them: the newest in the Hello, the rest after the Welcome."""
 
-_OfFrame = e.FrameArrived | e.FrameQueued | e.FrameAcknowledged | e.FrameRefused
 _OF_FRAMES = (e.FrameArrived, e.FrameQueued, e.FrameAcknowledged, e.FrameRefused)
 
 
@@ -82,11 +75,7 @@ class PeerMachine:
         """Set once; nothing is done after it."""
         self.late_frames = 0
         """Frames of another run or term, or late or doubled ones."""
-        self.attachment = Attachment(peer, self.options)
-        self.availability = Availability(self.options.terms)
-        self.drain = Drain(self.options)
-        self._traffic = Traffic()
-        self._hello = broker_pb2.Hello(
+        hello = broker_pb2.Hello(
             version=PROTOCOL_VERSION,
             peer=peer,
             boot=boot,
@@ -94,8 +83,10 @@ class PeerMachine:
             profile=profile,
             address=address,
         )
-        self._told: frozenset[SnapshotId] = frozenset()
-        """Snapshots that were in the last Hello."""
+        self.attachment = Attachment(hello, self.options)
+        self.drain = Drain(self.options)
+        self._traffic = Traffic()
+        self._memory_bytes = profile.device_memory_bytes
         self._terms: dict[str, int] = {}  # highest term seen of the latest runs, oldest first
 
     # ------------------------------------------------------------ events
@@ -116,22 +107,25 @@ class PeerMachine:
             return self._of_frame(event, event.key, now)
         if isinstance(event, e.Computed):
             return self._unless_it_leaves(self._answer(event, now))
+        away = self.attachment.away
         match event:
             case e.Started():
                 self.attachment.began(now)
-                return self._connect()
+                return self.attachment.connect()
             case e.Attached():
-                self.attachment.state = "greeting"
-                return [e.SetTimer("welcome", now + _WELCOME_S), self._say_hello(now)]
+                closed = self.drain.closed
+                return self.attachment.greet(self.assignment, self.keeping, closed, now)
             case e.Detached(why):
                 # While waiting, it is the end of a stream that was given up already.
                 return [] if self.attachment.state == "waiting" else self._detached(why, now)
             case e.BrokerSaid(message):
                 return self._broker_said(message, now)
             case e.StopAsked(at_once):
-                return self._stop_asked(at_once, now)
+                out = self.drain.stop_asked(self.assignment, now, at_once=at_once, away=away)
+                return out + self._leave_if_due()
             case e.OwnerLooked():
-                return self._owner_looked(event, now)
+                out = self.drain.owner_looked(event, self.assignment, now, away=away)
+                return out + self._leave_if_due() if out else []
             case e.TimerFired(name):
                 return self._timer(name, now)
             case e.SnapshotTaken():
@@ -171,10 +165,11 @@ class PeerMachine:
             return []
         return answered(part, event, now, self.attachment.away)
 
-    def _of_frame(self, event: _OfFrame, key: FrameKey, now: float) -> list[e.Instruction]:
+    def _of_frame(self, event: FrameEvent, key: FrameKey, now: float) -> list[e.Instruction]:
         role = key.role
         if role is Role.PROBE:
-            return self._probe_frame(event, key, now)
+            out = self.probes.frame(event, key, now)
+            return out if isinstance(event, e.FrameRefused) else self._learn(out)
         if isinstance(event, e.FrameAcknowledged):
             out = self._traffic.acknowledged(key, event.began_s, now)
             return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
@@ -199,18 +194,6 @@ class PeerMachine:
             self.late_frames += part.dropped - before
         return self._unless_it_leaves(out)
 
-    def _probe_frame(self, event: _OfFrame, key: FrameKey, now: float) -> list[e.Instruction]:
-        match event:
-            case e.FrameQueued():
-                self.probes.queued(key, now)
-                return []
-            case e.FrameAcknowledged():
-                return self._learn(self.probes.acknowledged(key, now))
-            case e.FrameArrived(size_bytes=size_bytes):
-                return self._learn(self.probes.arrived(key, now, size_bytes))
-            case e.FrameRefused(why=why):
-                return self.probes.refused(key, why)
-
     def _learn(self, out: list[e.Instruction]) -> list[e.Instruction]:
         """The round trips of probes, for what training traffic tells later."""
         for item in out:
@@ -223,50 +206,23 @@ class PeerMachine:
         part = self.assignment
         match name.partition(":"):
             case ("connect", _, _):
-                return self._connect() if self.attachment.state == "waiting" else []
+                return self.attachment.connect() if self.attachment.state == "waiting" else []
             case ("welcome", _, _):
                 if self.attachment.state == "greeting":
-                    return self._detached(f"no answer to Hello within {_WELCOME_S:.0f} s", now)
+                    return self._detached(f"no answer to Hello within {WELCOME_S:.0f} s", now)
             case ("heartbeat", _, _):
-                return self._heartbeat(now)
+                return self.attachment.heartbeat(part, now)
             case ("drain", _, _):
                 if self.drain.by == "closed":
                     return self._step_back()
                 return self._go() if self.drain.by == "owner" else []
             case ("probe", _, peer):
                 return self.probes.timer(PeerId(peer), now)
-            case ("link", _, peer) if part:
-                return part.link_timer(PeerId(peer), now)
-            case ("round", _, _) if part:
-                return part.round_timer(now)
-            case ("stall", _, _) if part:
-                return part.stall_timer(now, self.attachment.away)
-            case ("export", _, _) if part:
-                return part.export_timer()
+            case (of, _, peer) if part:
+                return timed(part, of, peer, now, self.attachment.away)
         return []
 
     # ------------------------------------------------------------ membership
-
-    def _connect(self) -> list[e.Instruction]:
-        self.attachment.state = "connecting"
-        return [e.Connect()]
-
-    def _say_hello(self, now: float) -> e.Instruction:
-        hello = broker_pb2.Hello()
-        hello.CopyFrom(self._hello)
-        profile = hello.profile
-        if profile.stay_s:  # of what it meant when it started, what is left
-            profile.stay_s = max(1.0, profile.stay_s - (now - self.attachment.started_at))
-        if (closed := self._closed) is not None:
-            hello.closed.CopyFrom(closed)
-        part = self.assignment
-        if part is not None:  # a failed one too: the broker may not have its fault
-            hello.holding.CopyFrom(broker_pb2.Holding(run=part.run, term=part.term, step=part.step))
-        newest = self.keeping.newest(_SNAPSHOTS_TOLD)[::-1]
-        told = newest[: fitting(newest, MOST_BYTES - hello.ByteSize())][::-1]
-        hello.snapshots.extend(told)
-        self._told = frozenset(SnapshotId.of(s) for s in told)
-        return e.Tell(broker_pb2.PeerMessage(hello=hello))
 
     def _detached(self, why: str, now: float) -> list[e.Instruction]:
         attachment = self.attachment
@@ -296,7 +252,8 @@ class PeerMachine:
             case "leave":
                 return self._leave(message.leave)
             case "drain":
-                return self._drained()
+                out = self.drain.broker_asked(self.assignment)
+                return out + self._leave_if_due() if out else []
             case "probe":
                 part = self.assignment
                 in_use = part.peers if part is not None and part.alive else None
@@ -320,20 +277,11 @@ class PeerMachine:
 
     def _welcomed(self, welcome: broker_pb2.Welcome, now: float) -> list[e.Instruction]:
         self.attachment.welcomed(welcome)
-        out, part, resumed = self._heartbeat(now), self.assignment, welcome.resumed
+        part, resumed = self.assignment, welcome.resumed
+        out = self.attachment.heartbeat(part, now)
         if part is not None and (part.run, part.term) == (resumed.run, resumed.term):
             out += part.resumed(resumed.step, now)
-        return out + self.keeping.untold(self._told, _SNAPSHOTS_TOLD)
-
-    def _heartbeat(self, now: float) -> list[e.Instruction]:
-        if self.attachment.away:
-            return []
-        part = self.assignment
-        beat = broker_pb2.Heartbeat(sent_at_s=now)
-        if part is not None and part.alive:
-            beat.run, beat.step = part.run, part.step
-        tell = e.Tell(broker_pb2.PeerMessage(heartbeat=beat))
-        return [tell, e.SetTimer("heartbeat", now + self.attachment.heartbeat_s)]
+        return out + self.attachment.untold(self.keeping)
 
     # ------------------------------------------------------------ assignments
 
@@ -344,9 +292,9 @@ class PeerMachine:
         if assign.term <= last and not again:
             return []
         self._remember(assign.run, assign.term)
-        memory, options = self._hello.profile.device_memory_bytes, self.options
+        memory, options = self._memory_bytes, self.options
         goes_on = self.drain.hands_over and part is not None and part.run == assign.run
-        if self.availability.closed is not None and not goes_on:
+        if self.drain.availability.closed is not None and not goes_on:
             return self._step_back()
         if self.drain.by and not goes_on:
             return [refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
@@ -394,55 +342,12 @@ class PeerMachine:
 
     # ------------------------------------------------------------ the end
 
-    def _stop_asked(self, at_once: bool, now: float) -> list[e.Instruction]:
-        part, again = self.assignment, self.drain.by == "owner"
-        self.drain.by = "owner"
-        if part is None or at_once or again or not has_a_part(part):
-            return self._go()
-        closed = broker_pb2.PeerMessage(availability=broker_pb2.Availability(closed=self._closed))
-        return [e.Tell(closed), *self.drain.part_from(part, now, away=self.attachment.away)]
-
-    @property
-    def _closed(self) -> common_pb2.Reason | None:
-        """Why the owner keeps it out of runs; None: it takes part."""
-        if self.drain.by == "owner":
-            return common_pb2.Reason(code="stopped", text="its owner stops it")
-        return self.availability.closed
-
     def _handover_told(self, reply: broker_pb2.HandoverReply, now: float) -> list[e.Instruction]:
         """What becomes of its part, which it is about to leave."""
         part = self.assignment
         if not self.drain.hands_over or part is None or not part.matches(reply.run, reply.term):
             return []
-        out = self.drain.told(reply, part, now)
-        return out if self.drain.hands_over else out + self._leave_if_due()
-
-    def _drained(self) -> list[e.Instruction]:
-        """The broker wants no new run here."""
-        if self.drain.by != "owner":
-            self.drain.by = "broker"
-        part = self.assignment
-        if part is not None and part.alive:
-            return []
-        drained = broker_pb2.Drained(run=part.run if part else "")
-        return [e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._leave_if_due()]
-
-    def _owner_looked(self, facts: e.OwnerLooked, now: float) -> list[e.Instruction]:
-        """Tells the broker what has changed; closed, it leaves its run after the step."""
-        drain, part = self.drain, self.assignment
-        if not self.availability.saw(facts) or drain.by == "owner":
-            return []  # stopped, it is closed until its end
-        out: list[e.Instruction] = [e.Tell(self.availability.message())]
-        if self.availability.closed is None:
-            if drain.by == "closed":
-                drain.end()
-            return out
-        if part is None or not part.alive or drain.by:
-            return out
-        if not has_a_part(part):
-            return out + self._step_back()
-        drain.by = "closed"
-        return out + drain.part_from(part, now, away=self.attachment.away)
+        return self.drain.told(reply, part, now) + self._leave_if_due()
 
     def _leave_if_due(self) -> list[e.Instruction]:
         """Ends a drain when what it waits for is over."""
@@ -458,11 +363,10 @@ class PeerMachine:
 
     def _step_back(self) -> list[e.Instruction]:
         """Leaves the run and stays a member: the broker ends the stream, and it attaches again."""
-        assert self.availability.closed is not None
+        closed = self.drain.availability.closed
+        assert closed is not None
         self.drain.end()
-        goodbye = broker_pb2.PeerMessage(
-            goodbye=broker_pb2.Goodbye(reason=self.availability.closed)
-        )
+        goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=closed))
         return [*self._drop_assignment(), e.Tell(goodbye)]
 
     def _go(self) -> list[e.Instruction]:

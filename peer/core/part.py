@@ -10,14 +10,15 @@ from ...dag.schedule.flow import Role
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
+from .keeping.snapshot_manager import SnapshotManager
 from .options import Timeouts
 from .reports import Reports
 from .rounds.exchange import run_of
 from .rounds.gate import RoundGate
 from .rounds.rounds import Rounds
 from .run_links import RunLinks
-from .snapshot_manager import SnapshotManager
 from .step import Steps
+from .weights_export import WeightsExport
 
 __all__ = ["Part", "Phase"]
 
@@ -80,10 +81,7 @@ class Part:
         self._awaits = False
         """Snapshots, before it can build."""
         self._exports = self._partial = False
-        self._export_asked = False
-        self._export_tries = 0
-        self._export_waits = False
-        """For the broker, which was away when it failed."""
+        self._export = WeightsExport(self.run, self.term, patience)
         self._data_waits: int | None = None
         """The step whose data could not be had while the broker was away."""
         self._sent_bytes = self._again_bytes = 0

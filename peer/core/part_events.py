@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...dag.plan.plan import PeerId
 from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .assignment import Assignment
 
-__all__ = ["OF_PART", "Answer", "answered", "refused"]
+__all__ = ["OF_PART", "Answer", "answered", "refused", "timed"]
 
 Answer = (
     e.Built
@@ -52,6 +53,20 @@ def answered(part: Assignment, event: Answer, now: float, away: bool) -> list[e.
             return part.export_failed(step, why, now, away)
 
 
+def timed(part: Assignment, of: str, peer: str, now: float, away: bool) -> list[e.Instruction]:
+    """A timer `of` something has ended; for another peer, if it is of one."""
+    match of:
+        case "link":
+            return part.link_timer(PeerId(peer), now)
+        case "round":
+            return [] if part.rounds is None else part.rounds.timer(now)
+        case "stall":
+            return part.stall_timer(now, away)
+        case "export":
+            return part.export_timer()
+    return []
+
+
 def _export(part: Assignment, body: broker_pb2.Export, now: float) -> list[e.Instruction]:
     part.export_asked()
     return []
@@ -64,8 +79,8 @@ OF_PART: Mapping[str, Callable[[Assignment, Any, float], list[e.Instruction]]] =
     "round_start": Assignment.round_begins,
     "round_plan": Assignment.round_planned,
     "round_masks": Assignment.round_masks,
-    "round_question": lambda part, body, now: part.asked(body),
-    "round_audit": Assignment.audit_ordered,
+    "round_question": lambda part, body, now: part.rounds.asked(body) if part.rounds else [],
+    "round_audit": lambda part, body, now: part.rounds.ordered(body, now) if part.rounds else [],
 }
 """Messages of the broker that have the run and term of a part, by kind: what they lead to."""
 

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from ...proto import broker_pb2
+from .step import Steps
 
-__all__ = ["MOST_BYTES", "Reports", "fitting", "heaviest"]
+__all__ = ["MOST_BYTES", "Reports", "fitting", "heaviest", "step_report"]
 
 MOST_BYTES = 60 * 1024
 """The most bytes of what a peer tells in one message, with room for its frame: the broker refuses
@@ -40,6 +41,29 @@ def heaviest(uses: Sequence[broker_pb2.LinkUse], room_bytes: int) -> tuple[broke
     ranked = sorted(range(len(uses)), key=lambda i: (-uses[i].bytes, -uses[i].decode_s, i))
     kept = ranked[: fitting((uses[i] for i in ranked), room_bytes)]
     return tuple(uses[i] for i in sorted(kept))
+
+
+def step_report(
+    run: str, term: int, steps: Steps, sent_bytes: int, again_bytes: int
+) -> broker_pb2.PeerMessage:
+    """Return the report of the step that was made last, with as many of its links as fit. Bytes
+    that were sent since the last report, and those of frames that a broken connection lost."""
+    report = broker_pb2.StepReport(
+        run=run,
+        term=term,
+        step=steps.step,
+        seconds=steps.trained_s,
+        compute_s=steps.compute_s,
+        sent_bytes=sent_bytes,
+        peak_bytes=steps.peak_bytes,
+        outcome=steps.outcome,
+        evaluation=steps.evaluation,
+        stages=steps.stage_times,
+        update_s=steps.update_s,
+        again_bytes=again_bytes,
+    )
+    report.links.extend(heaviest(steps.links, MOST_BYTES - report.ByteSize()))
+    return broker_pb2.PeerMessage(step=report)
 
 
 class Reports:

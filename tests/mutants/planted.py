@@ -30,7 +30,7 @@ from shoal.net.transports.memory import _Dialler
 from shoal.peer.compute.exchange import _Scores
 from shoal.peer.compute.inputs import CheckedReader
 from shoal.peer.core.assignment import Assignment
-from shoal.peer.core.machine import PeerMachine
+from shoal.peer.core.attachment import Attachment
 from shoal.peer.core.peer_program import PeerProgram
 from shoal.peer.core.reports import Reports
 from shoal.peer.core.step import Steps
@@ -325,13 +325,13 @@ def loss_ignored() -> Iterator[None]:
 @contextmanager
 def own_clock() -> Iterator[None]:
     """I6: a machine that takes a number from outside. No single world shows it."""
-    heartbeat, own = PeerMachine._heartbeat, random.Random(1)
+    heartbeat, own = Attachment.heartbeat, random.Random(1)
 
-    def whenever(self: PeerMachine, now: float) -> Any:
-        self.attachment.heartbeat_s = 0.1 + 0.1 * own.random()
-        return heartbeat(self, now)
+    def whenever(self: Attachment, part: Any, now: float) -> Any:
+        self.heartbeat_s = 0.1 + 0.1 * own.random()
+        return heartbeat(self, part, now)
 
-    with patch.object(PeerMachine, "_heartbeat", whenever):
+    with patch.object(Attachment, "heartbeat", whenever):
         yield
 
 

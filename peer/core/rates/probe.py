@@ -32,7 +32,7 @@ from ....proto import broker_pb2, common_pb2
 from .. import events as e
 from .load import ProbeLoad
 
-__all__ = ["MOST_IN_RUN_BYTES", "Probes", "probe_payload"]
+__all__ = ["MOST_IN_RUN_BYTES", "FrameEvent", "Probes", "probe_payload"]
 
 MOST_IN_RUN_BYTES = 64 * 1024
 """What a probe may send while this peer trains; the broker spaces such probes out."""
@@ -49,6 +49,9 @@ _RUN = "probe"
 """Stands in a frame's identity for the run; ids of runs look otherwise."""
 _FRAME, _END = "probe", "end"
 _BLOCK_BYTES = 1 << 20
+
+FrameEvent = e.FrameArrived | e.FrameQueued | e.FrameAcknowledged | e.FrameRefused
+"""What becomes of a frame."""
 
 
 def probe_payload(size_bytes: int) -> Payload:
@@ -180,6 +183,19 @@ class Probes:
         if probe.said_end and probe.heard_end:  # the other side was done first and hung up
             return self._end(probe)
         return []
+
+    def frame(self, event: FrameEvent, key: FrameKey, now: float) -> list[e.Instruction]:
+        """Take what became of a frame of a probe."""
+        match event:
+            case e.FrameQueued():
+                self.queued(key, now)
+                return []
+            case e.FrameAcknowledged():
+                return self.acknowledged(key, now)
+            case e.FrameArrived(size_bytes=size_bytes):
+                return self.arrived(key, now, size_bytes)
+            case e.FrameRefused(why=why):
+                return self.refused(key, why)
 
     def queued(self, key: FrameKey, now: float) -> None:
         probe = self._active.get(PeerId(key.destination))

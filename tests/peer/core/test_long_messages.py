@@ -14,7 +14,8 @@ from shoal.broker.machine import MOST_MESSAGE_BYTES
 from shoal.broker.snapshots.sets import MOST_SNAPSHOTS
 from shoal.dag.plan.plan import PeerId
 from shoal.peer.core import events as e
-from shoal.peer.core.machine import _SNAPSHOTS_TOLD, PeerMachine
+from shoal.peer.core.attachment import _SNAPSHOTS_TOLD
+from shoal.peer.core.machine import PeerMachine
 from shoal.peer.core.reports import fitting, heaviest
 from shoal.peer.core.snapshots import SnapshotId
 from shoal.peer.shell.control import _WAITING

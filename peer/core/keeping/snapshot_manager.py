@@ -25,22 +25,21 @@ Pure: no I/O, no clock, no threads.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ...dag.execute.execute import TensorSpecError
-from ...dag.plan.plan import PeerId
-from ...dag.schedule.flow import Role
-from ...net.links.frame import FrameKey
-from ...proto import broker_pb2, common_pb2
-from . import events as e
-from .snapshots import BLOCKS, PART_BYTES, SnapshotId
+from ....dag.execute.execute import TensorSpecError
+from ....dag.plan.plan import PeerId
+from ....dag.schedule.flow import Role
+from ....net.links.frame import FrameKey
+from ....proto import broker_pb2, common_pb2
+from .. import events as e
+from ..snapshots import BLOCKS, PART_BYTES, SnapshotId
+from .gifts import SLOTS, Gifts
+from .snapshot_plan import SnapshotPlan
 
 __all__ = ["SnapshotManager", "takes"]
 
-_SLOTS = 2
-"""Parts that may be here or on their way from one peer: one arrives while one is written."""
 _NEWEST = 2
 """Snapshots kept of one holder under one plan: that of the last order, and that of the order
 before."""
@@ -54,15 +53,6 @@ class _Coming:
     came: set[int] = field(default_factory=set)
     refused: str = ""
     """Why it is not kept; what else comes of it is dropped."""
-
-
-@dataclass
-class _Giving:
-    """Parts for one peer, in order. A part is read, and in memory, from its turn until it is
-    acknowledged."""
-
-    waiting: deque[FrameKey] = field(default_factory=deque)
-    under_way: set[FrameKey] = field(default_factory=set)
 
 
 class SnapshotManager:
@@ -93,28 +83,21 @@ class SnapshotManager:
         self._upload: tuple[int, int] | None = None
         """Step and round of the own snapshot that is to be brought to the broker."""
         self._coming: dict[SnapshotId, _Coming] = {}
-        self._giving: dict[str, _Giving] = {}
-        """By receiver."""
         self._needed = 0
         """The lowest step that somebody may go back to, as the broker last said."""
-        self._transfers: list[broker_pb2.SnapshotTransfer] = []
-        self._keepers: list[str] = []
-        """Who gets the own snapshots."""
-        self._be(broker_pb2.Assign())
+        self._plan = SnapshotPlan(peer, broker_pb2.Assign())
+        self._gifts = Gifts(peer, self.held)
 
     # ------------------------------------------------------------ an assignment
 
     def begin(self, assign: broker_pb2.Assign) -> list[e.Instruction]:
         """A new plan: who gives what to whom from here on."""
-        gone = self.end()
-        self._be(assign)
-        self._keepers = [k.peer for k in assign.slice.plan.keepers if k.holder == self.peer]
-        self._transfers = [g for g in assign.resume.transfers if g.destination == self.peer]
+        out = self.end()
+        self._plan = plan = SnapshotPlan(self.peer, assign)
         # Who gives to it may change; links among those who hold stages are there all the time.
-        out = [*gone, *(e.Allow(p, Role.SNAPSHOT, _SLOTS) for p in self.counterparts)]
-        for transfer in assign.resume.transfers:
-            if transfer.source == self.peer:
-                out += self._give(self._of_set(transfer.holder), transfer.destination)
+        out += [e.Allow(p, Role.SNAPSHOT, SLOTS) for p in plan.counterparts]
+        for transfer in plan.goes:
+            out += self._give(plan.of_set(transfer.holder), transfer.destination)
         return out
 
     def end(self) -> list[e.Instruction]:
@@ -122,38 +105,19 @@ class SnapshotManager:
         out = [self._forget(s) for s in (*self._coming, *self._awaited)] + self.rebuilt()
         self.wanted, self._taking, self._upload = None, None, None
         self._needed, self.hold = 0, 0
-        self._giving.clear()
-        self._transfers, self._keepers = [], []
-        self._be(broker_pb2.Assign())
+        self._gifts.clear()
+        self._plan = SnapshotPlan(self.peer, broker_pb2.Assign())
         return out
-
-    def _be(self, assign: broker_pb2.Assign) -> None:
-        """What frames are judged by is found once: a plan has up to a thousand holders."""
-        self._assign = assign
-        self._spans: dict[str, list[broker_pb2.Span]] = {}
-        self.counterparts = self._counterparts()
-        """With whom snapshots may be exchanged under the present plan."""
 
     def _forget(self, snapshot: SnapshotId) -> e.Instruction:
         self.held.pop(snapshot, None)
         self._coming.pop(snapshot, None)
         return e.DropSnapshot(snapshot)
 
-    def _counterparts(self) -> tuple[PeerId, ...]:
-        """The keepers of the plan and, where one of them is lost, the next holder."""
-        found = dict.fromkeys(
-            k.holder for k in self._assign.slice.plan.keepers if k.peer == self.peer
-        )
-        found |= dict.fromkeys(
-            k.peer for k in self._assign.slice.plan.keepers if k.holder == self.peer
-        )
-        found |= dict.fromkeys(self._assign.slice.ring)
-        for transfer in self._assign.resume.transfers:
-            if transfer.source == self.peer:
-                found[transfer.destination] = None
-            elif transfer.destination == self.peer:
-                found[transfer.source] = None
-        return tuple(PeerId(p) for p in found if p != self.peer)
+    @property
+    def counterparts(self) -> tuple[PeerId, ...]:
+        """With whom snapshots may be exchanged under the present plan."""
+        return self._plan.counterparts
 
     @property
     def awaits(self) -> bool:
@@ -162,8 +126,7 @@ class SnapshotManager:
 
     @property
     def _awaited(self) -> tuple[SnapshotId, ...]:
-        named = (self._of_set(g.holder) for g in self._transfers)
-        return tuple(s for s in dict.fromkeys(named) if s not in self.held)
+        return tuple(s for s in self._plan.awaited if s not in self.held)
 
     @property
     def refused_gift(self) -> str:
@@ -175,10 +138,11 @@ class SnapshotManager:
     def resumed(self) -> tuple[SnapshotId, ...]:
         """The snapshots here of the set that the assignment goes on from, with some of its stages;
         or, where these are rebuilt, the blocks that they are made from."""
-        if self.peer in self._assign.resume.rebuilt:
+        plan, resume = self._plan, self._plan.assign.resume
+        if self.peer in resume.rebuilt:
             return tuple(s for s in self.held if s.term == BLOCKS)
-        mine = [(s.start, s.stop) for s in self._spans_of(self.peer)]
-        named = (self._of_set(holder) for holder in self._assign.resume.holders)
+        mine = [(s.start, s.stop) for s in plan.spans_of(self.peer)]
+        named = map(plan.of_set, resume.holders)
         return tuple(
             s
             for s in named
@@ -193,31 +157,22 @@ class SnapshotManager:
 
     def give_blocks(self) -> list[e.Instruction]:
         """The own stages stand: what others make lost ones from is to be copied."""
-        assign = self._assign
-        gives = any(g.source == g.holder == self.peer for g in assign.resume.transfers)
-        if not gives or not assign.resume.rebuilt:
-            return []
-        self._taking = self._of_set(self.peer)
-        return [e.TakeSnapshot(assign.run, assign.term, self._message(self._taking))]
+        plan = self._plan
+        return self._take(plan.message(plan.of_set(self.peer))) if plan.gives_blocks else []
 
     def rebuilt(self) -> list[e.Instruction]:
         """Nobody needs what lost stages were made from any more."""
         return [self._forget(s) for s in [*self.held] if s.term == BLOCKS]
 
-    def _of_set(self, holder: str) -> SnapshotId:
-        """A snapshot of the set that the assignment resumes from."""
-        assign = self._assign
-        resume = assign.resume
-        return SnapshotId(assign.run, resume.term, assign.first_step, holder, resume.round)
-
     # ------------------------------------------------------------ own snapshots
 
     def ordered(self, order: broker_pb2.SnapshotOrder) -> list[e.Instruction]:
         """Forgets what is not needed any more. `wanted` is what is to be taken now."""
-        if (order.run, order.term) == (self._assign.run, self._assign.term):
+        assign = self._plan.assign
+        if (order.run, order.term) == (assign.run, assign.term):
             self._needed, self.hold = max(self._needed, order.needed), order.hold
             if order.HasField("keeper"):
-                self._keepers = [order.keeper] if order.keeper else []
+                self._plan.keepers = [order.keeper] if order.keeper else []
             if takes(order):
                 self.of_round = order.round
             if order.upload:
@@ -232,13 +187,15 @@ class SnapshotManager:
     def take(self, step: int) -> list[e.Instruction]:
         """The stages have the ordered step's updates now."""
         self.wanted = None
-        snapshot = self._own(step)
-        self._taking = SnapshotId.of(snapshot)
-        return [e.TakeSnapshot(self._assign.run, self._assign.term, snapshot)]
+        return self._take(self._plan.own(step, self.of_round))
+
+    def _take(self, snapshot: broker_pb2.Snapshot) -> list[e.Instruction]:
+        self._taking, assign = SnapshotId.of(snapshot), self._plan.assign
+        return [e.TakeSnapshot(assign.run, assign.term, snapshot)]
 
     def missed(self, step: int, why: str) -> list[e.Instruction]:
         self.wanted = None
-        return [_report(self._own(step), why)]
+        return [_report(self._plan.own(step, self.of_round), why)]
 
     def taken(self, event: e.SnapshotTaken) -> list[e.Instruction]:
         """Note that a snapshot lies here; its keepers get theirs."""
@@ -248,12 +205,11 @@ class SnapshotManager:
         self._taking = None
         self.held[found] = event.snapshot, event.parts
         if found.term == BLOCKS:
-            transfers = [g for g in self._assign.resume.transfers if g.source == self.peer]
-            return [i for g in transfers for i in self._give(found, g.destination)]
+            return [i for t in self._plan.goes for i in self._give(found, t.destination)]
         out = [_report(event.snapshot), *self._surplus(found)]
         if (found.step, found.round) == self._upload:
             out.append(e.UploadSnapshot(event.snapshot))
-        for keeper in self._keepers:
+        for keeper in self._plan.keepers:
             out += self._give(found, keeper)
         return out
 
@@ -277,51 +233,26 @@ class SnapshotManager:
     def _surplus(self, new: SnapshotId) -> list[e.Instruction]:
         """What of a holder lies here beyond its bound, now that one more is whole."""
         alike = sorted(s for s in self.held if _alike(s, new))
-        named = self._of_set(new.holder)
+        named = self._plan.of_set(new.holder)
         gone = [s for s in alike[1:-_NEWEST] if s != named]
         why = f"{_NEWEST} newer ones of {new.holder} lie here"
         messages = [self.held[s][0] for s in gone]
         drops = [self._forget(s) for s in gone]
         return [*drops, *(_report(m, why) for m in messages)]
 
-    def _own(self, step: int) -> broker_pb2.Snapshot:
-        assign = self._assign
-        return self._message(SnapshotId(assign.run, assign.term, step, self.peer, self.of_round))
-
     def _give(self, snapshot: SnapshotId, to: str) -> list[e.Instruction]:
-        if snapshot not in self.held:
-            return []  # the broker was told so; whoever awaits it complains in its time
-        giving, term = self._giving.setdefault(to, _Giving()), self._assign.term
-        if snapshot.term == term:  # the newest counts: the broker has given up those before it
-            older = [k for k in giving.waiting if SnapshotId.of_frame(k).term == term]
-            giving.waiting = deque(k for k in giving.waiting if k not in older)
-        _, parts = self.held[snapshot]
-        giving.waiting += (snapshot.frame(term, i, parts, self.peer, to) for i in range(parts))
-        return self._give_on(giving)
-
-    def _give_on(self, giving: _Giving) -> list[e.Instruction]:
-        out: list[e.Instruction] = []
-        while giving.waiting and len(giving.under_way) < _SLOTS:
-            key = giving.waiting.popleft()
-            if SnapshotId.of_frame(key) in self.held:
-                giving.under_way.add(key)
-                out.append(e.SendFrame(key))
-        return out
+        return self._gifts.give(snapshot, to, self._plan.assign.term)
 
     def acknowledged(self, key: FrameKey) -> list[e.Instruction]:
-        """A part that was given is there, or never will be: the next one, if there is one."""
-        giving = self._giving.get(key.destination)
-        if giving is None or key not in giving.under_way:
-            return []
-        giving.under_way.remove(key)
-        return self._give_on(giving)
+        """A part that was given is there, or never will be."""
+        return self._gifts.acknowledged(key)
 
     # ------------------------------------------------------------ copies
 
     def expects(self, key: FrameKey) -> bool:
         """Whether a part of a snapshot is to be kept. A holder's own of the present term may come
         from any that has a link for it: it may hear of new keepers before they do."""
-        assign = self._assign
+        plan, assign = self._plan, self._plan.assign
         if (key.run, key.term, key.destination) != (assign.run, assign.term, self.peer):
             return False
         try:
@@ -331,13 +262,13 @@ class SnapshotManager:
         coming = self._coming.get(found)
         if found in self.held or (coming is not None and coming.refused):
             return False
-        if any(self._of_set(g.holder) == found and g.source == key.source for g in self._transfers):
+        if plan.gets(found, key.source):
             return True
         own = (found.term, found.holder) == (assign.term, key.source)
-        if not own or found.step < self._needed or not self._spans_of(key.source):
+        if not own or found.step < self._needed or not plan.spans_of(key.source):
             return False
         newest = max(((s.step, s.round) for s in self._coming_of(found)), default=(0, 0))
-        return (found.step, found.round) >= newest and key.source in self.counterparts
+        return (found.step, found.round) >= newest and key.source in plan.counterparts
 
     def _coming_of(self, alike: SnapshotId) -> Iterator[SnapshotId]:
         """Copies of the same holder under the same plan that are on their way."""
@@ -362,7 +293,7 @@ class SnapshotManager:
         if len(coming.came) < coming.parts:
             return out
         del self._coming[found]
-        snapshot = self._message(found)
+        snapshot = self._plan.message(found)
         self.held[found] = snapshot, key.hop
         if found.term == BLOCKS:
             return out
@@ -378,7 +309,7 @@ class SnapshotManager:
         if not self.expects(key):
             return self.stray(key)
         found = SnapshotId.of_frame(key)
-        drop, report = self._forget(found), _report(self._message(found), why)
+        drop, report = self._forget(found), _report(self._plan.message(found), why)
         self._coming[found] = _Coming(key.hop, refused=why)
         return [e.Release(key), drop, report]
 
@@ -394,24 +325,6 @@ class SnapshotManager:
         if key.destination != self.peer or found in wanted:
             return out
         return [*out, e.DropSnapshot(found)]
-
-    def _message(self, found: SnapshotId) -> broker_pb2.Snapshot:
-        """Return a snapshot's message, whose spans say the plan under which it was taken or, of a
-        transfer, who ordered that."""
-        spans = [s for g in self._transfers if g.holder == found.holder for s in g.spans]
-        if found.term == self._assign.term:
-            spans = self._spans_of(found.holder)
-        named = broker_pb2.Snapshot(run=found.run, term=found.term, step=found.step, spans=spans)
-        named.holder, named.round = found.holder, found.round
-        return named
-
-    def _spans_of(self, holder: str) -> list[broker_pb2.Span]:
-        if holder not in self._spans:
-            stages = self._assign.slice.plan.stages
-            self._spans[holder] = [
-                broker_pb2.Span(start=s.start, stop=s.stop) for s in stages if holder in s.holders
-            ]
-        return self._spans[holder]
 
     # ------------------------------------------------------------ the end of a run
 

@@ -14,9 +14,9 @@ from shoal.dag.schedule.flow import Role
 from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
 from shoal.peer.core.assignment import Assignment
+from shoal.peer.core.keeping.snapshot_manager import SnapshotManager
 from shoal.peer.core.options import Timeouts
 from shoal.peer.core.part import Phase
-from shoal.peer.core.snapshot_manager import SnapshotManager
 from shoal.peer.core.snapshots import BLOCKS, PART_BYTES, SnapshotId
 from shoal.proto import broker_pb2
 
