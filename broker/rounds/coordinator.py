@@ -20,8 +20,8 @@ who exchanges with whom, and what it came to. Here is what holds for all of them
 - Members keep contribution and old version until `RoundStart` of the next round says that the
   version is committed, which it is when all have made it with one hash. Who has made another one
   takes the version of the others.
-- The broker carries no tensor, and every decision is an event of the journal. After a restart it
-  tells peers that come back what holds, and they tell it what they have done.
+- Every decision is an event of the journal. After a restart the broker tells peers that come back
+  what holds, and they tell it what they have done.
 """
 
 from __future__ import annotations
@@ -50,16 +50,13 @@ from ..policies.policies import policy_of
 from ..policies.round_view import NetworkOf, RoundView
 from ..runs.replica import Replica
 from ..runs.run import Run
-from .attempts import Attempts
-from .claims import ClaimVerdict, SignedClaims
-from .client_work import ClientWork
-from .contributions import Contributions, goes_on, is_at_gate, is_short, standing
+from .claims import ClaimVerdict
+from .contributions import goes_on, standing
 from .evaluations import Evaluations
 from .exchange import ExchangePlanner
 from .grid import Grid
 from .saving import finish, last_start, save_version
-from .secure_sums import SecureSums
-from .sum_audits import SumAudits
+from .under_way import RoundUnderWay
 
 __all__ = ["RoundCoordinator"]
 
@@ -69,7 +66,7 @@ GRACE_S = 30.0
 
 class RoundCoordinator:
     """Has the rounds of a run begin, close and end. Beside the record it knows of the round under
-    way only, and nothing of that is durable."""
+    way only (`RoundUnderWay`)."""
 
     def __init__(
         self,
@@ -94,37 +91,18 @@ class RoundCoordinator:
         self._stood: dict[int, Hashable] = {}
         """By replica, as `changed` found it last."""
         self._looks_at = -math.inf
-        self._know(None)
+        self._round = self._under_way(None)
 
-    def _know(self, since: float | None) -> None:
-        """Know nothing yet of a round that begins now; None: that an earlier start of the broker
-        has begun."""
+    def _under_way(self, since: float | None) -> RoundUnderWay:
+        """A round that begins now, of which nothing is known yet; None: one that an earlier start
+        of the broker has begun."""
         run, policy = self.run, self._policy
-        self._view = RoundView(run.record, self._members, self._network, self._disputes)
-        self._contributions = Contributions(run, policy, since)
-        self._attempts = Attempts(run, self._view, policy, self._contributions, self._grid)
-        self._evaluations = Evaluations(self.rounds, policy)
-        self._masks = SecureSums(run)
-        self._clients = ClientWork(run, self._view, policy, self._contributions)
-        self._claims = SignedClaims(run, self._view, self._check)
-        self._audits = SumAudits(
-            run, self._view, self._exchange, self._claims, self._check, self._secret
-        )
-        self._given_up, self._asked_at = set[int](), 0.0
-        """Replicas that an unmasked attempt does not wait for, and when it was unmasked; or when
-        members were asked for receipts, or to add up again."""
-
-    # ------------------------------------------------------------ what is known
+        view = RoundView(run.record, self._members, self._network, self._disputes)
+        grid, exchange, check = self._grid, self._exchange, self._check
+        return RoundUnderWay(run, view, policy, grid, exchange, check, self._secret, since)
 
     def _replica(self, number: int) -> Replica:
         return self.run.replicas[number]
-
-    @property
-    def _present(self) -> list[int]:
-        """Numbers of replicas whose peers can be spoken to, but for those that lost their place."""
-        there = [r for r in self.run.replicas if r.record.running and not r.context.away]
-        numbers = [r.record.number for r in there]
-        return [n for n in numbers if not self._view.is_out(n)]
 
     @property
     def _frozen(self) -> bool:
@@ -132,10 +110,6 @@ class RoundCoordinator:
         which they stop, which may be one of the next round, rounds go on."""
         records = [r.record for r in self.run.replicas]
         return any(r.paused for r in records) and not any(r.pausing for r in records)
-
-    @property
-    def _attempt_ends(self) -> float:
-        return max(self._contributions.since or 0.0, self._asked_at) + self._exchange.attempt_s
 
     # ------------------------------------------------------------ what follows
 
@@ -154,8 +128,8 @@ class RoundCoordinator:
         self._looks_at = now + GRACE_S / 2  # before a wait ends that others' steps make longer
         if self.run.ended:
             return []
-        if self._contributions.since is None:  # the broker was started again
-            self._contributions.since = now
+        if self._round.contributions.since is None:  # the broker was started again
+            self._round.contributions.since = now
         failed = next((r for r in self.run.replicas if r.record.phase == FAILED), None)
         if failed is not None:
             why = failed.record.reason
@@ -163,45 +137,34 @@ class RoundCoordinator:
         if self.rounds.work.over:
             return finish(self.run, now)
         if self._frozen:
-            self._contributions.pause()
+            self._round.contributions.pause()
             return []
         if not self.rounds.work.begun:
             out = self._begin(now)
-        elif self.rounds.versions.attempt and not self._attempts.void:
-            out = self._commit(now) or self._arm(self._attempt_ends)
+        elif self.rounds.versions.attempt and not self._round.attempts.void:
+            out = self._commit(now) or self._arm(self._round.ends)
         else:
             out = self._close(now)
-        self._let_wait(now)
+        self._round.let_wait(now, now + GRACE_S)
         return out
 
     def timer(self, now: float) -> list[Instruction]:
         """The attempt may have ended, or a wait."""
         self._armed = math.inf
-        versions, attempts = self.rounds.versions, self._attempts
+        versions, attempts = self.rounds.versions, self._round.attempts
         ended = self.run.ended or self._frozen or self.rounds.work.over
-        if ended or not versions.attempt or attempts.void or now < self._attempt_ends:
+        if ended or not versions.attempt or attempts.void or now < self._round.ends:
             return self.follow(now)
-        if self._masks.begun:
+        if self._round.masks.begun:
             return self._give_up(now)
-        for checks in (self._claims, self._audits):
+        for checks in (self._round.claims, self._round.audits):
             if checks.asked:
                 return self._judge(checks.given_up(), now)
-        out = attempts.late(now, self._masks.waited_for)
+        out = attempts.late(now, self._round.masks.waited_for)
         if out is None:
             text = f"{versions.attempt} attempts at round {versions.round}, in each of which "
             return self.run.fail("round", f"{text}all waited for others", now)
         return [*out, *self._close(now)]
-
-    def _let_wait(self, now: float) -> None:
-        """Give replicas at the gate time: they wait for others, whose waits have ends of their
-        own."""
-        until = now + GRACE_S
-        if self.rounds.work.begun:
-            local_s = max(0.0, self._contributions.closes_at - now)
-            until += local_s + self._exchange.attempt_s
-        for replica in self.run.replicas:
-            if replica.record.running and is_at_gate(self.rounds, replica):
-                replica.context.waits_until = max(replica.context.waits_until, until)
 
     def _arm(self, at: float) -> list[Instruction]:
         if self._armed <= at:
@@ -216,7 +179,7 @@ class RoundCoordinator:
 
     def _begin(self, now: float) -> list[Instruction]:
         """The first round: later ones begin when the one before is committed."""
-        present = self._present
+        present = self._round.present
         if not present:
             self._first = None
             return []
@@ -229,8 +192,8 @@ class RoundCoordinator:
         self, numbers: Sequence[int], now: float, going: Sequence[RoundWork] = ()
     ) -> list[Instruction]:
         """The next round begins for these, who have its version; `going`: work that goes on."""
-        at, number, before = self.rounds.position, self.rounds.versions.round, self._contributions
-        numbers = [n for n in numbers if not self._view.is_out(n)] or numbers
+        at, number, before = self.rounds.position, self.rounds.versions.round, self._round
+        numbers = [n for n in numbers if not before.view.is_out(n)] or numbers
         work = self._policy.work(self.run.record, numbers, self._exchange_s, going)
         homes = self.rounds.homes
         forgets = homes is not None and homes.known and any(w.afresh for w in work)
@@ -241,8 +204,8 @@ class RoundCoordinator:
         if forgets:
             text = f"round {number}: some clients' state is gone, so all begin without"
             out.append(self._publish(now, note=text))
-        self._know(now)
-        self._contributions.go_on_with(before, (w.replica for w in going))
+        self._round = self._under_way(now)
+        self._round.contributions.go_on_with(before.contributions, (w.replica for w in going))
         newest = [w for w in work if not w.behind]
         out += save_version(self.run, [w.replica for w in newest if not w.late], at)
         for w in newest:
@@ -251,44 +214,39 @@ class RoundCoordinator:
             message = BrokerMessage(round_start=start)
             out += [Tell(m.stream, message) for m in replica.context.holders()]
             out += replica.snapshots.begin_round(now)
-        return [*out, *self._arm(self._contributions.closes_at)]
+        return [*out, *self._arm(self._round.contributions.closes_at)]
 
     def _tell_evaluation(self, now: float, *, closes: bool = False) -> list[Instruction]:
         """The one of the round under way, if it is complete, or the round ends."""
-        told = self._evaluations.told(closes=closes)
+        told = self._round.evaluations.told(closes=closes)
         return [] if told is None else [self._publish(now, evaluated=told)]
 
     # ------------------------------------------------------------ the exchange
 
     def _close(self, now: float) -> list[Instruction]:
         """Plans the exchange, if it is time."""
-        given, contributions = self.rounds.work.given, self._contributions
-        bad, out = contributions.bad, self._attempts.restless(now)
-        if set(given) <= set(bad):
+        under_way, contributions = self._round, self._round.contributions
+        bad, out = contributions.bad, under_way.attempts.restless(now)
+        if set(self.rounds.work.given) <= set(bad):
             contributions.waits_for_late()
         if why := contributions.why_none:
             return [*out, *self.run.fail("round", f"no replica has a contribution: {why}", now)]
-        work = [n for n in given if contributions.may_come(n)]
-        ready = [n for n in work if contributions.is_ready(n)]
-        if all(given[n].behind for n in ready):
-            ready = []  # nobody has the version that the next one is made of
-        paused = {n for n in work if ready and self._replica(n).record.paused}
-        missing = [n for n in work if n not in {*ready, *paused}]
-        still = [n for n in missing if not is_short(self._replica(n))]
-        if self._masks.are_few(len(ready)):
+        found = under_way.readiness()
+        ready, paused, still = found.ready, found.paused, found.still
+        if under_way.masks.are_few(len(ready)):
             return out if still or paused else [*out, *self._too_few(len(ready), now)]
         enough = self._policy.is_enough(self.rounds, ready)
-        again = self._view.attempt is not None and not self._policy.carries
+        again = under_way.view.attempt is not None and not self._policy.carries
         until = contributions.waits_until(ready, still, now, again=again)
         if not ready or not (now >= until or not still or enough):
             return out if now >= until else [*out, *self._arm(until)]
         if not self.rounds.versions.attempt and not enough:
             gone = not paused and all(map(contributions.has_lost, still))
-            if gone and (more := self._clients.hand_on(ready, now)):
+            if gone and (more := under_way.clients.hand_on(ready, now)):
                 return [*out, *more, *self._arm(contributions.closes_at)]
             slow = [n for n in still if not contributions.has_lost(n)]
             late = self._policy.too_late(slow)
-            out += self._attempts.convict(late, "had no contribution in time", now)
+            out += under_way.attempts.convict(late, "had no contribution in time", now)
             contributions.late.update(late)
         return [*out, *self._plan(ready, now)]
 
@@ -297,30 +255,15 @@ class RoundCoordinator:
         if self.rounds.work.spent:
             text = f"{self.rounds.work.sums} noisy sums are made, and sync.privacy allows no more"
             return self.run.fail("privacy", text, now)
-        at_gate = [n for n in self._present if is_at_gate(self.rounds, self._replica(n))]
-        at_gate = [n for n in at_gate if not self._contributions.is_busy(n)]
-        attempt = self._policy.attempt(self._view, ready, at_gate, now)
-        if self._masks.are_few(len(attempt.members)):
+        under_way = self._round
+        attempt = self._policy.attempt(under_way.view, ready, under_way.at_gate, now)
+        if under_way.masks.are_few(len(attempt.members)):
             return self._too_few(len(attempt.members), now)
-        out = [self._publish(now, round_planned=self._attempts.begin(attempt, now))]
-        self._view.plans |= self._exchange.plans(attempt.groups)
-        self._claims.begin()
-        self._audits.begin()
-        self._masks.begin((m.replica for m in attempt.members), self._view.plans)
-        inside = {m.replica for m in attempt.members}
-        self._disputes.left_out(n for n in ready if n not in inside)
-        for number in (*(n for n in ready if n in inside), *attempt.joiners):
-            for member in self._replica(number).context.holders():
-                out += self._tell_plan(member)
-        return [*out, *self._arm(self._attempt_ends)]
+        out = [self._publish(now, round_planned=under_way.attempts.begin(attempt, now))]
+        return [*out, *under_way.begin_attempt(attempt, ready), *self._arm(under_way.ends)]
 
     def _too_few(self, members: int, now: float) -> list[Instruction]:
-        return self.run.fail("secure", self._masks.why_few(members), now)
-
-    def _tell_plan(self, member: Member) -> list[Instruction]:
-        """The part of a peer in the present attempt, if it has one."""
-        plan = self._view.plans.get(member.id)
-        return [] if plan is None else [Tell(member.stream, BrokerMessage(round_plan=plan))]
+        return self.run.fail("secure", self._round.masks.why_few(members), now)
 
     # ------------------------------------------------------------ what peers say
 
@@ -328,7 +271,7 @@ class RoundCoordinator:
         self, member: Member, number: int, said: RoundReport, now: float
     ) -> list[Instruction]:
         """A holder of a replica has reported, in its present term."""
-        rounds, replica, view = self.rounds, self._replica(number), self._view
+        rounds, replica, view = self.rounds, self._replica(number), self._round.view
         there = replica.record.phase in (RUNNING, EXPORTING)
         stale = said.term != replica.record.term or not there
         if stale or member.id not in replica.record.peers or self.run.ended:
@@ -337,25 +280,25 @@ class RoundCoordinator:
         goes_on(replica, rounds, member, said, now, evaluates=evaluates)
         known = said.round == (rounds.versions.round if said.attempt else replica.context.round)
         if said.HasField("evaluation"):
-            kept = known and self._evaluations.add(number, said.evaluation)
+            kept = known and self._round.evaluations.add(number, said.evaluation)
             return self._tell_evaluation(now) if kept else []
         if not known or not rounds.work.begun:
             return [replica.context.ignored("round", member, f"round {said.round}")]
         if said.attempt == 0:
             return self._contributed(number, member, said, now)
         inside = number in rounds.versions.inside
-        if not inside or said.attempt != self._attempts.of(number):
+        if not inside or said.attempt != self._round.attempts.of(number):
             return [replica.context.ignored("round", member, f"attempt {said.attempt}")]
-        if self._masks.begun and said.HasField("problem"):  # and there is no other attempt
+        if self._round.masks.begun and said.HasField("problem"):  # and there is no other attempt
             why = clean(said.problem.text, 500)
             fields = (("run", self.run.id), ("peer", member.id), ("why", why))
             return [Log("round_hindered", fields, "warning")]
         if said.HasField("problem"):
-            out, again = self._attempts.hindered(number, member, said, now)
+            out, again = self._round.attempts.hindered(number, member, said, now)
             return [*out, *self._close(now)] if again else out
         if said.HasField("masks"):
             return self._unmask(member, said, now)
-        if wrong := self._claims.wrong(member, said):
+        if wrong := self._round.claims.wrong(member, said):
             return [replica.context.ignored("round", member, wrong)]
         view.made.setdefault(number, {})[member.id] = said
         return self.follow(now) if view.has_made(number) else []
@@ -363,29 +306,29 @@ class RoundCoordinator:
     def _unmask(self, member: Member, said: RoundReport, now: float) -> list[Instruction]:
         """A member of the attempt has dealt shares of its mask, holds what it takes to lift masks,
         or has revealed shares."""
-        masks = self._masks
+        masks = self._round.masks
         try:
             out, all_hold = masks.said(member, said.masks)
         except ValueError as error:
             return self.run.fail("secure", f"masks cannot be lifted: {error}", now)
-        if not all_hold or self._attempts.void:
+        if not all_hold or self._round.attempts.void:
             return out
-        told, self._asked_at = RoundUnmasked(round=said.round, members=masks.members), now
+        told, self._round.asked_at = RoundUnmasked(round=said.round, members=masks.members), now
         return [*out, self._publish(now, unmasked=told), *masks.ask()]
 
     def _give_up(self, now: float) -> list[Instruction]:
         """The attempt has ended, and some have not made the version that is unmasked: they are not
         waited for any more."""
-        if not self._masks.lifted:
+        if not self._round.masks.lifted:
             text = "too few peers have revealed their shares of masks in time"
             return self.run.fail("secure", f"round {self.rounds.versions.round}: {text}", now)
-        self._given_up.update(n for n in self._left if not self._view.has_made(n))
+        self._round.give_up()
         return self.follow(now)
 
     def _contributed(
         self, number: int, member: Member, said: RoundReport, now: float
     ) -> list[Instruction]:
-        contributions, given = self._contributions, self.rounds.work.given.get(number)
+        contributions, given = self._round.contributions, self.rounds.work.given.get(number)
         if given is not None and said.more != given.more:
             return [self._replica(number).context.ignored("round", member, "it has more to do")]
         if said.HasField("problem"):
@@ -397,10 +340,10 @@ class RoundCoordinator:
             note = RunEvent(note=f"round {said.round}: {text}")
             return [self.run.record.publish(note, number, now), *self.follow(now)]
         first = not contributions.is_ready(number)  # later ones change no plan that weighs it
-        out = self._clients.lose(number, said, now) if first else []
-        out += self._clients.leave_out(number, said, now) if said.left_out and first else []
+        out = self._round.clients.lose(number, said, now) if first else []
+        out += self._round.clients.leave_out(number, said, now) if said.left_out and first else []
         contributions.add(number, said.term, member.id)
-        self._masks.contributed(member.id, said.masks)
+        self._round.masks.contributed(member.id, said.masks)
         counts = number not in contributions.bad  # else it may count yet
         follows = counts and contributions.is_ready(number)
         return [*out, *self.follow(now)] if follows else out
@@ -408,65 +351,44 @@ class RoundCoordinator:
     def answered(self, member: Member, said: RoundAnswer, now: float) -> list[Instruction]:
         """A member shows receipts, or says what came of sums that it added up again."""
         if said.turn and not self.run.ended:
-            return self.follow(now) if self._audits.answered(member, said) else []
-        verdict = None if self.run.ended else self._claims.answered(member, said)
+            return self.follow(now) if self._round.audits.answered(member, said) else []
+        verdict = None if self.run.ended else self._round.claims.answered(member, said)
         return [] if verdict is None else self._judge(verdict, now)
 
     def _judge(self, verdict: ClaimVerdict, now: float) -> list[Instruction]:
         """Claims of an attempt differ: there is another one without who is to blame."""
-        replicas, inside = self.run.replicas, self.rounds.versions.inside
-        of = {p: n for n in inside for p in replicas[n].record.peers}
-        self._view.troubled.update(of[p] for p in verdict.about if p in of)
-        out = self._attempts.accused(verdict, of, now)
-        return [*out, *self._close(now)]
+        return [*self._round.accused(verdict, now), *self._close(now)]
 
     # ------------------------------------------------------------ the version
 
     def _commit(self, now: float) -> list[Instruction]:
         """When all have made it."""
-        view, versions, everybody = self._view, self.rounds.versions, self._left
-        members = [m.replica for m in versions.members]
-        if self._masks.begun and not (everybody and self._masks.goes_on(everybody)):
-            return self.run.fail("secure", self._masks.why_lost, now)
+        under_way, view, masks = self._round, self._round.view, self._round.masks
+        everybody, attempts = under_way.awaited, under_way.attempts
+        if masks.begun and not (everybody and masks.goes_on(everybody)):
+            return self.run.fail("secure", masks.why_lost, now)
         if not all(map(view.has_made, everybody)):
             return []
-        for checks in () if self._masks.begun else (self._claims, self._audits):
+        for checks in () if masks.begun else (under_way.claims, under_way.audits):
             if (asked := checks.asks()) is not None:
-                self._asked_at = now if asked else self._asked_at
+                under_way.asked_at = now if asked else under_way.asked_at
                 return asked if isinstance(asked, list) else self._judge(asked, now)
-        found = self._policy.agreed(view, {n: self._attempts.hash_of(n) for n in everybody})
+        found = self._policy.agreed(view, {n: attempts.hash_of(n) for n in everybody})
         if found is None:
             return self.run.fail("round", "every replica has holders that made other versions", now)
         version, equal = found
         others = [n for n in everybody if n not in equal]
-        out = self._attempts.differ(others, equal[0], now)
-        self._disputes.done(members)
-        done = self._attempts.done(version, equal, now)
-        for member in done.members if self._masks.begun else ():
-            member.term = member.term if member.replica in equal else 0  # it takes it from others
-        if (uploads := self._policy.uploads(view, members)) is not None:
-            done.uploads.CopyFrom(uploads)
-        if (reports := self._policy.reports(view, members)) is not None:
-            done.clients.CopyFrom(reports)
+        out = attempts.differ(others, equal[0], now)
+        self._disputes.done([m.replica for m in self.rounds.versions.members])
+        done = under_way.done(version, equal, now)
         going = [self.rounds.work.given[n] for n in done.going]
         self._exchange_s = done.exchange_s
         out += self._tell_evaluation(now, closes=True)
         out.append(self._publish(now, round_done=done))
         if self.rounds.work.over:
-            self._evaluations = Evaluations(self.rounds, self._policy)
+            under_way.evaluations = Evaluations(self.rounds, self._policy)
             return [*out, *finish(self.run, now)]
         return [*out, *self._hand_out(equal, now, going)]
-
-    @property
-    def _left(self) -> list[int]:
-        """Members and joiners of the attempt that are to make its version."""
-        versions, present = self.rounds.versions, self._present
-        found = [m.replica for m in versions.members]
-        if self._masks.begun:
-            gone = {m.replica for m in versions.members if self._attempts.is_gone(m)}
-            found = [n for n in found if n not in gone | self._given_up]
-        joiners = (n for n in versions.joiners if n not in self._given_up)
-        return [*found, *(n for n in joiners if n in present)]
 
     # ------------------------------------------------------------ peers that come back
 
@@ -478,10 +400,4 @@ class RoundCoordinator:
         if self.rounds.work.over and replica.record.phase == EXPORTING:
             starts.append(last_start(self.run, replica))
         told = [Tell(member.stream, BrokerMessage(round_start=s)) for s in starts]
-        return [
-            *told,
-            *self._tell_plan(member),
-            *self._masks.tell(member),
-            *self._claims.tell(member),
-            *self._audits.tell(member),
-        ]
+        return [*told, *self._round.tell_again(member)]

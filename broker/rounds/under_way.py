@@ -1,0 +1,169 @@
+"""What is known of the round under way: who can take part, whose contribution is there, and how the
+attempt at its exchange goes. Nothing of it is durable: a broker that starts again knows less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...net.identity.statements import CheckStatement
+from ...proto.broker_pb2 import BrokerMessage, RoundDone
+from ..events import Instruction, Tell
+from ..membership.member import Member
+from ..policies.policy import RoundPolicy
+from ..policies.round_view import PlannedAttempt, RoundView
+from ..runs.run import Run
+from .attempts import Attempts
+from .claims import ClaimVerdict, SignedClaims
+from .client_work import ClientWork
+from .contributions import Contributions, is_at_gate, is_short
+from .evaluations import Evaluations
+from .exchange import ExchangePlanner
+from .grid import Grid
+from .secure_sums import SecureSums
+from .sum_audits import SumAudits
+
+__all__ = ["Readiness", "RoundUnderWay"]
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """Replicas that have work in a round. ready: those with a contribution. paused: those that have
+    none, and none is waited for, as somebody paused them. still: those that have none yet."""
+
+    ready: Sequence[int]
+    paused: frozenset[int]
+    still: Sequence[int]
+
+
+class RoundUnderWay:
+    """One round of a run, from its begin to its commit."""
+
+    def __init__(
+        self,
+        run: Run,
+        view: RoundView,
+        policy: RoundPolicy,
+        grid: Grid,
+        exchange: ExchangePlanner,
+        check: CheckStatement | None,
+        secret: bytes,
+        since: float | None,
+    ) -> None:
+        """`check`, `secret`: as of `RoundCoordinator`. `since`: when the round began; None: an
+        earlier start of the broker has begun it."""
+        self.run, self.rounds, self.view, self.policy = run, run.rounds, view, policy
+        self._exchange = exchange
+        self.contributions = Contributions(run, policy, since)
+        self.attempts = Attempts(run, view, policy, self.contributions, grid)
+        self.evaluations = Evaluations(self.rounds, policy)
+        self.masks = SecureSums(run)
+        self.clients = ClientWork(run, view, policy, self.contributions)
+        self.claims = SignedClaims(run, view, check)
+        self.audits = SumAudits(run, view, exchange, self.claims, check, secret)
+        self._given_up = set[int]()
+        """Replicas that an unmasked attempt does not wait for."""
+        self.asked_at = 0.0
+        """When the attempt was unmasked, or members were asked for receipts or to add up again."""
+
+    # ------------------------------------------------------------ who can take part
+
+    @property
+    def present(self) -> list[int]:
+        """Numbers of replicas whose peers can be spoken to, but for those that lost their place."""
+        there = [r for r in self.run.replicas if r.record.running and not r.context.away]
+        numbers = [r.record.number for r in there]
+        return [n for n in numbers if not self.view.is_out(n)]
+
+    @property
+    def at_gate(self) -> list[int]:
+        """Those of them that wait for a version and have nothing to do."""
+        there = [n for n in self.present if is_at_gate(self.rounds, self.run.replicas[n])]
+        return [n for n in there if not self.contributions.is_busy(n)]
+
+    def readiness(self) -> Readiness:
+        """How far those that have work in the round are with it."""
+        given, contributions = self.rounds.work.given, self.contributions
+        work = [n for n in given if contributions.may_come(n)]
+        ready = [n for n in work if contributions.is_ready(n)]
+        if all(given[n].behind for n in ready):
+            ready = []  # nobody has the version that the next one is made of
+        replicas = self.run.replicas
+        paused = frozenset(n for n in work if ready and replicas[n].record.paused)
+        missing = [n for n in work if n not in {*ready, *paused}]
+        return Readiness(ready, paused, [n for n in missing if not is_short(replicas[n])])
+
+    # ------------------------------------------------------------ the attempt
+
+    @property
+    def ends(self) -> float:
+        """When nobody waits for the attempt any more."""
+        return max(self.contributions.since or 0.0, self.asked_at) + self._exchange.attempt_s
+
+    def begin_attempt(self, attempt: PlannedAttempt, ready: Sequence[int]) -> list[Instruction]:
+        """The attempt is written down: make the plans of its members, and tell them."""
+        self.view.plans |= self._exchange.plans(attempt.groups)
+        self.claims.begin()
+        self.audits.begin()
+        self.masks.begin((m.replica for m in attempt.members), self.view.plans)
+        inside = {m.replica for m in attempt.members}
+        self.view.disputes.left_out(n for n in ready if n not in inside)
+        told = (*(n for n in ready if n in inside), *attempt.joiners)
+        holders = (m for n in told for m in self.run.replicas[n].context.holders())
+        return [i for member in holders for i in self.tell_plan(member)]
+
+    def tell_plan(self, member: Member) -> list[Instruction]:
+        """The part of a peer in the present attempt, if it has one."""
+        plan = self.view.plans.get(member.id)
+        return [] if plan is None else [Tell(member.stream, BrokerMessage(round_plan=plan))]
+
+    def tell_again(self, member: Member) -> list[Instruction]:
+        """All of the attempt that a peer may not have heard."""
+        parts: tuple[Callable[[Member], list[Instruction]], ...]
+        parts = self.tell_plan, self.masks.tell, self.claims.tell, self.audits.tell
+        return [instruction for tell in parts for instruction in tell(member)]
+
+    def let_wait(self, now: float, until: float) -> None:
+        """Give replicas at the gate time, to `until` and as long as those take that they wait for:
+        these have ends of their own."""
+        if self.rounds.work.begun:
+            local_s = max(0.0, self.contributions.closes_at - now)
+            until += local_s + self._exchange.attempt_s
+        for replica in self.run.replicas:
+            if replica.record.running and is_at_gate(self.rounds, replica):
+                replica.context.waits_until = max(replica.context.waits_until, until)
+
+    def give_up(self) -> None:
+        """Wait no more for who has not made the version."""
+        self._given_up.update(n for n in self.awaited if not self.view.has_made(n))
+
+    def accused(self, verdict: ClaimVerdict, now: float) -> list[Instruction]:
+        """Claims of the attempt differ: nothing comes of it."""
+        replicas, inside = self.run.replicas, self.rounds.versions.inside
+        of = {p: n for n in inside for p in replicas[n].record.peers}
+        self.view.troubled.update(of[p] for p in verdict.about if p in of)
+        return self.attempts.accused(verdict, of, now)
+
+    @property
+    def awaited(self) -> list[int]:
+        """Members and joiners of the attempt that are to make its version."""
+        versions, present = self.rounds.versions, self.present
+        found = [m.replica for m in versions.members]
+        if self.masks.begun:
+            gone = {m.replica for m in versions.members if self.attempts.is_gone(m)}
+            found = [n for n in found if n not in gone | self._given_up]
+        joiners = (n for n in versions.joiners if n not in self._given_up)
+        return [*found, *(n for n in joiners if n in present)]
+
+    def done(self, version: int, equal: Sequence[int], now: float) -> RoundDone:
+        """Return the event of the commit. `version`: its hash; `equal`: replicas that made it, or
+        took it from others."""
+        done = self.attempts.done(version, equal, now)
+        members = [m.replica for m in self.rounds.versions.members]
+        for member in done.members if self.masks.begun else ():
+            member.term = member.term if member.replica in equal else 0  # it takes it from others
+        if (uploads := self.policy.uploads(self.view, members)) is not None:
+            done.uploads.CopyFrom(uploads)
+        if (reports := self.policy.reports(self.view, members)) is not None:
+            done.clients.CopyFrom(reports)
+        return done
