@@ -1,16 +1,14 @@
 """A peer's shell in the simulated world: its machine's instructions on virtual time.
 
-The control stream, links and blobs go over the modelled network, an action takes the cost model's
-seconds at the peer's speeds, and a device does with the values what the mode of the world says:
-real tensors (`peer/compute/device.py`), or hashes.
+The control stream and links go over the modelled network; what its device is asked to do stands in
+`peer_work.py`. A device computes what the mode of the world says: real tensors
+(`peer/compute/device.py`), or hashes.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
-from ...dag.plan.action import ROUNDS, TRAITS, ExchangeContent
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role
 from ...net.links.frame import Arrived, FrameKey, Payload
@@ -25,21 +23,17 @@ from ...net.links.transport import (
     TransportEvent,
 )
 from ...net.transports.memory import MemoryTransport
-from ...peer.compute.order import resumed
 from ...peer.core import events as p
 from ...peer.core.machine import PeerMachine
 from ...peer.core.options import PeerOptions
 from ...peer.core.rates.probe import probe_payload
-from ...peer.core.snapshots import BLOCKS, PART_BYTES, SnapshotId, SnapshotStore
-from ...peer.data.manifest import DataError, Manifest
-from ...peer.shell.workbench import code_of, code_of_action, said_of
+from ...peer.core.snapshots import PART_BYTES, SnapshotStore
+from ...peer.data.manifest import Manifest
 from ...proto import broker_pb2, common_pb2
 from .. import trace
-from .blob_fetches import BlobFetches
 from .clock import Observed, Timers
-from .control import BROKER, Control
-from .device_task import DeviceTask
-from .orders import ActionTimes
+from .control import Control
+from .peer_work import OVERHEAD_S, PeerWork
 from .spec import PeerDevice, PeerSpec
 
 if TYPE_CHECKING:
@@ -47,12 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PeerShell"]
 
-OVERHEAD_S = 1e-4
-"""What building, reading data and storing weights take, besides what they fetch or store."""
 LAST_WORDS_S = 2.0
 """How long a process that ends well lets its frames leave, as the daemon does."""
-
-_AWAY = "the broker is away"
 
 
 class PeerShell:
@@ -84,9 +74,7 @@ class PeerShell:
         """False: nothing is handled and nothing said any more."""
         self.exit: p.Exit | None = None
         self.control: Control | None = None
-        self.stretch = 1.0
-        """Compute takes so many times longer."""
-        self._pace: ActionTimes | None = None
+        self.work = PeerWork(world, spec, device, self.snapshots, self.handle, lambda: self.alive)
         self._transport: MemoryTransport = world.network.transport(
             spec.name,
             boot,
@@ -96,9 +84,6 @@ class PeerShell:
             pieces=getattr(device, "pieces", PIECES),
         )
         self._timers = Timers(world, lambda name: self.handle(p.TimerFired(name)))
-        self._task = DeviceTask(world, lambda: self.alive)
-        self._copies_until = 0.0  # when the device has copied the newest snapshot
-        self._fetched: set[str] = set()  # hashes of whole blobs that this host has
         self._ready: dict[FrameKey, tuple[float, int, str]] = {}  # (when, size, codec) of frames
 
     def start(self) -> None:
@@ -120,7 +105,8 @@ class PeerShell:
         world = self.world
         if not self.alive:
             return
-        if world.network.frozen and world.network.held(self.name, lambda: self.handle(event)):
+        medium = world.network.medium
+        if medium.frozen and medium.held(self.name, lambda: self.handle(event)):
             return
         observed = world.observe is not None
         if observed and not self._observed(event):
@@ -269,7 +255,7 @@ class PeerShell:
             here = self.snapshots if key.role is Role.SNAPSHOT else self.device
             self._send(key, here.payload(key))
         elif isinstance(instruction, p.Compute):
-            self._compute(instruction)
+            self.work.compute(instruction)
         else:
             self._carry_out_rarer(instruction)
 
@@ -296,42 +282,10 @@ class PeerShell:
                 self._transport.hang_up(peer)
             case p.Allow(peer, role, frames):
                 self._transport.allow(peer, role, frames)
-            case p.Build():
-                self._build(instruction)
             case p.PrefetchFrozen():
                 pass  # blobs are here at once
-            case p.BeginRound(run, term, start):
-                self.device.rounds.begin(start)
-                ready = p.RoundReady(run, term, start.round)
-                world.after(OVERHEAD_S, lambda: self.handle(ready))
-            case p.JoinExchange(plan=plan, wiring=wiring):
-                self.device.rounds.join(plan, wiring)
-            case p.HearMasks(told=told):
-                self.device.rounds.hear(told)
-            case p.ShowReceipts(run, term, asked):
-                shown = p.ReceiptsShown(run, term, self.device.rounds.answer(asked))
-                world.after(OVERHEAD_S, lambda: self.handle(shown))
-            case p.ShowAgain(wiring=wiring):
-                self.device.rounds.show(wiring)
-            case p.AddAgain(run, term, order):
-                again = p.ReceiptsShown(run, term, self.device.rounds.answer_audit(order))
-                world.after(OVERHEAD_S, lambda: self.handle(again))
-            case p.Prefetch(run, term, step):
-                read: p.Event = p.DataReady(run, term, step)
-                try:
-                    self.device.prefetch(step)
-                except (ValueError, OSError) as error:
-                    code = code_of(error, "data")
-                    read = p.DataFailed(run, term, step, said_of(error), code)
-                world.after(OVERHEAD_S, lambda: self.handle(read))
-            case p.UploadWeights(run, term, step):
-                self._upload(instruction)
-            case p.TakeSnapshot():
-                self._take_snapshot(instruction)
             case p.KeepSnapshot(snapshot, parts):
                 self.snapshots.whole(snapshot, parts)
-            case p.UploadSnapshot(snapshot):
-                self._save(snapshot)
             case p.DropSnapshot(name):
                 self.snapshots.drop(name)
             case p.Discard(run, term):
@@ -339,6 +293,8 @@ class PeerShell:
                 ours = [k for k in self._ready if (k.run, k.term) == (run, term)]
                 for key in ours:
                     del self._ready[key]
+            case _:
+                self.work.carry_out(instruction)
 
     def _exit(self, instruction: p.Exit) -> None:
         world, self.exit = self.world, instruction
@@ -348,161 +304,15 @@ class PeerShell:
             self.control.end_here("it ended")
         world.after(LAST_WORDS_S if instruction.code == 0 else 0.0, self.die)
 
-    def _build(self, wanted: p.Build) -> None:
-        """Build the stages; what they fetch comes from the broker's place, in one request."""
-        world, began = self.world, self.world.now
-        fetches = BlobFetches(world, self._fetched)
-        answer: p.Event
-        parts: tuple[tuple[memoryview, ...], ...] = ()
-        resume = wanted.assign.resume
-        if resume.live and self.name not in resume.rebuilt:
-            parts = (self.device.snapshot(wanted.assign.first_step)(),)
-        held = self.snapshots.parts
-        try:
-            kept = resumed(wanted.assign, wanted.snapshots, held, self.name, fetches.saved)
-            order, self._pace = world.orders.read(
-                self.name,
-                wanted.assign,
-                self.spec.speeds,
-                blob=fetches.whole,
-                read=fetches.read,
-                shard=fetches.shard,
-                parts=parts + kept,
-                shares=getattr(self.device, "shares_plan", False),
-            )
-            answer = self.device.build(order)
-        except (ValueError, OSError) as error:
-            code = code_of(error, "build")
-            answer = p.BuildFailed(wanted.run, wanted.term, said_of(error), code)
-
-        def built() -> None:
-            self._span("build", began)
-            self.handle(answer)
-
-        def sends() -> None:
-            nonlocal answer
-            if not world.broker.alive:
-                answer = p.BuildFailed(wanted.run, wanted.term, _AWAY, "blob")
-            world.carrier.send(
-                BROKER, self.name, fetches.bytes, _nothing, lambda: world.after(OVERHEAD_S, built)
-            )
-
-        world.carrier.send(self.name, BROKER, 0, _nothing, sends)
-
-    def _take_snapshot(self, wanted: p.TakeSnapshot) -> None:
-        """Copying holds the device up, from now on; writing does not."""
-        blocks = wanted.snapshot.term == BLOCKS
-        parts = (self.device.blocks() if blocks else self.device.snapshot(wanted.snapshot.step))()
-        self.snapshots.put(wanted.snapshot, parts)
-        copied = 2 * sum(part.nbytes for part in parts)  # read and written
-        now = self.world.now
-        self._copies_until = max(now, self._copies_until) + copied / self.spec.speeds.memory
-        answer = p.SnapshotTaken(wanted.snapshot, len(parts))
-        self.world.after(OVERHEAD_S + self._copies_until - now, lambda: self.handle(answer))
-
-    def _save(self, snapshot: broker_pb2.Snapshot) -> None:
-        world, parts = self.world, self.snapshots.parts(SnapshotId.of(snapshot))
-        size = sum(part.nbytes for part in parts)
-        seen = hashlib.sha256(snapshot.SerializeToString(deterministic=True))
-        blob = common_pb2.BlobRef(hash=seen.hexdigest(), size_bytes=size)
-
-        def stored() -> None:
-            answer = p.SnapshotSaved(snapshot, None, _AWAY)
-            if world.broker.alive:
-                world.saved[blob.hash] = parts
-                answer = p.SnapshotSaved(snapshot, blob)
-            world.carrier.send(BROKER, self.name, 0, _nothing, lambda: self.handle(answer))
-
-        world.carrier.send(self.name, BROKER, size, _nothing, stored)
-
-    def _upload(self, wanted: p.UploadWeights) -> None:
-        world = self.world
-        try:
-            data = bytes(self.device.export())
-        except OSError as error:
-            failed = p.ExportFailed(wanted.run, wanted.term, wanted.step, said_of(error))
-            world.after(OVERHEAD_S, lambda: self.handle(failed))
-            return
-        name = hashlib.sha256(data).hexdigest()
-        blob = common_pb2.BlobRef(hash=name, size_bytes=len(data))
-
-        def stored() -> None:
-            answer: p.Event = p.ExportFailed(wanted.run, wanted.term, wanted.step, _AWAY)
-            if world.broker.alive:
-                world.blobs[name] = data
-                answer = p.ExportedWeights(wanted.run, wanted.term, wanted.step, blob)
-            world.carrier.send(BROKER, self.name, 0, _nothing, lambda: self.handle(answer))
-
-        world.after(
-            OVERHEAD_S,
-            lambda: world.carrier.send(self.name, BROKER, len(data), _nothing, stored),
-        )
-
-    # ------------------------------------------------------------ computing
-
-    def _compute(self, wanted: p.Compute) -> None:
-        assert self._pace is not None
-        action, began = wanted.action, self.world.now
-        try:
-            done = self.device.compute(wanted.step, action)
-        except DataError as error:
-            self._compute_failed(wanted, error)
-            return
-        copies_s = max(0.0, self._copies_until - began)
-        seconds = copies_s + self._pace.seconds(action) * self.stretch
-        if self.world.logs:
-            self.world.note(self.name, "computes", action, "of step", wanted.step)
-        result = p.Result(
-            seconds, done.peak_bytes, done.outcome, done.evaluation, done.links, done.round
-        )
-        answer = p.Computed(wanted.run, wanted.term, wanted.step, action, result)
-
-        def ended() -> None:
-            if self.world.trace is not None:
-                scores = action.content is ExchangeContent.SCORES
-                kind = "evaluate" if scores else TRAITS[action.kind].word
-                step = -1 if action.kind in ROUNDS else wanted.step
-                self._span(kind, began, step, action.microbatch, action.stage)
-            self.handle(answer)
-
-        self._task.begin(seconds, ended)
-
-    def _compute_failed(self, wanted: p.Compute, error: DataError) -> None:
-        why, code = said_of(error), code_of_action(error)
-        failed = p.ComputeFailed(wanted.run, wanted.term, wanted.step, wanted.action, why, code)
-
-        self._task.begin(OVERHEAD_S, lambda: self.handle(failed))
-
     def freeze(self) -> None:
         """The process stands still: what it computes ends so much later."""
-        if self.name in self.world.network.frozen or not self.alive:
+        if self.name in self.world.network.medium.frozen or not self.alive:
             return
         self.world.network.freeze(self.name)
-        self._task.freeze()
+        self.work.task.freeze()
 
     def thaw(self) -> None:
-        if self.name not in self.world.network.frozen:
+        if self.name not in self.world.network.medium.frozen:
             return
-        self._task.thaw()
+        self.work.task.thaw()
         self.world.network.thaw(self.name)
-
-    def _span(
-        self, kind: trace.Kind, began: float, step: int = -1, microbatch: int = -1, stage: int = -1
-    ) -> None:
-        world = self.world
-        if world.trace is not None and self.alive:
-            world.trace.add(
-                trace.Span(
-                    start_s=began,
-                    end_s=world.now,
-                    peer=self.name,
-                    kind=kind,
-                    step=step,
-                    microbatch=microbatch,
-                    stage=stage,
-                )
-            )
-
-
-def _nothing() -> None:
-    pass

@@ -216,7 +216,7 @@ class World(VirtualClock):
     def stretch(self, name: str, factor: float) -> None:
         """Actions of a peer that begin from now on take so many times longer; 1: as at first."""
         self.mark(name, "stretch", f"{factor:g} times")
-        self.peers[name].stretch = factor
+        self.peers[name].work.stretch = factor
 
     def corrupt(self, a: str, b: str) -> None:
         """The next message from peer a to peer b arrives with one byte changed, of the seed's
@@ -224,7 +224,7 @@ class World(VirtualClock):
         self.mark(a, "corrupt", f"to {b}")
         self._corruptions += 1
         rng = random.Random(f"{self.seed} corrupt {self._corruptions}")
-        self.network.corrupt(a, b, rng.random())
+        self.network.medium.corrupt(a, b, rng.random())
 
     def restart_broker(self, away_s: float = RESTART_S) -> None:
         """The broker's process is gone from now on, without a word, also one that was about to
@@ -257,13 +257,13 @@ class World(VirtualClock):
         return control
 
     def hear_each_other(self, a: str, b: str) -> bool:
-        return self.network.hear_each_other(a, b)
+        return self.network.medium.hear_each_other(a, b)
 
     def arrived(self, frame: Arrived) -> None:
         """A frame is at its destination."""
         sender = self.peers.get(frame.key.source)
         if sender is not None:
-            sender.sent(frame, self.network.left_s)
+            sender.sent(frame, self.network.medium.left_s)
 
     def _watch(self, name: str) -> None:
         peer = self.peers.get(name)

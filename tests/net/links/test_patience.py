@@ -203,7 +203,7 @@ async def test_a_frame_overtakes_a_snapshot_in_spite_of_the_kernels_buffers(
         waits_s = free[source] - world.now
         return max(0.0, waits_s - (4 << 20) / rate), waits_s + latency_s
 
-    world.network.carrier = Timed(world.after, carry)
+    world.network.medium.carrier = Timed(world.after, carry)
     a, b = await world.pair()
     began, size = world.now, int(10 * rate)
     snapshot = a.send("b", size, Role.SNAPSHOT)

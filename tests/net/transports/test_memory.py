@@ -14,9 +14,11 @@ async def test_a_pipe_carries_one_message_at_a_time_after_its_process_stood_stil
     a, b = await world.pair()
 
     def freezes(event) -> None:
-        if isinstance(event, FrameArrived) and not world.network.frozen:
+        if isinstance(event, FrameArrived) and not world.network.medium.frozen:
             world.network.freeze("b")
-            world.network.held("b", lambda: [b.send("a", FRAME, microbatch=m) for m in range(10)])
+            world.network.medium.held(
+                "b", lambda: [b.send("a", FRAME, microbatch=m) for m in range(10)]
+            )
             world.after(0.5, lambda: world.network.thaw("b"))
 
     b.on_event = freezes

@@ -100,7 +100,7 @@ def test_hosts_with_helpers_and_one_without_are_a_plain_loop_and_no_sample_leave
         assert all(p.startswith("lent") for p in between)
     for i, ref in enumerate(hosts.spec.client_data):
         shards = {s.hash for s in Manifest.from_json(world.blobs[ref.hash]).shards}
-        read = {name for name, peer in world.peers.items() if shards & peer._fetched}
+        read = {name for name, peer in world.peers.items() if shards & peer.work.fetched}
         assert read == {f"h{i}"}
     rows = [row.tobytes() for arrays in hosts.arrays for row in arrays["x"]]
     labels = {row.tobytes() for arrays in hosts.arrays for row in arrays["y"]}

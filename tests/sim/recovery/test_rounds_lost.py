@@ -177,7 +177,7 @@ def test_others_have_the_last_version_until_somebody_has_brought_it(rounds: Roun
         match seen.record:
             case UploadWeights() if not held_up:
                 held_up.append(seen.who)
-                world.peers[seen.who]._upload = lambda wanted: None  # nothing arrives
+                world.peers[seen.who].work._upload = lambda wanted: None  # nothing arrives
                 world.after(300.0, lambda: world.kill(seen.who))
 
     world, run = rounds.play(FOUR[:3], also=die, **SHORT)

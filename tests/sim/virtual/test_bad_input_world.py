@@ -49,7 +49,7 @@ def test_a_damaged_message_breaks_one_connection_and_changes_nothing(gpt, equal_
         damaged.append(f"{source} -> {destination}")
         return change(message)
 
-    world.network.tamper = tamper
+    world.network.medium.tamper = tamper
     equal_training(gpt.train(world), gpt.plain())
     assert len(damaged) == 2, "the fault did not fire"
 
