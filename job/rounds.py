@@ -163,7 +163,7 @@ class SparseLocoOptions(Settings):
 @dataclass(frozen=True, kw_only=True)
 class RoundMethod:
     """What there is to know of a method of rounds, but for its formulas: these are a strategy of
-    peers (`peer/rounds/strategies.py`) and, once more, a plain loop (`sim/plain/`)."""
+    peers (`peer/rounds/methods/`) and, once more, a plain loop (`sim/plain/`)."""
 
     options: type[Settings]
     kept: int

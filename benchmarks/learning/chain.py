@@ -35,9 +35,9 @@ from shoal.peer.data.manifest import Manifest
 from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
 from shoal.peer.sync.ahead import StepAheadEF
+from shoal.peer.sync.gradient_vector import Layout, add, grads_of, parts_of, set_grads, vector_of
 from shoal.peer.sync.optimizer import StageOptimizer
 from shoal.peer.sync.strategy import Holder
-from shoal.peer.sync.vector import Layout, add, grads_of, parts_of, set_grads, vector_of
 
 __all__ = ["Data", "Pipeline", "Setting", "fuse"]
 

@@ -28,8 +28,8 @@ from shoal.dag.execute.neighbour import BOOST, rebuild
 from shoal.dag.ir.graph import Graph
 from shoal.dag.plan.cut import cut, tied_groups
 from shoal.peer.data.reader import Reader
+from shoal.peer.sync.gradient_vector import add
 from shoal.peer.sync.optimizer import StageOptimizer
-from shoal.peer.sync.vector import add
 
 __all__ = ["HOURLY_STEPS", "Chain", "losses"]
 

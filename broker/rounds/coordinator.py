@@ -53,7 +53,7 @@ from ..runs.run import Run
 from .claims import ClaimVerdict
 from .contributions import goes_on, standing
 from .evaluations import Evaluations
-from .exchange import ExchangePlanner
+from .exchange_planner import ExchangePlanner
 from .grid import Grid
 from .saving import finish, last_start, save_version
 from .under_way import RoundUnderWay

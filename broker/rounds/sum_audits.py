@@ -42,7 +42,7 @@ from ..membership.member import Member
 from ..policies.round_view import RoundView
 from ..runs.run import Run
 from .claims import ClaimVerdict, SignedClaims
-from .exchange import ExchangePlanner
+from .exchange_planner import ExchangePlanner
 
 __all__ = ["SumAudits"]
 

@@ -18,7 +18,7 @@ from .claims import ClaimVerdict, SignedClaims
 from .client_work import ClientWork
 from .contributions import Contributions, is_at_gate, is_short
 from .evaluations import Evaluations
-from .exchange import ExchangePlanner
+from .exchange_planner import ExchangePlanner
 from .grid import Grid
 from .secure_sums import SecureSums
 from .sum_audits import SumAudits

@@ -169,8 +169,9 @@ class Vectors:
 
     def tensor(self, exchange: Exchange, hop: Hop) -> tuple[TensorSpec, int]:
         """The tensor of a message that is coded, and how many elements at its end are sent as they
-        are when a codec loses something. Gradients are the flat vectors of `peer/sync/vector.py`:
-        all elements, then one flag for each parameter; flags stay exact."""
+        are when a codec loses something. Gradients are the flat vectors of
+        `peer/sync/gradient_vector.py`: all elements, then one flag for each parameter, which stays
+        exact."""
         content, index = exchange.content, exchange.index
         stage_wise = content in (ExchangeContent.GRADIENT, ExchangeContent.DELTA)
         names = self._stages[index].trainable if stage_wise else (self._tied[index].parameter,)

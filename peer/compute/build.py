@@ -33,7 +33,7 @@ from ...net.links.buffers import trim_heap
 from ...proto.broker_pb2 import Evaluation, NamedNumber, Outcome
 from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
-from ..core.rounds.exchange import run_of
+from ..core.rounds.round_exchange import run_of
 from ..data.reader import Reader
 from ..federated.client_states import ClientStates
 from ..host.profile import available_host_bytes
@@ -42,10 +42,10 @@ from ..rounds.tensors import TensorAlgebra
 from ..rounds.work import RoundWork
 from ..secure.attempt_receipts import AttemptReceipts, ReceiptsOf
 from ..secure.masked_sums import MaskedSums, MemberOf
+from ..sync.gradient_vector import parts_of
 from ..sync.optimizer import StageOptimizer, learning_rate
 from ..sync.strategies import STRATEGIES
 from ..sync.strategy import Holder, Strategy
-from ..sync.vector import parts_of
 from .codings import Codings
 from .exchange import Exchanges, LocalStage, TransferSpecs
 from .graph_checks import check_specs, checked_core

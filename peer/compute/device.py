@@ -146,10 +146,10 @@ class TorchDevice:
     def accept(self, arrived: Arrived) -> None:
         """Decodes a value into the store. Raises TensorSpecError or CodecError, with nothing
         stored, when it is not what the plan says for its key. Frames of rounds are of the exchange
-        that was joined last (`RoundWork.accept`)."""
+        that was joined last (`RoundFrames.accept`)."""
         work, key = self._now, arrived.key
         if key.role is Role.ROUND:
-            self.rounds.accept(arrived)
+            self.rounds.frames.accept(arrived)
             return
         transfer = transfer_of(key)
         if transfer not in work.flow.taken_by or key.destination != work.order.peer:
@@ -181,7 +181,7 @@ class TorchDevice:
         plans at most: it was on its way when the plan changed, or is nobody's. For any thread."""
         work, transfer = self._work, transfer_of(key)
         if key.role is Role.ROUND:
-            return work.rounds.most_bytes(key) if work and work.rounds else _ROUND_BYTES
+            return work.rounds.frames.most_bytes(key) if work and work.rounds else _ROUND_BYTES
         if work is None or (key.run, key.term) != (work.order.run, work.order.term):
             return max(self._largest_bytes)
         if transfer not in work.flow.taken_by:
@@ -193,7 +193,7 @@ class TorchDevice:
         holds what it needs. Raises KeyError for a value that no action left."""
         work, transfer = self._now, transfer_of(key)
         if key.role is Role.ROUND:
-            return self.rounds.payload(key)
+            return self.rounds.frames.payload(key)
         entry = work.store.pop(key)
         if entry is None:
             raise KeyError(f"{key} is not in the store of {work.order.peer}")
@@ -209,7 +209,7 @@ class TorchDevice:
     def release(self, key: FrameKey) -> None:
         """Frees a value, or a frame of a round that came too early; if it is here."""
         if (work := self._work) is not None:
-            early = work.rounds.early if work.rounds and key.role is Role.ROUND else None
+            early = work.rounds.frames.early if work.rounds and key.role is Role.ROUND else None
             (work.store if early is None else early).pop(key)
 
     # ------------------------------------------------------------ data

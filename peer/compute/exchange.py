@@ -26,9 +26,9 @@ from ...dag.plan.full_steps import FullSteps
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ..sync import norm
+from ..sync.gradient_vector import Layout, TensorSpace, add, grads_of, set_grads, vector_of
 from ..sync.statistics import Statistics
 from ..sync.strategy import Strategy
-from ..sync.vector import Layout, TensorSpace, add, grads_of, set_grads, vector_of
 
 __all__ = ["Echo", "Exchanges", "LocalStage", "Taken", "TransferSpecs", "present"]
 

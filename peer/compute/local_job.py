@@ -6,7 +6,7 @@ from __future__ import annotations
 from ...dag.execute.execute import StageExecutor
 from ...dag.plan.plan import PlanError
 from ...job import SettingsError
-from ..core.rounds.exchange import run_of
+from ..core.rounds.round_exchange import run_of
 from ..data.partition import partition_of
 from ..data.reader import Reader
 from ..federated.client_states import ClientStates

@@ -33,6 +33,7 @@ __all__ = [
     "Instruction",
     "JoinExchange",
     "KeepSnapshot",
+    "OfRounds",
     "OfStep",
     "OfTerm",
     "Prefetch",
@@ -285,6 +286,9 @@ class Discard(OfTerm):
     """Forget everything of this assignment, on device and host."""
 
 
+OfRounds = BeginRound | JoinExchange | HearMasks | ShowReceipts | ShowAgain | AddAgain
+"""What is asked of the rounds of an assignment (`RoundWork.do`)."""
+
 Instruction = (
     Connect
     | Tell
@@ -297,12 +301,7 @@ Instruction = (
     | Allow
     | Build
     | PrefetchFrozen
-    | BeginRound
-    | JoinExchange
-    | HearMasks
-    | ShowReceipts
-    | ShowAgain
-    | AddAgain
+    | OfRounds
     | Prefetch
     | Compute
     | SendFrame

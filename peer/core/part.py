@@ -13,8 +13,8 @@ from . import events as e
 from .keeping.snapshot_manager import SnapshotManager
 from .options import Timeouts
 from .reports import Reports
-from .rounds.exchange import run_of
 from .rounds.gate import RoundGate
+from .rounds.round_exchange import run_of
 from .rounds.rounds import Rounds
 from .run_links import RunLinks
 from .step import Steps

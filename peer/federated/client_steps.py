@@ -36,7 +36,7 @@ from ..data.partition import Partition
 from ..data.sampler import Sampler
 from ..data.survey import Ignored
 from ..rounds.local import SUM, LocalSteps
-from ..rounds.strategy import State
+from ..rounds.methods.round_strategy import State
 from .batches import Participant, batches
 
 __all__ = ["ClientSampler", "ClientSteps", "OwnSamples", "check_labels", "why_not_in_steps"]

@@ -6,7 +6,7 @@ variates of those that one peer trains, and what local gradients are corrected b
 
 with D_i what the client moved, towards where it came from. What a client sends a part of only, it
 has moved by that part: so the mean of all c_i stays c, which the server has
-(`peer/rounds/fed_opt.py`).
+(`peer/rounds/methods/fed_opt.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ...dag.ir.graph import Graph
-from ..rounds.fed_opt import CONTROL
-from ..rounds.strategy import State
+from ..rounds.methods.fed_opt import CONTROL
+from ..rounds.methods.round_strategy import State
 from .client_states import RoundStates
 from .cohort import Trained
 

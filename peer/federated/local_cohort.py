@@ -33,7 +33,7 @@ from ...proto.broker_pb2 import ClientNumber
 from ..data.manifest import DataError
 from ..data.partition import Partition
 from ..data.reader import Reader
-from ..rounds.strategy import State
+from ..rounds.methods.round_strategy import State
 from ..sync.optimizer import learning_rate
 from .batches import Participant
 from .client_evaluation import ClientEvaluation

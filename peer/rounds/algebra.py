@@ -21,7 +21,7 @@ from torch import Tensor
 from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
 from ...proto import broker_pb2
 from .coding import PartCoding
-from .strategy import RoundStrategy
+from .methods.round_strategy import RoundStrategy
 
 __all__ = [
     "EntryVersion",

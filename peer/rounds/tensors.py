@@ -34,9 +34,15 @@ from ...proto import broker_pb2
 from ..sync.norm import square_of
 from .algebra import Buffers, EntryVersion, HeldEntry, OnIntegers, Pieces, RoundAlgebra, WrittenPart
 from .coding import CountedCoding, PartCoding
+from .methods.round_strategies import (
+    MeanOfBuffers,
+    WholeOfBuffers,
+    codings_of,
+    positions_of,
+    strategy_of,
+)
+from .methods.round_strategy import RoundStrategy
 from .side_by_side import joined
-from .strategies import MeanOfBuffers, WholeOfBuffers, codings_of, positions_of, strategy_of
-from .strategy import RoundStrategy
 
 __all__ = ["TensorAlgebra"]
 

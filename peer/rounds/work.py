@@ -4,9 +4,9 @@ holders of other replicas, and the next version.
     begin(start)        what was applied last is the version; the next local steps are of this round
     contribute()        takes down what was moved, of the entries that belong to its stages
     join(plan, wiring)  the exchange, in place of an earlier attempt
-    accept, payload     its frames; in any thread
+    frames              its frames; in any thread (`round_frames.py`)
     exchange()          what this peer gives to itself is added
-    show(wiring), answer_audit(order)  sums are added up again by others, and what came of that
+    answer(asked), answer_audit(order)  receipts, and what came of sums that are added up again
     hear(told), unmask()  where sums are masked: what the broker told of masks, and what is done
     apply()             the next version is made, and in the stages unless local steps go on
     bend(step), stepped(step)  a step of a client: before its update, and behind it
@@ -32,9 +32,7 @@ between the two are of the round that is exchanged only: what they have no landi
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ...dag.execute.execute import TensorSpecError
@@ -42,18 +40,19 @@ from ...dag.plan.action import Kind
 from ...dag.plan.cut import Stage
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import LargeContributionError
-from ...dag.rounds.vector import Span, VectorPiece
-from ...dag.rounds.wiring import AUDIT, GIVE, RESULT, VERSION, RoundWiring, span_of
+from ...dag.rounds.wiring import GIVE, RESULT, VERSION, RoundWiring
 from ...job.rounds import RoundSettings
-from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2
+from ..core import events as e
 from ..core.events import RoundResult
 from ..secure.attempt_receipts import ReceiptsOf
 from ..secure.masked_sums import MaskedSums
 from ..secure.round_keys import SecureSumError
-from .algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra
-from .attempt import AddedAgain, EarlyFrames, RoundAttempt, most_of_any
+from .algebra import EntryVersion, RoundAlgebra
+from .attempt import RoundAttempt
+from .held_entries import HeldEntries
 from .local import SUM, LocalSteps
+from .round_frames import RoundFrames
 
 __all__ = ["RoundWork"]
 
@@ -82,27 +81,16 @@ class RoundWork(Generic[V]):
         self.algebra, self.local, self.peer = algebra, local, peer
         self.vector, self._settings, self._masks = algebra.vector, settings, masks
         self._receipts = receipts
-        here = [e for e in self.vector.entries if e.spec.elements and copies.get(e.value)]
-        self._of_stages = [
-            [e.value for e in here if s.start <= e.operator < s.stop]
-            for s in sorted(stages, key=attrgetter("index"))
-        ]
-        mine = {value for values in self._of_stages for value in values}
-        self._entries = {
-            e.value: HeldEntry(algebra, e, copies[e.value], owned=e.value in mine) for e in here
-        }
+        self._entries = HeldEntries(algebra, stages, copies)
+        self.frames = RoundFrames(peer, algebra, self._entries)
         self._round, self._ahead, self._fragment = -1, False, 0
         self._clients_moved = 0.0
         """The round, whether local steps go on while it is exchanged, and of what it is."""
-        self._attempt: RoundAttempt[V] | None = None
-        self._again: AddedAgain[V] | None = None
-        self.early, self._lock = EarlyFrames(), threading.Lock()
 
     @property
     def size_bytes(self) -> int:
         """Bytes that are kept from round to round."""
-        elements = sum(e.entry.spec.elements for e in self._entries.values())
-        return (self._settings.kept_bytes + self.local.kept_bytes) * elements
+        return (self._settings.kept_bytes + self.local.kept_bytes) * self._entries.elements
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -111,13 +99,27 @@ class RoundWork(Generic[V]):
 
     def versions(self) -> dict[str, int]:
         """By value, the hash of the version that the round began with, with its shared state."""
-        found = {}
-        for value, e in self._entries.items():
-            state = () if self.algebra.strategy.apart else e.version.state.values()
-            found[value] = self.algebra.digest(e.entry, e.version.values, *state)
-        return found
+        return self._entries.versions()
 
     # ------------------------------------------------------------ rounds
+
+    def do(self, order: e.OfRounds) -> e.Event | None:
+        """Do what the machine wants, in order with actions. Return what it is to hear of that."""
+        match order:
+            case e.BeginRound(run, term, start):
+                self.begin(start)
+                return e.RoundReady(run, term, start.round)
+            case e.JoinExchange(plan=plan, wiring=wiring):
+                self.join(plan, wiring)
+            case e.HearMasks(told=told):
+                self.hear(told)
+            case e.ShowReceipts(run, term, asked):
+                return e.ReceiptsShown(run, term, self.answer(asked))
+            case e.ShowAgain(wiring=wiring):
+                self.frames.show(wiring)
+            case e.AddAgain(run, term, audit):
+                return e.ReceiptsShown(run, term, self.answer_audit(audit))
+        return None
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         """Begins a round; in the one that it is in only the local steps are others from here on."""
@@ -127,10 +129,7 @@ class RoundWork(Generic[V]):
         self.algebra.begin(start)
         if self._masks is not None:
             self._masks.begin(start.round)
-        if self._attempt and self._attempt.plan.round < start.round:
-            self._attempt.end()
-            if self._again is not None:
-                self._again.end()
+        self.frames.end_before(start.round)
         for entry in self._entries.values():
             if entry.round < start.round:
                 entry.commit(late=start.late > 0)
@@ -212,8 +211,7 @@ class RoundWork(Generic[V]):
         self.algebra.strategy.planned(plan.share, self.local.to_gradient)
         receipts = self._receipts(plan) if self._receipts is not None else None
         attempt = RoundAttempt(plan, wiring, self.peer, self.algebra, self._masks, receipts)
-        with self._lock:
-            self._attempt, self._again = attempt, None
+        self.frames.join(attempt)
 
     def exchange(self) -> RoundResult:
         """Encodes what it gives, and adds that where it adds up itself: as others will read it, so
@@ -224,14 +222,14 @@ class RoundWork(Generic[V]):
                 dealt = self._masks.deal(attempt.plan)
             except SecureSumError as error:
                 return _unsound(error)
-        for arrived in self.early.take(attempt.number):
+        for arrived in self.frames.early.take(attempt.number):
             try:
-                self.accept(arrived)
+                self.frames.accept(arrived)
             except ValueError as error:
                 return RoundResult(code="refused", why=str(error))
         for part, by, block in attempt.wiring.gives:
             try:
-                mine = self._held(part, lambda e: e.given)
+                mine = self._entries.of_part(part, lambda e: e.given)
             except KeyError as lacks:
                 return _missing(f"no contribution of {lacks.args[0]} was taken down here")
             try:
@@ -263,9 +261,9 @@ class RoundWork(Generic[V]):
         """Makes the next version of what came; nothing changes unless all of it is here."""
         attempt, plan = self._joined, self._joined.plan
         made, moved = dict[str, EntryVersion[V]](), 0.0
-        for entry, whole in self._gathered(attempt.came(VERSION)):
+        for entry, whole in self._entries.gathered(attempt.came(VERSION)):
             made[entry.entry.value] = self.algebra.taken(entry, whole)
-        for entry, mean in self._gathered(attempt.came(RESULT)):
+        for entry, mean in self._entries.gathered(attempt.came(RESULT)):
             made[entry.entry.value] = self.algebra.meet(entry, mean, attempt.codings[GIVE])
             if self._settings.cohorts is not None and entry.owned:
                 moved += self.algebra.moved_by(entry, mean)
@@ -279,11 +277,7 @@ class RoundWork(Generic[V]):
             entry.apply(version, beside=self._ahead, whole=gets, final=plan.final)
         attempt.applied = True
         now = {value: e.applied or e.version for value, e in self._entries.items()}
-        digest = self.algebra.digest
-        hashes = tuple(
-            sum(digest(self._entries[v].entry, now[v].values) for v in values) % 2**64
-            for values in self._of_stages
-        )
+        hashes = self._entries.hashes(now)
         return RoundResult(
             hashes=hashes,
             said=attempt.receipts.statement(hashes) if attempt.receipts is not None else None,
@@ -293,104 +287,15 @@ class RoundWork(Generic[V]):
 
     def answer(self, asked: broker_pb2.RoundQuestion) -> broker_pb2.RoundAnswer:
         """Return receipts of the attempt, as far as they are here."""
-        attempt = self._attempt
+        attempt = self.frames.attempt
         if attempt is None or attempt.receipts is None:
             return broker_pb2.RoundAnswer()
         return attempt.receipts.answer(asked)
 
-    def show(self, wiring: RoundWiring) -> None:
-        """Have sums of the attempt added up again here, by `wiring`."""
-        attempt = self._joined
-        if attempt.receipts is not None:
-            again = AddedAgain(attempt, wiring, self.algebra)
-            with self._lock:
-                self._again = again
-            for arrived in self.early.take(attempt.number):
-                try:
-                    self.accept(arrived)
-                except ValueError:
-                    again.refused[PeerId(arrived.key.source)] = None
-
     def answer_audit(self, order: broker_pb2.RoundAudit) -> broker_pb2.RoundAnswer:
         """Return what came of sums that are added up again here."""
-        again = self._again
+        again = self.frames.again
         return broker_pb2.RoundAnswer() if again is None else again.answer(order)
-
-    def _held(self, part: Span, of: Callable[[HeldEntry[V]], T | None]) -> Pieces[T]:
-        """The pieces of a part. Raises KeyError for an entry that there is nothing of."""
-        found = list[tuple[VectorPiece, T]]()
-        for piece in self.algebra.pieces_of(part):
-            entry = self._entries.get(piece.entry.value)
-            mine = None if entry is None else of(entry)
-            if mine is None:
-                raise KeyError(piece.entry.name)
-            found.append((piece, mine))
-        return found
-
-    def _gathered(
-        self, parts: Iterable[tuple[Span, V | None]]
-    ) -> Iterator[tuple[HeldEntry[V], Pieces[V]]]:
-        """Entries of which all pieces are there."""
-        found: dict[str, dict[int, tuple[VectorPiece, V]]] = {}
-        for part, came in parts:
-            for piece, values in () if came is None else self.algebra.cut(part, came):
-                entry = self._entries.get(piece.entry.value)
-                if entry is None:
-                    continue
-                pieces = found.setdefault(piece.entry.value, {})
-                pieces[piece.start] = piece, values
-                if sum(p.elements for p, _ in pieces.values()) == entry.entry.spec.elements:
-                    yield entry, [pieces[start] for start in sorted(pieces)]
-
-    # ------------------------------------------------------------ frames
-
-    def accept(self, arrived: Arrived) -> None:
-        """Raises TensorSpecError or CodecError for what is not as the plan says,
-        LargeContributionError for what cannot be counted; then nothing has changed. What comes
-        before its attempt was joined is looked at then."""
-        key = arrived.key
-        with self._lock:
-            attempt, again, number = self._attempt, self._again, (key.step, key.term)
-            shown = key.hop == AUDIT and attempt is not None and number == attempt.number
-            early = shown and (again is None or again.comes(key) is None)
-            if attempt is None or number > attempt.number or early:
-                self.early.keep(arrived)
-                return
-        of = again if shown else attempt
-        part = None if of is None else of.comes(key)
-        if of is None or part is None:
-            raise TensorSpecError(f"{key}: the plan of the round has none come to {self.peer}")
-        of.take(part, arrived)
-
-    def most_bytes(self, key: FrameKey) -> int:
-        """The most that a frame of this key has; 0 for what no plan names. For any thread."""
-        attempt = self._attempt
-        if attempt is None or (key.step, key.term) != attempt.number or key.hop == AUDIT:
-            return most_of_any(key, self.vector, self.algebra.codings, self.algebra.most_rows)
-        part = attempt.comes(key)
-        return 0 if part is None else attempt.coding(key, part).most_bytes(part)
-
-    def payload(self, key: FrameKey) -> Payload:
-        """Raises KeyError for what is not there to be sent."""
-        attempt = self._attempt
-        part = attempt.goes(key) if attempt else None
-        if attempt and key.hop == AUDIT and (key.step, key.term) == attempt.number:
-            key, part = key._replace(hop=GIVE), span_of(key.port)
-        if attempt is None or part is None:
-            raise KeyError(f"{key} is not there to be sent by {self.peer}")
-        buffers, coding = None, attempt.coding(key, part)
-        if key.hop == GIVE:
-            buffers = attempt.given.get((part, key.microbatch))
-        elif key.hop == RESULT:
-            found = attempt.result(part)
-            buffers = found.buffers if found else None
-        elif attempt.applied:  # what was made is the version once the round is over
-            made = self._held(part, lambda e: e.applied or e.version)
-            buffers = self.algebra.whole(part, made, coding)
-        if buffers is None:
-            raise KeyError(f"{key} is not there to be sent by {self.peer}")
-        header = b"" if attempt.receipts is None else attempt.receipts.header(key, part)
-        return Payload(coding.name, header, coding.spec(part), buffers)
 
     # ------------------------------------------------------------ snapshots
 
@@ -425,13 +330,14 @@ class RoundWork(Generic[V]):
 
     @property
     def _joined(self) -> RoundAttempt[V]:
-        assert self._attempt is not None, "no exchange was joined"
-        return self._attempt
+        assert self.frames.attempt is not None, "no exchange was joined"
+        return self.frames.attempt
 
     def __repr__(self) -> str:
+        attempt = self.frames.attempt
         return (
             f"<RoundWork round {self._round}, {len(self._entries)} of {len(self.vector.entries)} "
-            f"entries, attempt {self._attempt.plan.attempt if self._attempt else 'none'}>"
+            f"entries, attempt {attempt.plan.attempt if attempt else 'none'}>"
         )
 
 

@@ -38,7 +38,7 @@ from ..compute.order import BuildOrder, OfferError, order_from_assign, resumed
 from ..compute.rebuilt import RebuildError
 from ..compute.warming import frozen_shards, warm
 from ..core import events as e
-from ..core.rounds.exchange import run_of
+from ..core.rounds.round_exchange import run_of
 from ..core.snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from ..data.manifest import DataError
 from ..data.reader import Reader
@@ -65,12 +65,7 @@ Work = (
     | e.Prefetch
     | e.Build
     | e.PrefetchFrozen
-    | e.BeginRound
-    | e.JoinExchange
-    | e.HearMasks
-    | e.ShowReceipts
-    | e.ShowAgain
-    | e.AddAgain
+    | e.OfRounds
     | e.Discard
     | e.UploadWeights
 )
@@ -237,52 +232,10 @@ class DeviceRuntime:
                         e.DataFailed(run, term, step, said_of(error), code_of(error, "data"))
                     ),
                 )
-            case e.BeginRound(run, term, start):
-                self._compute.do(
-                    lambda: self._device.rounds.begin(start) if self.holds(run, term) else None,
-                    lambda _: calls.post(e.RoundReady(run, term, start.round)),
-                    calls.crash,
-                )
-            case e.JoinExchange(run, term, plan, wiring):
-                self._compute.do(
-                    lambda: (
-                        self._device.rounds.join(plan, wiring) if self.holds(run, term) else None
-                    ),
-                    _nothing,
-                    calls.crash,
-                )
-            case e.HearMasks(run, term, told):
-                self._compute.do(
-                    lambda: self._device.rounds.hear(told) if self.holds(run, term) else None,
-                    _nothing,
-                    calls.crash,
-                )
-            case e.ShowReceipts(run, term, asked):
-                self._compute.do(
-                    lambda: (
-                        self._device.rounds.answer(asked)
-                        if self.holds(run, term)
-                        else broker_pb2.RoundAnswer()
-                    ),
-                    lambda found: calls.post(e.ReceiptsShown(run, term, found)),
-                    calls.crash,
-                )
-            case e.ShowAgain(run, term, wiring):
-                self._compute.do(
-                    lambda: self._device.rounds.show(wiring) if self.holds(run, term) else None,
-                    _nothing,
-                    calls.crash,
-                )
-            case e.AddAgain(run, term, order):
-                self._compute.do(
-                    lambda: (
-                        self._device.rounds.answer_audit(order)
-                        if self.holds(run, term)
-                        else broker_pb2.RoundAnswer()
-                    ),
-                    lambda found: calls.post(e.ReceiptsShown(run, term, found)),
-                    calls.crash,
-                )
+            case e.BeginRound() | e.JoinExchange() | e.HearMasks():
+                self._do_in_rounds(work)
+            case e.ShowReceipts() | e.ShowAgain() | e.AddAgain():
+                self._do_in_rounds(work)
             case e.PrefetchFrozen():
                 self._warm(work)
             case e.Build():
@@ -302,6 +255,18 @@ class DeviceRuntime:
                     ),
                     lambda error: calls.post(e.ExportFailed(run, term, step, said_of(error))),
                 )
+
+    def _do_in_rounds(self, work: e.OfRounds) -> None:
+        """Nothing is done, and nothing said, once another term stands on the device."""
+
+        def do() -> e.Event | None:
+            return self._device.rounds.do(work) if self.holds(work.run, work.term) else None
+
+        def done(event: e.Event | None) -> None:
+            if event is not None:
+                self._calls.post(event)
+
+        self._compute.do(do, done, self._calls.crash)
 
     def _warm(self, wanted: e.PrefetchFrozen) -> None:
         self._cold.set()

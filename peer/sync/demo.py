@@ -28,10 +28,10 @@ from torch.nn import functional as F
 
 from ...dag.plan.messages import Blocks, blocks_of
 from .feedback import ErrorFeedback
+from .gradient_vector import TensorSpace
 from .optimizer import learning_rate
 from .pairs import parts_like
 from .strategy import Holder
-from .vector import TensorSpace
 
 __all__ = ["DeMo", "dct"]
 

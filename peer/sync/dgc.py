@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ...dag.plan.plan import PeerId
+from .gradient_vector import TensorSpace, parts_of
 from .optimizer import KEPT
 from .strategy import Holder, Strategy
-from .vector import TensorSpace, parts_of
 
 __all__ = ["DGC"]
 

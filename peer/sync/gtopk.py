@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ...dag.plan.messages import share_of
 from .feedback import ErrorFeedback
+from .gradient_vector import TensorSpace
 from .pairs import joined, pack_pairs, parts_like, unpack_pairs
 from .strategy import Holder
-from .vector import TensorSpace
 
 __all__ = ["GTopK"]
 

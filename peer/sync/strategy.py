@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from ...dag.plan.plan import PeerId
 from ...dag.plan.strategies import StrategyChoice
+from .gradient_vector import Layout, TensorSpace, grads_of, set_grads, vector_of
 from .norm import square_of_all
 from .optimizer import StageOptimizer
-from .vector import Layout, TensorSpace, grads_of, set_grads, vector_of
 
 __all__ = ["Holder", "Strategy"]
 

@@ -28,7 +28,7 @@ from ...net.links.outbox import Pieces
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import RebuildError
 from ...peer.core.events import Built, Result
-from ...peer.core.rounds.exchange import run_of
+from ...peer.core.rounds.round_exchange import run_of
 from ...peer.core.snapshots import PART_BYTES
 from ...peer.rounds.work import RoundWork
 from ...peer.sync.optimizer import learning_rate
@@ -136,7 +136,7 @@ class GhostDevice:
         """Raises TensorSpecError when it is not what the plan says for its key."""
         work, key = self._now, arrived.key
         if key.role is Role.ROUND:
-            self.rounds.accept(arrived)
+            self.rounds.frames.accept(arrived)
             return
         at = key[4:]
         wanted = work.coming.get(at)
@@ -158,7 +158,7 @@ class GhostDevice:
         """Answer as TorchDevice does."""
         work = self._work
         if key.role is Role.ROUND:
-            return work.rounds.most_bytes(key) if work and work.rounds else None
+            return work.rounds.frames.most_bytes(key) if work and work.rounds else None
         known = work is not None and (key.run, key.term) == (work.order.run, work.order.term)
         if work is None or not known or key.role is Role.PROBE:
             return None
@@ -169,7 +169,7 @@ class GhostDevice:
         """The hash, announced as the tensor. Raises KeyError for a value that no action left."""
         work = self._now
         if key.role is Role.ROUND:
-            return self.rounds.payload(key)
+            return self.rounds.frames.payload(key)
         at = key[4:]
         value = work.store[key.step].pop(at)
         codec, spec, size = work.going[at]
@@ -178,7 +178,7 @@ class GhostDevice:
 
     def release(self, key: FrameKey) -> None:
         if (work := self._work) is not None and key.role is Role.ROUND and work.rounds:
-            work.rounds.early.pop(key)
+            work.rounds.frames.early.pop(key)
         elif work is not None and (there := work.store.get(key.step)):
             there.pop(key[4:], None)
 

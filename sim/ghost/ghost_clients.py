@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ...dag.rounds.cohorts import cohort_of, places_of
 from ...job import Training
 from ...peer.rounds.local import LocalSteps
-from ...peer.rounds.strategy import State
+from ...peer.rounds.methods.round_strategy import State
 from .hashes import MASK
 from .round_hashes import trained
 from .stage_hash import HeldHash

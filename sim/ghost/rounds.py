@@ -18,7 +18,7 @@ from ...job.settings import SettingsError
 from ...peer.rounds.algebra import EntryVersion, HeldEntry, Pieces, RoundAlgebra, WrittenPart
 from ...peer.rounds.coding import PartCoding
 from ...peer.rounds.local import LocalSteps
-from ...peer.rounds.strategies import codings_of, strategy_of
+from ...peer.rounds.methods.round_strategies import codings_of, strategy_of
 from ...peer.rounds.work import RoundWork
 from ...proto import broker_pb2
 from .hashes import MASK, Hash, Words

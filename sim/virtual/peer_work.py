@@ -71,22 +71,10 @@ class PeerWork:
                 self._take_snapshot(instruction)
             case p.UploadSnapshot(snapshot):
                 self._save(snapshot)
-            case p.BeginRound(run, term, start):
-                self.device.rounds.begin(start)
-                ready = p.RoundReady(run, term, start.round)
-                world.after(OVERHEAD_S, lambda: self._handle(ready))
-            case p.JoinExchange(plan=plan, wiring=wiring):
-                self.device.rounds.join(plan, wiring)
-            case p.HearMasks(told=told):
-                self.device.rounds.hear(told)
-            case p.ShowReceipts(run, term, asked):
-                shown = p.ReceiptsShown(run, term, self.device.rounds.answer(asked))
-                world.after(OVERHEAD_S, lambda: self._handle(shown))
-            case p.ShowAgain(wiring=wiring):
-                self.device.rounds.show(wiring)
-            case p.AddAgain(run, term, order):
-                again = p.ReceiptsShown(run, term, self.device.rounds.answer_audit(order))
-                world.after(OVERHEAD_S, lambda: self._handle(again))
+            case p.BeginRound() | p.JoinExchange() | p.HearMasks():
+                self._do_in_rounds(instruction)
+            case p.ShowReceipts() | p.ShowAgain() | p.AddAgain():
+                self._do_in_rounds(instruction)
             case p.Prefetch(run, term, step):
                 read: p.Event = p.DataReady(run, term, step)
                 try:
@@ -95,6 +83,10 @@ class PeerWork:
                     code = code_of(error, "data")
                     read = p.DataFailed(run, term, step, said_of(error), code)
                 world.after(OVERHEAD_S, lambda: self._handle(read))
+
+    def _do_in_rounds(self, instruction: p.OfRounds) -> None:
+        if (event := self.device.rounds.do(instruction)) is not None:
+            self.world.after(OVERHEAD_S, lambda: self._handle(event))
 
     def compute(self, wanted: p.Compute) -> None:
         assert self._pace is not None

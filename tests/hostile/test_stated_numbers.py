@@ -16,7 +16,7 @@ from shoal.broker.journal import barrier, journal
 from shoal.broker.membership import bounds, member
 from shoal.broker.options import BrokerOptions
 from shoal.broker.policies import disputes
-from shoal.broker.rounds import exchange, grid
+from shoal.broker.rounds import exchange_planner, grid
 from shoal.broker.service import blobs_service, calls, services
 from shoal.broker.service.door import front, reach, swarm
 from shoal.broker.service.door.front import MultiplexerLimits
@@ -155,7 +155,7 @@ STATED: dict[str, float] = {
     "sixteen rounds. - How long": grid._CALM,
     "four times as fast as the next one": step_seconds.MOST_TIMES,
     "192 frames of one peer": receipts.MOST_RECEIPTS,
-    "1,024 of them; sums with masks": exchange.MOST_CLAIMS,
+    "1,024 of them; sums with masks": exchange_planner.MOST_CLAIMS,
     "eight frames of each other peer": attempt.MOST_EARLY,
     "4 MB, a version 8 MB": 4 * PIECE,
 }

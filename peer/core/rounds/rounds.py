@@ -40,8 +40,8 @@ from ....dag.rounds.wiring import AUDIT
 from ....net.links.frame import FrameKey
 from ....proto import broker_pb2, common_pb2
 from .. import events as e
-from .exchange import RoundExchange
-from .links import RoundLinks
+from .round_exchange import RoundExchange
+from .round_links import RoundLinks
 
 __all__ = ["Rounds"]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.broker.policies.disputes import Disputes
 from shoal.broker.rounds.claims import ClaimVerdict, SignedClaims
-from shoal.broker.rounds.exchange import ExchangePlanner
+from shoal.broker.rounds.exchange_planner import ExchangePlanner
 from shoal.broker.rounds.sum_audits import SumAudits
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.wiring import RESULT

@@ -8,7 +8,7 @@ from shoal.dag.rounds.vector import Entry, RunVector
 from shoal.dag.rounds.wiring import AUDIT, port_of
 from shoal.net.links.frame import FrameKey, Role
 from shoal.peer.core import events as e
-from shoal.peer.core.rounds.exchange import RoundExchange
+from shoal.peer.core.rounds.round_exchange import RoundExchange
 from shoal.peer.core.rounds.rounds import Rounds
 from shoal.proto.broker_pb2 import DialOrder, RoundAudit, RoundGiver, RoundPlan, RoundSegment
 

@@ -19,7 +19,7 @@ from shoal.dag.schedule.flow import Role
 from shoal.job import Training
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import FrameKey
-from shoal.peer.core.rounds.exchange import segments_of
+from shoal.peer.core.rounds.round_exchange import segments_of
 from shoal.proto import broker_pb2 as pb
 from shoal.tests.peer.compute.test_device import digits
 from shoal.tests.peer.conftest import arrived, plan_of

@@ -18,7 +18,7 @@ from shoal.job.clients.client_options import Cohorts
 from shoal.job.clients.partitioning import Partitioning
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import FrameKey, Payload
-from shoal.peer.core.rounds.exchange import segments_of
+from shoal.peer.core.rounds.round_exchange import segments_of
 from shoal.peer.rounds.attempt import RoundAttempt, most_of_any
 from shoal.peer.rounds.tensors import TensorAlgebra
 from shoal.proto import broker_pb2 as pb

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal.job.rounds import FEDERATED, GOSSIP, LOCAL, RoundSettings
-from shoal.peer.rounds.strategies import STRATEGIES
+from shoal.peer.rounds.methods.round_strategies import STRATEGIES
 from shoal.tests.peer.compute.test_device import Gpt, digits
 from shoal.tests.peer.rounds.conftest import (
     PLAIN,

@@ -9,8 +9,8 @@ import torch
 
 from shoal.dag.ir.graph import TensorSpec
 from shoal.peer.sync import norm
+from shoal.peer.sync.gradient_vector import Layout, TensorSpace, add, grads_of, vector_of
 from shoal.peer.sync.statistics import Statistics
-from shoal.peer.sync.vector import Layout, TensorSpace, add, grads_of, vector_of
 
 CPU = torch.device("cpu")
 LAYOUT = Layout(

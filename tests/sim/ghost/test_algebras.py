@@ -78,7 +78,7 @@ def met(works: dict[str, Work], rng: random.Random) -> set[tuple[int, ...]]:
             assert (hop, part, source, block) in wired[to].comes(to) or source == to
             key = FrameKey("r", 1, 0, Role.ROUND, block, hop, port_of(part), source, to)
             if source != to:
-                works[to].accept(copied(key, works[source].payload(key)))
+                works[to].frames.accept(copied(key, works[source].frames.payload(key)))
     return {work.carry_out(Kind.APPLY).hashes for work in works.values()}
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ...dag.rounds.vector import RunVector, Span
-from ...dag.rounds.wiring import AUDIT, GIVE, RESULT, VERSION
-from ...job.rounds import RoundSettings, options_of
-from ..secure.shared_positions import SharedPositions
-from .coding import CountedCoding, MultiplesCoding, PartCoding
+from ....dag.rounds.vector import RunVector, Span
+from ....dag.rounds.wiring import AUDIT, GIVE, RESULT, VERSION
+from ....job.rounds import RoundSettings, options_of
+from ...secure.shared_positions import SharedPositions
+from ..coding import CountedCoding, MultiplesCoding, PartCoding
+from ..side_by_side import SideBySide
 from .diloco import DilocoRounds, StreamingRounds
 from .fed_opt import (
     FedAdagradRounds,
@@ -20,12 +21,11 @@ from .fed_opt import (
     FedYogiRounds,
     ScaffoldRounds,
 )
-from .gossip import GossipRounds
+from .gossip_rounds import GossipRounds
 from .noloco import NoLocoRounds
+from .round_strategy import RoundStrategy, State
 from .saps import SapsRounds
-from .side_by_side import SideBySide
 from .sparse_loco import SparseLocoRounds
-from .strategy import RoundStrategy, State
 
 __all__ = [
     "STRATEGIES",

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from .strategy import RoundStrategy, State
+from .round_strategy import RoundStrategy, State
 
 __all__ = ["GossipRounds"]
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...compression.codec import RAW, Codec
-from ...compression.sparse.masks import MaskCodec, SharedMask
-from ...dag.rounds.vector import PIECE, RunVector, VectorPiece
-from ...job.gossip import SapsOptions
-from .coding import PartCoding
-from .gossip import GossipRounds
-from .strategy import State
+from ....compression.codec import RAW, Codec
+from ....compression.sparse.masks import MaskCodec, SharedMask
+from ....dag.rounds.vector import PIECE, RunVector, VectorPiece
+from ....job.gossip import SapsOptions
+from ..coding import PartCoding
+from .gossip_rounds import GossipRounds
+from .round_strategy import State
 
 __all__ = ["MaskedCoding", "SapsRounds"]
 

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...job.rounds import DilocoOptions, StreamingOptions
-from .strategy import RoundStrategy, State
+from ....job.rounds import DilocoOptions, StreamingOptions
+from .round_strategy import RoundStrategy, State
 
 __all__ = ["DilocoRounds", "StreamingRounds"]
 

@@ -11,10 +11,11 @@ whatever they compute: so the formula of `apply` is made of single multiplicatio
 subtractions of float32, each of which IEEE 754 rounds in one way (no `alpha=`, no `addcmul`, no
 reduction).
 
-What replicas promise in gossip is less: each goes on from a version of its own (`gossip.py`).
+What replicas promise in gossip is less: each goes on from a version of its own
+(`gossip_rounds.py`).
 
-A new one is a file that overrides some of these, a line in `strategies.py`, and its options in
-`job/rounds.py`.
+A new one is a file that overrides some of these, a line in `round_strategies.py`, and its options
+in `job/rounds.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...dag.rounds.vector import RunVector
-from ...job.settings import Settings
-from .coding import PartCoding
+from ....dag.rounds.vector import RunVector
+from ....job.settings import Settings
+from ..coding import PartCoding
 
 __all__ = ["RoundStrategy", "State"]
 

@@ -24,13 +24,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...job.clients.client_options import (
+from ....job.clients.client_options import (
     AdaptiveOptions,
     FedAvgMOptions,
     FedBuffOptions,
     ScaffoldOptions,
 )
-from .strategy import RoundStrategy, State
+from .round_strategy import RoundStrategy, State
 
 __all__ = [
     "CONTROL",

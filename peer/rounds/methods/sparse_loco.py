@@ -19,8 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...job.rounds import SparseLocoOptions
-from .strategy import RoundStrategy, State
+from ....job.rounds import SparseLocoOptions
+from .round_strategy import RoundStrategy, State
 
 __all__ = ["SparseLocoRounds"]
 

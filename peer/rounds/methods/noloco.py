@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...job.gossip import NoLocoOptions
-from .gossip import GossipRounds
-from .strategy import State
+from ....job.gossip import NoLocoOptions
+from .gossip_rounds import GossipRounds
+from .round_strategy import State
 
 __all__ = ["NoLocoRounds"]
 

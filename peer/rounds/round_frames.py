@@ -1,0 +1,106 @@
+"""Frames of one holder in rounds: of the exchange that was joined last, of sums that are added up
+again, and those that came too early. For any thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Generic, TypeVar
+
+from ...dag.execute.execute import TensorSpecError
+from ...dag.plan.plan import PeerId
+from ...dag.rounds.wiring import AUDIT, GIVE, RESULT, RoundWiring, span_of
+from ...net.links.frame import Arrived, FrameKey, Payload
+from .algebra import RoundAlgebra
+from .attempt import AddedAgain, EarlyFrames, RoundAttempt, most_of_any
+from .held_entries import HeldEntries
+
+__all__ = ["RoundFrames"]
+
+V = TypeVar("V")
+
+
+class RoundFrames(Generic[V]):
+    """What `peer` gets and gives."""
+
+    def __init__(self, peer: PeerId, algebra: RoundAlgebra[V], entries: HeldEntries[V]) -> None:
+        self._peer, self._algebra, self._entries = peer, algebra, entries
+        self.attempt: RoundAttempt[V] | None = None
+        """What was joined last."""
+        self.again: AddedAgain[V] | None = None
+        """Sums of it that are added up again here."""
+        self.early, self._lock = EarlyFrames(), threading.Lock()
+
+    def join(self, attempt: RoundAttempt[V]) -> None:
+        """Frames are of this attempt from here on."""
+        with self._lock:
+            self.attempt, self.again = attempt, None
+
+    def end_before(self, number: int) -> None:
+        """End what is of an earlier round."""
+        if self.attempt is not None and self.attempt.plan.round < number:
+            self.attempt.end()
+            if self.again is not None:
+                self.again.end()
+
+    def show(self, wiring: RoundWiring) -> None:
+        """Have sums of the attempt added up again here, by `wiring`."""
+        attempt = self.attempt
+        assert attempt is not None, "no exchange was joined"
+        if attempt.receipts is None:
+            return
+        again = AddedAgain(attempt, wiring, self._algebra)
+        with self._lock:
+            self.again = again
+        for arrived in self.early.take(attempt.number):
+            try:
+                self.accept(arrived)
+            except ValueError:
+                again.refused[PeerId(arrived.key.source)] = None
+
+    def accept(self, arrived: Arrived) -> None:
+        """Raises TensorSpecError or CodecError for what is not as the plan says,
+        LargeContributionError for what cannot be counted; then nothing has changed. What comes
+        before its attempt was joined is looked at then."""
+        key = arrived.key
+        with self._lock:
+            attempt, again, number = self.attempt, self.again, (key.step, key.term)
+            shown = key.hop == AUDIT and attempt is not None and number == attempt.number
+            early = shown and (again is None or again.comes(key) is None)
+            if attempt is None or number > attempt.number or early:
+                self.early.keep(arrived)
+                return
+        of = again if shown else attempt
+        part = None if of is None else of.comes(key)
+        if of is None or part is None:
+            raise TensorSpecError(f"{key}: the plan of the round has none come to {self._peer}")
+        of.take(part, arrived)
+
+    def most_bytes(self, key: FrameKey) -> int:
+        """The most that a frame of this key has; 0 for what no plan names."""
+        attempt, algebra = self.attempt, self._algebra
+        if attempt is None or (key.step, key.term) != attempt.number or key.hop == AUDIT:
+            return most_of_any(key, algebra.vector, algebra.codings, algebra.most_rows)
+        part = attempt.comes(key)
+        return 0 if part is None else attempt.coding(key, part).most_bytes(part)
+
+    def payload(self, key: FrameKey) -> Payload:
+        """Raises KeyError for what is not there to be sent."""
+        attempt = self.attempt
+        part = attempt.goes(key) if attempt else None
+        if attempt and key.hop == AUDIT and (key.step, key.term) == attempt.number:
+            key, part = key._replace(hop=GIVE), span_of(key.port)
+        if attempt is None or part is None:
+            raise KeyError(f"{key} is not there to be sent by {self._peer}")
+        buffers, coding = None, attempt.coding(key, part)
+        if key.hop == GIVE:
+            buffers = attempt.given.get((part, key.microbatch))
+        elif key.hop == RESULT:
+            found = attempt.result(part)
+            buffers = found.buffers if found else None
+        elif attempt.applied:  # what was made is the version once the round is over
+            made = self._entries.of_part(part, lambda e: e.applied or e.version)
+            buffers = self._algebra.whole(part, made, coding)
+        if buffers is None:
+            raise KeyError(f"{key} is not there to be sent by {self._peer}")
+        header = b"" if attempt.receipts is None else attempt.receipts.header(key, part)
+        return Payload(coding.name, header, coding.spec(part), buffers)
