@@ -63,6 +63,9 @@ ORDER = {
     "peer": """
         blobs data hours logs optimizers secure < sync < core host < rounds < federated
         < compute < shell < entry""",
+    "peer/compute": """
+        exchange graph_checks inputs order store < frame_codecs local_job warming < build
+        < records stage_actions < rebuilt < device < stretch""",
     "peer/core": """
         peer_program snapshots < instructions < events
         < keeping options rates run_links step < reports rounds weights_export

@@ -7,9 +7,9 @@ activations call it exact; a top-k of the gradient's own choice is another, wors
 
     data = values at the positions of the value that are not 0, in their order     (`values.py`)
 
-The state {"positions": (m,) int64, ascending} comes from outside, with each value;
-`peer/compute/streams.py` sets it. `ratio` is that of the value's codec: it bounds m for those who
-plan.
+The state {"positions": (m,) int64, ascending} comes from outside, with each value
+(`peer/compute/frame_codecs/streams.py`). `ratio` is that of the value's codec: it bounds m for
+those who plan.
 """
 
 from __future__ import annotations

@@ -46,14 +46,14 @@ from ..sync.gradient_vector import parts_of
 from ..sync.optimizer import StageOptimizer, learning_rate
 from ..sync.strategies import STRATEGIES
 from ..sync.strategy import Holder, Strategy
-from .codings import Codings
 from .exchange import Exchanges, LocalStage, TransferSpecs
+from .frame_codecs.codings import Codings
+from .frame_codecs.streams import Streams
 from .graph_checks import check_specs, checked_core
 from .inputs import CheckedReader
 from .local_job import local_steps
 from .order import BuildOrder, check_host_memory, check_memory
 from .store import Store
-from .streams import Streams
 
 __all__ = ["BuiltStages", "Inputs", "build_work"]
 

@@ -40,11 +40,11 @@ from ..core.step import transfer_of
 from ..federated.client_states import ClientStates
 from ..rounds.work import RoundWork
 from ..secure.masked_sums import MemberOf
-from .build import BuiltStages, Inputs, build_work
-from .exchange import Taken, present
+from .build import BuiltStages, build_work
 from .order import BuildOrder
 from .rebuilt import given_records, on_snapshots, rebuilt_records
 from .records import load_records, take_records, write_records
+from .stage_actions import forget_moments, run_action
 from .store import StoredValue
 
 __all__ = ["TensorSpecError", "TorchDevice"]
@@ -53,7 +53,6 @@ _UNKNOWN_BYTES = 64 << 20
 """Of a frame before anything was built here: one that was meant for an earlier start."""
 _ROUND_BYTES = 16 << 20
 """Of a frame of rounds while nothing is built: a part with what all share of it takes 8.4 MB."""
-_OF_HOLDERS = (ExchangeContent.GRADIENT, ExchangeContent.DELTA)
 
 
 class TorchDevice:
@@ -253,7 +252,7 @@ class TorchDevice:
         found = self.rounds.carry_out(kind)
         if kind is Kind.CONTRIBUTE and found.code:
             # It goes on from another version: its optimizer is spoilt, too.
-            self._forget_moments(self._now)
+            forget_moments(self._now)
         return found
 
     # ------------------------------------------------------------ actions
@@ -277,7 +276,7 @@ class TorchDevice:
         traits = TRAITS[action.kind]
         place = work.place(step, action.microbatch) if traits.trains else None
         with on_snapshots(step == self._went_on_at), work.data.named(step, place):
-            given = self._run(work, step, action, taken)
+            given = run_action(work, step, action, taken, partial(self._echo, step))
         ready = self._finish()
         for transfer, tensor in given.items():
             work.store.put(work.order.key(step, transfer), StoredValue(tensor, ready))
@@ -289,116 +288,6 @@ class TorchDevice:
         outcome = work.outcome(step) if content is ExchangeContent.NORM else None
         evaluation = work.evaluation() if content is ExchangeContent.SCORES else None
         return Result(seconds, self.peak_bytes, outcome, evaluation, links)
-
-    def _run(
-        self, work: BuiltStages, step: int, action: Action, taken: Taken
-    ) -> Mapping[Transfer, Tensor | None]:
-        match action.kind:
-            case Kind.FORWARD:
-                return self._forward(work, step, action, taken)
-            case Kind.BACKWARD:
-                return self._backward(work, step, action, taken)
-            case Kind.WEIGHT:
-                m = action.microbatch
-                work.held[action.stage].backward_weight(work.place(step, m), m)
-                return {}
-            case Kind.EVALUATE:
-                return self._evaluate(work, action, taken)
-            case Kind.UPDATE:
-                self._update(work, step)
-                return {}
-            case _:
-                if action.kind is Kind.GIVE and action.content in _OF_HOLDERS:
-                    work.held[action.stage].strategy.on_gradient(step)
-                norm = action.kind is Kind.GIVE and action.content is ExchangeContent.NORM
-                if norm and not work.order.plan.without_norm:
-                    self._bend(work, step)
-                return work.exchange.run(
-                    action, taken, lambda t, tensor: self._echo(step, t, tensor), step
-                )
-
-    def _forward(
-        self, work: BuiltStages, step: int, action: Action, taken: Taken
-    ) -> Mapping[Transfer, Tensor | None]:
-        held, m = work.held[action.stage], action.microbatch
-        held.strategy.before_forward()
-        ports = {t.value: present(t, v) for t, v in taken}
-        inputs = work.inputs.pop((step, m, action.stage), None)
-        if inputs is None and held.stage.inputs:
-            inputs = work.data.train(*work.place(step, m), held.stage.inputs)
-        forwarded = held.forward(work.place(step, m), m, ports, inputs or {})
-        if held.stage.makes_loss:
-            self._report(work, True, m, ports, inputs or {}, forwarded.results)
-        gives = work.flow.at(step).gives(work.order.peer, action)
-        return {t: forwarded.ports[work.flow.made(t)] for t in gives}
-
-    def _backward(
-        self, work: BuiltStages, step: int, action: Action, taken: Taken
-    ) -> Mapping[Transfer, Tensor | None]:
-        held, m = work.held[action.stage], action.microbatch
-        grads: dict[str, list[Tensor | None]] = {}
-        for transfer, tensor in taken:
-            if transfer.role is Role.ACTIVATION_GRAD:
-                grads.setdefault(transfer.value, []).append(tensor)
-            else:  # a result made behind the loss
-                work.exchange.report(True, m, {transfer.value: present(transfer, tensor)})
-        weight = work.exchange.weight_of(step, m) if held.stage.makes_loss else 1.0
-        back = held.backward(work.place(step, m), m, grads, weight)
-        gives = work.flow.at(step).gives(work.order.peer, action)
-        return {t: back.get(work.flow.made(t)) for t in gives}
-
-    def _evaluate(
-        self, work: BuiltStages, action: Action, taken: Taken
-    ) -> Mapping[Transfer, Tensor | None]:
-        held, m = work.held[action.stage], action.microbatch
-        ports = {t.value: present(t, v) for t, v in taken}
-        inputs: Inputs = {}
-        if held.stage.inputs:
-            inputs = work.data.held_out(m, held.stage.inputs)
-        with held.averaged():
-            forwarded = held.executor.evaluate(ports, inputs)
-        if held.stage.makes_loss:
-            self._report(work, False, m, ports, inputs, forwarded.results)
-        gives = work.flow.gives(work.order.peer, action)
-        return {t: forwarded.ports[t.value] for t in gives}
-
-    def _report(
-        self,
-        work: BuiltStages,
-        training: bool,
-        m: int,
-        ports: Inputs,
-        inputs: Inputs,
-        results: Inputs,
-    ) -> None:
-        """Loss, weight and metrics, wherever the loss's stage has them from."""
-        named = {f"in:{name}": tensor for name, tensor in inputs.items()}
-        work.exchange.report(training, m, {**named, **ports, **results})
-
-    def _update(self, work: BuiltStages, step: int) -> None:
-        if work.order.plan.without_norm:
-            self._bend(work, step)
-        weight, norm = work.exchange.totals_of_update(step)
-        for held in work.held.values():
-            held.strategy.update(step, weight=weight, norm=norm)
-            if weight:
-                held.strategy.holder.optimizer.average()
-            if held.stage.updates:
-                held.apply_statistics(step)
-            held.executor.zero_grad()
-            held.collected.clear()
-        work.exchange.clear()
-        if work.rounds is not None and work.rounds.stepped(step):
-            self._forget_moments(work)
-
-    def _bend(self, work: BuiltStages, step: int) -> None:
-        if work.rounds is not None:
-            work.rounds.bend(step)
-
-    def _forget_moments(self, work: BuiltStages) -> None:
-        """Have optimizers begin anew: what was trained so far is in no stage any more."""
-        for held in work.held.values():
-            held.strategy.holder.optimizer.reset(held.stage.trainable)
 
     # ------------------------------------------------------------ results
 

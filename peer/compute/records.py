@@ -42,7 +42,7 @@ from ..blobs.weights import (
 )
 from ..core.snapshots import SnapshotError
 from .build import BuiltStages
-from .streams import stream_name, stream_of
+from .frame_codecs.streams import stream_name, stream_of
 
 __all__ = [
     "Records",

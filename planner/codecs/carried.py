@@ -184,9 +184,9 @@ class CodedStepCost:
 
     def state_bytes(self, choice: Choice) -> list[int]:
         """By peer, what its ends of stateful codecs keep on the device: for each tensor of a step
-        one state and the one before it (peer/compute/streams.py). Error feedback keeps a residual
-        of the tensor's size where it is sent, other codecs what both ends have. `support` has no
-        state of its own, but the positions of each live microbatch at both ends."""
+        one state and the one before it (`peer/compute/frame_codecs/`). Error feedback keeps a
+        residual of the tensor's size where it is sent, other codecs what both ends have. `support`
+        has no state of its own, but the positions of each live microbatch at both ends."""
         found = [0] * len(self.peers)
         for row in dict.fromkeys(r for lane in choice for r in self._decided[lane]):
             a, b, _ = self.program.lanes[self._lane_of[row]]

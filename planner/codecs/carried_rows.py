@@ -31,7 +31,7 @@ class CodedRow:
     tensors: tuple[CodedTensor, ...]
     lanes: tuple[int, ...]
     """Those whose codecs decide: its own; of a sum all that it goes out on, for it is encoded once,
-    by the one of their codecs that makes the fewest bytes (peer/compute/codings.py)."""
+    by the one of their codecs that makes the fewest bytes (`peer/compute/frame_codecs/`)."""
 
 
 def rows_of(structure: Structure) -> list[CodedRow]:

@@ -23,8 +23,8 @@ from ...dag.plan.cut import cut, tied_groups
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ...dag.schedule.replay import slots
-from ...peer.compute.codings import Codings
 from ...peer.compute.exchange import TransferSpecs
+from ...peer.compute.frame_codecs.codings import Codings
 from ...peer.compute.order import BuildOrder
 from .hashes import MASK, Hash, Hashes, Words, odd
 from .stage_hash import Linear

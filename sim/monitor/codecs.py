@@ -23,9 +23,9 @@ from ...compression.interface import State
 from ...compression.stateful.feedback import Feedback
 from ...dag.schedule.flow import Transfer
 from ...net.links.frame import FrameKey
-from ...peer.compute.codings import TransferCodec
 from ...peer.compute.device import TorchDevice
-from ...peer.compute.streams import Streams, _End
+from ...peer.compute.frame_codecs.codings import TransferCodec
+from ...peer.compute.frame_codecs.streams import Streams, _End
 from ...peer.core import events as p
 from ..virtual.clock import Observed
 from .violation import Broken, Check

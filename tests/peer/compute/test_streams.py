@@ -20,7 +20,7 @@ from shoal.dag.plan.plan import CodecChoice, PeerId
 from shoal.dag.schedule.flow import Role, Transfer
 from shoal.net.links.frame import Payload
 from shoal.peer.compute.device import TorchDevice
-from shoal.peer.compute.streams import encoding_key
+from shoal.peer.compute.frame_codecs.streams import encoding_key
 from shoal.peer.core.step import transfer_of
 
 from ..conftest import arrived, key_of

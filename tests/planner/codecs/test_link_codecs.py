@@ -18,8 +18,8 @@ from shoal.dag.plan.plan import PeerId
 from shoal.dag.plan.report import PlanWithReport
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
-from shoal.peer.compute.codings import Codings
 from shoal.peer.compute.exchange import TransferSpecs
+from shoal.peer.compute.frame_codecs.codings import Codings
 from shoal.planner.base.interface import CODED_ROLES, CodecOptions, PeerOffer, PlanRequest
 from shoal.planner.codecs import carried as carried_module
 from shoal.planner.codecs import codec_table as costs

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ...compression.codec import AnyCodec
-from ...dag.schedule.flow import Transfer
-from ...proto import broker_pb2
+from ....compression.codec import AnyCodec
+from ....dag.schedule.flow import Transfer
+from ....proto import broker_pb2
 
 __all__ = ["SAMPLED_EVERY", "Uses"]
 

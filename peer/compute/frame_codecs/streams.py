@@ -25,12 +25,12 @@ from urllib.parse import quote, unquote
 import torch
 from torch import Tensor
 
-from ...compression.codec import RAW, CodecError, Encoded, State, Stream, is_stateful
-from ...compression.sparse.support import Support, positions
-from ...dag.plan.plan import PeerId
-from ...dag.schedule.flow import Role, Transfer
-from ...net.links.frame import FrameKey
-from ...proto import broker_pb2
+from ....compression.codec import RAW, CodecError, Encoded, State, Stream, is_stateful
+from ....compression.sparse.support import Support, positions
+from ....dag.plan.plan import PeerId
+from ....dag.schedule.flow import Role, Transfer
+from ....net.links.frame import FrameKey
+from ....proto import broker_pb2
 from .codings import Codings, TransferCodec
 from .uses import Uses
 

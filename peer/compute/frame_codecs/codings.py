@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...compression.codec import RAW, AnyCodec, fitting, is_exact, parse, typical_bytes
-from ...compression.sparse.support import Support
-from ...compression.sparse.topk import TopK
-from ...dag.cost.pace import Vectors
-from ...dag.ir.graph import TensorSpec
-from ...dag.plan.plan import CodecChoice
-from ...dag.schedule.flow import Role, Transfer
-from .exchange import TransferSpecs
+from ....compression.codec import RAW, AnyCodec, fitting, is_exact, parse, typical_bytes
+from ....compression.sparse.support import Support
+from ....compression.sparse.topk import TopK
+from ....dag.cost.pace import Vectors
+from ....dag.ir.graph import TensorSpec
+from ....dag.plan.plan import CodecChoice
+from ....dag.schedule.flow import Role, Transfer
+from ..exchange import TransferSpecs
 
 __all__ = ["Codings", "TransferCodec"]
 
