@@ -244,8 +244,7 @@ class RoundCoordinator:
             gone = not paused and all(map(contributions.has_lost, still))
             if gone and (more := under_way.clients.hand_on(ready, now)):
                 return [*out, *more, *self._arm(contributions.closes_at)]
-            slow = [n for n in still if not contributions.has_lost(n)]
-            late = self._policy.too_late(slow)
+            late = self._policy.too_late([n for n in still if not contributions.has_lost(n)])
             out += under_way.attempts.convict(late, "had no contribution in time", now)
             contributions.late.update(late)
         return [*out, *self._plan(ready, now)]
@@ -344,8 +343,7 @@ class RoundCoordinator:
         out += self._round.clients.leave_out(number, said, now) if said.left_out and first else []
         contributions.add(number, said.term, member.id)
         self._round.masks.contributed(member.id, said.masks)
-        counts = number not in contributions.bad  # else it may count yet
-        follows = counts and contributions.is_ready(number)
+        follows = number not in contributions.bad and contributions.is_ready(number)
         return [*out, *self.follow(now)] if follows else out
 
     def answered(self, member: Member, said: RoundAnswer, now: float) -> list[Instruction]:
@@ -377,8 +375,7 @@ class RoundCoordinator:
         if found is None:
             return self.run.fail("round", "every replica has holders that made other versions", now)
         version, equal = found
-        others = [n for n in everybody if n not in equal]
-        out = attempts.differ(others, equal[0], now)
+        out = attempts.differ([n for n in everybody if n not in equal], equal[0], now)
         self._disputes.done([m.replica for m in self.rounds.versions.members])
         done = under_way.done(version, equal, now)
         going = [self.rounds.work.given[n] for n in done.going]

@@ -7,8 +7,8 @@
 - BUILDING: links are dialled or expected, parameters fetched, the stages built. READY is told once.
   A term that goes on from a snapshot waits for those that others give (`keeping/`). What a lost
   stage is made from is given when the giver's own stages stand.
-- WARM: it holds no stage, and keeps snapshots of those that do; what is frozen in these stages it
-  fetches meanwhile (`peer/compute/warming.py`).
+- WARM: it holds no stage, keeps snapshots of those that do, and fetches what is frozen in their
+  stages (`peer/compute/warming.py`).
 - RUNNING: the action lists (`step.py`). After each update a StepReport; the peer that combines an
   evaluation reports after it. The data of the next step is fetched while this one computes.
 - An arrived frame that the plan does not name ends the assignment here: its sender follows another
@@ -263,11 +263,10 @@ class Assignment(Part):
         out += [e.Release(k) for k in done.releases]
         if done.evaluated and gate is not None:
             out += gate.evaluated()
-        last = steps.step + 1 >= steps.steps
         if done.trained:
             self._last_step_s = steps.trained_s
             asked = self._export.stepped(steps.step + 1)
-            out += asked if self._exports and not last else []
+            out += asked if self._exports and steps.step + 1 < steps.steps else []
         if done.trained or done.stepped:
             if done.stepped if steps.waits_for_evaluation else done.trained:
                 out.append(self._report(steps))
@@ -392,10 +391,10 @@ class Assignment(Part):
         if self.phase is not Phase.EXPORTING or self.steps is None or step != self.steps.steps:
             self.export_asked()
             return []
-        out, tries = self._export.failed(now, away=away), self._patience.export_tries
-        if out is None:
-            return self.fail("export", f"the weights could not be stored in {tries} tries: {why}")
-        return out
+        if (out := self._export.failed(now, away=away)) is not None:
+            return out
+        tries = self._patience.export_tries
+        return self.fail("export", f"the weights could not be stored in {tries} tries: {why}")
 
     def export_timer(self) -> list[e.Instruction]:
         return self._export.again() if self.phase is Phase.EXPORTING else []
