@@ -67,7 +67,7 @@ class _Liar(_Signing):
 
     def _falsifies(self, plan: RoundPlan, part: Span) -> bool:
         """Whether the sum of a part is made a wrong one."""
-        lie, attempt = self.lie, self.rounds._attempt
+        lie, attempt = self.lie, self.rounds.frames.attempt
         assert attempt is not None
         bends = plan.round >= lie.first and (part in attempt.wiring.adds) == (lie.kind == "wrong")
         if lie.kind == "agrees":
