@@ -77,7 +77,7 @@ class RoundUnderWay:
 
     @property
     def at_gate(self) -> list[int]:
-        """Those of them that wait for a version and have nothing to do."""
+        """Numbers of present replicas that wait for a version and have nothing to do."""
         there = [n for n in self.present if is_at_gate(self.rounds, self.run.replicas[n])]
         return [n for n in there if not self.contributions.is_busy(n)]
 

@@ -20,7 +20,7 @@ from ..links.switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from ..links.transport import OnEvent
 from .carrier import Carrier, Carry, Timed, steady
 from .medium import Clock, Medium
-from .memory_stream import SILENT_S, Stream
+from .memory_stream import SILENT_S, MemoryStream
 
 __all__ = ["HELLO_S", "SILENT_S", "Carry", "MemoryNetwork", "MemoryTransport", "steady"]
 
@@ -37,7 +37,9 @@ class MemoryNetwork:
             carry = Timed(clock.after, carry or steady())
         self.medium = Medium(clock, carry)
         self._transports: dict[str, MemoryTransport] = {}
-        self._streams: dict[str, dict[Stream, None]] = {}  # open ones, by the peers at their ends
+        self._streams: dict[
+            str, dict[MemoryStream, None]
+        ] = {}  # open ones, by the peers at their ends
 
     def transport(
         self,
@@ -107,7 +109,7 @@ class MemoryNetwork:
         for stream in self._between(*ends):
             stream.watch()
 
-    def _between(self, peer: str, other: str = "") -> list[Stream]:
+    def _between(self, peer: str, other: str = "") -> list[MemoryStream]:
         """The streams of a peer, or only those with another one."""
         return [s for s in self._streams.get(peer, ()) if not other or s.joins(peer, other)]
 
@@ -117,17 +119,19 @@ class MemoryNetwork:
         """The process that listens there."""
         return self._transports.get(address)
 
-    def open(self, dialler: MemoryTransport, address: str, connection: Connection) -> Stream | None:
+    def open(
+        self, dialler: MemoryTransport, address: str, connection: Connection
+    ) -> MemoryStream | None:
         """A stream to whoever is at the address; None when nobody can be reached there."""
         other = self.at(address)
         if other is None or not self.medium.hear_each_other(dialler.peer, other.peer):
             return None
-        stream = Stream(self.medium, dialler, connection, other, self._closed)
+        stream = MemoryStream(self.medium, dialler, connection, other, self._closed)
         for end in stream.peers:
             self._streams.setdefault(end, {})[stream] = None
         return stream
 
-    def _closed(self, stream: Stream) -> None:
+    def _closed(self, stream: MemoryStream) -> None:
         for end in stream.peers:
             self._streams[end].pop(stream, None)
 
@@ -213,7 +217,7 @@ class _Dialler:
     def _try(self) -> None:
         if self._stopped or self._network.medium.held(self._transport.peer, self._try):
             return
-        stream: Stream | None = None
+        stream: MemoryStream | None = None
         connection = self._transport.board.outgoing(
             self._peer, self.generation, lambda: stream.there.wake() if stream else None
         )

@@ -16,7 +16,7 @@ from ..links.messages import Said, written
 from ..links.switchboard import Switchboard
 from .medium import Medium
 
-__all__ = ["SILENT_S", "Stream"]
+__all__ = ["SILENT_S", "MemoryStream"]
 
 SILENT_S = 20.0
 """A stream breaks when one end has not heard the other for so long: keepalive time and timeout of
@@ -30,7 +30,7 @@ class End(Protocol):
     board: Switchboard
 
 
-class Stream:
+class MemoryStream:
     """Two pipes between a dialler's connection and the one that it opens at the other side."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Stream:
         dialler: End,
         connection: Connection,
         other: End,
-        gone: Callable[[Stream], None],
+        gone: Callable[[MemoryStream], None],
     ) -> None:
         """`gone` is called once, when it is open no more."""
         self._medium, self._gone = medium, gone
@@ -140,7 +140,7 @@ class _Pipe:
     def __init__(
         self,
         medium: Medium,
-        stream: Stream,
+        stream: MemoryStream,
         source: Connection,
         destination: Connection,
         source_name: str,

@@ -22,7 +22,7 @@ class WeightsExport:
         self._waits = False
 
     def stepped(self, updates: int) -> list[e.Instruction]:
-        """So many updates are in the weights: upload them, if somebody asked for them."""
+        """Upload the weights with so many updates, if somebody asked for them."""
         asked, self.asked = self.asked, False
         return [self._upload(updates)] if asked else []
 
