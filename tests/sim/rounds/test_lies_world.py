@@ -102,7 +102,7 @@ def test_where_claims_are_too_many_for_a_message_there_are_none(
     rounds: Rounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nobody is asked for receipts."""
-    monkeypatch.setattr("shoal.broker.rounds.exchange.MOST_CLAIMS", 8)
+    monkeypatch.setattr("shoal.broker.rounds.exchange_planner.MOST_CLAIMS", 8)
     asked = list[str]()
 
     def look(world: World, seen: Observed) -> None:
