@@ -13,6 +13,8 @@ from ...proto.broker_pb2 import RoundBegun, RoundWork, SampleRange
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .federated import FederatedPolicy
+from .round_view import LinksAmong, unknown_links
+from .uploads import Links, sending_to_all
 
 __all__ = ["HostsPolicy"]
 
@@ -26,6 +28,7 @@ class HostsPolicy(FederatedPolicy):
         numbers: Sequence[int],
         exchange_s: float,
         going: Sequence[RoundWork] = (),
+        network: LinksAmong = unknown_links,
     ) -> list[RoundWork]:
         """Return the place of its client for each replica that is in the round."""
         assert run.rounds is not None, f"run {run.id} has no rounds"
@@ -43,6 +46,9 @@ class HostsPolicy(FederatedPolicy):
                 return []
             return [0 if afresh else homes.trained(order[place])]
 
+        asked = sorted(found[: self._asked - len(going)])
+        links = self._measured(run, [n for n, _ in asked], network)
+        kept, weights = self._sent(run, [place for _, place in asked], links)
         return [
             RoundWork(
                 replica=n,
@@ -50,12 +56,25 @@ class HostsPolicy(FederatedPolicy):
                 first_step=run.replicas[n].committed,
                 steps=self._steps(run.replicas[n], run.rounds.versions.round, [place]),
                 cohort=[SampleRange(first=place, count=1)],
+                kept=kept[i : i + 1],
+                weights=weights[i : i + 1],
                 trained=trained(place),
                 afresh=afresh,
                 final=ledger.committed + 1 >= ledger.total,
             )
-            for n, place in sorted(found[: self._asked - len(going)])
+            for i, (n, place) in enumerate(asked)
         ]
+
+    def _measured(
+        self, run: RunRecord, numbers: Sequence[int], network: LinksAmong
+    ) -> Links | None:
+        """Return the links by which these hosts send their updates, a part to each of the others;
+        None: their numbers do not go by links, or nothing is known of these."""
+        if not self._cohorts.sends.by_links or len(numbers) < 2:
+            return None
+        plans = (run.replicas[n].plan for n in numbers)
+        found = network([plan.stages[0].holders[0] for plan in plans if plan is not None])
+        return None if found is None else sending_to_all(found)
 
     def begun(
         self, run: RunRecord, numbers: Sequence[int], work: Sequence[RoundWork]

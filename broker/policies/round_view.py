@@ -14,10 +14,24 @@ from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .disputes import Disputes
 
-__all__ = ["Blame", "ExchangeGroup", "NetworkOf", "PlannedAttempt", "RoundView"]
+__all__ = [
+    "Blame",
+    "ExchangeGroup",
+    "LinksAmong",
+    "NetworkOf",
+    "PlannedAttempt",
+    "RoundView",
+    "unknown_links",
+]
 
 NetworkOf = Callable[[Sequence[PeerId], float], Network | None]
 """The links among peers, as they are known at a time."""
+LinksAmong = Callable[[Sequence[PeerId]], Network | None]
+"""The links among peers, as they are known now."""
+
+
+def unknown_links(_: Sequence[PeerId]) -> None:
+    """Return that nothing is known of any link."""
 
 
 @dataclass(frozen=True)

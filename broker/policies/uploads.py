@@ -22,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...compression.sparse.indices import sizes_bytes
+from ...dag.cost.network import Network
 from ...dag.rounds.cohorts import WEIGHT_UNIT
 from ...dag.rounds.permutation import Domain, key
 from ...job.clients.client_compression import ClientLinks, Spread, spread_of
 from ...job.units import Duration, Rate
 
-__all__ = ["Links", "Update", "links_of", "weights_of"]
+__all__ = ["Links", "Update", "links_of", "sending_to_all", "weights_of"]
 
 _LEAST = 0.1
 """Of its mean, the least that a normal draw comes to."""
@@ -61,6 +62,16 @@ def links_of(links: ClientLinks, clients: Sequence[int]) -> Links:
         return np.maximum(_LEAST * first, first + second * bell)
 
     return Links(drawn(spread_of(links.latency, Duration), 0), drawn(spread_of(links.up, Rate), 1))
+
+
+def sending_to_all(network: Network) -> Links:
+    """Return the links of peers that each give every other an equal part at once, in the order of
+    `network`, which are two at least: each part by its pair, all but the own one by the uplink."""
+    peers = len(network.peers)
+    apart = ~np.eye(peers, dtype=bool)
+    slowest = np.where(apart, network.bandwidth, np.inf).min(1)
+    rate = peers * np.minimum(slowest, network.up / (peers - 1))
+    return Links(np.where(apart, network.latency_s, 0.0).max(1), rate)
 
 
 @dataclass(frozen=True, slots=True)
