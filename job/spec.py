@@ -177,6 +177,7 @@ class Job(Settings):
                     f"plan.skip_fade_out {before + self.train.steps - since} of {self.train.steps} "
                     "steps visit all stages; expected fewer",
                 )
+        self.sync.client_compression.check_links(hosts=self.data.where == "peer")
         for key, problem in unsupported(self):
             raise SettingsError(key, f"is not supported yet: {problem}")
 

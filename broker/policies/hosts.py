@@ -7,12 +7,16 @@ the others go on from its version.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from ...dag.plan.plan import PeerId
 from ...dag.rounds.cohorts import cohort_of
 from ...proto.broker_pb2 import RoundBegun, RoundWork, SampleRange
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .federated import FederatedPolicy
+from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
+from .uploads import Links, lines_of, sending_to_all
 
 __all__ = ["HostsPolicy"]
 
@@ -26,6 +30,7 @@ class HostsPolicy(FederatedPolicy):
         numbers: Sequence[int],
         exchange_s: float,
         going: Sequence[RoundWork] = (),
+        network: LinksAmong = unknown_links,
     ) -> list[RoundWork]:
         """Return the place of its client for each replica that is in the round."""
         assert run.rounds is not None, f"run {run.id} has no rounds"
@@ -43,6 +48,9 @@ class HostsPolicy(FederatedPolicy):
                 return []
             return [0 if afresh else homes.trained(order[place])]
 
+        asked = sorted(found[: self._asked - len(going)])
+        links = self._measured(run, [n for n, _ in asked], network)
+        kept, weights = self._sent(run, [place for _, place in asked], links)
         return [
             RoundWork(
                 replica=n,
@@ -50,12 +58,24 @@ class HostsPolicy(FederatedPolicy):
                 first_step=run.replicas[n].committed,
                 steps=self._steps(run.replicas[n], run.rounds.versions.round, [place]),
                 cohort=[SampleRange(first=place, count=1)],
+                kept=kept[i : i + 1],
+                weights=weights[i : i + 1],
                 trained=trained(place),
                 afresh=afresh,
                 final=ledger.committed + 1 >= ledger.total,
             )
-            for n, place in sorted(found[: self._asked - len(going)])
+            for i, (n, place) in enumerate(asked)
         ]
+
+    def _measured(
+        self, run: RunRecord, numbers: Sequence[int], network: LinksAmong
+    ) -> Links | None:
+        """Return the links by which these hosts send their updates; None: their numbers do not go
+        by links, or nothing is known of these."""
+        if not self._cohorts.sends.by_links or len(numbers) < 2:
+            return None
+        found = network(_first_peers(run, numbers))
+        return None if found is None else sending_to_all(found)
 
     def begun(
         self, run: RunRecord, numbers: Sequence[int], work: Sequence[RoundWork]
@@ -65,6 +85,19 @@ class HostsPolicy(FederatedPolicy):
         if self._cohorts.selected:
             found.reachable.extend(sorted(run.replicas[n].client for n in numbers))
         return found
+
+    def attempt(
+        self, view: RoundView, ready: Sequence[int], at_gate: Sequence[int], now: float
+    ) -> PlannedAttempt:
+        """Return the next attempt, in which hosts add up as much as their links carry to all
+        others, who wait for it."""
+        found = super().attempt(view, ready, at_gate, now)
+        numbers = [m.replica for m in found.members]
+        network = view.network(_first_peers(view.run, numbers), now) if len(numbers) > 1 else None
+        if network is None:
+            return found
+        lines = dict(zip(numbers, lines_of(network).tolist(), strict=True))
+        return replace(found, groups=[replace(group, lines=lines) for group in found.groups])
 
     @property
     def _hands_on(self) -> bool:
@@ -90,3 +123,9 @@ class HostsPolicy(FederatedPolicy):
     def evaluators(self, rounds: RoundRecord) -> Collection[int]:
         """Return all that begin with the version, where an evaluation is due."""
         return self._beginners(rounds)
+
+
+def _first_peers(run: RunRecord, numbers: Sequence[int]) -> list[PeerId]:
+    """Return the peer that has the first stage of each replica; all of it, if it is one peer."""
+    plans = (run.replicas[n].plan for n in numbers)
+    return [plan.stages[0].holders[0] for plan in plans if plan is not None]

@@ -28,7 +28,14 @@ from ..records.submitted import SubmittedRun
 from ..snapshots.checkpoints import AUTO_S
 from .disputes import doubted
 from .handing import at_most, local_work
-from .round_view import Blame, ExchangeGroup, PlannedAttempt, RoundView
+from .round_view import (
+    Blame,
+    ExchangeGroup,
+    LinksAmong,
+    PlannedAttempt,
+    RoundView,
+    unknown_links,
+)
 
 __all__ = ["SPARE_S", "RoundPolicy"]
 
@@ -71,10 +78,11 @@ class RoundPolicy:
         numbers: Sequence[int],
         exchange_s: float,
         going: Sequence[RoundWork] = (),
+        network: LinksAmong = unknown_links,
     ) -> list[RoundWork]:
         """Return the work of the next round, for these replicas; those that would get none are not
         in it. `exchange_s`: how long the last exchange took, 0: not known. `going`: where work is
-        carried on, that of others in the round before."""
+        carried on, that of others in the round before. `network`: as it is known now."""
         return local_work(run, numbers, exchange_s, saves=self.saves)
 
     def begun(

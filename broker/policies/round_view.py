@@ -14,10 +14,24 @@ from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .disputes import Disputes
 
-__all__ = ["Blame", "ExchangeGroup", "NetworkOf", "PlannedAttempt", "RoundView"]
+__all__ = [
+    "Blame",
+    "ExchangeGroup",
+    "LinksAmong",
+    "NetworkOf",
+    "PlannedAttempt",
+    "RoundView",
+    "unknown_links",
+]
 
 NetworkOf = Callable[[Sequence[PeerId], float], Network | None]
 """The links among peers, as they are known at a time."""
+LinksAmong = Callable[[Sequence[PeerId]], Network | None]
+"""The links among peers, as they are known now."""
+
+
+def unknown_links(_: Sequence[PeerId]) -> None:
+    """Return that nothing is known of any link."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +40,9 @@ class ExchangeGroup:
     takes the version from them. alike: whether they come to one version. apart: pairs of which
     neither gives the other a sum or a version, as long as there is another who can. scale: what
     the mean of parameters is multiplied by; 0: nothing. share, by_client: as in RoundPlan. whole:
-    whether one of them adds up all. behind: those of them that have an older version, and take the
-    new one from the others, who make it."""
+    whether one of them adds up all. lines: what each gives to all others together, bytes/s, by
+    which they add up more or less; none: all add up as much. behind: those of them that have an
+    older version, and take the new one from the others, who make it."""
 
     weights: Mapping[int, int]
     joiners: Sequence[int] = ()
@@ -37,6 +52,7 @@ class ExchangeGroup:
     share: float = 0.0
     by_client: bool = False
     whole: bool = False
+    lines: Mapping[int, float] = field(default_factory=dict)
     behind: Sequence[int] = ()
 
 

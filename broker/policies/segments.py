@@ -1,8 +1,8 @@
 """Who adds up which elements of a run's vector in a round, who contributes and who takes.
 
 Segments are the common refinement of all replicas' cuts and tied parameters, divided further so
-that every replica adds up as much as any other. Aggregators are holders themselves: each has the
-elements that it adds up. Pure functions.
+that every replica adds up as much as any other, or as its line carries. Aggregators are holders
+themselves: each has the elements that it adds up. Pure functions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ __all__ = ["Replicated", "meeting", "segments", "sliced"]
 
 @dataclass(frozen=True)
 class Replicated:
-    """A replica's plan in a round. weight: of its contribution, samples. number: the replica's."""
+    """A replica's plan in a round. weight: of its contribution, samples. number: the replica's.
+    line: bytes/s of what it gives to all others; it adds up as much as its share of all."""
 
     plan: Plan
     weight: int = 0
     number: int = 0
+    line: float = 1.0
 
     @cached_property
     def bounds(self) -> list[int]:
@@ -101,14 +103,27 @@ def segments(
     found: list[VectorSegment] = []
     for start, stop in pairwise(cuts):
         slices = min(len(adders) * finer, max(1, (stop - start) // UNDIVIDED))
-        edges = [start + (stop - start) * i // slices for i in range(slices + 1)]
-        for first, last in pairwise(edges):
-            adder = adders[len(found) % len(adders)]
-            turns = [(len(found) + i) * alike for i, _ in enumerate(joiners)]
-            sources = [s[turn % len(s)] for turn, s in zip(turns, free, strict=True)]
+        turn = [adders[(len(found) + i) % len(adders)] for i in range(slices)]
+        for adder, (first, last) in zip(turn, _divided((start, stop), turn), strict=True):
+            firsts = [(len(found) + i) * alike for i, _ in enumerate(joiners)]
+            sources = [s[at % len(s)] for at, s in zip(firsts, free, strict=True)]
             versions = [*zip(joiners, sources, strict=True)]
             found.append(_segment(members, makers, versions, (first, last), adder))
     return found
+
+
+def _divided(span: Span, adders: Sequence[Replicated]) -> Iterator[Span]:
+    """Yield a part of the span for each, by their lines; each is one element at least."""
+    start, stop = span
+    spare = stop - start - len(adders)
+    lines = [a.line for a in adders]
+    if len({*lines}) == 1 or spare < 0:
+        edges = [start + (stop - start) * i // len(adders) for i in range(len(adders) + 1)]
+    else:
+        ends, total = [*accumulate(lines)], sum(lines)
+        inner = (start + i + int(spare * ends[i - 1] / total) for i in range(1, len(adders)))
+        edges = [start, *inner, stop]
+    yield from pairwise(edges)
 
 
 def _segment(

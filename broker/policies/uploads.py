@@ -22,16 +22,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ...compression.sparse.indices import sizes_bytes
+from ...dag.cost.network import Network
 from ...dag.rounds.cohorts import WEIGHT_UNIT
 from ...dag.rounds.permutation import Domain, key
 from ...job.clients.client_compression import ClientLinks, Spread, spread_of
 from ...job.units import Duration, Rate
 
-__all__ = ["Links", "Update", "links_of", "weights_of"]
+__all__ = ["Links", "Update", "lines_of", "links_of", "sending_to_all", "weights_of"]
 
 _LEAST = 0.1
 """Of its mean, the least that a normal draw comes to."""
 _BELL = NormalDist()
+_FASTEST = 1e12
+"""Bytes/s that a line without a limit counts for."""
 
 Counts = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -61,6 +64,29 @@ def links_of(links: ClientLinks, clients: Sequence[int]) -> Links:
         return np.maximum(_LEAST * first, first + second * bell)
 
     return Links(drawn(spread_of(links.latency, Duration), 0), drawn(spread_of(links.up, Rate), 1))
+
+
+def lines_of(network: Network) -> Numbers:
+    """Return what each peer gives at most to all others together, (peers,) bytes/s: its uplink, or
+    what its pairs carry together where that is less."""
+    pairs = np.where(_apart(network), network.bandwidth, 0.0).sum(1)
+    return np.minimum(np.minimum(network.up, pairs), _FASTEST)
+
+
+def sending_to_all(network: Network) -> Links:
+    """Return the links by which peers, two at least, give what others add up, in the order of
+    `network`. Who adds up what is as `lines_of` (`broker/policies/segments.py`): all but the own
+    part goes by the line, each part by its pair."""
+    apart, lines = _apart(network), lines_of(network)
+    parts = lines / lines.sum()
+    by_pair = np.where(apart, network.bandwidth / parts, np.inf).min(1)
+    latency = np.where(apart, network.latency_s, 0.0).max(1)
+    return Links(latency, np.minimum(lines / (1.0 - parts), by_pair))
+
+
+def _apart(network: Network) -> npt.NDArray[np.bool_]:
+    """Return (peers, peers), whether these are two."""
+    return ~np.eye(len(network.peers), dtype=bool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,9 @@ class RoundCoordinator:
         """The next round begins for these, who have its version; `going`: work that goes on."""
         at, number, before = self.rounds.position, self.rounds.versions.round, self._round
         numbers = [n for n in numbers if not before.view.is_out(n)] or numbers
-        work = self._policy.work(self.run.record, numbers, self._exchange_s, going)
+        work = self._policy.work(
+            self.run.record, numbers, self._exchange_s, going, lambda ps: self._network(ps, now)
+        )
         homes = self.rounds.homes
         forgets = homes is not None and homes.known and any(w.afresh for w in work)
         self._disputes.begin(number)

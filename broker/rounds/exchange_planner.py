@@ -21,8 +21,8 @@ MOST_CLAIMS = 1024
 _FINER = 8
 """Slices of a replica's share of the vector, among which the blocks of a fragment lie."""
 _EXCHANGE_S, _SLOW_BYTES_PER_S = 60.0, 1.25e6
-"""An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times, for each
-client whose contribution comes by itself."""
+"""An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times, or over a
+member's line that is known to carry less, for each client whose contribution comes by itself."""
 
 
 class ExchangePlanner:
@@ -32,6 +32,7 @@ class ExchangePlanner:
     def __init__(self, run: Run, members: Membership) -> None:
         self._run, self._rounds, self._members = run, run.rounds, members
         self._dials: dict[frozenset[PeerId], tuple[tuple[int, ...], PeerId, DialOrder]] = {}
+        self._slowest = _SLOW_BYTES_PER_S
 
     @property
     def attempt_s(self) -> float:
@@ -40,7 +41,7 @@ class ExchangePlanner:
         elements = sum(s.elements for s in plan.outline.stages) if plan else 0
         cohorts = self._run.submitted.requirements.cohorts
         rows = cohorts.per_round if cohorts and cohorts.by_client else 1
-        return _EXCHANGE_S + 16 * elements * rows / _SLOW_BYTES_PER_S
+        return _EXCHANGE_S + 16 * elements * rows / self._slowest
 
     def plans(self, exchanges: Iterable[ExchangeGroup]) -> dict[PeerId, RoundPlan]:
         """By peer, what it does in the present attempt."""
@@ -55,8 +56,12 @@ class ExchangePlanner:
         versions, work = self._rounds.versions, self._rounds.work
         everybody = [*exchange.weights, *exchange.joiners]
         weights = [*exchange.weights.items(), *((n, 0) for n in exchange.joiners)]
+        lines = exchange.lines
+        self._slowest = min(_SLOW_BYTES_PER_S, *lines.values()) if lines else _SLOW_BYTES_PER_S
         whole = {
-            n: Replicated(p, w, n) for n, w in weights if (p := self._run.replicas[n].record.plan)
+            n: Replicated(p, w, n, lines.get(n, 1.0))
+            for n, w in weights
+            if (p := self._run.replicas[n].record.plan)
         }
         found = segments(
             [whole[n] for n in exchange.weights if n in whole],

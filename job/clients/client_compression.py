@@ -133,9 +133,18 @@ class ClientCompression(Settings):
                     f"compression_options.{key}",
                     f'is of "{kind}", and this is "{self.compression}": leave it out',
                 )
-        if self.by_links and self.client_links is None:
+
+    def check_links(self, *, hosts: bool) -> None:
+        """Raise SettingsError unless the job says what links clients have, or their `hosts` do."""
+        if hosts and self.client_links is not None:
             raise SettingsError(
-                "client_links",
+                "sync.client_links",
+                'are given with data.where = "peer", where each client has the measured link of '
+                "its host: leave them out",
+            )
+        if self.by_links and self.client_links is None and not hosts:
+            raise SettingsError(
+                "sync.client_links",
                 f'is missing: compression = "{self.compression}" gives each client a ratio by its '
                 "link. Clients are parts of one data set here, and what links they stand for only "
                 'the job knows: expected a table such as { up = "uniform:0.5Mbit,20Mbit", latency '

@@ -16,7 +16,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Buffers", "keep_heap_warm", "trim_heap"]
+__all__ = ["Buffers", "TrimmedHeap", "keep_heap_warm", "trim_heap"]
 
 _PAGE_BYTES = 4096
 _SMALL_BYTES = 64 * 1024
@@ -108,6 +108,21 @@ def trim_heap() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
+
+
+class TrimmedHeap:
+    """Has the heap trimmed behind each `every` bytes that are counted, which takes a millisecond or
+    two."""
+
+    def __init__(self, every: int = 64 << 20) -> None:
+        self._every, self._counted = every, 0
+
+    def count(self, size: int) -> None:
+        """Count bytes that were made and take the place of others, which are free by now."""
+        self._counted += size
+        if self._counted > self._every:
+            self._counted = 0
+            trim_heap()
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

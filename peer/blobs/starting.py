@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...dag.ir.graph import Graph, TensorSpec
 from ...dag.ir.recipe import Recipe, RecipeError, make
-from ...net.links.buffers import trim_heap
+from ...net.links.buffers import TrimmedHeap
 from .weight_shards import WeightShard
 from .weights import (
     Lazy,
@@ -23,9 +23,6 @@ from .weights import (
 )
 
 __all__ = ["ByGraph", "Starting", "check_recipe"]
-
-TRIM_BYTES = 64 << 20
-"""Bytes of weights that are read before the heap is trimmed: it takes a millisecond or two."""
 
 
 class Starting(Lazy):
@@ -77,7 +74,7 @@ class ByGraph(Mapping[str, Tensor]):
 
     def __init__(self, files: Mapping[str, Tensor], graph: Graph) -> None:
         self._files, self._graph = files, graph
-        self._read = 0  # bytes
+        self._heap = TrimmedHeap()
         self._tied = {p.name: p.tied for p in graph.parameters}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -95,10 +92,7 @@ class ByGraph(Mapping[str, Tensor]):
             tensor = starting_tensor(self._files, there)
             assert tensor is not None, "its spec is there"
             # Each is copied to its place, and came in pieces: the heap would be full of holes.
-            self._read += tensor.nbytes
-            if self._read > TRIM_BYTES:
-                self._read = 0
-                trim_heap()
+            self._heap.count(tensor.nbytes)
             return tensor.to(wanted)
         raise WeightError(f"no weights file has {name!r}: the submitter has to upload it")
 

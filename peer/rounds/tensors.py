@@ -30,6 +30,7 @@ from ...dag.rounds.vector import Entry, RunVector, Span, VectorPiece
 from ...job.clients.client_privacy import STEP_BITS, no_integers
 from ...job.rounds import RoundSettings
 from ...job.settings import Settings, SettingsError
+from ...net.links.buffers import TrimmedHeap
 from ...proto import broker_pb2
 from ..sync.norm import square_of
 from .algebra import Buffers, EntryVersion, HeldEntry, OnIntegers, Pieces, RoundAlgebra, WrittenPart
@@ -80,11 +81,14 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         """gamma and D, where contributions have how many sent each number in a second row."""
         self._encoded: dict[tuple[str, int, int], Encoded] = {}
         """By entry, beginning of a piece and row, the contribution to the round."""
+        self._heap = TrimmedHeap()
+        """Has holes where parts of a vector lay that were exchanged."""
 
     def begin(self, start: broker_pb2.RoundStart) -> None:
         super().begin(start)
         if start.round != self._round:
             self._round, self._encoded = start.round, {}
+            self._heap.count(4 * self.vector.elements)
 
     # ------------------------------------------------------------ entries
 
@@ -181,6 +185,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     def meet(
         self, held: HeldEntry[Tensor], mean: Pieces[Tensor], coding: PartCoding
     ) -> EntryVersion[Tensor]:
+        self._heap.count(4 * held.entry.spec.elements)
         value, before, strategy = held.entry.value, held.version, self._strategy(held.entry)
         [found] = torch.cat([values for _, values in mean], dim=1)
         mine = self._numbers(held)

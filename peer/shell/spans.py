@@ -5,7 +5,7 @@ The first line of a start says who writes: {"peer": ID, "name": NAME}. Every oth
 
     build, forward, backward, exchange, update, evaluate   an action, from begin to end of its work
     send   a frame, from when it is ready to be encoded to when its receiver acknowledged it; with
-           `to`, `role`, `codec`, and its bytes as encoded and as the tensor has them
+           `to`, `role`, `hop`, `codec`, and its bytes as encoded and as the tensor has them
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class Spans:
                 end_s=self._clock(),
                 step=key.step,
                 microbatch=key.microbatch,
+                hop=key.hop,
                 to=key.destination,
                 role=key.role.value,
                 size_bytes=sending.size_bytes,

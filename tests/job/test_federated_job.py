@@ -410,9 +410,9 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
             'sync.compression = "topk"',
         ),
         (
-            {"data": {"where": "peer", "partition": None}, "sync": {"compression": "topk"}},
-            "sync.compression",
-            "links of their hosts",
+            {"data": {"where": "peer", "partition": None}}
+            | {"sync": {"compression": "bcrs", "client_links": {"up": "1Mbit"}}},
+            *("sync.client_links", "the measured link of its host"),
         ),
         (
             {"sync": {**KRUM, "compression": "topk"}},

@@ -32,7 +32,7 @@ def replicas(draw: st.DrawFn, number: int, weight: int) -> Replicated:
     if len(slots) > 1 and draw(st.booleans()):
         tied = (TiedGroup(0, "w", (0, len(slots) - 1), 0, min(1000, bounds[1])),)
     plan = Plan(tuple(slots), (tuple(route),), 1, outline=Outline(tuple(outlines), tied))
-    return Replicated(plan, weight)
+    return Replicated(plan, weight, line=draw(st.sampled_from([1.0, 3.0, 1e6])))
 
 
 @st.composite
@@ -113,18 +113,30 @@ def test_a_peer_is_told_of_what_names_it_and_an_aggregator_of_all(
         assert list(told.takers) == list(s.takers)
 
 
-def test_equal_replicas_add_up_about_as_much() -> None:
-    def one(number: int) -> Replicated:
-        peer = PeerId(f"p{number}")
-        outline = Outline((StageOutline(0, makes_loss=True, elements=10_000_000),))
-        return Replicated(
-            Plan((StageSlot(0, 1, (peer,)),), ((Visit(0, peer),),), 1, outline=outline), 1
-        )
+def whole(number: int, line: float = 1.0, elements: int = 10_000_000) -> Replicated:
+    """A replica that is one peer."""
+    peer = PeerId(f"p{number}")
+    outline = Outline((StageOutline(0, makes_loss=True, elements=elements),))
+    plan = Plan((StageSlot(0, 1, (peer,)),), ((Visit(0, peer),),), 1, outline=outline)
+    return Replicated(plan, 1, number, line)
 
+
+def test_equal_replicas_add_up_about_as_much() -> None:
     shares = Counter[str]()
-    for s in segments([one(i) for i in range(4)]):
+    for s in segments([whole(i) for i in range(4)]):
         shares[s.aggregator] += s.span[1] - s.span[0]
     assert max(shares.values()) - min(shares.values()) <= 4
+
+
+@given(st.lists(st.floats(1.0, 50.0), min_size=2, max_size=6))
+def test_who_carries_more_adds_up_more(lines: list[float]) -> None:
+    elements = 1 << 20
+    found = segments([whole(i, line, elements) for i, line in enumerate(lines)])
+    assert [s.span[0] for s in found] == [0, *(s.span[1] for s in found[:-1])]
+    assert found[-1].span[1] == elements
+    for segment, line in zip(found, lines, strict=True):
+        share = elements * line / sum(lines)
+        assert abs(segment.span[1] - segment.span[0] - share) <= len(lines)
 
 
 def test_replicas_of_other_models_have_no_round() -> None:

@@ -9,8 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.policies.uploads import Links, Update, links_of, weights_of
+from shoal.broker.policies.uploads import (
+    Links,
+    Update,
+    lines_of,
+    links_of,
+    sending_to_all,
+    weights_of,
+)
 from shoal.compression.sparse.topk import TopK
+from shoal.dag.cost.network import Network
+from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.cohorts import WEIGHT_UNIT as UNIT
 from shoal.job.clients.client_compression import ClientLinks
 
@@ -93,3 +102,24 @@ def test_links_are_drawn_by_seed_and_client(text: str, mean: float, deviation: f
 def test_no_draw_is_below_a_tenth_of_its_mean() -> None:
     wild = links_of(ClientLinks(up="normal:1MB/s,5MB/s"), range(500))
     assert wild.bytes_per_s.min() == 1e5
+
+
+@given(st.integers(2, 6), st.integers(0, 2**32 - 1), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_host_sends_all_but_its_own_part_by_its_line_and_each_part_by_its_pair(
+    peers: int, seed: int, unlimited: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    latency, bandwidth = rng.uniform(0.0, 0.3, (peers, peers)), rng.uniform(1e3, 1e6, (peers,) * 2)
+    up = np.full(peers, np.inf) if unlimited else rng.uniform(1e3, 1e6, peers)
+    network = Network(
+        tuple(PeerId(f"p{i}") for i in range(peers)), latency, bandwidth, up, np.full(peers, np.inf)
+    )
+    lines, links, size = lines_of(network).tolist(), sending_to_all(network), 1000.0
+    for i in range(peers):
+        others = [j for j in range(peers) if j != i]
+        assert lines[i] == pytest.approx(min(up[i], sum(bandwidth[i, j] for j in others)))
+        parts = {j: size * lines[j] / sum(lines) for j in others}
+        takes = max(sum(parts.values()) / lines[i], *(parts[j] / bandwidth[i, j] for j in others))
+        assert size / links.bytes_per_s[i] == pytest.approx(takes)
+        assert links.latency_s[i] == max(latency[i, j] for j in others)

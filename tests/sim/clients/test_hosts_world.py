@@ -17,6 +17,7 @@ from shoal.broker.records.run import RunRecord
 from shoal.broker.round_rows import samples_of
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
+from shoal.job.clients.client_compression import CompressionOptions
 from shoal.job.clients.local_work import LocalWork
 from shoal.job.clients.partitioning import Partitioning
 from shoal.peer.core.events import BeginRound
@@ -102,6 +103,8 @@ class Hosts:
             method_of(self.job, events),
             aggregate=aggregate_of(self.job, events),
             positions=positions_of(self.job),
+            overlap=self.job.sync.client_compression.overlap,
+            feedback=self.job.sync.client_compression.feedback,
             **local_training(self.job),
         )
         got = exported(world, run)
@@ -127,7 +130,9 @@ class Hosts:
                     number = event.round_done.round - behind
                     assert cohort_of(len(self.train), self.job.seed, number, places) == [client]
                     weight = self.train[client] if self.job.sync.weight == "samples" else 1
-                    assert samples_of(member) == weight
+                    told = work[member.replica]
+                    sent = (told.kept[0], told.weights[0]) if told.kept else (None, weight)
+                    assert member.weight == sent[1]
                     one = Participant(client, first[client] + np.arange(self.train[client]))
                     (plan,) = batches(
                         [one],
@@ -138,7 +143,8 @@ class Hosts:
                         steps=self.job.sync.local.steps,
                     )
                     own = [b.tolist() for b in plan]
-                    found[-1].append(ClientWork(client, own, weight, behind=behind))
+                    new = bool(told.lost) or not all(told.trained)
+                    found[-1].append(ClientWork(client, own, sent[1], sent[0], new, behind))
         return found
 
 
@@ -248,6 +254,53 @@ def test_hosts_keep_control_variates_and_a_new_start_has_none(
     hosts.assert_expected(world, run)
     method = method_of(hosts.job, world.events(run))
     assert any(method.lost.values()), "it was found to have none"
+
+
+UPDATE = 6 * 8 + 8 + 8 * 3 + 3
+RATES = {"h0": 2e4, "h1": 4e4, "h2": 8e4}
+
+
+@pytest.mark.parametrize(
+    ("compression", "feedback"),
+    [
+        pytest.param("topk", "none", marks=pytest.mark.slow),
+        ("topk", "ef"),
+        ("bcrs", "none"),
+        pytest.param("bcrs+opwa", "none", marks=pytest.mark.slow),
+        pytest.param("bcrs+opwa", "ef", marks=pytest.mark.slow),
+    ],
+)
+def test_hosts_send_as_much_as_their_measured_uplinks_carry_in_the_same_time(
+    laboratory: Callable[[Job], Any], tmp_path: Path, compression: Any, feedback: Any
+) -> None:
+    hosts = Hosts.of(laboratory(job_of(tmp_path, "fedavg", 5)), tmp_path)
+    options = CompressionOptions(least_ratio=0.05, alpha=0.5 if "bcrs" in compression else 1.0)
+    sync = replace(
+        hosts.job.sync,
+        per_round=3,
+        compression=compression,
+        compression_options=options,
+        client_feedback=feedback,
+    )
+    hosts.job = replace(hosts.job, sync=sync)
+    hosts.spec.job = hosts.job.to_json()
+    hosts.peers = [replace(p, up=RATES.get(p.name, p.up)) for p in hosts.peers]
+    world = hosts.world()
+    run = world.submit(hosts.spec)
+    world.finish(run)
+    done = hosts.assert_expected(world, run)
+    assert [len(d.members) for d in done] == [3] * 5
+    events = world.events(run)
+    replicas = [r for e in events if e.HasField("formed") for r in e.formed.replicas]
+    for begun in (e.round_begun for e in events if e.HasField("round_begun")):
+        kept = {replicas[w.replica].client: w.kept[0] for w in begun.work}
+        least = max(1, round(0.05 * UPDATE))
+        assert kept[0] == least
+        if "bcrs" not in compression:
+            assert set(kept.values()) == {least}
+        else:
+            assert least < kept[1] < kept[2] < UPDATE, kept
+    assert all(d.uploads.clients == 3 for d in done)
 
 
 def test_another_peer_of_a_host_goes_on_with_its_client(hosts: Hosts) -> None:

@@ -1,0 +1,215 @@
+"""Uploads of hosts whose uplinks are unlike, by BCRS (2408.14736), as real processes: a broker and
+20 peers on shaped paths, each with data of its own.
+
+    python benchmarks/federated/uploads.py [--hosts 20] [--rounds 3] [--json FILE]
+
+Uplinks are 0.5 to 20 Mbit/s, evenly apart, and every way takes 25 ms; the broker measures all that
+by itself. The least ratio is 0.01, and the update has 7 million numbers, of which the slowest sends
+a hundredth in 5 to 6 s. All hosts train 8 samples in a step, so their uploads begin together. An
+upload ends when the last of its frames is acknowledged.
+
+    uploads_spread       of those that are not clamped, the latest end over the earliest, less 1, in
+                         the median round; times are from when the first host began (bar 0.15)
+    uploads_seconds      the longest upload of that round
+    uploads_of_fedavg    how long the slowest would take for all numbers, by its uplink
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shoal.benchmarks.table import Figure, arguments, report
+from shoal.client import Client, connect
+from shoal.client.front import SimulationFront
+from shoal.dag.rounds.wiring import GIVE
+from shoal.job import Job
+from shoal.proto.broker_pb2 import DONE, RunEvent
+from shoal.sim.cluster import wait_for_peers
+from shoal.sim.processes import LocalCluster
+from shoal.sim.scenario.scenario import Scenario
+from shoal.sim.shaped.forwarder import Forwarder
+from shoal.sim.shaped.shaping import Shaping
+
+LEAST, MOST, MBIT = 0.5, 20.0, 125_000
+WIDTH, SAMPLES, RATIO = 2600, 8, 0.01
+ELEMENTS = 64 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH + WIDTH * 10 + 10
+MODEL = """
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+class Classifier(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+            nn.Linear(width, 10),
+        )
+
+    def forward(self, x, y):
+        return cross_entropy(self.layers(x), y)
+"""
+PEER = """\
+[[peers]]
+name = "h{i}"
+place = "at-{i}"
+up = "{up:.3f}Mbit"
+down = "200Mbit"
+device = {{ flops = 26e9, memory_bandwidth = "5.2GB/s", overhead = "19us" }}
+"""
+LINK = '[[links]]\nfrom = "at-{a}"\nto = "at-{b}"\nlatency = "25ms"\nbandwidth = "200Mbit"\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A host's contribution to a round: when it began and ended, and how many of its numbers it
+    had."""
+
+    host: str
+    began_s: float
+    ended_s: float
+    kept: int
+
+
+def uplinks(hosts: int) -> list[float]:
+    """Return Mbit/s."""
+    return np.linspace(LEAST, MOST, hosts).tolist()
+
+
+def scenario_of(folder: Path, hosts: int) -> Scenario:
+    lines = ["version = 1", 'name = "uploads"', 'job = "job.toml"', '[broker]\nplace = "at-0"']
+    lines += [PEER.format(i=i, up=up) for i, up in enumerate(uplinks(hosts))]
+    places = [*map(str, range(hosts))]
+    lines += [LINK.format(a=a, b=b) for i, a in enumerate(places) for b in places[i + 1 :]]
+    path = folder / "scenario.toml"
+    path.write_text("\n".join(lines))
+    return Scenario.from_toml(path)
+
+
+def job_of(folder: Path, hosts: int, rounds: int) -> Job:
+    (folder / "model.py").write_text(MODEL)
+    return Job.from_table(
+        {
+            **{"version": 1, "name": "uploads"},
+            "model": {"factory": f"{folder}/model.py:Classifier", "args": {"width": WIDTH}},
+            "data": {"where": "peer", "kind": "arrays", "source": "digits", "holdout": 0.0},
+            "sync": {
+                **{"kind": "federated", "method": "fedavg", "per_round": hosts},
+                **{"local": {"steps": 1}, "compression": "bcrs"},
+                "compression_options": {"least_ratio": RATIO},
+            },
+            "train": {
+                **{"rounds": rounds, "batch": SAMPLES, "lr": 0.1, "optimizer": "sgd"},
+                **{"momentum": 0.0, "schedule": "constant", "warmup": 0, "weight_decay": 0.0},
+                **{"clip": 0.0, "eval_every": 0},
+            },
+            "output": {"to": str(folder / "runs"), "every": 0},
+        }
+    )
+
+
+def joined(cluster: LocalCluster, paths: Forwarder, folder: Path, hosts: int) -> None:
+    """Have the hosts join, each with data of its own."""
+    for i in range(hosts):
+        own, rng = folder / f"h{i}", np.random.default_rng(i)
+        own.mkdir()
+        x = rng.normal(size=(SAMPLES, 64)).astype(np.float32)
+        np.savez(own / "digits.npz", x=x, y=rng.integers(0, 10, SAMPLES))
+        (own / "peer.toml").write_text(f'[data.digits]\npath = "{own / "digits.npz"}"\n')
+        via = paths.write_via(f"h{i}", own / "via.json")
+        flags = ["--port", str(paths.port(f"h{i}")), "--via", str(via), "--place", f"at-{i}"]
+        trace = ["--trace", str(own / "trace.jsonl"), "--config", str(own / "peer.toml")]
+        cluster.join(f"h{i}", [*flags, *trace])
+
+
+def uploads(folder: Path, events: Sequence[RunEvent], run: str) -> list[list[Upload]]:
+    """Return, by round, what each host gave."""
+    [formed] = [e.formed for e in events if e.HasField("formed")]
+    hosts = [replica.peers[0].rpartition("-")[0] for replica in formed.replicas]
+    times: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for file in folder.glob("h*/trace.jsonl"):
+        for record in map(json.loads, file.read_text().splitlines()):
+            gives = record.get("role") == "round" and record["hop"] == GIVE
+            if gives and record["run"].partition(".")[0] == run:
+                own = times.setdefault((record["step"], file.parent.name), [])
+                own.append((record["start_s"], record["end_s"]))
+    begun = (e.round_begun for e in events if e.HasField("round_begun"))
+    return [
+        [
+            Upload(hosts[w.replica], *min_and_max(times[b.round, hosts[w.replica]]), w.kept[0])
+            for w in b.work
+        ]
+        for b in begun
+    ]
+
+
+def min_and_max(times: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return when the first began and the last ended."""
+    return min(a for a, _ in times), max(b for _, b in times)
+
+
+def figures(rounds: Sequence[Sequence[Upload]]) -> list[Figure]:
+    spreads, longest = list[float](), list[float]()
+    for given in rounds:
+        first = min(u.began_s for u in given)
+        for u in given:
+            print(
+                f"{u.host}: {u.kept / ELEMENTS:.2%} of its numbers, from {u.began_s - first:.2f} "
+                f"to {u.ended_s - first:.2f} s",
+                file=sys.stderr,
+            )
+        ends = [u.ended_s - first for u in given if u.kept < ELEMENTS]
+        spreads.append(max(ends) / min(ends) - 1)
+        longest.append(max(ends))
+    alone = 4 * ELEMENTS / (LEAST * MBIT)
+    return [
+        Figure("uploads_spread", statistics.median(spreads), "ratio", "lower"),
+        Figure("uploads_seconds", statistics.median(longest), "s", "lower"),
+        Figure("uploads_of_fedavg", alone, "s", "lower"),
+    ]
+
+
+def wait_for_links(client: Client, hosts: int) -> None:
+    """Wait until all hosts' ways out were measured, each to one other at least."""
+    while True:
+        known = client.describe().links
+        measured = {link.source for link in known if link.bytes_per_s}
+        if len(measured) == hosts:
+            return
+        time.sleep(1.0)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--hosts", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, ExitStack() as running:
+        folder = Path(name)
+        job = job_of(folder, asked.hosts, asked.rounds)
+        scenario = scenario_of(folder, asked.hosts)
+        cluster = running.enter_context(LocalCluster(peers=[], folder=folder / "cluster"))
+        shaping = Shaping.of_scenario(scenario)
+        paths = running.enter_context(Forwarder(shaping, {"broker": cluster.address}))
+        running.callback(cluster.stop)
+        joined(cluster, paths, folder, asked.hosts)
+        with connect(cluster.address) as client:
+            wait_for_peers(cluster, SimulationFront(), asked.hosts)
+            wait_for_links(client, asked.hosts)
+            run = client.submit(job)
+            events = [*run.watch()]
+        assert events[-1].state.phase == DONE, events[-1].state.reason.text
+        report("uploads of hosts", figures(uploads(folder, events, run.id)), asked.json)
+
+
+if __name__ == "__main__":
+    main()
