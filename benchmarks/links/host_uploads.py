@@ -1,7 +1,7 @@
 """Uploads of hosts whose uplinks are unlike, by BCRS (2408.14736), as real processes: a broker and
 20 peers on shaped paths, each with data of its own.
 
-    python benchmarks/federated/uploads.py [--hosts 20] [--rounds 3] [--json FILE]
+    python benchmarks/links/host_uploads.py [--hosts 20] [--rounds 3] [--json FILE]
 
 Uplinks are 0.5 to 20 Mbit/s, evenly apart, and every way takes 25 ms; the broker measures all that
 by itself. The least ratio is 0.01, and the update has 7 million numbers, of which the slowest sends
