@@ -139,6 +139,7 @@ class Laboratory:
                 train,
                 steps=train.steps or 0,
                 microbatches=train.microbatches,
+                fp16=self.job.model.dtype == "fp16",
             )
         return Trained(seen.losses, seen.norms, dict(module.state_dict()), [], [])
 
