@@ -37,7 +37,7 @@ class LossScaler:
             self.scale, self.good_steps = max(self.scale / 2, LEAST_SCALE), 0
             return
         self.good_steps += 1
-        if self.good_steps == self._settings.growth_interval:
+        if self.good_steps >= self._settings.growth_interval:
             self.scale, self.good_steps = min(self.scale * 2, MOST_SCALE), 0
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -53,11 +53,10 @@ class LossScaler:
             scale, good = float(tensors["scale"]), int(tensors["good_steps"])
         except (KeyError, RuntimeError, ValueError, OverflowError) as error:
             raise ValueError(f"the scale of losses cannot be read: {error}") from None
-        mantissa, most = math.frexp(scale)[0], self._settings.growth_interval
-        if not (LEAST_SCALE <= scale <= MOST_SCALE and mantissa == 0.5 and 0 <= good < most):
+        if not (LEAST_SCALE <= scale <= MOST_SCALE and math.frexp(scale)[0] == 0.5 and good >= 0):
             raise ValueError(
                 f"the scale of losses is {scale:g} behind {good} steps without an overflow: "
-                f"expected a power of two, and fewer than {most}"
+                "expected a power of two, and a number of steps"
             )
         self.scale, self.good_steps = scale, good
 

@@ -198,8 +198,8 @@ def test_a_plan_by_which_nobody_would_know_of_an_overflow_is_refused(made):
     plan = case.plan(2, ["a", "b"])
     with pytest.raises(PlanError, match="updates that wait for no norm"):
         case.world(replace(plan, without_norm=True))
+    exchange = StageExchange(0, strategy="powersgd:rank=1,saving=2")
     with pytest.raises(PlanError, match="has powersgd: expected"):
-        exchange = StageExchange(0, strategy="powersgd:rank=1,saving=2")
         case.world(replace(case.plan(1, ["a b"]), exchanges=(exchange,)))
 
 
