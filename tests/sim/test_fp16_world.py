@@ -1,5 +1,5 @@
-"""fp16 in whole worlds: as the plain loop, and after any death the same scales and skipped steps, as
-if nobody had died, bit for bit."""
+"""fp16 in whole worlds: as the plain loop, and after any death the same scales and skipped steps,
+bit for bit, as if nobody had died."""
 
 from __future__ import annotations
 
