@@ -85,7 +85,7 @@ def test_a_scale_is_read_strictly(loss_scale: dict[str, Any], says: str) -> None
 
 
 def test_a_scale_is_with_fp16() -> None:
-    with pytest.raises(SettingsError, match=r'it is with model\\.dtype = "fp16", here "bf16"'):
+    with pytest.raises(SettingsError, match=r'it is with model\.dtype = "fp16", here "bf16"'):
         Job(model={**FP16, "dtype": "bf16"}, steps=3, loss_scale={"init_scale": 2})
 
 
