@@ -3,16 +3,21 @@ bit for bit, as if nobody had died."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE
 from shoal.tests.sim.played import sampled_by_kind
 from shoal.tests.sim.recovery.test_recovery import JOB, Lab, Recovered
 
 STEPS = 7
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCALED = {
     **JOB,
     "name": "scaled",
@@ -59,6 +64,7 @@ def scales(played: Recovered) -> list[tuple[float, bool]]:
     return [(o.loss_scale, o.skipped) for o in done]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["snapshots", "siblings"])
 def test_a_world_has_the_scales_of_the_plain_loop(labs: dict[str, Lab], kind: str) -> None:
     lab = labs[kind]
@@ -70,6 +76,8 @@ def test_a_world_has_the_scales_of_the_plain_loop(labs: dict[str, Lab], kind: st
     assert {*skipped[1:]} == {True, False}, "the test shows too little"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("kind", "name"), [("snapshots", "p1"), ("siblings", "p2")])
 def test_after_a_death_scales_and_weights_are_the_same_bits(
     labs: dict[str, Lab], kind: str, name: str
@@ -97,3 +105,39 @@ def check(lab: Lab, name: str, at: int) -> None:
     assert played.end.phase == DONE, where
     assert scales(played) == scales(lab.calm), where
     lab.assert_same(played, where)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft
+@pytest.mark.parametrize("base", ["float32", "float16"])
+def test_an_adapter_is_trained_as_peft_trains_it(laboratory: Any, base: str) -> None:
+    """Of a model of transformers over three peers, in one process the same by peft and torch."""
+    pytest.importorskip("peft")
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24, "dtype": base}
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    job = Job.from_table(
+        {
+            "version": 1,
+            "name": f"scaled-adapter-{base}",
+            "model": {"factory": "hf:hf_llama", "lora": lora, "args": sizes, "dtype": "fp16"},
+            "data": {"length": 12, "source": str(EXAMPLES / "*.py")},
+            "train": {
+                **{"steps": 10, "batch": 8, "microbatch": 2, "lr": 0.01, "eval_every": 0},
+                "loss_scale": {"init_scale": 2.0**20, "growth_interval": 2},
+            },
+            "plan": {"stages": 3, "pipelines": 1},
+        }
+    )
+    lab = laboratory(replace(job, folder=EXAMPLES))
+    world = lab.world(3)
+    got, wanted = lab.train(world), lab.plain()
+    skipped = [not math.isfinite(norm) for norm in wanted.norms]
+    assert {*skipped} == {True, False}, "the test shows too little"
+    assert [not math.isfinite(norm) for norm in got.norms] == skipped
+    assert got.losses == pytest.approx(wanted.losses, rel=3e-3)
+    trained = [n for n in wanted.weights if ".lora_" in n]
+    assert trained
+    for name in trained:
+        a, b = got.weights[name], wanted.weights[name]
+        assert float((a - b).norm()) <= 2e-2 * float(b.norm()), name

@@ -464,9 +464,7 @@ def test_grouped_experts_equal_the_plain_loop_over_them(name: str) -> None:
         pytest.param("mixtral", "bf16", marks=pytest.mark.slow),
     ],
 )
-def test_mixed_precision_is_close_to_autocast(
-    name: str, dtype: Literal["bf16", "fp16"]
-) -> None:
+def test_mixed_precision_is_close_to_autocast(name: str, dtype: Literal["bf16", "fp16"]) -> None:
     case = CASES[name]
     captured = capture(case.module, case.batch(4), dtype=dtype)
     graph = captured.graph.bind(3)

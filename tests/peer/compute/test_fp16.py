@@ -19,11 +19,12 @@ from shoal.peer.core.snapshots import SnapshotError
 STEPS = 12
 EAGER = {"init_scale": 2.0**20, "growth_interval": 2}
 """It overflows at once, and again and again."""
+NIGHTLY = pytest.mark.slow
 PLANS = [
-    (1, ["a"]),
-    (3, ["a", "b", "c"]),
+    pytest.param(1, ["a"], marks=NIGHTLY),
+    pytest.param(3, ["a", "b", "c"], marks=NIGHTLY),
     (2, ["a b", "c d"]),
-    (3, ["a b", "c", "b d"]),
+    pytest.param(3, ["a b", "c", "b d"], marks=NIGHTLY),
 ]
 
 
@@ -83,6 +84,7 @@ def test_it_trains_as_torch_does_under_any_plan(made, stages, holders):
     check(case, case.world(case.plan(stages, holders)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "train",
     [
@@ -130,8 +132,14 @@ def test_what_changes_with_an_update_stays_in_a_step_that_is_skipped(made):
         assert changed == ["scaler:scale"]
 
 
-@pytest.mark.parametrize("stop", [1, 6])
-@pytest.mark.parametrize("holders", [["a", "b"], ["c a", "b", "d"]])
+@pytest.mark.parametrize(
+    ("stop", "holders"),
+    [
+        pytest.param(1, ["a", "b"], marks=NIGHTLY),
+        pytest.param(6, ["a", "b"], marks=NIGHTLY),
+        (6, ["c a", "b", "d"]),
+    ],
+)
 def test_a_run_goes_on_from_snapshots_with_its_scale(made, stop, holders):
     case = made()
     calm = case.world(case.plan(2, ["a", "b"]))
@@ -175,6 +183,7 @@ def test_frames_between_stages_are_as_wide_as_autocast_has_them(made):
     assert {a.spec.dtype for _, a in world.frames} == {"float16", "float64"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["fp16", "bf16", "int8:block=64"])
 def test_codecs_of_activations_and_gradients_let_no_overflow_pass_as_a_number(made, codec):
     """Scales and skips are those without codecs, losses near them."""
@@ -203,6 +212,7 @@ def test_a_plan_by_which_nobody_would_know_of_an_overflow_is_refused(made):
         case.world(replace(case.plan(1, ["a b"]), exchanges=(exchange,)))
 
 
+@pytest.mark.slow
 def test_a_run_whose_losses_are_not_scaled_has_no_scale(make_case):
     rng = np.random.default_rng(0)
     data = {"x": rng.normal(size=(90, 6)).astype("f4"), "y": rng.integers(0, 4, 90)}
