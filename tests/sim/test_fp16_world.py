@@ -12,8 +12,11 @@ import pytest
 
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
-from shoal.proto.broker_pb2 import DONE
+from shoal.proto.broker_pb2 import DONE, RunEvent
+from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import sampled_by_kind
+from shoal.tests.sim.recovery import test_checkpoints
 from shoal.tests.sim.recovery.test_recovery import JOB, Lab, Recovered
 
 STEPS = 7
@@ -60,7 +63,11 @@ def labs(laboratory: Any, plans_once: None) -> dict[str, Lab]:
 
 
 def scales(played: Recovered) -> list[tuple[float, bool]]:
-    done = [e.step.outcome for e in played.events if e.HasField("step")]
+    return scales_of(played.events)
+
+
+def scales_of(events: list[RunEvent]) -> list[tuple[float, bool]]:
+    done = [e.step.outcome for e in events if e.HasField("step")]
     return [(o.loss_scale, o.skipped) for o in done]
 
 
@@ -97,6 +104,42 @@ def test_after_a_death_at_every_kind_of_moment(labs: dict[str, Lab], kind: str, 
     begun = lab.calm.begun
     for i in sampled_by_kind(lab.calm.kinds[begun - 1 :], 1):
         check(lab, name, begun + i)
+
+
+class Kept(test_checkpoints.Lab):
+    """With a checkpoint after every second step."""
+
+    job = SCALED | {
+        "name": "scaled-checkpoints",
+        "plan": test_checkpoints.JOB["plan"],
+        "output": test_checkpoints.JOB["output"],
+    }
+
+
+@pytest.fixture(scope="module")
+def kept(laboratory: Any) -> tuple[Kept, World]:
+    lab = Kept(laboratory)
+    world = lab.world()
+    Monitor(world).finish(world.submit(lab.spec()), 3600.0)
+    return lab, world
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_others_go_on_from_a_checkpoint_with_its_scale(
+    kept: tuple[Kept, World], stages: int
+) -> None:
+    lab, calm = kept
+    before = calm.events(test_checkpoints.only(calm))
+    (found,) = (c for c in test_checkpoints.checkpoints(before) if c.step == 4)
+    peers = [PeerSpec(name=f"other-{i}") for i in range(stages + 1)]
+    world = lab.world(peers, saved=calm)
+    plan = {"scheduler": "uniform", "stages": stages}
+    events = Monitor(world).finish(world.submit(lab.spec(found, plan=plan)), 3600.0)
+    assert events[-1].state.phase == DONE, events[-1].state.reason.text
+    assert scales_of(events) == scales_of(before)[4:]
+    wanted = test_checkpoints.losses(before, 4)
+    assert test_checkpoints.losses(events) == pytest.approx(wanted, rel=1e-3)
 
 
 def check(lab: Lab, name: str, at: int) -> None:
