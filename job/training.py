@@ -74,7 +74,7 @@ class LossScale(Settings):
     """Steps in a row without an overflow behind which the scale is doubled."""
 
     def check(self) -> None:
-        if not (self.init_scale > 0 and abs(math.frexp(self.init_scale)[0]) == 0.5):
+        if math.frexp(self.init_scale)[0] != 0.5:  # which is also of what is not above 0
             raise SettingsError("init_scale", f"is {self.init_scale:g}: expected a power of two")
         if not LEAST_SCALE <= self.init_scale <= MOST_SCALE:
             raise SettingsError(

@@ -148,8 +148,8 @@ class Records:
             held.strategy.load_own_tensors(own)
         self._load_rounds(work)
         if (scaler := work.exchange.scaler) is not None:
-            own_of = {n.removeprefix(_SCALER): t for n, t in self.tensors.items()}
-            scaler.load_state_tensors(own_of)
+            of_scaler = {n: t for n, t in self.tensors.items() if n.startswith(_SCALER)}
+            scaler.load_state_tensors({n.removeprefix(_SCALER): t for n, t in of_scaler.items()})
         states: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
             if name.startswith("codec/"):  # the other end of a stream has another state
