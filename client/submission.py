@@ -268,6 +268,7 @@ def _captured(
             models.check_takes(module, captured.graph, first, say)
         captured = with_virtual_classes(captured, job, reader_of(job, data))
         captured = with_feature_statistics(captured, job)
+    _check_scaled(job, captured)
     narrow = (p for p in captured.graph.parameters if p.trainable and p.spec.dtype in NARROW)
     if job.codec.feedback == "ahead" and (one := next(narrow, None)) is not None:
         raise SettingsError(
@@ -296,6 +297,20 @@ def _captured(
     if of is not None and of.secure:
         check_sums(captured.graph)
     return captured
+
+
+def _check_scaled(job: Job, captured: Captured) -> None:
+    """Raises SettingsError for weights that fp16 has no gradients or products of."""
+    if job.model.dtype != "fp16":
+        return
+    for p in captured.graph.parameters:
+        if p.spec.dtype == "bfloat16" or (p.trainable and p.spec.dtype == "float16"):
+            kept = "trained" if p.trainable else "kept"
+            raise SettingsError(
+                "model.dtype",
+                f'is "fp16", and "{p.name}" is {kept} in {p.spec.dtype}: expected weights in '
+                'float32 (frozen ones may be float16), or dtype = "bf16"',
+            )
 
 
 def _check_format(job: Job, module: nn.Module) -> None:

@@ -305,6 +305,7 @@ class Job(Settings):
             rebuilds=self.recovery.rebuilds,
             rounds=self.rounds,
             skip_scaling=self.plan.skip_scaling,
+            scales_loss=self.model.dtype == "fp16",
         )
 
     @property

@@ -66,8 +66,9 @@ class Model(Settings):
     where batch has the tensors of a microbatch by name."""
     freeze: tuple[str, ...] = ()
     """Globs of parameter names that get no gradient and no optimizer state."""
-    dtype: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the operators that autocast covers; weights stay fp32."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the operators that autocast covers; weights stay fp32. Under "fp16" losses are
+    scaled (`train.loss_scale`)."""
     frozen_dtype: Literal["", "bf16"] = ""
     """What frozen weights are kept in; "": what the factory made them in."""
     trained_dtype: Literal["", "bf16"] = ""
@@ -83,7 +84,7 @@ class Model(Settings):
             if getattr(self, key) == "bf16" and self.dtype != "bf16":
                 raise SettingsError(
                     key,
-                    f'is "bf16", and dtype = "{self.dtype}": every product would keep an fp32 copy '
+                    f'is "bf16", and dtype = "{self.dtype}": every product would keep another copy '
                     'of its weight for each microbatch. Expected dtype = "bf16" with it',
                 )
         if not self.factory.startswith((LIVE, "hf:")) and ":" not in self.factory:

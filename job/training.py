@@ -12,7 +12,15 @@ from .rounds import RoundSettings
 from .settings import Settings, SettingsError, at_least, at_most, json_object, plain
 from .units import Duration
 
-__all__ = ["LENGTHS", "MOST_CHOICES", "MOST_MICROBATCHES", "Stop", "Train", "Training"]
+__all__ = [
+    "LENGTHS",
+    "MOST_CHOICES",
+    "MOST_MICROBATCHES",
+    "LossScale",
+    "Stop",
+    "Train",
+    "Training",
+]
 
 MOST_STEPS = 2**53
 MOST_BATCH = 2**31
@@ -21,6 +29,8 @@ MOST_CHOICES = 64
 """Microbatch sizes that the planner may choose among, beside the default."""
 MOST_MICROBATCHES = 65_536
 """Of one step, and of one evaluation."""
+LEAST_SCALE, MOST_SCALE = 2.0**-126, 2.0**127
+"""Of losses: the powers of two that float32 has among its normal numbers."""
 LENGTHS = ("steps", "tokens", "passes", "rounds")
 """Keys of which exactly one says how long a run is."""
 
@@ -51,6 +61,27 @@ class Stop(Settings):
 
     def __bool__(self) -> bool:
         return self.evaluates or self.time is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale(Settings):
+    """train.loss_scale: what losses are multiplied with under model.dtype = "fp16", so that small
+    gradients are not lost; torch.amp.GradScaler with its factors of 2 and 0.5."""
+
+    init_scale: float = 65536.0
+    """At the first step; a power of two, so that scaling rounds nothing."""
+    growth_interval: int = 2000
+    """Steps in a row without an overflow behind which the scale is doubled."""
+
+    def check(self) -> None:
+        if math.frexp(self.init_scale)[0] != 0.5:  # which is also of what is not above 0
+            raise SettingsError("init_scale", f"is {self.init_scale:g}: expected a power of two")
+        if not LEAST_SCALE <= self.init_scale <= MOST_SCALE:
+            raise SettingsError(
+                "init_scale",
+                f"is {self.init_scale:g}: expected {LEAST_SCALE:g} to {MOST_SCALE:g}",
+            )
+        at_least(self, 1, "growth_interval")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +140,8 @@ class Train(Settings):
     """Held-out batches (of `batch` samples) in one evaluation; 0: none."""
     ema: float = 0.0
     """Decay of the exponential mean of weights that is evaluated and exported; 0: the weights."""
+    loss_scale: LossScale = field(default_factory=LossScale)
+    """With model.dtype = "fp16"."""
     stop: Stop = field(default_factory=Stop)
     """What ends it before its length does."""
 
@@ -251,6 +284,8 @@ class Training(Settings):
     """What replicas exchange between their steps; None: a run has one, or all step together."""
     skip_scaling: SkipScaling = "renormalise"
     """What is done about microbatches that leave a stage out (`PlanOptions`)."""
+    scales_loss: bool = False
+    """Whether losses are scaled, as `train.loss_scale` says."""
 
     @property
     def batch(self) -> int:

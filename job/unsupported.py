@@ -11,7 +11,7 @@ from .plan_options import PlanOptions
 from .rounds import method_of
 from .sync import Sync
 from .tables import Codec, Data, Model, Output, Recovery
-from .training import Train
+from .training import LossScale, Train
 
 __all__ = ["not_in_pipelines", "unsupported"]
 
@@ -311,8 +311,40 @@ def _not_clients(job: _Tables, kind: str) -> Iterator[tuple[str, str]]:
         yield "sync.method", f"any but {job.sync.chosen!r} is, {where}: {why}"
 
 
+_BEAR_OVERFLOW = ("none", "auto", "lossless", "bf16", "fp16", "int8", "int6", "int4", "int2")
+"""Codecs that remember nothing, and of an infinity make what is not finite either."""
+
+
+def _not_scaled(job: _Tables) -> Iterator[tuple[str, str]]:
+    """What cannot be where a step whose scaled gradients overflow is as if it had not been."""
+    if job.model.dtype != "fp16":
+        if job.train.loss_scale != LossScale():
+            yield "train.loss_scale", f'it is with model.dtype = "fp16", here "{job.model.dtype}"'
+        return
+    with_it = 'with model.dtype = "fp16"'
+    if job.sync.kind != "allreduce":
+        why = "replicas that train apart would each have a scale, and what they meet in has none"
+        yield "sync.kind", f'"allreduce" is, {with_it}: {why}'
+    if job.sync.within != "exact":
+        why = "a method that keeps what it did not send would keep infinities of a skipped step"
+        yield "sync.method", f'"exact" is, {with_it}: {why}'
+    if job.recovery.rebuilds:
+        yield "recovery.ladder", f'all rungs but "neighbour" are, {with_it}'
+    for role in ("activation", "activation_grad", "grad"):
+        text = job.codec.of(role)
+        if text.partition(":")[0].partition("/")[0] not in _BEAR_OVERFLOW:
+            key = f"codec.{role}" if getattr(job.codec, role) is not None else "codec.default"
+            why = "others refuse the infinities of a step that overflows, or remember them"
+            yield key, f"{', '.join(_BEAR_OVERFLOW)} are, {with_it}: {why}"
+    lossy = job.codec.of("grad") not in ("none", "lossless")
+    if lossy and job.codec.feedback != "none":
+        why = "what a codec holds back of a skipped step would come in a later one"
+        yield "codec.feedback", f'"none" is, {with_it} and a codec.grad that loses something: {why}'
+
+
 def unsupported(job: _Tables) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
+    yield from _not_scaled(job)
     if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):
         kinds = 'sync.kind = "local" and "gossip"'
         yield "plan.replicas", f"several are with {kinds}; here, plan.pipelines"

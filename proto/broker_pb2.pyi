@@ -475,18 +475,22 @@ class Way(_message.Message):
     def __init__(self, multiaddr: _Optional[str] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("loss", "weight", "grad_norm", "lr", "metrics")
+    __slots__ = ("loss", "weight", "grad_norm", "lr", "metrics", "loss_scale", "skipped")
     LOSS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     LR_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     loss: float
     weight: float
     grad_norm: float
     lr: float
     metrics: _containers.RepeatedCompositeFieldContainer[NamedNumber]
-    def __init__(self, loss: _Optional[float] = ..., weight: _Optional[float] = ..., grad_norm: _Optional[float] = ..., lr: _Optional[float] = ..., metrics: _Optional[_Iterable[_Union[NamedNumber, _Mapping]]] = ...) -> None: ...
+    loss_scale: float
+    skipped: bool
+    def __init__(self, loss: _Optional[float] = ..., weight: _Optional[float] = ..., grad_norm: _Optional[float] = ..., lr: _Optional[float] = ..., metrics: _Optional[_Iterable[_Union[NamedNumber, _Mapping]]] = ..., loss_scale: _Optional[float] = ..., skipped: _Optional[bool] = ...) -> None: ...
 
 class NamedNumber(_message.Message):
     __slots__ = ("name", "value")

@@ -152,6 +152,8 @@ class Following:
 
     def _stepped(self, step: broker_pb2.StepDone, replica: int) -> None:
         self.losses.append(step.outcome.loss)
+        self.summary.skipped_steps += step.outcome.skipped
+        self.summary.loss_scale = step.outcome.loss_scale
         self.seconds.append(step.seconds)
         took = step.seconds, step.HasField("evaluation")
         self._steps.append(took)

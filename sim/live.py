@@ -323,6 +323,8 @@ class LiveView:
         if not self.view.learns:
             return [text]
         text += f": loss {event.step.outcome.loss:.3f}"
+        if event.step.outcome.skipped:
+            text += f", skipped: overflow at loss scale {event.step.outcome.loss_scale:g}"
         if event.step.HasField("evaluation"):
             text += f", held-out {event.step.evaluation.loss:.3f}"
         return [text]

@@ -21,10 +21,11 @@ from .report import Summary
 
 __all__ = ["TOLERANCE", "as_one_stage", "compare", "judge", "verify"]
 
-TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
+TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 1e-2}
 """By `model.dtype`: how far a step's loss may be from the plain loop's, as a share of it, or alone
 where the loss is below 1. A single step agrees to 1e-5 in fp32, and what rounding leaves grows over
-the steps; the plain loop knows no bf16."""
+the steps; the plain loop knows no bf16. Of fp16 it has torch's autocast on a CPU, which rounds
+softmax and norms to float16 as well."""
 
 
 def verify(
@@ -56,7 +57,11 @@ def verify(
         against = "one-stage run"
     else:
         say("training the plain loop")
-        wanted, against = _plain(job, followed, facts, front), "single process"
+        try:
+            wanted, against = _plain(job, followed, facts, front), "single process"
+        except oracle.HalfLossError as error:
+            say(f"not verified: {error}, which no scale of {job.train.loss_scale.init_scale:g} is")
+            return
     compare(followed.summary, followed.losses, wanted, against)
     if expected is None:
         judge(job, followed.summary, followed.losses, wanted)
@@ -129,6 +134,7 @@ def _plain(job: Job, followed: Following, facts: Facts, front: Front) -> list[fl
             steps=len(followed.losses),
             microbatches=followed.microbatches,
             lasting=facts.job.train.steps or 0,
+            fp16=job.model.dtype == "fp16",
         ).losses
 
 

@@ -92,6 +92,7 @@ def sound_report(report: StepReport) -> None:
     if report.HasField("outcome"):
         outcome = report.outcome
         outcome.grad_norm, outcome.lr = _measured(outcome.grad_norm), _measured(outcome.lr)
+        outcome.loss_scale = _measured(outcome.loss_scale)
         _sound_results(outcome)
     if report.HasField("evaluation"):
         _sound_results(report.evaluation)

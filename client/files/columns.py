@@ -12,7 +12,7 @@ COLUMNS = frozenset(
     {
         *("step", "loss", "lr", "grad_norm", "weight", "tokens_per_s", "seconds", "compute_s"),
         *("sent_bytes", "again_bytes", "eval_loss", "replica", "round", "event", "kind", "term"),
-        *("at_s", "text", "replicas"),
+        *("at_s", "text", "replicas", "loss_scale", "skipped"),
     }
 )
 EVALUATED = "eval_"

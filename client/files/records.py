@@ -124,6 +124,8 @@ def step_numbers(done: StepDone, tokens_per_step: int = 0) -> dict[str, float | 
     row: dict[str, float | int] = {"step": done.step, "loss": outcome.loss}
     row |= own_numbers((m.name, m.value) for m in outcome.metrics)
     row |= {"lr": outcome.lr, "grad_norm": outcome.grad_norm, "weight": outcome.weight}
+    if outcome.loss_scale:
+        row |= {"loss_scale": outcome.loss_scale, "skipped": int(outcome.skipped)}
     if tokens_per_step and done.seconds > 0:
         row["tokens_per_s"] = tokens_per_step / done.seconds
     row |= {"seconds": done.seconds, "compute_s": done.compute_s, "sent_bytes": done.sent_bytes}

@@ -50,6 +50,8 @@ class Step(Event):
     """A step that is committed. step: from 0, of the run or of a replica that trains apart. loss:
     the mean over the batch. metrics: what else the model returns, by name. seconds: it took.
     sent_bytes: by all peers. eval_loss, eval_metrics: held out; None and empty: not evaluated.
+    loss_scale: of fp16; None: losses are not scaled. skipped: whether gradients overflowed at it,
+    so that nothing was updated.
     """
 
     step: int
@@ -61,12 +63,15 @@ class Step(Event):
     metrics: Mapping[str, float] = field(default_factory=dict)
     eval_loss: float | None = None
     eval_metrics: Mapping[str, float] = field(default_factory=dict)
+    loss_scale: float | None = None
+    skipped: bool = False
     row: Mapping[str, float | int] = field(default_factory=dict, compare=False)
     """All of it flat, as in metrics.jsonl."""
 
     def __str__(self) -> str:
         held_out = "" if self.eval_loss is None else f", held-out {self.eval_loss:.4f}"
-        return f"{self.step}: loss {self.loss:.4f}{held_out}, {self.seconds:.2f} s"
+        skipped = f", skipped at loss scale {self.loss_scale:g}" if self.skipped else ""
+        return f"{self.step}: loss {self.loss:.4f}{held_out}{skipped}, {self.seconds:.2f} s"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -212,6 +217,8 @@ def _step(done: broker_pb2.StepDone, of: Mapping[str, Any]) -> Step:
         metrics={m.name: m.value for m in done.outcome.metrics},
         eval_loss=done.evaluation.loss if evaluated else None,
         eval_metrics={m.name: m.value for m in done.evaluation.metrics} if evaluated else {},
+        loss_scale=done.outcome.loss_scale or None,
+        skipped=done.outcome.skipped,
         row=step_numbers(done),
         **of,
     )

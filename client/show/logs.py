@@ -23,17 +23,22 @@ class _Steps:
         self.at_s, self.term, self.first = first.at_s, first.term, first.step.step
         self.who, self.began_with = who, first.step.outcome.loss
         self.count, self.seconds, self.held_out = 0, 0.0, ""
+        self.skipped = self.loss_scale = 0.0
 
     def add(self, event: RunEvent) -> None:
         done = event.step
         self.last, self.loss = done.step, done.outcome.loss
         self.count += 1
         self.seconds += done.seconds
+        self.skipped += done.outcome.skipped
+        self.loss_scale = done.outcome.loss_scale
         if done.HasField("evaluation"):
             self.held_out = f" · held-out {done.evaluation.loss:.4f}"
 
     def __str__(self) -> str:
         each = f"{self.loss:.4f} · {self.seconds / self.count:.2f} s/step{self.held_out}"
+        if self.skipped:
+            each += f" · {self.skipped:g} skipped, loss scale {self.loss_scale:g}"
         if self.count == 1:
             return f"{self.who}step {self.last} · loss {each}"
         steps = f"{self.who}steps {self.first} to {self.last}"

@@ -215,6 +215,8 @@ class _Told:
         if done.HasField("evaluation"):
             self.held_out = f"held-out {done.evaluation.loss:.4f}"
         parts = [f"loss {done.outcome.loss:.4f}", self.held_out]
+        if done.outcome.skipped:
+            parts.append(f"skipped: overflow at loss scale {done.outcome.loss_scale:g}")
         if self.verbose:
             parts += [f"lr {done.outcome.lr:.2e}", f"norm {done.outcome.grad_norm:.3g}"]
         if self.tokens_per_step and done.seconds > 0:
@@ -245,7 +247,8 @@ class _Lines:
         took = event.step.seconds
         self.pace_s = 0.9 * self.pace_s + 0.1 * took if self.pace_s else took
         line = self.told.step(event, state)
-        if event.step.HasField("evaluation") or time.monotonic() >= self.next_at:
+        notable = event.step.HasField("evaluation") or event.step.outcome.skipped
+        if notable or time.monotonic() >= self.next_at:
             self.next_at = time.monotonic() + LINE_EVERY_S
             done = f"step {event.step.step + 1}/{state.steps}"
             left = (state.steps - event.step.step - 1) * self.pace_s
@@ -279,6 +282,9 @@ class _Bar:
             else:
                 self.bar.update(self.task, completed=event.step.step + 1)
             self.bar.update(self.task, figures=line)
+            if event.step.outcome.skipped:
+                note = f"step {event.step.step + 1}: {line}"
+                self.console.print(note, markup=False, highlight=False)
             return
         if event.HasField("state"):
             phase = Phase.Name(event.state.phase).lower()

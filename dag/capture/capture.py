@@ -86,7 +86,7 @@ def capture(
     inputs: Mapping[str, Tensor],
     *,
     loss: Callable[..., Any] | None = None,
-    dtype: Literal["fp32", "bf16"] = "fp32",
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
     kept: KeptDtypes = AS_MADE,
     named: Callable[[str], str] = str,
     core: bool = False,
@@ -100,7 +100,7 @@ def capture(
     `inputs`: an example microbatch of at least two samples, by argument name of the forward; the
     first dimension of each is the batch. `loss(output, inputs)` makes the result where the forward
     does not; it returns what a forward may: a scalar loss, or a dict, dataclass or Hugging Face
-    output with `loss`, optionally `weight`, and scalar metrics. `dtype="bf16"`: the casts of mixed
+    output with `loss`, optionally `weight`, and scalar metrics. `dtype`: the casts of mixed
     precision are operators of the graph; weights and the loss stay fp32, or what `kept` says.
     `named`: from the module's names to those of the graph. `core`: also the form for peers with the
     core operator set, at the example's microbatch size. `sizes`: numbers of samples that a
@@ -122,8 +122,8 @@ def capture(
             prove(Forward(module, inputs, loss, frozenset(names.buffers)), (), ())
             raise
     plain = graph
-    if dtype == "bf16":
-        graph = mixed(kept.applied(graph), batch)
+    if dtype != "fp32":
+        graph = mixed(kept.applied(graph), batch, {"bf16": "bfloat16", "fp16": "float16"}[dtype])
     _refuse_misshapen_states(graph)
     try:
         graph = validate(_checked(graph, batch))

@@ -1,10 +1,10 @@
-"""Mixed precision as explicit casts (dtype = "bf16").
+"""Mixed precision as explicit casts (dtype = "bf16" and "fp16").
 
 The rules are those of torch's autocast on CUDA, applied to the graph instead of at run time, so
 that executing needs no mode, every device computes the same, and the spec of a port is what really
 flows. Weights stay float32; each use has its own cast, next to its consumer, so that a link never
 carries a cast weight (one may be kept in bfloat16 besides: below). The loss, the weight and the
-metrics are float32.
+metrics are float32. What runs in fewer bits is `lower`: "bfloat16" or "float16".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOWER = _aten(
     gru_cell linear lstm.input lstm_cell matmul mm mv rnn_relu.input rnn_tanh.input
     scaled_dot_product_attention prelu"""
 ) | {"shoal.attention.default", "shoal.grouped_mm.default"}
-"""Run in bfloat16: matrix products."""
+"""Run in `lower`: matrix products."""
 
 HIGHER = _aten(
     """_fused_rms_norm _log_softmax _softmax acos asin binary_cross_entropy
@@ -51,9 +51,10 @@ WIDEST = _aten(
 """Take one dtype for all arguments: the widest among them."""
 
 
-def mixed(graph: Graph, batch: int) -> Graph:
+def mixed(graph: Graph, batch: int, lower: str = "bfloat16") -> Graph:
     """The float32 graph with the casts of mixed precision; unbound as before. `batch`: any
-    microbatch size, to infer dtypes at. Names of the operators stay; casts are NAME_cast0, …"""
+    microbatch size, to infer dtypes at. `lower`: what matrix products run in. Names of the
+    operators stay; casts are NAME_cast0, …"""
     bound = graph.bind(batch)
     known = outside(bound)
     specs = dict(graph.spec)
@@ -61,11 +62,11 @@ def mixed(graph: Graph, batch: int) -> Graph:
     for op in graph.operators:
         floats = {known[v][0].dtype for v in op.reads if known[v][0].is_floating}
         wanted = ""
-        if op.target in LOWER and floats <= {"float32", "bfloat16"}:
-            wanted = "bfloat16"
+        if op.target in LOWER and floats <= {"float32", lower}:
+            wanted = lower
         elif op.target in HIGHER or (op.target in WIDEST and len(floats) > 1):
             wanted = "float32"
-        casts, op = _cast_args(op, wanted, known, specs) if wanted else ((), op)
+        casts, op = _cast_args(op, wanted, lower, known, specs) if wanted else ((), op)
         for cast in casts:
             known |= dict(infer_operator(_bound(cast, batch), known))
         known |= dict(infer_operator(_bound(op, batch), known))
@@ -91,7 +92,7 @@ def cast_of(name: str, value: str, dtype: str, spec: TensorSpec, module: str) ->
 
 
 def _cast_args(
-    op: Operator, dtype: str, known: Inferred, specs: dict[str, TensorSpec]
+    op: Operator, dtype: str, lower: str, known: Inferred, specs: dict[str, TensorSpec]
 ) -> tuple[tuple[Operator, ...], Operator]:
     """The casts that an operator needs before it, and the operator that reads them."""
     casts: dict[str, Operator] = {}
@@ -100,7 +101,7 @@ def _cast_args(
         if not isinstance(arg, Ref):
             return arg
         spec = known[arg.value][0]
-        if spec.dtype == dtype or spec.dtype not in ("float32", "bfloat16"):
+        if spec.dtype == dtype or spec.dtype not in ("float32", lower):
             return arg
         if arg.value not in casts:
             name = f"{op.name}_cast{len(casts)}"

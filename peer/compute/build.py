@@ -37,6 +37,7 @@ from ..core.rounds.round_exchange import run_of
 from ..data.reader import Reader
 from ..federated.client_states import ClientStates
 from ..host.profile import available_host_bytes
+from ..optimizers.loss_scaler import LossScaler
 from ..rounds.local import LocalSteps
 from ..rounds.tensors import TensorAlgebra
 from ..rounds.work import RoundWork
@@ -190,6 +191,8 @@ class BuiltStages:
             grad_norm=total.norm,
             lr=learning_rate(self.order.training.train, self.position(step)),
             metrics=self._metrics(total.metrics),
+            loss_scale=self.exchange.scale if self.exchange.scaler else 0.0,
+            skipped=self.exchange.overflowed,
         )
 
     def evaluation(self) -> Evaluation:
@@ -242,6 +245,8 @@ def build_work(
         check_memory(order, graph, flow)
         check_host_memory(order, of_rounds, available_host_bytes())
     _check_norm(graph, order)
+    if order.training.scales_loss:
+        _check_scaled(order)
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = ByGraph(order.weights, graph)
     core = checked_core(order.core, graph) if order.core else None
@@ -294,7 +299,8 @@ def build_work(
         lost = [p.name for p in graph.parameters if f"param:{p.name}" not in owners]
         lost += [b.name for b in graph.buffers if b.persistent and f"buffer:{b.name}" not in owners]
         unread = {name: weights[name] for name in lost}
-    exchange = Exchanges(order.peer, wire, held, device, local.counts)
+    scaler = LossScaler(order.training.train.loss_scale) if order.training.scales_loss else None
+    exchange = Exchanges(order.peer, wire, held, device, local.counts, scaler)
     files = order.weights if files is None else files
     rounds: RoundWork[Tensor] | None = None
     if settings:
@@ -454,6 +460,20 @@ def _check_norm(graph: Graph, order: BuildOrder) -> None:
             if clips
             else f"the plan has no norm, and the model weighs its losses by {graph.weight!r}: "
             "expected one with"
+        )
+
+
+def _check_scaled(order: BuildOrder) -> None:
+    """Raises PlanError where not every holder would come to know whether scaled gradients of a step
+    overflowed before anything changes by them."""
+    plan = order.plan
+    found = {plan.strategy(k).word for k in range(len(plan.stages))} - {"mean"}
+    found |= {"rounds"} if order.training.rounds else set()
+    found |= {"updates that wait for no norm"} if plan.without_norm else set()
+    if found:
+        raise PlanError(
+            f"losses are scaled (fp16), and the plan has {', '.join(sorted(found))}: expected one "
+            'with the norm, the strategy "mean" for all stages, and no rounds'
         )
 
 

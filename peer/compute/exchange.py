@@ -5,6 +5,7 @@ look like: both ends of a transfer know its spec from the plan and the graph alo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from ...dag.plan.cut import Stage
 from ...dag.plan.full_steps import FullSteps
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Role, Transfer
+from ..optimizers.loss_scaler import LossScaler
 from ..sync import norm
 from ..sync.gradient_vector import Layout, TensorSpace, add, grads_of, set_grads, vector_of
 from ..sync.statistics import Statistics
@@ -226,11 +228,13 @@ class Exchanges:
         held: Mapping[int, LocalStage],
         device: torch.device,
         counts: Callable[[int, int], float] = lambda step, microbatch: 1.0,
+        scaler: LossScaler | None = None,
     ) -> None:
         """`counts`: what a microbatch of a step counts for, times the weight that the model gives
-        it."""
+        it. `scaler`: of losses; None: they are not scaled."""
         self.peer, self.wire, self.held, self.device = peer, wire, held, device
         self.flow, self._counts, self._step = wire.flow, counts, 0
+        self.scaler = scaler
         self.total: norm.ScoreTotals | None = None
         """The totals of the last norm or evaluation that came to an end here."""
         self._full = False
@@ -284,18 +288,40 @@ class Exchanges:
         mine = self._reported.setdefault((training, microbatch), {})
         mine.update({name: value for name, value in values.items() if name in wanted})
 
-    def weight_of(self, step: int, microbatch: int) -> float:
-        """The weight of a training microbatch; 1 for a model that gives none."""
+    @property
+    def scale(self) -> float:
+        """What losses are multiplied with before the backward pass."""
+        return 1.0 if self.scaler is None else self.scaler.scale
+
+    def seed_of(self, step: int, microbatch: int) -> float:
+        """The gradient that the loss of a training microbatch is given: its weight, 1 for a model
+        that gives none, times the scale."""
         name, counts = self.wire.graph.weight, self._counts(step, microbatch)
-        return counts * float(self._reported[True, microbatch][name]) if name else counts
+        if name:
+            counts *= float(self._reported[True, microbatch][name])
+        return counts * self.scale
 
     def totals_of_update(self, step: int) -> tuple[float, float]:
-        """Weight and norm that updates of the step go by. Without the norm every microbatch weighs
-        what it counts for, and nothing is clipped."""
+        """What sums of gradients are divided by in the update, Σ weight times the scale, and the
+        norm of what that gives. Without the norm every microbatch weighs what it counts for, and
+        nothing is clipped."""
         if self.flow.plan.without_norm:
             return sum(self._counts(step, m) for m in range(len(self.flow.plan.routes))), 0.0
         assert self.total is not None, "an update before the norm"
-        return self.total.weight, self.total.norm
+        return self.total.weight * self.scale, self.total.norm
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether scaled gradients of the step are not finite, so that nobody makes its update."""
+        if self.scaler is None or self.total is None or not self.total.weight:
+            return False
+        return not math.isfinite(self.total.norm)
+
+    def end_step(self) -> None:
+        """Forget everything of the step that ended; the scale goes on to the next one."""
+        if self.scaler is not None and self.total is not None and self.total.weight:
+            self.scaler.update(overflowed=self.overflowed)
+        self.clear()
 
     def clear(self) -> None:
         """Forgets everything of the step or evaluation that ended."""
@@ -322,7 +348,7 @@ class Exchanges:
                 return norm.pack(None, self._scores(False), device)
 
     def _square(self) -> Tensor:
-        """The sum of squares of the gradients that this peer answers for."""
+        """The sum of squares of the gradients that this peer answers for, without the scale."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         plan = self.flow.plan
         lowest = {g.parameter: g.stages[0] for g in self.flow.tied}
@@ -330,7 +356,7 @@ class Exchanges:
             if plan.stages[k].holders[0] == self.peer:
                 names = [n for n in held.stage.trainable if lowest.get(n, k) == k]
                 total += held.strategy.square(names).to(self.device)
-        return total
+        return total / self.scale**2
 
     def _scores(self, training: bool) -> list[norm.Score]:
         graph, found = self.wire.graph, list[norm.Score]()

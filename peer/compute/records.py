@@ -5,6 +5,7 @@
     own/PEER/NAME:PART                        the same, of what the other holders have not alike
     codec/…/PEER                              of streams (`streams.py`), by the end that it is of
     round:VALUE:…                             of rounds between replicas (`peer/rounds/work.py`)
+    scaler:scale  scaler:good_steps           of losses, where they are scaled; everybody's alike
 
 Names are those of parameters, never of stages: another cut of the same graph can load them. The
 file is safetensors; its metadata has the XXH3-128 of each tensor's bytes, so that a damaged one is
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 _HASHES = "xxh3_128"
+_SCALER = "scaler:"
 _CODED = LosslessCodec.name
 _LEAST_BYTES = 4096
 """A smaller tensor is written as it is: there is nothing to be gained."""
@@ -79,6 +81,8 @@ def take_records(work: BuiltStages, step: int) -> dict[str, Tensor]:
         own = _own(work.order.peer)
         found |= {f"{own}{name}": t for name, t in held.strategy.own_tensors().items()}
     found |= work.rounds.state() if work.rounds else {}
+    if (scaler := work.exchange.scaler) is not None:
+        found |= {f"{_SCALER}{name}": t for name, t in scaler.state_tensors().items()}
     states = work.streams.state_tensors(step - 1)
     found |= {_end_name(name, work.order.peer): tensor for name, tensor in states.items()}
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
@@ -125,7 +129,7 @@ class Records:
         States of streams that this plan does not have are left out: what they held back is lost.
 
         Raises SnapshotError for a parameter or buffer of a stage that no snapshot has, unless it is
-        as at the start for ever."""
+        as at the start for ever, ValueError for a scale of losses that cannot be."""
         weights = self._weights
         for held in work.held.values():
             for name in (*held.executor.parameters, *held.executor.buffers):
@@ -143,6 +147,9 @@ class Records:
             held.strategy.load_state_tensors(slots)
             held.strategy.load_own_tensors(own)
         self._load_rounds(work)
+        if (scaler := work.exchange.scaler) is not None:
+            of_scaler = {n: t for n, t in self.tensors.items() if n.startswith(_SCALER)}
+            scaler.load_state_tensors({n.removeprefix(_SCALER): t for n, t in of_scaler.items()})
         states: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
             if name.startswith("codec/"):  # the other end of a stream has another state

@@ -69,8 +69,8 @@ def _backward(work: BuiltStages, step: int, action: Action, taken: Taken) -> Giv
             grads.setdefault(transfer.value, []).append(tensor)
         else:  # a result made behind the loss
             work.exchange.report(True, m, {transfer.value: present(transfer, tensor)})
-    weight = work.exchange.weight_of(step, m) if held.stage.makes_loss else 1.0
-    back = held.backward(work.place(step, m), m, grads, weight)
+    seed = work.exchange.seed_of(step, m) if held.stage.makes_loss else 1.0
+    back = held.backward(work.place(step, m), m, grads, seed)
     gives = work.flow.at(step).gives(work.order.peer, action)
     return {t: back.get(work.flow.made(t)) for t in gives}
 
@@ -107,14 +107,15 @@ def _update(work: BuiltStages, step: int) -> None:
         _bend(work, step)
     weight, norm = work.exchange.totals_of_update(step)
     for held in work.held.values():
-        held.strategy.update(step, weight=weight, norm=norm)
-        if weight:
-            held.strategy.holder.optimizer.average()
+        if not work.exchange.overflowed:
+            held.strategy.update(step, weight=weight, norm=norm)
+            if weight:
+                held.strategy.holder.optimizer.average()
         if held.stage.updates:
             held.apply_statistics(step)
         held.executor.zero_grad()
         held.collected.clear()
-    work.exchange.clear()
+    work.exchange.end_step()
     if work.rounds is not None and work.rounds.stepped(step):
         forget_moments(work)
 

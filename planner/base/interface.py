@@ -173,7 +173,8 @@ class PlannerOptions:
     """Bytes of each while a round is exchanged and no step is made; 0: there are none."""
     norm: bool = True
     """Whether a step has to know the global norm of its gradients, or to end for all at once: they
-    are clipped by it, or a lost stage may be made from what others have after the same step."""
+    are clipped by it, a step whose gradients overflow is skipped by all, or a lost stage may be
+    made from what others have after the same step."""
     collective: str = "auto"
     """By what the holders of a stage add up gradients; "auto": the planner chooses."""
     strategy: str = "mean"

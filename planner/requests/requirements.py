@@ -202,7 +202,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             state_bytes=train.state_bytes,
             round_bytes=_kept_bytes(job, stages or 1),
             exchange_bytes=job.rounds.exchange_bytes if job.rounds else 0,
-            norm=train.clip > 0 or job.recovery.rebuilds,
+            norm=train.clip > 0 or job.recovery.rebuilds or job.training.scales_loss,
             collective=job.sync.collective,
             strategy=method_text(
                 job.sync.within, job.sync.options if job.sync.kind == "allreduce" else {}

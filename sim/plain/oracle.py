@@ -1,5 +1,6 @@
 """The boring version: one module, one process, one loop. It is what every run is compared with, so
-it shares no code with `dag` or `peer`: torch's own optimizers, its own schedule, its own clipping.
+it shares no code with `dag` or `peer`: torch's own optimizers, its own schedule, its own clipping,
+under fp16 torch's own autocast and scaler.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from ...job import Train
 
-__all__ = ["PlainLoopResult", "gradient", "learning_rate", "optimizer_of", "train"]
+__all__ = ["HalfLossError", "PlainLoopResult", "gradient", "learning_rate", "optimizer_of", "train"]
 
 Batches = Callable[[int, int], Mapping[str, Tensor]]
 """(step, microbatch) -> the microbatch's inputs by argument name."""
@@ -27,6 +28,13 @@ class PlainLoopResult:
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    """Of losses, of each step under fp16."""
+
+
+class HalfLossError(ValueError):
+    """A loss that torch's autocast leaves in float16 on a CPU, where on a card it has float32: most
+    scales are no numbers of its dtype."""
 
 
 def learning_rate(t: Train, step: float, steps: int) -> float:
@@ -117,18 +125,25 @@ def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
 
 
 def gradient(
-    module: nn.Module, microbatches: Iterable[Mapping[str, Tensor]]
+    module: nn.Module,
+    microbatches: Iterable[Mapping[str, Tensor]],
+    scaler: torch.amp.GradScaler | None = None,
 ) -> tuple[float, float]:
     """Leaves that of a step in `grad`: Σ weight·gradient of microbatches by Σ weight, none where
-    that is 0. Returns the mean loss, and Σ weight."""
+    that is 0. Returns the mean loss, and Σ weight. `scaler`: the forward is under fp16 autocast,
+    and gradients are those of scaled losses."""
     total, weights = 0.0, 0.0
     for batch in microbatches:
-        out = module(**batch)
+        with torch.autocast("cpu", torch.float16, enabled=scaler is not None):
+            out = module(**batch)
         loss = out if isinstance(out, Tensor) else out["loss"]
+        if scaler is not None and loss.dtype is torch.float16:
+            raise HalfLossError("torch leaves the loss in float16 on a CPU")
         weight = float(out.get("weight", 1.0)) if isinstance(out, Mapping) else 1.0
         if weight == 0:
             continue
-        (loss * weight).backward()
+        weighed = loss * weight
+        (weighed if scaler is None else scaler.scale(weighed)).backward()
         total, weights = total + float(loss.detach()) * weight, weights + weight
     for p in module.parameters():
         if p.grad is not None:
@@ -144,19 +159,30 @@ def train(
     steps: int,
     microbatches: int,
     lasting: int = 0,
+    fp16: bool = False,
 ) -> PlainLoopResult:
     """Trains in place. A step accumulates Σ weight·loss over its microbatches, divides the gradient
     by Σ weight, clips its global 2-norm to t.clip, and updates. A microbatch of weight 0 has no
     say; a step of such ones updates nothing, and its loss is NaN. `lasting`: steps of the schedule,
-    where these are only the first of them."""
+    where these are only the first of them. `fp16`: as torch does it; a step that its scaler skips
+    is one of the schedule. Raises HalfLossError."""
     seen, optimizer = PlainLoopResult(), optimizer_of(module, t)
+    scaler, asked = None, t.loss_scale
+    if fp16:
+        scaler = torch.amp.GradScaler(
+            "cpu", init_scale=asked.init_scale, growth_interval=asked.growth_interval
+        )
     trainable = [p for p in module.parameters() if p.requires_grad]
     for step in range(steps):
-        loss, weight = gradient(module, (batches(step, m) for m in range(microbatches)))
+        loss, weight = gradient(module, (batches(step, m) for m in range(microbatches)), scaler)
+        if scaler is not None:
+            seen.scales.append(scaler.get_scale())
         if weight == 0:
             seen.losses.append(math.nan)
             seen.norms.append(0.0)
             continue
+        if scaler is not None:
+            scaler.unscale_(optimizer)
         norm = torch.linalg.vector_norm(
             torch.stack([p.grad.norm() for p in trainable if p.grad is not None])
         )
@@ -166,7 +192,11 @@ def train(
                     p.grad *= t.clip / norm
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(t, step, lasting or steps)
-        optimizer.step()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
         optimizer.zero_grad()
         seen.losses.append(loss)
         seen.norms.append(float(norm))

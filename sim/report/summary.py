@@ -121,6 +121,10 @@ class Summary:
     not."""
     visits: tuple[int, ...] = ()
     """Where they do: by stage, microbatches of a step that visit it."""
+    skipped_steps: int = 0
+    """Under fp16: steps whose gradients overflowed, so that nothing was updated."""
+    loss_scale: float = 0.0
+    """Of the last step; 0: losses are not scaled."""
     inexact_from: int = 0
     """The first step after a lost stage was made anew from its neighbours, or after which
     microbatches take other routes; 0: none."""

@@ -186,6 +186,7 @@ class Case:
         seen = oracle.train(
             module, lambda s, m: read.batch(s, m, size), self.train,
             steps=self.train.steps, microbatches=self.train.microbatches,
+            fp16=self.dtype == "fp16",
         )  # fmt: skip
         return seen, module
 
@@ -199,7 +200,9 @@ class Case:
                     "slice": slice_of(self.captured.graph, plan, peer),
                     "graph": self.captured.graph, "weights": self.captured.tensors,
                     "manifest": self.manifest,
-                    "training": Training(seed=self.seed, train=self.train),
+                    "training": Training(
+                        seed=self.seed, train=self.train, scales_loss=self.dtype == "fp16"
+                    ),
                     "shard": self.paths.__getitem__, **changes,
                 }
             )  # fmt: skip

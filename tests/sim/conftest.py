@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -42,6 +42,8 @@ class Trained:
     weights: dict[str, Tensor]
     evaluations: list[float]
     log: list[str]
+    scales: list[float] = field(default_factory=list)
+    """Of losses, of the plain loop under fp16."""
 
 
 class Laboratory:
@@ -139,8 +141,11 @@ class Laboratory:
                 train,
                 steps=train.steps or 0,
                 microbatches=train.microbatches,
+                fp16=self.job.model.dtype == "fp16",
             )
-        return Trained(seen.losses, seen.norms, dict(module.state_dict()), [], [])
+        return Trained(
+            seen.losses, seen.norms, dict(module.state_dict()), [], [], scales=seen.scales
+        )
 
     def reader(self) -> Reader:
         return Reader(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from shoal.client.runs.evaluate import _evaluate
 from shoal.job import Job
+from shoal.sim.plain import oracle
 from shoal.sim.report import Summary
 from shoal.sim.verify import TOLERANCE, as_one_stage, compare, judge
 
@@ -69,6 +70,32 @@ def test_bf16_is_meant_to_be_equal_only_roughly() -> None:
     bf16 = Job(model={"factory": "a:b", "dtype": "bf16"}, steps=1)
     assert judged([1.02], [1.0], bf16).exit == 0
     assert judged([1.05], [1.0], bf16).exit == 1
+
+
+def test_fp16_is_meant_to_be_equal_to_torch_s_own() -> None:
+    fp16 = Job(model={"factory": "a:b", "dtype": "fp16"}, steps=1)
+    assert judged([1.008], [1.0], fp16).exit == 0
+    assert judged([1.02], [1.0], fp16).exit == 1
+
+
+def test_a_loss_that_torch_leaves_in_half_precision_has_no_plain_loop() -> None:
+    """On a card it would be float32. A step at most scales would be skipped for nothing."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.only = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.only(x).mean()
+
+    def batches(step: int, m: int) -> dict[str, Tensor]:
+        return {"x": torch.ones(2, 3)}
+
+    train = Job(model="a:b", steps=1).train
+    with pytest.raises(oracle.HalfLossError, match="leaves the loss in float16"):
+        oracle.train(Mean(), batches, train, steps=1, microbatches=1, fp16=True)
+    assert len(oracle.train(Mean(), batches, train, steps=1, microbatches=1).losses) == 1
 
 
 class Masked(nn.Module):

@@ -26,7 +26,9 @@ def done(names: list[str]) -> StepDone:
     metrics = [NamedNumber(name=name, value=-1.0) for name in names]
     return StepDone(
         step=3,
-        outcome=Outcome(loss=2.0, weight=4.0, grad_norm=1.0, lr=0.1, metrics=metrics),
+        outcome=Outcome(
+            loss=2.0, weight=4.0, grad_norm=1.0, lr=0.1, metrics=metrics, loss_scale=8.0
+        ),
         evaluation=Evaluation(loss=5.0, weight=4.0, metrics=metrics),
         seconds=1.0,
         sent_bytes=7,

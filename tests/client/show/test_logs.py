@@ -121,3 +121,11 @@ def test_it_says_what_is_not_kept_and_why_it_failed_and_nothing_unprintable() ->
 
 def test_nothing_gives_nothing() -> None:
     assert list(lines([])) == []
+
+
+def test_steps_that_fp16_skipped_are_counted() -> None:
+    several = [step(n, 3.0 - n) for n in range(3)]
+    for event, scale, skipped in zip(several, (8.0, 4.0, 2.0), (True, True, False), strict=True):
+        event.step.outcome.loss_scale, event.step.outcome.skipped = scale, skipped
+    (found,) = [text for text in lines(events(*several)) if "steps 0 to 2" in text]
+    assert found.endswith(" · 2 skipped, loss scale 2")

@@ -71,6 +71,19 @@ def test_long_times(seconds: float, text: str) -> None:
     assert long_time_text(seconds) == text
 
 
+def test_a_step_that_is_skipped_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    run: Any = SimpleNamespace(id="r-1", client=SimpleNamespace(names=lambda: NAMES))
+    lines = _Lines(_Told(run, 0, verbose=False))
+    for number, skipped in enumerate((False, False, True, False)):
+        outcome = Outcome(loss=2.0, grad_norm=1.0, loss_scale=65536.0, skipped=skipped)
+        done = StepDone(step=number, seconds=0.5, outcome=outcome)
+        lines.show(RunEvent(step=done), RunState(run="r-1", steps=4), None)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" · ")[0] for line in said] == ["step 1/4", "step 3/4"]
+    assert "skipped: overflow at loss scale 65536" in said[1]
+    assert "skipped" not in said[0]
+
+
 def test_what_a_pipe_gets(capsys: pytest.CaptureFixture[str]) -> None:
     run: Any = SimpleNamespace(id="r-1", client=SimpleNamespace(names=lambda: NAMES))
     state = RunState(run="r-1", step=0, steps=100)

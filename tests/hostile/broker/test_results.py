@@ -32,7 +32,14 @@ ANY = st.floats() | st.sampled_from([1.7e308, -1.7e308, math.inf, math.nan, 5e-3
 METRIC = st.builds(NamedNumber, name=st.text(max_size=8), value=ANY)
 EVALUATION = st.builds(Evaluation, loss=ANY, weight=ANY, metrics=st.lists(METRIC, max_size=3))
 OUTCOME = st.builds(
-    Outcome, loss=ANY, weight=ANY, grad_norm=ANY, lr=ANY, metrics=st.lists(METRIC, max_size=3)
+    Outcome,
+    loss=ANY,
+    weight=ANY,
+    grad_norm=ANY,
+    lr=ANY,
+    metrics=st.lists(METRIC, max_size=3),
+    loss_scale=ANY,
+    skipped=st.booleans(),
 )
 ESCAPE = "acc\x1b[2J\nroot"
 

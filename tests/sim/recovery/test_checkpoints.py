@@ -38,8 +38,10 @@ CODEC = {"activation": "delta+topk:ratio=4", "activation_grad": "delta+topk:rati
 
 
 class Lab:
+    job = JOB
+
     def __init__(self, laboratory: Any) -> None:
-        self.laboratory = laboratory(Job.from_table(JOB))
+        self.laboratory = laboratory(Job.from_table(self.job))
 
     def spec(self, resumed: Checkpoint | None = None, **tables: Any) -> RunSpec:
         spec = RunSpec()

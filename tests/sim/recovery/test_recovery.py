@@ -58,10 +58,11 @@ class Lab:
     """Plays a job on p0 (stage 0), p1 (stage 1) and spares, again and again."""
 
     peers = 3
+    job = JOB
 
     def __init__(self, laboratory: Any, **tables: Any) -> None:
         """`tables`: in place of the job's; they must not change the model."""
-        self.laboratory = laboratory(Job.from_table(JOB))
+        self.laboratory = laboratory(Job.from_table(self.job))
         self.orders = Orders()
         n = len(self.laboratory.graph.operators)
         plan = self.plan_of(n)

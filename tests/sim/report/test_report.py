@@ -10,6 +10,7 @@ import pytest
 
 from shoal.proto.broker_pb2 import (
     CodecChoice,
+    Outcome,
     PeerPrediction,
     Plan,
     PlanReport,
@@ -106,6 +107,15 @@ def test_memory_is_what_was_predicted_and_the_most_that_was_reported() -> None:
         {"peer": "b", "predicted_bytes": 0, "peak_bytes": 0, "limit_bytes": 50},
     )
     assert (found.bytes_on_wire, found.retransmitted_bytes) == (2000, 7)
+
+
+def test_steps_that_overflow_skipped_are_counted() -> None:
+    found = summary(eval_loss=4.0)
+    followed = Following(found, {}, {})
+    for scale, skipped in ((8.0, True), (4.0, True), (2.0, False)):
+        followed.see(RunEvent(step=StepDone(outcome=Outcome(loss_scale=scale, skipped=skipped))))
+    assert "2 steps skipped by overflow (loss scale 2)" in line(render(found), "learned")
+    assert "skipped" not in render(summary(eval_loss=4.0))
 
 
 def test_a_price_is_of_the_hours_and_of_what_was_trained_in_them() -> None:
