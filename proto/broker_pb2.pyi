@@ -1127,16 +1127,18 @@ class Resolve(_message.Message):
     def __init__(self, number: _Optional[int] = ..., data: _Optional[str] = ..., options: _Optional[str] = ..., submitter: _Optional[str] = ...) -> None: ...
 
 class Resolved(_message.Message):
-    __slots__ = ("number", "manifest", "local", "problem")
+    __slots__ = ("number", "manifest", "local", "problem", "blended")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    BLENDED_FIELD_NUMBER: _ClassVar[int]
     number: int
     manifest: _common_pb2.BlobRef
     local: _containers.RepeatedScalarFieldContainer[str]
     problem: _common_pb2.Reason
-    def __init__(self, number: _Optional[int] = ..., manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
+    blended: bool
+    def __init__(self, number: _Optional[int] = ..., manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., blended: _Optional[bool] = ...) -> None: ...
 
 class Relayed(_message.Message):
     __slots__ = ("ticket",)
@@ -2015,20 +2017,24 @@ class Description(_message.Message):
     def __init__(self, broker: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., public: _Optional[_Union[PublicAddress, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[PeerShare, _Mapping]]] = ...) -> None: ...
 
 class PeerShare(_message.Message):
-    __slots__ = ("peer", "run", "name", "samples", "sent_bytes", "seconds")
+    __slots__ = ("peer", "run", "name", "samples", "sent_bytes", "seconds", "first_s", "last_s")
     PEER_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_S_FIELD_NUMBER: _ClassVar[int]
     peer: str
     run: str
     name: str
     samples: int
     sent_bytes: int
     seconds: float
-    def __init__(self, peer: _Optional[str] = ..., run: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    first_s: float
+    last_s: float
+    def __init__(self, peer: _Optional[str] = ..., run: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., first_s: _Optional[float] = ..., last_s: _Optional[float] = ...) -> None: ...
 
 class PublicAddress(_message.Message):
     __slots__ = ("address", "confirmed_by", "problem", "tried_by")
