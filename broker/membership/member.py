@@ -97,8 +97,8 @@ class Member:
         """Return its offer for somebody's run, with what the peer said of its data when they asked.
         Of others' runs it has no say: their data would be whatever it calls its own."""
         mine = {name: kept for (by, name), kept in self.manifests.items() if by == submitter}
-        blended = frozenset(self.blended.intersection(mine))
-        return replace(self.offer, manifests=tuple(mine.items()), blended=blended)
+        blended = self.blended.intersection(mine)
+        return replace(self.offer, manifests=tuple(mine.items()), blended=frozenset(blended))
 
 
 RELAY = "relay"

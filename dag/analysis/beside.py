@@ -28,9 +28,7 @@ from .products import MIXES, sums
 __all__ = ["beside_data"]
 
 
-def beside_data(
-    graph: Graph, names: Collection[str], *, blended: bool = False
-) -> tuple[int, ...]:
+def beside_data(graph: Graph, names: Collection[str], *, blended: bool = False) -> tuple[int, ...]:
     """Return the indices of the operators that must run where the data of these inputs is,
     ascending. blended: sums with products may leave."""
     if not names:

@@ -35,7 +35,7 @@ from . import events as e
 from .assignment import Assignment
 from .attachment import Attachment
 from .drain import Drain, has_a_part
-from .options import Availability, PeerOptions
+from .options import Availability, PeerOptions, measured_again
 from .part_events import OF_PART, Answer, answered, refused
 from .rates.probe import Probes
 from .rates.traffic import Traffic
@@ -132,6 +132,8 @@ class PeerMachine:
                 return self._stop_asked(at_once, now)
             case e.OwnerLooked():
                 return self._owner_looked(event, now)
+            case e.SpeedsMeasured(speeds):
+                return [e.Tell(measured_again(self._hello, speeds))]
             case e.TimerFired(name):
                 return self._timer(name, now)
             case e.SnapshotTaken():

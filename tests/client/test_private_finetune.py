@@ -46,7 +46,7 @@ def folder_of_model(folder: Path) -> tuple[Path, int]:
         vocab_size=WORDS,
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
-        num_hidden_layers=12,
+        num_hidden_layers=8,
         num_attention_heads=2,
         num_key_value_heads=2,
         tie_word_embeddings=True,
@@ -130,6 +130,8 @@ def plain_losses(job: Job, folder: Path, model: Path) -> list[float]:
     return loop.losses
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+@pytest.mark.timeout(600)
 @pytest.mark.slow  # by day: tests/dag/analysis/test_beside.py, tests/client/test_private_data.py
 async def test_neither_ids_nor_labels_leave_the_peer_that_has_them(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +148,7 @@ async def test_neither_ids_nor_labels_leave_the_peer_that_has_them(
         },
         data={"kind": "tokens", "source": str(lab.folder / "notes.npy"), "length": LENGTH},
         train={
-            **{"steps": 4, "batch": 4, "microbatch": 1, "lr": 2e-2, "eval_every": 2},
+            **{"steps": 4, "batch": 2, "microbatch": 1, "lr": 2e-2, "eval_every": 2},
             **{"eval_batches": 1},
         },
         output={"to": str(lab.folder / "runs"), "format": "peft"},
@@ -179,7 +181,5 @@ async def test_neither_ids_nor_labels_leave_the_peer_that_has_them(
     assert not any(row.tobytes() in message for row in table for message in seen.messages), "no row"
 
     assert losses(steps)[:4] == pytest.approx(plain_losses(job, lab.folder, model), rel=1e-5)
-    handed_over, _ = await lab.train(job)
-    assert losses(steps) == pytest.approx(losses(handed_over), abs=1e-6)
-    stored = [*contents(lab.broker.blobs.folder).values()]
-    assert found(ids, stored), "data that is handed over would be seen"
+    for kind in ("uint16", "int64", "float32"):  # what would be found
+        assert found(ids, [b"before" + ids[60:90].astype(kind).tobytes()])[kind] > 1

@@ -185,7 +185,7 @@ function given(state) {
   const sum = (key) => state.shares.reduce((total, share) => total + share[key], 0);
   const totals = [
     ["hours in steps", short(sum("hours"))],
-    ["samples", String(sum("samples"))],
+    ["samples", sum("samples").toLocaleString("en")],
     ["sent", bytes(sum("sent_bytes"))],
     ["runs", state.shares.some((share) => !share.run) ? `over ${state.shares.length - 1}` : state.shares.length],
   ];
@@ -203,7 +203,7 @@ function gave(share, now) {
   const cell = (of, ...what) => h("td", { "data-of": of }, what);
   return h("tr", { id: `share-${share.run || "before"}` },
     cell("", h("b", {}, share.run ? share.name || share.run : "all before"), h("div", { class: "small" }, share.run)),
-    cell("samples", String(share.samples)), cell("sent", bytes(share.sent_bytes)),
+    cell("samples", share.samples.toLocaleString("en")), cell("sent", bytes(share.sent_bytes)),
     cell("hours", short(share.hours)), cell("when", share.last_s ? ago(now - share.last_s) : ""));
 }
 

@@ -182,13 +182,27 @@ def test_a_peer_has_no_say_over_the_data_of_others_runs(world) -> None:
     assert offer.manifests == ((MANIFEST, ("x",)),)
 
 
+def test_whether_sums_may_leave_is_what_the_owner_said_last(world) -> None:
+    world.join("a", data=has())
+    member = world.machine.members.members["a"]
+    for who, blended in (("ann", True), ("bob", False), ("cid", True)):
+        (number,) = numbers(world, ask(world, by=who), "a")
+        ref = BlobRef(hash=MANIFEST, size_bytes=9)
+        said = Resolved(number=number, manifest=ref, local=["x"], blended=blended)
+        world.say("a", resolved=said)
+        assert member.offer_to(who).blended == (frozenset([MANIFEST]) if blended else frozenset())
+    assert not member.offer_to("dan").blended, "it was not asked for them"
+
+
 def test_manifests_of_a_peer_are_bounded(world) -> None:
     world.join("a", data=has())
     member = world.machine.members.members["a"]
+    member.blended.add(f"{0:064x}")
     for n in range(300):
         out = ask(world, by=f"who-{n}")
         resolve(world, out, "a", f"{n:064x}")
     assert len(member.manifests) == MOST_MANIFESTS
+    assert not member.blended, "of those that are forgotten nothing is kept"
     assert ("who-299", f"{299:064x}") in member.manifests
 
 
