@@ -258,7 +258,7 @@ def test_where_sums_may_leave_the_first_block_and_the_head_stay() -> None:
     """The sum of looked-up rows and positions is none of them: it has met no weight."""
     ids = torch.zeros(2, 5, dtype=torch.int64)
     graph = capture(Text(True), {"x": ids, "y": ids}).graph.bind(2)
-    stay = beside_data(graph, ("x", "y"), blended=True)
+    stay = set(beside_data(graph, ("x", "y"), blended=True))
     linear = [i for i, op in enumerate(graph.operators) if "linear" in op.target]
     assert [i in stay for i in linear] == [True, False, False, True]
     first = next(i for i in range(linear[0], linear[1]) if "add" in graph.operators[i].target)
