@@ -60,8 +60,7 @@ with shoal.connect() as client:
     for e in client.run(sys.argv[1]).so_far():
         if e.HasField("step"):
             s = e.step
-            row = [e.at_s, s.step, s.seconds, s.compute_s, s.sent_bytes, s.outcome.loss, e.term]
-            print(json.dumps(row))
+            print(json.dumps([e.at_s, s.step, s.seconds, s.compute_s, s.sent_bytes]))
 """
 
 
@@ -74,8 +73,6 @@ class Committed:
     seconds: float
     compute_s: float
     sent_bytes: int
-    loss: float
-    term: int
 
 
 class Friends:
