@@ -354,6 +354,8 @@ class BrokerMachine:
             return self._losing(*self.members.goodbye(member, why), now)
         if kind == "resolved":
             return self.data.resolved(member, message.resolved)
+        if kind == "measured":
+            return self.members.measured(member, message.measured)
         if kind == "availability":
             out = self.members.availability_told(member, message.availability)
             if its is not None and member.state == "assigned":

@@ -88,6 +88,8 @@ def standing(state: Path | None = None) -> dict[str, Any]:
     """How this host and its peers stand: what `shoal status` shows of them."""
     host = _host(state)
     since = host.paused_since
+    # It looks at the pause once a second, and ends the step that it is in.
+    open_ = "takes part" if since is None else "is about to rest: its owner has paused it"
     return {
         "paused_since": None if since is None else f"{since:%Y-%m-%d %H:%M}",
         "peers": [
@@ -95,7 +97,7 @@ def standing(state: Path | None = None) -> dict[str, Any]:
                 "name": s.name,
                 "peer": s.peer,
                 "broker": s.broker,
-                "state": "ended" if s.ended else s.closed or "takes part",
+                "state": "ended" if s.ended else s.closed or open_,
                 "month": s.month,
                 "moved_bytes": s.moved_bytes,
                 "monthly_bytes": s.monthly_bytes,

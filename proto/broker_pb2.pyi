@@ -29,7 +29,7 @@ FAILED: Phase
 CANCELLED: Phase
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way", "availability", "resolved", "saved", "link_status", "round", "round_answer")
+    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way", "availability", "resolved", "saved", "link_status", "round", "round_answer", "measured")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class PeerMessage(_message.Message):
     LINK_STATUS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -66,7 +67,8 @@ class PeerMessage(_message.Message):
     link_status: LinkStatus
     round: RoundReport
     round_answer: RoundAnswer
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., link_status: _Optional[_Union[LinkStatus, _Mapping]] = ..., round: _Optional[_Union[RoundReport, _Mapping]] = ..., round_answer: _Optional[_Union[RoundAnswer, _Mapping]] = ...) -> None: ...
+    measured: Speeds
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., link_status: _Optional[_Union[LinkStatus, _Mapping]] = ..., round: _Optional[_Union[RoundReport, _Mapping]] = ..., round_answer: _Optional[_Union[RoundAnswer, _Mapping]] = ..., measured: _Optional[_Union[Speeds, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "peer", "boot", "counter", "profile", "address", "holding", "snapshots", "closed")
@@ -1131,16 +1133,18 @@ class Resolve(_message.Message):
     def __init__(self, number: _Optional[int] = ..., data: _Optional[str] = ..., options: _Optional[str] = ..., submitter: _Optional[str] = ...) -> None: ...
 
 class Resolved(_message.Message):
-    __slots__ = ("number", "manifest", "local", "problem")
+    __slots__ = ("number", "manifest", "local", "problem", "blended")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    BLENDED_FIELD_NUMBER: _ClassVar[int]
     number: int
     manifest: _common_pb2.BlobRef
     local: _containers.RepeatedScalarFieldContainer[str]
     problem: _common_pb2.Reason
-    def __init__(self, number: _Optional[int] = ..., manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
+    blended: bool
+    def __init__(self, number: _Optional[int] = ..., manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., blended: _Optional[bool] = ...) -> None: ...
 
 class Relayed(_message.Message):
     __slots__ = ("ticket",)
@@ -2019,20 +2023,24 @@ class Description(_message.Message):
     def __init__(self, broker: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., public: _Optional[_Union[PublicAddress, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[PeerShare, _Mapping]]] = ...) -> None: ...
 
 class PeerShare(_message.Message):
-    __slots__ = ("peer", "run", "name", "samples", "sent_bytes", "seconds")
+    __slots__ = ("peer", "run", "name", "samples", "sent_bytes", "seconds", "first_s", "last_s")
     PEER_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_S_FIELD_NUMBER: _ClassVar[int]
     peer: str
     run: str
     name: str
     samples: int
     sent_bytes: int
     seconds: float
-    def __init__(self, peer: _Optional[str] = ..., run: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    first_s: float
+    last_s: float
+    def __init__(self, peer: _Optional[str] = ..., run: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., first_s: _Optional[float] = ..., last_s: _Optional[float] = ...) -> None: ...
 
 class PublicAddress(_message.Message):
     __slots__ = ("address", "confirmed_by", "problem", "tried_by")

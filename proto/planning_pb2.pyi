@@ -74,12 +74,14 @@ class Offered(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., place: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[str] = ..., reachable: _Optional[bool] = ..., speeds: _Optional[_Union[_broker_pb2.Speeds, _Mapping]] = ..., learned: _Optional[float] = ..., host: _Optional[str] = ..., cores: _Optional[float] = ..., threads: _Optional[int] = ..., data: _Optional[_Iterable[_Union[OfferedData, _Mapping]]] = ..., accelerator: _Optional[bool] = ...) -> None: ...
 
 class OfferedData(_message.Message):
-    __slots__ = ("manifest", "inputs")
+    __slots__ = ("manifest", "inputs", "blended")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
+    BLENDED_FIELD_NUMBER: _ClassVar[int]
     manifest: str
     inputs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, manifest: _Optional[str] = ..., inputs: _Optional[_Iterable[str]] = ...) -> None: ...
+    blended: bool
+    def __init__(self, manifest: _Optional[str] = ..., inputs: _Optional[_Iterable[str]] = ..., blended: _Optional[bool] = ...) -> None: ...
 
 class PlanningLinks(_message.Message):
     __slots__ = ("latency_s", "bandwidth", "up", "down", "measured")

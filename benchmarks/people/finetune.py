@@ -61,7 +61,7 @@ def _figures(folder: Path) -> list[Figure]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows]
     ours = rows[-1]["eval_loss"]
-    plain = _Plain(folder)
+    plain = PlainLoop(folder)
     before = plain.held_out()
     theirs = plain.train()
     merged = plain.held_out(_loaded(folder / "merged"))
@@ -106,7 +106,7 @@ def _swarm(folder: Path, offer: int, began: float) -> tuple[Path, int, float]:
         shoal = ("-m", "shoal.cli")
         _command(folder, *shoal, "train", "finetune.toml", SHOAL_BROKER=cluster.address)
         (run,) = (folder / "runs").iterdir()
-        _load_adapter(folder, run)
+        load_adapter(folder, run)
         minutes = (time.monotonic() - began) / 60
         exporting = ("export", run.name, "merged", "--format", "hf")
         _command(folder, *shoal, *exporting, SHOAL_BROKER=cluster.address)
@@ -116,7 +116,8 @@ def _swarm(folder: Path, offer: int, began: float) -> tuple[Path, int, float]:
     return run, peak, minutes
 
 
-def _load_adapter(folder: Path, run: Path) -> None:
+def load_adapter(folder: Path, run: Path) -> None:
+    """Have peft load the adapter of a run over the model in a folder."""
     from peft import PeftModel
 
     PeftModel.from_pretrained(_loaded(folder / "smollm2"), run / "adapter")
@@ -129,7 +130,7 @@ def _loaded(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-class _Plain:
+class PlainLoop:
     """The loop of one process over the samples of the run, which it takes apart again."""
 
     def __init__(self, folder: Path) -> None:
@@ -163,16 +164,18 @@ class _Plain:
                     begins = recipe.tensors[name.removeprefix("base_model.model.")]
                     parameter.copy_(make(begins, recipe.seed))
 
-    def train(self) -> list[float]:
-        """The loss of each step."""
+    def train(self, steps: int | None = None) -> list[float]:
+        """The loss of each step, or of the first ones."""
         from shoal.sim.plain import oracle
 
+        wanted = self.train_settings.known_steps or 0
         seen = oracle.train(
             _alone(self.model),
             lambda step, m: self.reader.batch(step, m, self.size),
             self.train_settings,
-            steps=self.train_settings.known_steps or 0,
+            steps=wanted if steps is None else steps,
             microbatches=self.count,
+            lasting=wanted,
         )
         return seen.losses
 

@@ -12,6 +12,7 @@ one. Figures, of each page: minutes, and the longest silence.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,10 @@ def fresh(folder: Path) -> str:
     pip = [python, "-m", "pip", "install", "-q"]
     pinned = ["-c", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, *pinned, "build"], check=True)
-    made = [python, "-m", "build", "-q", "--wheel", "--outdir", str(folder / "dist"), str(ROOT)]
+    # Of a copy: an older build/ here would bring along modules that are gone, and this one stay.
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info"))
+    made = [python, "-m", "build", "-q", "--wheel", "--outdir", str(folder / "dist"), str(source)]
     subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
     [wheel] = (folder / "dist").glob("shoal-*.whl")
     torch = re.findall(r"^torch==\S+$", (ROOT / "constraints.txt").read_text(), re.M) or ["torch"]

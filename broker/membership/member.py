@@ -54,6 +54,8 @@ class Member:
     correction: Correction = field(default_factory=Correction)
     manifests: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     # Of its own data, by who asked and hash, with the inputs of the model that it keeps.
+    blended: set[str] = field(default_factory=set)
+    # Hashes of those of which sums with products may leave.
     odd: tuple[str, ...] = ()  # What of its profile's numbers could not be taken as it is.
     answers: dict[tuple[str, str, str], Resolved | None] = field(default_factory=dict)
     # What it said of its data, by the way of reading it; None: asked, see
@@ -95,7 +97,8 @@ class Member:
         """Return its offer for somebody's run, with what the peer said of its data when they asked.
         Of others' runs it has no say: their data would be whatever it calls its own."""
         mine = {name: kept for (by, name), kept in self.manifests.items() if by == submitter}
-        return replace(self.offer, manifests=tuple(mine.items()))
+        blended = self.blended.intersection(mine)
+        return replace(self.offer, manifests=tuple(mine.items()), blended=frozenset(blended))
 
 
 RELAY = "relay"

@@ -37,6 +37,7 @@ from ...proto.broker_pb2 import (
     Leave,
     Profile,
     Refused,
+    Speeds,
     Welcome,
 )
 from ...proto.common_pb2 import Reason
@@ -339,6 +340,18 @@ class Membership:
             self.version += 1
         why = member.closed.text if member.closed else "it takes part again"
         return [Log("peer_closed" if member.closed else "peer_open", _named(member, why))]
+
+    def measured(self, member: Member, speeds: Speeds) -> list[Instruction]:
+        """Take what a member's device was measured to do in the pool in the place of what its Hello
+        said, and of what steps have shown of that."""
+        if member.run is not None:
+            no = ("why", f"it works for {member.run}: expected in the pool only")
+            return [Log("message_ignored", (("message", "measured"), ("peer", member.id), no))]
+        member.profile.speeds.CopyFrom(speeds)
+        member.profile.flops_per_s = speeds.product_flops_per_s
+        member.correction, self.version = Correction(), self.version + 1
+        taken = f"{speeds_of(member.profile)[0].product:.3g} FLOP/s"
+        return [Log("peer_measured", (("peer", member.id), ("speed", taken)))]
 
     def drained(self, member: Member, run: str) -> bool:
         """Whether that made it free: a Drained of another run has no effect."""

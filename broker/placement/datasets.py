@@ -224,6 +224,9 @@ class DataSets:
             member.manifests[way[2], answer.manifest.hash] = tuple(answer.local)
             if len(member.manifests) > MOST_MANIFESTS:  # whose run needs it asks again
                 del member.manifests[next(iter(member.manifests))]
+            member.blended.discard(answer.manifest.hash)
+            member.blended.update([answer.manifest.hash] if answer.blended else ())
+            member.blended.intersection_update(hash_ for _, hash_ in member.manifests)
         self.members.version += 1  # plans depend on it
         why = clean(answer.problem.text)
         fields = (("peer", member.id), ("data", clean(way[0], 64)), ("problem", why))

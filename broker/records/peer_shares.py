@@ -34,21 +34,30 @@ class PeerShares:
         return [_copy(share) for share in self._of.get(peer, {}).values()]
 
     def stepped(
-        self, run: str, name: str, peers: Iterable[PeerId], samples: int, done: StepDone
+        self,
+        run: str,
+        name: str,
+        peers: Iterable[PeerId],
+        samples: int,
+        done: StepDone,
+        at_s: float,
     ) -> None:
-        """A step of so many samples was committed, in which each of `peers` had a part."""
+        """A step of so many samples was committed, in which each of `peers` had a part. at_s: when,
+        by the broker's clock."""
         sent = dict.fromkeys(peers, 0)
         for use in done.links:
             if use.source in sent:
                 sent[PeerId(use.source)] += use.bytes
         for peer, bytes_ in sent.items():
-            self._add(peer, run, name, samples, bytes_, done.seconds)
+            self._add(peer, run, name, samples, bytes_, done.seconds, at_s)
 
-    def met(self, run: str, name: str, peers: Iterable[PeerId], done: RoundDone) -> None:
-        """A round was committed, whose version `peers` made or took."""
+    def met(
+        self, run: str, name: str, peers: Iterable[PeerId], done: RoundDone, at_s: float
+    ) -> None:
+        """A round was committed, whose version `peers` made or took. at_s: as in `stepped`."""
         each = list(dict.fromkeys(peers))
         for peer in each:
-            self._add(peer, run, name, 0, done.sent_bytes // len(each), 0.0)
+            self._add(peer, run, name, 0, done.sent_bytes // len(each), 0.0, at_s)
 
     def kept(self) -> Iterator[PeerShare]:
         """All of it, for `restore`, in order."""
@@ -60,17 +69,26 @@ class PeerShares:
         self._of.setdefault(share.peer, {})[share.run] = _copy(share)
 
     def _add(
-        self, peer: str, run: str, name: str, samples: int, sent_bytes: int, seconds: float
+        self,
+        peer: str,
+        run: str,
+        name: str,
+        samples: int,
+        sent_bytes: int,
+        seconds: float,
+        at_s: float,
     ) -> None:
         runs = self._of.get(peer)
         if runs is None or run not in runs:
             runs = self._of[peer] = self._of.pop(peer, {})  # the newest, behind all others
-            runs[run] = PeerShare(peer=peer, run=run, name=name)
+            first_s = max(0.0, at_s - seconds)
+            runs[run] = PeerShare(peer=peer, run=run, name=name, first_s=first_s)
             self._shorten(runs)
         share = runs[run]
         share.samples = min(_MOST, share.samples + samples)
         share.sent_bytes = min(_MOST, share.sent_bytes + sent_bytes)
         share.seconds += seconds
+        share.last_s = max(share.last_s, at_s)
 
     def _shorten(self, runs: dict[str, PeerShare]) -> None:
         if len(self._of) > MOST_PEERS:
@@ -78,10 +96,11 @@ class PeerShares:
         if len(runs) - ("" in runs) <= MOST_RUNS:
             return
         oldest = runs.pop(next(run for run in runs if run))
-        before = runs.pop("", PeerShare(peer=oldest.peer))
+        before = runs.pop("", PeerShare(peer=oldest.peer, first_s=oldest.first_s))
         before.samples = min(_MOST, before.samples + oldest.samples)
         before.sent_bytes = min(_MOST, before.sent_bytes + oldest.sent_bytes)
         before.seconds += oldest.seconds
+        before.last_s = max(before.last_s, oldest.last_s)
         rest = dict(runs)
         runs.clear()
         runs.update({"": before, **rest})

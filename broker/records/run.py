@@ -181,13 +181,13 @@ class RunRecord:
             if event.HasField("round_done"):
                 gave = (*event.round_done.members, *event.round_done.joined)
                 peers = (p for m in gave for p in self.replicas[m.replica].peers)
-                self._shares.met(self.id, self.run.spec.name, peers, event.round_done)
+                self._shares.met(self.id, self.run.spec.name, peers, event.round_done, event.at_s)
         else:
             replica = self.replicas[event.replica]
             replica.apply(event, planned)
             if event.HasField("step"):
                 of = self.id, self.run.spec.name, replica.peers, replica.samples
-                self._shares.stepped(*of, event.step)
+                self._shares.stepped(*of, event.step, event.at_s)
             if event.HasField("checkpoint"):
                 self._keep_newest()
         self.stop.apply(event)

@@ -10,6 +10,10 @@ number in front of it. Operators that take bare values, or make them, or their g
 at least one product with weights stands between the data and every link, in both directions. Where
 ids are looked up and the rows are carried along by residual connections, that is all of the model.
 
+With `blended`, a sum of a bare value and one that comes of products of bare values is bare no more:
+behind the first residual connection of a transformer the looked-up rows are in a sum with what
+attention made of them, and only its ends stay.
+
 That is no secrecy: docs/security.md says what such products still reveal.
 """
 
@@ -24,21 +28,26 @@ from .products import MIXES, sums
 __all__ = ["beside_data"]
 
 
-def beside_data(graph: Graph, names: Collection[str]) -> tuple[int, ...]:
-    """Indices of the operators that must run where the data of these inputs is, ascending."""
+def beside_data(graph: Graph, names: Collection[str], *, blended: bool = False) -> tuple[int, ...]:
+    """Return the indices of the operators that must run where the data of these inputs is,
+    ascending. blended: sums with products may leave."""
     if not names:
         return ()
     if graph.batch is None:
         graph = graph.bind(1)  # the fewest numbers that a sum can be made of
     hidden = list(_hidden(graph))
     bare = {f"in:{name}" for name in names}
+    mixed: set[str] = set()  # made of bare values, past a product of each
     stays: set[int] = set()
     for i, op in enumerate(graph.operators):
-        read = bare.intersection(op.reads)
+        read, veiled = bare.intersection(op.reads), not mixed.isdisjoint(op.reads)
         if read:
             stays.add(i)
-            if not read <= hidden[i].forward:
-                bare.update(op.values)
+            veiled = read <= hidden[i].forward or (blended and veiled and op.target in _SUMS)
+        if read and not veiled:
+            bare.update(op.values)
+        elif veiled:
+            mixed.update(op.values)
     reported = (graph.weight, *(value for _, value in graph.metrics))
     if not bare.isdisjoint(reported):
         stays.add(graph.producer[graph.loss])  # results are gathered where the loss is made
@@ -51,6 +60,9 @@ def beside_data(graph: Graph, names: Collection[str]) -> tuple[int, ...]:
         shown = (v for v in op.reads if v not in hidden[i].backward)
         back.update(v for v in shown if v in graph.grads and v in graph.producer)
     return tuple(sorted(stays))
+
+
+_SUMS = frozenset({"aten.add.Tensor", "aten.add_.Tensor", "aten.sub.Tensor"})
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import math
 from typing import Literal
 from zlib import crc32
 
-from ...proto.broker_pb2 import Heartbeat, Hello, Holding, PeerMessage, Welcome
+from ...proto.broker_pb2 import Heartbeat, Hello, Holding, PeerMessage, Speeds, Welcome
 from ...proto.common_pb2 import Reason
 from . import events as e
 from .keeping.snapshot_manager import SnapshotManager
-from .options import PeerOptions
+from .options import PeerOptions, measured_again
 from .part import Part
 from .reports import MOST_BYTES, fitting
 from .snapshots import SnapshotId
@@ -85,6 +85,10 @@ class Attachment:
     def untold(self, keeping: SnapshotManager) -> list[e.Instruction]:
         """Reports of snapshots that had no room in the Hello."""
         return keeping.untold(self._told, _SNAPSHOTS_TOLD)
+
+    def measured(self, speeds: Speeds) -> list[e.Instruction]:
+        """Say what the device does, which was measured again, from here on."""
+        return [e.Tell(measured_again(self._hello, speeds))]
 
     def heartbeat(self, part: Part | None, now: float) -> list[e.Instruction]:
         """Say that the peer lives and which step it is in; nothing while the broker is away."""

@@ -8,6 +8,7 @@ recognised and dropped.
 
     shell -> machine                          machine -> shell
     Started StopAsked OwnerLooked TimerFired  Connect Tell SetTimer ShowWaiting Exit
+    SpeedsMeasured
     Attached Detached BrokerSaid              Dial ExpectPeer HangUp Allow
     LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
     Built BuildFailed DataReady DataFailed    SendFrame Release
@@ -122,6 +123,7 @@ __all__ = [
     "SnapshotFailed",
     "SnapshotSaved",
     "SnapshotTaken",
+    "SpeedsMeasured",
     "Started",
     "StopAsked",
     "TakeSnapshot",
@@ -152,6 +154,13 @@ class OwnerLooked:
     at: datetime
     paused: bool
     moved_bytes: int
+
+
+@immutable
+class SpeedsMeasured:
+    """The device was measured anew, in the pool."""
+
+    speeds: broker_pb2.Speeds
 
 
 @immutable
@@ -389,6 +398,7 @@ Event = (
     Started
     | StopAsked
     | OwnerLooked
+    | SpeedsMeasured
     | TimerFired
     | Attached
     | Detached

@@ -126,6 +126,8 @@ class PeerMachine:
             case e.OwnerLooked():
                 out = self.drain.owner_looked(event, self.assignment, now, away=away)
                 return out + self._leave_if_due() if out else []
+            case e.SpeedsMeasured(speeds):
+                return self.attachment.measured(speeds)
             case e.TimerFired(name):
                 return self._timer(name, now)
             case e.SnapshotTaken():

@@ -10,7 +10,7 @@ from ...proto.common_pb2 import Reason
 from ..hours import Hours
 from .events import OwnerLooked
 
-__all__ = ["Availability", "OwnerLimits", "PeerOptions", "Timeouts"]
+__all__ = ["Availability", "OwnerLimits", "PeerOptions", "Timeouts", "measured_again"]
 
 # Whether the owner lets the peer take part in runs, now. Pure: wall clock and bytes are arguments.
 #
@@ -59,6 +59,13 @@ class Availability:
             )
             return Reason(code="monthly", text=text)
         return None
+
+
+def measured_again(hello: broker_pb2.Hello, speeds: broker_pb2.Speeds) -> broker_pb2.PeerMessage:
+    """Put new speeds of the device into what is said in every Hello; return what tells of them."""
+    hello.profile.speeds.CopyFrom(speeds)
+    hello.profile.flops_per_s = speeds.product_flops_per_s
+    return broker_pb2.PeerMessage(measured=speeds)
 
 
 def _next_month(at: datetime) -> str:

@@ -256,6 +256,7 @@ async def answer(
             await blobs.store(path)
         found.manifest.CopyFrom(await blobs.store(made.manifest.to_json().encode()))
         found.local.extend(made.local)
+        found.blended = catalogue.data[made.data].blends_leave
     except (ValueError, BlobTransferError) as error:
         problem = str(error)
     except OSError as error:  # its text may have a path of this host

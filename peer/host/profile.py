@@ -180,7 +180,7 @@ def available_host_bytes() -> int:
 
 
 def software() -> str:
-    """ "shoal 0.1.0, torch 2.13.0, Linux x86_64"."""
+    """ "shoal 0.2.0, torch 2.13.0, Linux x86_64"."""
     found = []
     for package in ("shoal", "torch"):
         try:

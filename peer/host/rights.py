@@ -41,6 +41,9 @@ class OwnData(Settings):
     """Arrays that runs may copy to the broker, where others can read them, by their names in the
     file ("tokens": all of a text or of token ids). The rest never leaves: by names of the owner's,
     as what a job takes for inputs and labels is the submitter's choice."""
+    blends_leave: bool = False
+    """Whether activations may leave in which a residual connection has added data to products of
+    it. A transformer over ids needs that where it is larger than this host (docs/security.md)."""
 
     def check(self) -> None:
         if not self.path:

@@ -6,7 +6,7 @@ FILE.lock   held while one of the peers measures
 KEY names the device, torch's version and the number of threads. An entry is good for a week, one
 whose fit was poor for an hour. One that was measured while the machine was busy with something else
 ("load": processes that wanted to compute, for each core) is good for an hour too, and no longer
-than until a peer starts while the machine is idle. Of peers that join at
+than until a peer starts, or looks from the pool, while the machine is idle. Of peers that join at
 once the first one measures, and the others wait for what it finds, at most PATIENCE_S.
 """
 
@@ -31,7 +31,7 @@ from ..logs import note
 from .calibrate import measure_speeds
 from .config import DEFAULT_STATE
 
-__all__ = ["known_speeds", "speeds_path"]
+__all__ = ["known_speeds", "newer_speeds", "speeds_path"]
 
 _log = logging.getLogger(__name__)
 GOOD_S, POOR_S = 7 * 86400.0, 3600.0
@@ -73,7 +73,7 @@ def known_speeds(
     if another peer measures just now. `load`: as `host_load`."""
     if path is None:
         return measure(device)
-    key = f"{model}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    key = _key(model)
     loaded = load()  # before anything is measured, which is load itself
     if (found := _good(_read(path), key, now(), loaded)) is not None:
         return found
@@ -87,6 +87,26 @@ def known_speeds(
     except OSError as error:
         note(_log, logging.WARNING, "speeds not kept", path=path, why=error)
     return measure(device) if found is None else found
+
+
+def newer_speeds(
+    device: torch.device,
+    model: str,
+    path: Path | None,
+    measure: Callable[[torch.device], Speeds] = measure_speeds,
+    now: Callable[[], float] = time.time,
+    load: Callable[[], float] = host_load,
+) -> Speeds | None:
+    """Return the speeds that the file has of a device; those that were measured on a busy machine
+    are measured anew. None: the machine is busy, or nothing is kept of the device."""
+    if path is None or load() >= BUSY:
+        return None
+    kept = _read(path).get(_key(model))
+    return known_speeds(device, model, path, measure, now, load=load) if kept else None
+
+
+def _key(model: str) -> str:
+    return f"{model}, torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
 @contextmanager

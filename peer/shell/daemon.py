@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 
 import grpc.aio
+import torch
 
 from ...job.words import size_text
 from ...net.blobs.client import BlobTransferError, Source
@@ -34,12 +35,14 @@ from ..host.config import PeerConfig
 from ..host.identity import Incarnation
 from ..host.lending import in_text, speed_text
 from ..host.own_data import Catalogue, answer
+from ..host.speeds_file import speeds_path
 from ..hours import Hours
 from ..logs import note
 from . import relayed
 from .attempt import confirm
 from .credentials import Credentials, NoCredentialError
 from .event_log import note_heard
+from .measuring import measure_again
 from .owner import Owner
 from .peer_links import PeerLinks
 from .relayed import RELAY
@@ -88,6 +91,7 @@ class Worker:
     ) -> None:
         self.config = config
         self.me = me
+        self._profile = profile
         self.waits: Callable[[str, float], None] = lambda what, within_s: None
         """Called with what a drain waits for, and for how many seconds at most."""
         self._loop = asyncio.get_running_loop()
@@ -196,6 +200,8 @@ class Worker:
                     if opened.owner is not None:  # before anybody can give it work
                         self._post(await asyncio.to_thread(opened.owner.look, ""))
                         self._start(opened.owner.watch(self._post, self._closed))
+                    if self.config.stretch == 1:  # else it stands for a machine of its own
+                        self._start(self._measure_again())
                     self._post(e.Started())
                     end = await self._exit
                     await self._last_words(end)
@@ -242,6 +248,13 @@ class Worker:
                 self._exit.set_result(e.Exit(4, str(error)))
 
     # ------------------------------------------------------------ events
+
+    async def _measure_again(self) -> None:
+        profile, path = self._profile, speeds_path()
+        device = torch.device(self.config.device)
+        await measure_again(
+            device, profile, path, self._post, lambda: self.machine.assignment is None
+        )
 
     async def _tell_page(self) -> None:
         if link := await self._upstream.page_link():

@@ -178,8 +178,8 @@ def as_before(request: PlanRequest, had: tuple[int, int]) -> PlanRequest:
 def _kept(ask: MakePlan | FormReplicas, form: Graph, plan: Plan) -> tuple[str, ...]:
     """The inputs whose data the plan keeps where it is. Raises PlanError for one that has data read
     elsewhere; a hand-written one can."""
-    local, has = data_that_stays(ask.spec, form, ask.peers)
-    for i in beside_data(form, local):
+    local, has, blended = data_that_stays(ask.spec, form, ask.peers)
+    for i in beside_data(form, local, blended=blended):
         stage = next(s for s in plan.stages if s.start <= i < s.stop)
         strangers = [p for p in stage.holders if p not in has]
         if strangers:

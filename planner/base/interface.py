@@ -89,6 +89,8 @@ class PeerOffer:
     """Whether the device's memory is its own: what rounds keep is in the host's then."""
     manifests: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Manifests of its own data, by hash, each with the inputs of the model that it keeps."""
+    blended: frozenset[str] = frozenset()
+    """Those of which sums with products may leave (dag/analysis/beside.py)."""
 
     def keeps(self, manifest: str) -> tuple[str, ...] | None:
         """The inputs whose data stays with it; None: it does not have that data."""
@@ -214,6 +216,8 @@ class PlanRequest:
     """Inputs of the model whose data stays with `holders`."""
     holders: frozenset[PeerId] = frozenset()
     """Offers that have that data."""
+    blended: bool = False
+    """Whether the owners of that data all let sums with products leave (dag/analysis/beside.py)."""
     running: Plan | None = None
     """What the run goes by, or went by until now; its peers may be gone. A planner may begin from
     it."""
@@ -237,7 +241,7 @@ class PlanRequest:
     @cached_property
     def beside(self) -> tuple[int, ...]:
         """Operators that must run on one of `holders`."""
-        return beside_data(self.graph, self.local)
+        return beside_data(self.graph, self.local, blended=self.blended)
 
     @cached_property
     def network(self) -> Network:

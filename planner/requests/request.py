@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ...dag.cost.network import Network
 from ...dag.ir.graph import Graph, GraphError
@@ -15,7 +16,7 @@ from ...proto.broker_pb2 import RunSpec
 from ..base.interface import NoPlan, PeerOffer, PlanRequest
 from .requirements import Batching, RunRequirements
 
-__all__ = ["data_that_stays", "plan_request"]
+__all__ = ["DataThatStays", "data_that_stays", "plan_request"]
 
 HEAD_SHARE = 0.1
 """Splitting the vocabulary head is tried when it has at least this share of the work: a smaller
@@ -25,15 +26,24 @@ HEAD_MORE = 1.25
 HEAD_PARTS = (2, 4)
 
 
-def data_that_stays(
-    spec: RunSpec, graph: Graph, offers: Sequence[PeerOffer]
-) -> tuple[tuple[str, ...], frozenset[PeerId]]:
-    """The inputs of a run's model whose data stays with its peers, and those of the offers that
-    have it. The peers' word counts beside that of the spec, which a submitter may have made up."""
+class DataThatStays(NamedTuple):
+    """local: inputs of a run's model. holders: offers that have their data. blended: as in
+    PlanRequest."""
+
+    local: tuple[str, ...]
+    holders: frozenset[PeerId]
+    blended: bool
+
+
+def data_that_stays(spec: RunSpec, graph: Graph, offers: Sequence[PeerOffer]) -> DataThatStays:
+    """Return the inputs of a run's model whose data stays with its peers. The peers' word counts
+    beside that of the spec, which a submitter may have made up."""
     kept = {o.peer: names for o in offers if (names := o.keeps(spec.data.hash)) is not None}
     named = dict.fromkeys((*spec.local, *(name for names in kept.values() for name in names)))
     local = tuple(i.name for i in graph.inputs if i.name in named)
-    return local, frozenset(kept) if local else frozenset()
+    blended = all(spec.data.hash in o.blended for o in offers if o.peer in kept)
+    holders = frozenset(kept) if local else frozenset[PeerId]()
+    return DataThatStays(local, holders, blended and bool(holders))
 
 
 def plan_request(
@@ -52,7 +62,7 @@ def plan_request(
             f"it is bound to microbatches of {graph.batch}, the run has {spec.microbatch_size}"
         )
     validate(graph)
-    local, holders = data_that_stays(spec, graph, offers)
+    local, holders, blended = data_that_stays(spec, graph, offers)
     if local and not holders:
         raise NoPlan(f"no peer on offer has the data {wish.data}, which stays where it is", "peers")
 
@@ -72,6 +82,7 @@ def plan_request(
             network,
             local=local,
             holders=holders,
+            blended=blended,
         )
 
     first = with_batching(wish.batchings[0])

@@ -21,6 +21,8 @@ __all__ = ["no_plan"]
 
 MOST_LOOKED = 4
 """Peers with most memory whose memory is let grow."""
+SMALL_PART = 0.1
+"""Of the bytes of all parameters."""
 MOST_JOINING = 256
 """Peers like the largest that are let come."""
 
@@ -113,8 +115,9 @@ def _a_small_part(judge: CostModel, rooms: list[int]) -> Iterator[str]:
     """Frozen weights have no gradient and no optimizer state. What their operators keep for the
     gradients of others stays counted, so this is an upper bound of what such a run takes."""
     request, graph = judge.request, judge.request.graph
-    if not any(p.trainable for p in graph.parameters):
-        return
+    trained = sum(p.spec.size_bytes for p in graph.parameters if p.trainable)
+    if trained <= SMALL_PART * sum(p.spec.size_bytes for p in graph.parameters):
+        return  # it does that already, as with LoRA
     frozen = tuple(replace(p, trainable=False) for p in graph.parameters)
     part = replace(request, graph=replace(graph, parameters=frozen), known_costs=judge.costs)
     if _enough(CostModel(part), rooms):

@@ -128,7 +128,8 @@ def _offer_to_proto(offer: PeerOffer) -> Offered:
         speeds = {key: getattr(offer.speeds, name) for name, key in _SPEEDS}
         message.speeds.CopyFrom(broker_pb2.Speeds(**speeds))
     for manifest, inputs in offer.manifests:
-        message.data.append(OfferedData(manifest=manifest, inputs=inputs))
+        blended = manifest in offer.blended
+        message.data.append(OfferedData(manifest=manifest, inputs=inputs, blended=blended))
     return message
 
 
@@ -139,7 +140,8 @@ def _offer_from_proto(message: Offered) -> PeerOffer:
     known: OperatorSet = "core" if message.operator_set == "core" else "full"
     plain = {name: getattr(message, name) for name in _PLAIN} | {"operator_set": known}
     manifests = tuple((d.manifest, tuple(d.inputs)) for d in message.data)
-    return PeerOffer(**plain, speeds=speeds, manifests=manifests)
+    blended = frozenset(d.manifest for d in message.data if d.blended)
+    return PeerOffer(**plain, speeds=speeds, manifests=manifests, blended=blended)
 
 
 def _links_to_proto(network: Network) -> PlanningLinks:

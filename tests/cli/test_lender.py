@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from shoal.broker.options import BrokerOptions
 from shoal.broker.records.peer_shares import PeerShares
 from shoal.broker.service.server import Broker, BrokerConfig
-from shoal.cli import app
+from shoal.cli import app, owner
 from shoal.net.identity.names import Party, PartyRole
 from shoal.net.surroundings import user_path
 from shoal.peer.host.config import DEFAULT_STATE
@@ -81,3 +81,23 @@ async def test_a_lender_sees_its_share_and_may_do_nothing_else(
         code, text = await call("cancel", "r-7", "--broker", broker.address)
         assert code == 4
         assert "no credential" in text
+
+
+def test_that_a_host_rests_is_said_before_its_peers_have_looked(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    kept = Standing(
+        peer="home-1",
+        name="home",
+        broker="b:1",
+        month="2026-11",
+        moved_bytes=0,
+        monthly_bytes=None,
+        closed="",
+    )
+    host.keep(kept)
+    assert [p["state"] for p in owner.standing(tmp_path)["peers"]] == ["takes part"]
+    host.pause()
+    (found,) = owner.standing(tmp_path)["peers"]
+    assert found["state"] == "is about to rest: its owner has paused it"
+    host.unpause()
+    assert owner.standing(tmp_path)["peers"][0]["state"] == "takes part"

@@ -178,6 +178,58 @@ function card(run, state, peers, links) {
       : [h("div", { class: "halves" }, parts), moments(run, state.now_s)]);
 }
 
+// ------------------------------------------------------------ what a lender has given
+
+function given(state) {
+  if (!state.shares.length) return null;
+  const sum = (key) => state.shares.reduce((total, share) => total + share[key], 0);
+  const totals = [
+    ["hours in steps", short(sum("hours"))],
+    ["samples", sum("samples").toLocaleString("en")],
+    ["sent", bytes(sum("sent_bytes"))],
+    ["runs", state.shares.some((share) => !share.run) ? `over ${state.shares.length - 1}` : state.shares.length],
+  ];
+  return h("section", { "aria-label": "What your peer has given" }, h("h2", {}, "What your peer has given"),
+    h("article", { class: "card" },
+      h("dl", { class: "figures" },
+        totals.map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, String(v))))),
+      hoursOverTime(state.shares, state.now_s),
+      h("table", {},
+        h("thead", {}, h("tr", {}, ["run", "samples", "sent", "hours", "when"].map((k) => h("th", { scope: "col" }, k)))),
+        h("tbody", {}, [...state.shares].reverse().map((share) => gave(share, state.now_s))))));
+}
+
+function gave(share, now) {
+  const cell = (of, ...what) => h("td", { "data-of": of }, what);
+  return h("tr", { id: `share-${share.run || "before"}` },
+    cell("", h("b", {}, share.run ? share.name || share.run : "all before"), h("div", { class: "small" }, share.run)),
+    cell("samples", share.samples.toLocaleString("en")), cell("sent", bytes(share.sent_bytes)),
+    cell("hours", short(share.hours)), cell("when", share.last_s ? ago(now - share.last_s) : ""));
+}
+
+// Hours as they add up: each run's evenly between its first and its last step.
+function hoursOverTime(shares, now) {
+  const known = shares.filter((share) => share.last_s > share.first_s);
+  if (!known.length) return null;
+  const width = window.innerWidth < 700 ? 340 : 900, height = 150;
+  const [left, right, top, low] = [48, 8, 8, 20];
+  const first = Math.min(...known.map((share) => share.first_s));
+  const until = (t) => known.reduce((total, share) =>
+    total + share.hours * Math.min(1, Math.max(0, (t - share.first_s) / (share.last_s - share.first_s))), 0);
+  const times = [...new Set([...known.flatMap((share) => [share.first_s, share.last_s]), now])].sort((a, b) => a - b);
+  const most = until(now) || 1;
+  const x = (t) => left + ((width - left - right) * (t - first)) / Math.max(1, now - first);
+  const y = (v) => top + ((height - top - low) * (most - v)) / most;
+  return s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${short(most)} hours since ${ago(now - first)}` },
+    [0, most / 2, most].map((v) => [
+      s("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }),
+      s("text", { x: left - 5, y: y(v) + 4, "text-anchor": "end" }, `${v ? short(v) : 0} h`),
+    ]),
+    s("text", { x: left, y: height - 4 }, ago(now - first)),
+    s("text", { x: width - right, y: height - 4, "text-anchor": "end" }, "now"),
+    s("polyline", { class: "loss", points: times.map((t) => `${x(t).toFixed(1)},${y(until(t)).toFixed(1)}`).join(" ") }));
+}
+
 // ------------------------------------------------------------ the peers
 
 function row(peer, runs, names, links) {
@@ -219,6 +271,7 @@ function draw(state) {
   const heads = ["peer", "state", "holds", "device", "place", "links", "heard"];
   fill(main, [
     h("div", {}, warning),
+    h("div", {}, given(state)),
     h("section", { "aria-label": "Runs" }, h("h2", {}, "Runs"),
       order.length ? order.map((r) => card(r, state, peers, links))
         : h("p", { class: "card soft" }, "No run yet: ", h("code", {}, "shoal train job.toml"))),

@@ -181,6 +181,8 @@ def _share(share: PeerShare) -> dict[str, Any]:
         "samples": share.samples,
         "sent_bytes": share.sent_bytes,
         "hours": share.seconds / 3600,
+        "first_s": share.first_s,
+        "last_s": share.last_s,
     }
 
 

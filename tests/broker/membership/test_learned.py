@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from shoal.broker.events import ConsiderPlan, MakePlan, PlanReady
-from shoal.broker.membership.speeds import ENOUGH
+from shoal.broker.membership.speeds import ENOUGH, Correction
 from shoal.broker.placement.reconsider import alike
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.plan.report import PeerPrediction, PlanReport, Prediction
 from shoal.planner.schedulers.schedulers import plan
-from shoal.proto.broker_pb2 import Holding, Ready, RunSpec, StageTime, StepReport
+from shoal.proto.broker_pb2 import Holding, Ready, RunSpec, Speeds, StageTime, StepReport
 from shoal.tests.planner.cases import random_case
 
 OWN_S = {"a": 1.0, "b": 4.0, "c": 0.5}
@@ -109,3 +109,22 @@ def test_what_is_learned_alone_asks_for_no_other_search() -> None:
     facts = ConsiderPlan("r", 1, RunSpec(), Plan((), (), 1), tuple(request.offers), None)
     now = tuple(replace(o, learned=1.01) for o in request.offers)
     assert alike(facts, replace(facts, peers=now))
+
+
+def test_a_device_that_is_measured_anew_in_the_pool_is_planned_with_as_that(world: Any) -> None:
+    """What steps have shown was of the speeds before."""
+    world.join("a")
+    member = world.machine.members.members["a"]
+    member.correction = Correction(factor=2.0)
+    version = world.machine.members.version
+    world.say("a", measured=Speeds(product_flops_per_s=3e12))
+    assert member.offer.pace.product == member.profile.flops_per_s == 3e12
+    assert member.correction.factor == 1.0
+    assert world.machine.members.version > version, "plans are made anew"
+
+
+def test_of_a_peer_in_a_run_steps_show_what_it_does(begun: Any) -> None:
+    world, _ = begun
+    world.say("b", measured=Speeds(product_flops_per_s=3e12))
+    assert not world.machine.members.members["b"].profile.HasField("speeds")
+    assert factor(world, "b") == pytest.approx(2.0)

@@ -45,10 +45,17 @@ def numbers(world: Any, out: list[Instruction], peer: str) -> list[int]:
     return [m.resolve.number for m in world.told(out, peer) if m.HasField("resolve")]
 
 
-def resolve(world: Any, out: list[Instruction], peer: str, manifest: str = MANIFEST) -> Any:
+def resolve(
+    world: Any,
+    out: list[Instruction],
+    peer: str,
+    manifest: str = MANIFEST,
+    blended: bool = False,
+) -> Any:
     (number,) = numbers(world, out, peer)
     ref = BlobRef(hash=manifest, size_bytes=9)
-    return world.say(peer, resolved=Resolved(number=number, manifest=ref, local=["x"]))
+    said = Resolved(number=number, manifest=ref, local=["x"], blended=blended)
+    return world.say(peer, resolved=said)
 
 
 def refuse(world: Any, out: list[Instruction], peer: str, why: str) -> Any:
@@ -182,13 +189,23 @@ def test_a_peer_has_no_say_over_the_data_of_others_runs(world) -> None:
     assert offer.manifests == ((MANIFEST, ("x",)),)
 
 
+def test_whether_sums_may_leave_is_what_the_owner_said_last(world) -> None:
+    world.join("a", data=has())
+    member = world.machine.members.members["a"]
+    for who, blended in (("ann", True), ("bob", False), ("cid", True)):
+        resolve(world, ask(world, by=who), "a", blended=blended)
+        assert member.offer_to(who).blended == (frozenset([MANIFEST]) if blended else frozenset())
+    assert not member.offer_to("dan").blended, "it was not asked for them"
+
+
 def test_manifests_of_a_peer_are_bounded(world) -> None:
     world.join("a", data=has())
     member = world.machine.members.members["a"]
     for n in range(300):
         out = ask(world, by=f"who-{n}")
-        resolve(world, out, "a", f"{n:064x}")
+        resolve(world, out, "a", f"{n:064x}", blended=n == 0)
     assert len(member.manifests) == MOST_MANIFESTS
+    assert not member.blended, "of those that are forgotten nothing is kept"
     assert ("who-299", f"{299:064x}") in member.manifests
 
 

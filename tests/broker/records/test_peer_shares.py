@@ -18,10 +18,12 @@ USES = st.lists(st.tuples(st.sampled_from("abcx"), st.integers(0, 9)), max_size=
 STEPS = st.tuples(st.sampled_from(["r1", "r2", "r3", "r4"]), PEERS, st.integers(0, 9), USES)
 
 
-def stepped(shares: PeerShares, run: str, peers, samples: int, uses, seconds: float = 0.5) -> None:
+def stepped(
+    shares: PeerShares, run: str, peers, samples: int, uses, seconds: float = 0.5, at_s: float = 9.0
+) -> None:
     links = [LinkUse(source=who, destination="z", bytes=n) for who, n in uses]
     done = StepDone(seconds=seconds, links=links)
-    shares.stepped(run, f"job {run}", map(PeerId, sorted(peers)), samples, done)
+    shares.stepped(run, f"job {run}", map(PeerId, sorted(peers)), samples, done, at_s)
 
 
 def restarted(shares: PeerShares) -> PeerShares:
@@ -56,7 +58,7 @@ def test_a_share_is_the_sum_of_what_was_committed(steps, restart_at: int) -> Non
 
 def test_a_round_counts_the_same_for_each_whom_it_took_bytes() -> None:
     shares = PeerShares()
-    shares.met("r1", "job", map(PeerId, "aab"), RoundDone(sent_bytes=10))
+    shares.met("r1", "job", map(PeerId, "aab"), RoundDone(sent_bytes=10), 3.0)
     assert [(s.sent_bytes, s.samples) for p in "abc" for s in shares.of(p)] == [(5, 0), (5, 0)]
 
 
@@ -79,3 +81,16 @@ def test_of_many_runs_the_oldest_share_a_row_and_nothing_is_lost(
     assert not shares.of("a"), "of too many peers the one goes that was new to a run first"
     assert shares.of("b")
     assert shares.of("c")
+
+
+def test_a_share_says_from_when_until_when_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_shares, "MOST_RUNS", 1)
+    shares = PeerShares()
+    stepped(shares, "r1", "a", 1, [], seconds=2.0, at_s=10.0)
+    stepped(shares, "r1", "a", 1, [], seconds=2.0, at_s=15.0)
+    shares.met("r1", "job", map(PeerId, "a"), RoundDone(), 17.0)
+    shares = restarted(shares)
+    stepped(shares, "r2", "a", 1, [], seconds=1.0, at_s=30.0)
+    stepped(shares, "r3", "a", 1, [], seconds=0.5, at_s=40.0)
+    found = [(s.run, s.first_s, s.last_s) for s in shares.of("a")]
+    assert found == [("", 8.0, 30.0), ("r3", 39.5, 40.0)]

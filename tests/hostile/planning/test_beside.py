@@ -90,3 +90,56 @@ def test_a_neighbour_who_knows_the_weights_would_read_the_data_and_gets_no_such_
             continue
         with pytest.raises(PlanError, match="lacks the data that must not leave its peer"):
             make_plan(ask, graph)
+
+
+class Carried(nn.Module):
+    """Ids that are looked up, and carried along past two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 6), nn.Linear(6, 4)
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.table(x)
+        h = h + self.one(h)
+        return F.mse_loss(self.head(h + self.two(h)), y)
+
+
+@pytest.mark.parametrize(
+    ("owners", "add", "may"),
+    [
+        ((True, True), 1, True),  # behind the sum of rows and of what a layer made of them
+        ((True, True), 0, False),  # in front of it, rows cross
+        ((False, False), 1, False),
+        ((True, False), 1, False),
+    ],
+)
+def test_sums_leave_where_every_owner_lets_them_and_nowhere_else(
+    owners: tuple[bool, bool], add: int, may: bool
+) -> None:
+    graph = capture(Carried(), {"x": IDS, "y": torch.zeros(2, 5, 4)}).graph
+    first = next(i for i, op in enumerate(graph.operators) if "add" in op.target)
+    spec, cut = make_spec(), first + add
+    spec.plan.CopyFrom(plan_to_proto(plan_of("clinic", "stranger")))
+    spec.plan.stages[0].stop = spec.plan.stages[1].start = cut
+    spec.plan.stages[1].stop = len(graph.operators)
+    has = spec.data.hash
+    offers = (
+        *(
+            PeerOffer(
+                PeerId(name),
+                device_memory_bytes=1 << 20,
+                manifests=((has, ("x",)),),
+                blended=frozenset([has] if lets else []),
+            )
+            for name, lets in zip(("clinic", "clinic-2"), owners, strict=True)
+        ),
+        PeerOffer(PeerId("stranger"), device_memory_bytes=1 << 20),
+    )
+    ask = MakePlan(RunId("r"), 1, spec, offers, None)
+    if may:
+        assert make_plan(ask, graph).local == ("x",)
+        return
+    with pytest.raises(PlanError, match="lacks the data that must not leave its peer"):
+        make_plan(ask, graph)

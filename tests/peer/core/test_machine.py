@@ -41,6 +41,16 @@ def test_it_connects_says_hello_and_sends_heartbeats(machine: Make) -> None:
     assert repr(one) == "<Peer me member in the pool>"
 
 
+def test_speeds_that_were_measured_anew_are_told_at_once_and_in_later_hellos(member: Make) -> None:
+    one = member()
+    speeds = broker_pb2.Speeds(product_flops_per_s=3e12, memory_bytes_per_s=4e9)
+    assert told(one.handle(e.SpeedsMeasured(speeds), 1.0), "measured") == [speeds]
+    one.handle(e.Detached("away"), 2.0)
+    hello = told(one.handle(e.Attached(), 3.0), "hello")[0]
+    assert hello.profile.speeds == speeds
+    assert hello.profile.flops_per_s == 3e12
+
+
 def test_a_missing_broker_is_tried_again_ever_more_slowly(machine: Make) -> None:
     one = machine()
     one.handle(e.Started(), 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.dag.cost.speed import Speeds, Work
+from shoal.peer.core.events import SpeedsMeasured
 from shoal.peer.host.calibrate import REPEATS, Bench, samples
 from shoal.peer.host.fit import fit
-from shoal.peer.host.speeds_file import GOOD_S, POOR_S, known_speeds
+from shoal.peer.host.profile import speeds_to_proto
+from shoal.peer.host.speeds_file import GOOD_S, POOR_S, known_speeds, newer_speeds
+from shoal.peer.shell import measuring
+from shoal.peer.shell.measuring import measure_again
+from shoal.proto.broker_pb2 import Profile
 
 CPU = torch.device("cpu")
 TRUTH = Speeds(
@@ -200,3 +207,53 @@ def test_a_measurement_is_over_when_three_rounds_took_as_long(
     bench = Bench.__new__(Bench)
     bench.times = [[0.25 * r for r in rounds], [0.75 * r for r in rounds]]
     assert bench.agrees == agree
+
+
+def test_a_pool_peer_takes_newer_speeds_once_its_host_is_idle(tmp_path: Path) -> None:
+    watch, path, load = Stopwatch(), tmp_path / "speeds.json", [1.2]
+
+    def newer() -> Speeds | None:
+        return newer_speeds(CPU, "x", path, watch, lambda: 0.0, load=lambda: load[0])
+
+    load[0] = 0.1
+    assert newer() is None, "it never measured"
+    known_speeds(CPU, "x", path, watch, lambda: 0.0, load=lambda: 1.2)
+    load[0] = 1.1
+    assert newer() is None, "busy still"
+    load[0] = 0.1
+    found = newer()
+    assert found is not None
+    assert found.product == 2e9
+    assert newer() == found, "what was measured idle holds"
+    assert watch.asked == 2
+    assert newer_speeds(CPU, "x", None) is None
+
+
+async def test_new_speeds_are_told_once_and_from_the_pool_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, told, free = [TRUTH, replace(TRUTH, product=9e10)], list[float](), [False]
+    looks, seen = 0, threading.Event()
+
+    def newer(*_: object) -> Speeds | None:
+        nonlocal looks
+        looks += 1
+        if looks == 6:
+            seen.set()
+        if looks == 2:
+            return None
+        return found[looks > 3]
+
+    def is_free() -> bool:
+        free[0] = not free[0] or looks > 0
+        return free[0]
+
+    def tell(event: SpeedsMeasured) -> None:
+        told.append(event.speeds.product_flops_per_s)
+
+    monkeypatch.setattr(measuring, "newer_speeds", newer)
+    profile = Profile(device="x", speeds=speeds_to_proto(replace(TRUTH, product=1e9)))
+    task = asyncio.create_task(measure_again(CPU, profile, None, tell, is_free, looked_s=0.0))
+    assert await asyncio.to_thread(seen.wait, 30)
+    task.cancel()
+    assert told == [8e10, 9e10]

@@ -10,7 +10,7 @@ from shoal.planner.base.interface import PlanRequest
 from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.cost.shortage import fitting
 from shoal.planner.schedulers.auto import auto
-from shoal.planner.search.enough import no_plan
+from shoal.planner.search.enough import SMALL_PART, no_plan
 from shoal.tests.planner.cases import random_case
 
 
@@ -67,3 +67,18 @@ def test_training_a_small_part_is_enough_where_it_is_said_to_be() -> None:
             graph = dataclasses.replace(request.graph, parameters=tuple(frozen))
             auto(dataclasses.replace(request, graph=graph))  # has a plan
     assert held
+
+
+def test_who_trains_a_small_part_already_is_not_told_to() -> None:
+    request = random_case(0, operators=6, peers=3, held=False)
+    sizes = [p.spec.size_bytes for p in request.graph.parameters]
+    for trained in (set(range(len(sizes))), {sizes.index(min(sizes))}):
+        parameters = tuple(
+            dataclasses.replace(p, trainable=i in trained)
+            for i, p in enumerate(request.graph.parameters)
+        )
+        graph = dataclasses.replace(request.graph, parameters=parameters)
+        judge = CostModel(dataclasses.replace(request, graph=graph, known_costs=request.costs))
+        small = sum(sizes[i] for i in trained) <= SMALL_PART * sum(sizes)
+        assert small == (len(trained) == 1)
+        assert ("LoRA" in no_plan(judge).reason) == (not small)

@@ -38,6 +38,7 @@ OFFER = PeerOffer(
     *(PeerId("a"), "name", "place", 3, 4, 5.0, "core", False, SPEEDS, 1.5, "host", 2.5, 7),
     accelerator=True,
     manifests=(("ab", ("x", "y")), ("cd", ())),
+    blended=frozenset(["ab"]),
 )
 
 
