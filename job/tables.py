@@ -68,8 +68,9 @@ class Model(Settings):
     """Globs of parameter names that get no gradient and no optimizer state."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision of the operators that autocast covers; weights stay fp32."""
-    frozen_dtype: Literal["", "bf16"] = ""
-    """What frozen weights are kept in; "": what the factory made them in."""
+    frozen_dtype: Literal["", "bf16", "int8"] = ""
+    """What frozen weights are kept in; "": what the factory made them in. "int8": those of linear
+    layers and embeddings, with a scale for each output, rounded by peers as they load them."""
     trained_dtype: Literal["", "bf16"] = ""
     """What trained weights are kept in, with no fp32 copy beside; "": what the factory made them
     in."""
