@@ -4,8 +4,8 @@
     q     = w / scale, rounded to the nearest integer, to the even one of two; in [-127, 127]
     w'    = q · scale
 
-This is symmetric absmax quantisation, one scale a row (Dettmers et al. 2022, LLM.int8(), section 2).
-Each number is one IEEE operation of float32 on the CPU, so all who quantise have the same bits.
+This is symmetric absmax quantisation by vectors (Dettmers et al. 2022, LLM.int8(), section 2). Each
+number is one IEEE operation of float32 on the CPU, so all who quantise have the same bits.
 
 The operators here read weights so, and nothing of w' is there for longer than its use: a product
 casts a slice of q at a time, both ways, and applies the scales to what comes out. No gradient
@@ -118,9 +118,7 @@ def slices(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight, scale)
         matrix, factors = _by_rows(weight, scale)
         flat = x.reshape(-1, x.shape[-1]).to(_dtype(x))

@@ -77,8 +77,8 @@ class ByGraph(Mapping[str, Tensor]):
     """The starting weights by the graph's own names, each checked against its spec; a file may have
     another floating-point dtype, such as bf16 for what is trained in fp32: each number is rounded
     once, when it is read. A weight that the graph has in 8 bits, and its scales, are made here of
-    what files have (dag/ir/quantized.py): who asked for the weight gets its scales without another look
-    at the files."""
+    what files have (dag/ir/quantized.py): who asked for the weight gets its scales without another
+    look at the files."""
 
     def __init__(self, files: Mapping[str, Tensor], graph: Graph) -> None:
         self._files, self._graph = files, graph

@@ -1,5 +1,5 @@
-"""Adapters over a base in 8 bits. The oracle is one loop over the same module, whose frozen matrices
-were rounded and made float32 again by the formula, in the lines of `rounded`."""
+"""Adapters over a base in 8 bits. The oracle is one loop over the same module, whose frozen
+matrices were rounded and made float32 again by the formula, in the lines of `rounded`."""
 
 from __future__ import annotations
 
@@ -158,7 +158,9 @@ def test_a_plan_puts_on_a_peer_what_float32_has_no_room_for(laboratory):
     found = {}
     for kind in ("int8", ""):
         made = gpt(
-            name=f"room-{kind}", model={**model, "frozen_dtype": kind}, plan={"scheduler": "uniform", "stages": 1}
+            name=f"room-{kind}",
+            model={**model, "frozen_dtype": kind},
+            plan={"scheduler": "uniform", "stages": 1},
         )
         lab = laboratory(made)
         world = lab.world([PeerSpec(name="p0", memory_bytes=320_000)])
