@@ -19,11 +19,11 @@ from shoal.job import Job
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.virtual.world import PeerSpec, World
 
-from .test_exactness import PEERS, random_plan
+from .virtual.test_exactness import PEERS, random_plan
 
 # peft asks transformers by a name that goes away.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {
         "factory": "hf:hf_llama",  # its head is tied to its embedding
