@@ -43,8 +43,8 @@ ORDER = {
         < services < server""",
     "client": """
         chat errors < bench doctor files further_classes stages_of_clients job_data privacy
-        templates
-        < access models < matrices < submission < uploading < runs < comparing show < front""",
+        templates < access models < matrices < submission < uploading < runs
+        < comparing show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",
@@ -52,8 +52,8 @@ ORDER = {
         filled orders < schedule < flow < convert_plan convert_report replay
         < convert_slice slices""",
     "dag/ir": """
-        fused torch_parts < capture_errors draws experts graph quantized random < convert_args < convert
-        < fx_args operators < recipe rules validate < infer""",
+        fused torch_parts < capture_errors draws experts graph quantized random < convert_args
+        < convert < fx_args operators < recipe rules validate < infer""",
     "net": """
         cap file_names finite grpc_quirks interrupts knocks links local printable surroundings
         < address repeats temporary < blobs web < identity < discovery transports""",
