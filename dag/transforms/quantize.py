@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.graph import Arg, Graph, Operator, Output, Parameter, Ref, TensorSpec, map_arg
+from ..ir.graph import Graph, Operator, Output, Parameter, Ref, TensorSpec, refs
 from .head import linear_args
 from .precision import cast_of
 from .split_weights import scale_name, weight_of
@@ -72,9 +72,10 @@ def _sides(graph: Graph) -> dict[str, int]:
             weight = casts.get(value, value)
             if weight not in frozen or op.name in casts:
                 continue
-            arg = op.args[place] if place is not None and len(op.args) > place else None
-            alone = [*_values(op)].count(value) == 1 and arg == Ref(value)
-            fits = alone and not (op.target == _ADDMM and op.kwargs)
+            read = [v for a in (*op.args, *(a for _, a in op.kwargs)) for v in refs(a)]
+            fits = place is not None and op.args[place : place + 1] == (Ref(value),)
+            fits = fits and read.count(value) == 1
+            fits = fits and not (op.target == _ADDMM and op.kwargs)  # factors of the sum
             fits = fits and not (op.target == _ROWS and weight != value)
             found.setdefault(weight, set()).add(int(op.target == _ADDMM) if fits else -1)
     sides = {value: min(of) for value, of in found.items() if len(of) == 1}
@@ -84,20 +85,6 @@ def _sides(graph: Graph) -> dict[str, int]:
         # Of a single output in columns the scales would look like those of rows.
         if side == 0 or (side == 1 and graph.spec[value].sizes[1] > 1)
     }
-
-
-def _values(op: Operator) -> list[str]:
-    """What an operator reads, as often as it does."""
-    found: list[str] = []
-
-    def seen(arg: Arg) -> Arg:
-        if isinstance(arg, Ref):
-            found.append(arg.value)
-        return arg
-
-    for arg in (*op.args, *(a for _, a in op.kwargs)):
-        map_arg(arg, seen)
-    return found
 
 
 def _casts(graph: Graph) -> dict[str, str]:
@@ -115,14 +102,14 @@ def _read(
 ) -> list[Operator]:
     """An operator, as it reads its weight in 8 bits."""
     place = _PLACES.get(op.target)
-    if place is None or not isinstance(arg := op.args[place], Ref):
-        return [op]
-    weight = casts.get(arg.value, arg.value)
+    arg = op.args[place] if place is not None and len(op.args) > place else None
+    weight = casts.get(arg.value, arg.value) if isinstance(arg, Ref) else ""
     if weight not in sides:
         return [op]
     scale = Ref(f"param:{scale_name(weight.removeprefix('param:'))}")
     if op.target != _ROWS:
-        x, _, *bias = (op.args[1], arg, op.args[0]) if op.target == _ADDMM else linear_args(op)
+        reads = (op.args[1], arg, op.args[0]) if op.target == _ADDMM else linear_args(op)
+        x, _, *bias = reads
         args = (x, Ref(weight), scale, *bias)
         return [replace(op, target="shoal.int8_linear.default", args=args, kwargs=())]
     (output,) = op.outputs

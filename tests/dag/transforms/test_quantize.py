@@ -174,6 +174,22 @@ def test_slices_of_any_size_give_one_product(monkeypatch):
         torch.testing.assert_close(torch.autograd.grad(made.square().sum(), (x, bias)), grads)
 
 
+def test_products_in_bf16_are_those_of_a_gpu_to_its_digits(monkeypatch):
+    """Off the CPU nothing is float32 but the scales: int8 numbers are exact in bfloat16."""
+    monkeypatch.setattr(quantized, "_dtype", lambda x: x.dtype)
+    torch.manual_seed(0)
+    weight, scale = quantized.quantized(torch.randn(13, 70))
+    x, bias = torch.randn(6, 70, dtype=torch.bfloat16, requires_grad=True), torch.randn(13)
+    made = int8_linear(x, weight, scale, bias)
+    wide = x.detach().float().requires_grad_()
+    plain = F.linear(wide, weight * scale, bias)
+    assert made.dtype is torch.bfloat16
+    torch.testing.assert_close(made.float(), plain, rtol=2**-6, atol=2**-4)
+    (grad,) = torch.autograd.grad(made.float().sum(), x)
+    (wanted,) = torch.autograd.grad(plain.sum(), wide)
+    torch.testing.assert_close(grad.float(), wanted, rtol=2**-6, atol=2**-4)
+
+
 def test_an_output_of_zeros_stays_and_one_that_is_not_finite_is_refused():
     weight = torch.tensor([[0.0, 0.0], [1e-44, 0.0], [-2.0, 0.5]])
     numbers, scale = quantized.quantized(weight)
