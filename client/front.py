@@ -21,6 +21,7 @@ from ..peer.data.manifest import Manifest
 from ..proto.broker_pb2 import RunSpec, WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
 from .job_data import resolved
+from .matrices import round_base
 from .models import models
 from .privacy import spent_epsilon, with_noise
 from .runs.half import half_spec
@@ -140,6 +141,8 @@ class SimulationFront:
     def module(self, job: Job) -> Iterator[nn.Module]:
         """The job's module with its starting weights, in train mode, with its loss."""
         module = models.on_cpu(models.build(job))
+        if job.model.frozen_dtype == "int8":
+            round_base(module, self._prepare(job).graph)
         with models.ready(module, job):
             yield module.train()
 

@@ -53,7 +53,7 @@ from .job_data import (
     resolved,
     with_clients,
 )
-from .matrices import with_matrices
+from .matrices import with_base, with_matrices
 from .models import models
 from .models.adapters import AdapterError, is_adapted, plain_name, save_config
 from .models.division import why_it_depends
@@ -157,7 +157,8 @@ def prepare(
         clients = client_sizes(job, data)
         job = with_stages(job, captured.graph, clients, depends, say)
         job = with_matrices(job, captured.graph, say)
-        core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
+        graph = with_base(job, captured.graph, say)
+        core, sizes = _core(graph, job.train.microbatch_size, sizes, say)
         there = pretrained.entries if pretrained else {}
         tensors = {n: t for n, t in captured.tensors.items() if n not in there}
         weights = folder / "weights.safetensors"
@@ -166,7 +167,7 @@ def prepare(
         write_values(weights, sent, lambda n: outline.value(n, tensors[n]).to(sent[n].dtype))
         yield Prepared(
             job=job,
-            graph=captured.graph,
+            graph=graph,
             core=core,
             manifest=data.manifest,
             shards=data.shards,
@@ -209,6 +210,7 @@ def draft(
     read = pretrained.entries if pretrained and job.model.where == "url" else {}
     if words := takes(starting_bytes(graph, lambda n: n in read or outline.is_made(n))):
         say(f"submitting it uploads the weights that it begins with: {words}")
+    graph = with_base(job, graph, say)
     spec = spec_of(job, graph, sizes, clients)
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
@@ -249,7 +251,7 @@ def _captured(
 ) -> Captured:
     _check_format(job, module)
     with models.ready(module, job):
-        kept = {"": "", "bf16": "bfloat16"}
+        kept = {"": "", "bf16": "bfloat16", "int8": ""}
         captured = capture(
             module,
             example(data.manifest),

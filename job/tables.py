@@ -69,8 +69,9 @@ class Model(Settings):
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the operators that autocast covers; weights stay fp32. Under "fp16" losses are
     scaled (`train.loss_scale`)."""
-    frozen_dtype: Literal["", "bf16"] = ""
-    """What frozen weights are kept in; "": what the factory made them in."""
+    frozen_dtype: Literal["", "bf16", "int8"] = ""
+    """What frozen weights are kept in; "": what the factory made them in. "int8": those of linear
+    layers and embeddings, with a scale for each output, rounded by peers as they load them."""
     trained_dtype: Literal["", "bf16"] = ""
     """What trained weights are kept in, with no fp32 copy beside; "": what the factory made them
     in."""

@@ -26,6 +26,7 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("base_model", "model_name_or_path"), "model.factory"),
     **dict.fromkeys(("adapter", "peft_config", "lora_r", "lora_alpha"), "model.lora"),
     **dict.fromkeys(("lora_dropout", "lora_target_modules"), "model.lora"),
+    **dict.fromkeys(("load_in_8bit", "quantization_config"), "model.frozen_dtype"),
     **dict.fromkeys(("bf16", "fp16", "torch_dtype"), "model.dtype"),
     "merge_adapter": "output.format",
     "output_dir": "output.to",

@@ -42,9 +42,9 @@ ORDER = {
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
         < services < server""",
     "client": """
-        chat errors < bench doctor files further_classes stages_of_clients job_data matrices
-        privacy templates
-        < access models < submission < uploading < runs < comparing show < front""",
+        chat errors < bench doctor files further_classes stages_of_clients job_data privacy
+        templates < access models < matrices < submission < uploading < runs
+        < comparing show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",
@@ -52,8 +52,8 @@ ORDER = {
         filled orders < schedule < flow < convert_plan convert_report replay
         < convert_slice slices""",
     "dag/ir": """
-        fused torch_parts < capture_errors draws experts graph random < convert_args < convert
-        < fx_args operators < recipe rules validate < infer""",
+        fused torch_parts < capture_errors draws experts graph quantized random < convert_args
+        < convert < fx_args operators < recipe rules validate < infer""",
     "net": """
         cap file_names finite grpc_quirks interrupts knocks links local printable surroundings
         < address repeats temporary < blobs web < identity < discovery transports""",

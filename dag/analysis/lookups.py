@@ -204,6 +204,8 @@ def lookups_of(op: Operator, specs: Mapping[str, TensorSpec]) -> Iterator[Lookup
 
     if op.target == "aten.embedding.default" and table:
         yield from at(args[1], table[0])
+    elif op.target == "shoal.int8_embedding.default" and table:
+        yield from at(args[2], table[0])
     elif op.target in _CLASSES and table:
         ignored = args[4] if len(args) > 4 else dict(op.kwargs).get("ignore_index", -100)
         if isinstance(ignored, int):

@@ -4,7 +4,7 @@ A product multiplies data by a matrix of weights and adds up: every number that 
 over several numbers of the data. The products are listed, by what their arguments mean:
 
 - linear, matmul, mm, bmm, mv, dot, addmm, addbmm, baddbmm, addmv: the two factors, either of which
-  may be the weights; what is added is not multiplied.
+  may be the weights; what is added is not multiplied. Linear with weights in 8 bits: its input.
 - a grouped product of rows that are routed to experts: the rows, times matrices that are weights.
 - einsum: an operand of weights and another operand, over the letters that both have and the result
   has not.
@@ -112,6 +112,13 @@ def _linear(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
         yield b, left[-1], math.prod(left[:-1])
 
 
+def _int8(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
+    """(…, k), a matrix of k times m numbers, and m scales."""
+    a, b, scale = (_value(_arg(op, i, n)) for i, n in enumerate(("x", "weight", "scale")))
+    if a in specs and scale in specs and _sides(a, b, weights)[0]:
+        yield a, specs[a].sizes[-1], specs[scale].elements
+
+
 def _grouped(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
     """(rows, k) and, for each group of rows, one (k, m) of (groups, k, m)."""
     a, b = _value(_arg(op, 0, "x")), _value(_arg(op, 1, "weight"))
@@ -197,6 +204,7 @@ _PRODUCTS: dict[str, Callable[[Operator, Specs, Collection[str]], Factors]] = {
     "aten.linear.default": _linear,
     "aten.einsum.default": _einsum,
     "shoal.grouped_mm.default": _grouped,
+    "shoal.int8_linear.default": _int8,
     "aten.bilinear.default": _bilinear,
     **{f"aten.{n}.default": _matmul(0) for n in ("matmul", "mm", "bmm", "mv", "dot")},
     **{f"aten.{n}.default": _matmul(1) for n in ("addmm", "addbmm", "baddbmm", "addmv")},

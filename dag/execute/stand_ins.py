@@ -25,7 +25,7 @@ On honest values each gives what the operator itself gives, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..ir.operators import resolve
+from ..ir.quantized import slice_rows, slices
 
 __all__ = ["function_of", "gradient_of_bias", "gradient_of_weight", "is_sliced", "linear"]
 
@@ -44,9 +45,6 @@ __all__ = ["function_of", "gradient_of_bias", "gradient_of_weight", "is_sliced",
 # float32. So a weight is cast as it is used, a slice of rows at a time, both ways: autograd keeps
 # the weight as it is, and what is in float32 at once is bounded, whatever its size. Sums are
 # float32, and rounded once, as where the processor can do it.
-
-SLICE = 1 << 22
-"""Elements of a weight that are in float32 at once: 16 MiB."""
 
 
 def linear(
@@ -72,7 +70,7 @@ def gradient_of_weight(x: Tensor, grad: Tensor) -> Tensor:
     """The gradient of a sliced weight (out, in); x (…, in), `grad` (…, out) of the product."""
     wide, flat = x.reshape(-1, x.shape[-1]).float(), grad.reshape(-1, grad.shape[-1]).float()
     found = x.new_empty(flat.shape[1], wide.shape[1])
-    rows = max(1, SLICE // max(1, wide.shape[1]))
+    rows = slice_rows(wide.shape[1])
     for at in range(0, len(found), rows):
         found[at : at + rows] = flat[:, at : at + rows].t() @ wide
     return found
@@ -94,15 +92,6 @@ def _has_instructions(dtype: torch.dtype) -> bool:
     return asked is not None and bool(asked())
 
 
-def _slices(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows with their float32 copy, which holds until the next ones."""
-    rows = min(len(weight), max(1, SLICE // max(1, weight.shape[1])))
-    buffer = weight.new_empty(rows, weight.shape[1], dtype=torch.float32)
-    for at in range(0, len(weight), max(1, rows)):
-        part = weight[at : at + rows].detach()
-        yield slice(at, at + rows), buffer[: len(part)].copy_(part)
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -110,7 +99,7 @@ class _Linear(torch.autograd.Function):
         flat = x.reshape(-1, x.shape[-1]).float()
         out = x.new_empty(*x.shape[:-1], weight.shape[0])
         made = out.view(-1, weight.shape[0])
-        for part, wide in _slices(weight):
+        for part, wide in slices(weight, torch.float32):
             sums = flat @ wide.t()
             if bias is not None:
                 sums += bias[part]
@@ -125,7 +114,7 @@ class _Linear(torch.autograd.Function):
         dx = dw = db = None
         if needs_x:
             sums = flat.new_zeros(len(flat), weight.shape[1])
-            for part, wide in _slices(weight):
+            for part, wide in slices(weight, torch.float32):
                 sums.addmm_(flat[:, part], wide)
             dx = sums.to(grads[0].dtype).view(*grads[0].shape[:-1], weight.shape[1])
         if needs_weight:

@@ -57,6 +57,9 @@ EXPERTS = frozenset({"shoal.grouped_mm.default", "shoal.histogram.default"})
 """Shoal's own: the routing of mixtures of experts, in place of kernels that trust the offsets they
 are given (dag/ir/experts.py)."""
 
+QUANTIZED = frozenset({"shoal.int8_linear.default", "shoal.int8_embedding.default"})
+"""Shoal's own: what reads frozen weights in 8 bits (dag/ir/quantized.py)."""
+
 _POINTWISE = """
 abs acos acosh add.Tensor add.Scalar asin asinh atan atanh atan2 bitwise_and.Tensor
 bitwise_and.Scalar bitwise_not bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor
@@ -134,7 +137,12 @@ triplet_margin_loss margin_ranking_loss poisson_nll_loss hinge_embedding_loss
 POINTWISE = _names(_POINTWISE)
 """What works element by element on arguments that are broadcast."""
 
-FULL = _names(_POINTWISE, _SHAPE, _INDEX, _CREATE, _REDUCE, _MATRIX, _NETWORK) | RANDOM | EXPERTS
+FULL = (
+    _names(_POINTWISE, _SHAPE, _INDEX, _CREATE, _REDUCE, _MATRIX, _NETWORK)
+    | RANDOM
+    | EXPERTS
+    | QUANTIZED
+)
 """What a captured graph may contain."""
 
 CORE = (
@@ -168,6 +176,7 @@ upsample_bilinear2d upsample_bicubic2d grid_sampler_2d col2im reshape
     )
     | RANDOM
     | EXPERTS
+    | QUANTIZED
 )
 """Core ATen and Shoal's own: what the lowering yields, all of it differentiable."""
 
@@ -203,9 +212,9 @@ def resolve(target: str) -> Callable[..., Any]:
         check(target, "full")
     namespace, name, overload = target.split(".")
     if namespace == "shoal":
-        from . import experts, random
+        from . import experts, quantized, random
 
-        return (random.OPERATORS | experts.OPERATORS)[name]
+        return (random.OPERATORS | experts.OPERATORS | quantized.OPERATORS)[name]
     import torch
 
     try:

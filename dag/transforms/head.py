@@ -10,7 +10,11 @@ from ..ir.graph import Arg, Graph, GraphError, Operator, Ref
 __all__ = ["LOWEST", "MEAN", "RESHAPE", "SUM", "Head", "find_head", "linear_args"]
 
 _LOSS = "aten.cross_entropy_loss.default"
-_LINEAR = "aten.linear.default"
+_LINEARS = {
+    "aten.linear.default": ("input", "weight", "bias"),
+    "shoal.int8_linear.default": ("x", "weight", "scale", "bias"),
+}
+"""With the names of their arguments; all but the first have a row for each output."""
 _CAST = "aten._to_copy.default"
 _SLICE = "aten.slice.Tensor"
 RESHAPE = frozenset({"aten.reshape.default", "aten.view.default"})
@@ -38,7 +42,8 @@ class Head:
     """What stands between the linear and the loss, in order."""
     loss: Operator
     weights: tuple[tuple[str, Operator | None], ...]
-    """Names of the weight and, if any, the bias, each with the cast that it goes through."""
+    """Names of the weight and, if any, the scale and the bias, each with the cast that it goes
+    through."""
     target: str
     reduction: int
     ignore: int
@@ -95,7 +100,7 @@ def find_head(graph: Graph) -> Head:
             raise GraphError(f"its logits are {value}: expected them from a linear operator")
         if readers[value] != 1:
             raise GraphError(f"the logits {value} are read elsewhere, too: only the loss may")
-        if op.target == _LINEAR:
+        if op.target in _LINEARS:
             break
         _check_between(op, graph)
         chain.insert(0, op)
@@ -104,7 +109,8 @@ def find_head(graph: Graph) -> Head:
     weights = tuple(_weight(graph, readers, op, ref) for ref in matrices)
     words = spec.shape[1]
     shapes = [graph.spec[f"param:{name}"].shape for name, _ in weights]
-    if [len(shape) for shape in shapes] not in ([2], [2, 1]) or {s[0] for s in shapes} != {words}:
+    flat = [len(shape) for shape in shapes] in ([2], [2, 1], [2, 2], [2, 2, 1])
+    if not flat or {s[0] for s in shapes} != {words}:
         raise GraphError(f"the head's weights are {shapes} for {words} words: expected a row each")
     return Head(op, tuple(chain), loss, weights, target.value, reduction, ignore)
 
@@ -138,9 +144,11 @@ def _check_between(op: Operator, graph: Graph) -> None:
 
 
 def linear_args(op: Operator) -> tuple[Ref, ...]:
-    """The arguments of a linear operator: input, weight and, if there is one, bias."""
-    given = dict(zip(("input", "weight", "bias"), op.args, strict=False)) | dict(op.kwargs)
-    found = (given.get(name) for name in ("input", "weight", "bias"))
+    """The arguments of a linear operator: input, weight, scale where it has one, and bias, if there
+    is one."""
+    names = _LINEARS[op.target]
+    given = dict(zip(names, op.args, strict=False)) | dict(op.kwargs)
+    found = (given.get(name) for name in names)
     return tuple(a for a in found if isinstance(a, Ref))
 
 

@@ -1,11 +1,13 @@
-"""Names and rows of the blocks of a split parameter.
+"""Names of what is made of a parameter: its blocks and their rows, and its scales.
 
 The rows of a parameter of V rows that is split into P parts: block b (from 0) has the rows
 
     [⌊V·b / P⌋, ⌊V·(b + 1) / P⌋)
 
 so sizes differ by one at most. The block of `head.weight` is named `head.weight..b/P`. Nothing in a
-module can have such a name: `nn.Module` allows neither an empty component nor a dot inside one.
+module can have such a name: `nn.Module` allows neither an empty component nor a dot inside one. The
+scales of `head.weight` in 8 bits (quantize.py) are `head.weight..scale`, those of its block
+`head.weight..scale..b/P`.
 What a user reads and writes (weights files, `no_decay`, exports) knows whole parameters only.
 """
 
@@ -15,9 +17,18 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["ParameterBlock", "block_of", "blocks", "grouped", "whole_name"]
+__all__ = [
+    "ParameterBlock",
+    "block_of",
+    "blocks",
+    "grouped",
+    "scale_name",
+    "weight_of",
+    "whole_name",
+]
 
 _BLOCK = re.compile(r"(?P<name>.+)\.\.(?P<index>[0-9]{1,9})/(?P<parts>[0-9]{1,9})")
+_SCALE = "..scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +74,19 @@ def grouped(names: Iterable[str]) -> dict[str, tuple[ParameterBlock, ...]]:
         if block := block_of(name):
             found.setdefault(block.name, []).append(block)
     return {name: tuple(sorted(of, key=lambda b: b.index)) for name, of in found.items()}
+
+
+def scale_name(name: str) -> str:
+    """The name of the scales of a weight, or of a block of one."""
+    block = block_of(name)
+    if block is None:
+        return name + _SCALE
+    return str(ParameterBlock(block.name + _SCALE, block.index, block.parts))
+
+
+def weight_of(name: str) -> str:
+    """The weight, or block of one, that scales of this name are of; any other name as it is."""
+    block = block_of(name)
+    if block is None:
+        return name.removesuffix(_SCALE)
+    return str(ParameterBlock(block.name.removesuffix(_SCALE), block.index, block.parts))

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ...dag.ir.graph import Graph, TensorSpec
+from ...dag.ir.quantized import quantized, slice_rows
 from ...dag.ir.recipe import Recipe, RecipeError, make
+from ...dag.transforms.split_weights import scale_name, weight_of
 from ...net.links.buffers import TrimmedHeap
 from .weight_shards import WeightShard
 from .weights import (
@@ -18,6 +20,7 @@ from .weights import (
     WeightError,
     Weights,
     has_start,
+    starting_rows,
     starting_spec,
     starting_tensor,
 )
@@ -70,14 +73,19 @@ class Starting(Lazy):
 class ByGraph(Mapping[str, Tensor]):
     """The starting weights by the graph's own names, each checked against its spec; a file may have
     another floating-point dtype, such as bf16 for what is trained in fp32: each number is rounded
-    once, when it is read."""
+    once, when it is read. A weight that the graph has in 8 bits, and its scales, are made here of
+    what files have (dag/ir/quantized.py): who asked for the weight gets its scales without another
+    look at the files."""
 
     def __init__(self, files: Mapping[str, Tensor], graph: Graph) -> None:
         self._files, self._graph = files, graph
         self._heap = TrimmedHeap()
         self._tied = {p.name: p.tied for p in graph.parameters}
+        self._beside: dict[str, Tensor] = {}  # scales of what was asked for
 
     def __getitem__(self, name: str) -> Tensor:
+        if name in self._beside:
+            return self._beside.pop(name)
         kind = "param" if name in self._tied else "buffer"
         spec = self._graph.spec[f"{kind}:{name}"]
         for there in (name, *self._tied.get(name, ())):
@@ -86,6 +94,8 @@ class ByGraph(Mapping[str, Tensor]):
             # What is read is allocated first, so it is looked at before.
             got = TensorSpec(found.shape, str(found.dtype).removeprefix("torch."))
             wanted: torch.dtype = getattr(torch, spec.dtype)
+            if wanted is torch.int8 and found.dtype.is_floating_point:
+                return self._in_int8(name, there)
             cast = wanted.is_floating_point and found.dtype.is_floating_point
             if got.sizes != spec.sizes or not (cast or got.dtype == spec.dtype):
                 raise WeightError(f"weights of {name!r}: expected {spec!r}, got {got!r}")
@@ -94,14 +104,50 @@ class ByGraph(Mapping[str, Tensor]):
             # Each is copied to its place, and came in pieces: the heap would be full of holes.
             self._heap.count(tensor.nbytes)
             return tensor.to(wanted)
+        if (weight := weight_of(name)) in self._tied and weight != name:
+            _ = self[weight]
+            if name in self._beside:
+                return self._beside.pop(name)
         raise WeightError(f"no weights file has {name!r}: the submitter has to upload it")
+
+    def _in_int8(self, name: str, there: str) -> Tensor:
+        """The int8 numbers of a weight that files have as `there`; leaves its scales beside."""
+        scale = scale_name(name)
+        found, beside = starting_spec(self._files, there), self._graph.spec.get(f"param:{scale}")
+        spec = self._graph.spec[f"param:{name}"]
+        assert found is not None, "its spec is there"
+        rows, columns = spec.sizes if len(spec.sizes) == 2 else (0, 0)
+        if found.shape != spec.sizes or beside not in (
+            by_row := TensorSpec((rows, 1), "float32"),
+            TensorSpec((1, columns), "float32"),
+        ):
+            got = TensorSpec(found.shape, str(found.dtype).removeprefix("torch."))
+            raise WeightError(
+                f"weights of {name!r}, in 8 bits: expected a matrix like {spec!r} with scales for "
+                f"its rows or columns, got {got!r} with {beside!r}"
+            )
+        numbers, scales = torch.empty(spec.sizes, dtype=torch.int8), []
+        most = slice_rows(columns) if beside == by_row else max(1, rows)
+        for at in range(0, rows, most):
+            part = starting_rows(self._files, there, at, min(rows, at + most))
+            try:
+                numbers[at : at + most], scale_of_part = quantized(part, int(beside != by_row))
+            except ValueError as error:
+                raise WeightError(f"weights of {name!r}: {error}") from None
+            scales.append(scale_of_part)
+            self._heap.count(part.nbytes)
+        self._beside[scale] = torch.cat(scales) if scales else torch.ones(beside.sizes)
+        return numbers
 
     def shards(self, names: Iterable[str]) -> list[WeightShard]:
         """Return the shards that are read as a whole for these, in their order."""
         if not isinstance(self._files, Lazy):
             return []
         found: list[WeightShard] = []
-        for name in names:
+        asked = dict.fromkeys(names)
+        for name in asked:
+            if (weight := weight_of(name)) != name and weight in asked:
+                continue  # read with its weight
             own = (name, *self._tied.get(name, ()))
             there = next((n for n in own if has_start(self._files, n)), name)
             found += self._files.shards(there)
@@ -122,5 +168,6 @@ def check_recipe(recipe: Recipe, graph: Graph) -> None:
     known = parameters | {b.name: b.spec for b in graph.buffers}
     for name, initial in recipe.tensors.items():
         spec, got = known.get(name), TensorSpec(initial.shape, initial.dtype)
-        if spec and not (spec.shape == got.shape and spec.is_floating):
+        as_made = spec and (spec.is_floating or scale_name(name) in known)
+        if spec and not (spec.shape == got.shape and as_made):
             raise RecipeError(f"the recipe of {name!r} makes {got!r}: the graph has {spec!r}")

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...dag.transforms.split_weights import block_of, grouped
+from ...dag.transforms.split_weights import block_of, grouped, weight_of
 from ...job import MOST_MANIFEST_BYTES
 from .weight_shards import MOST_SIZES, StoredTensor, WeightError, WeightManifest, WeightShard
 
@@ -54,6 +54,7 @@ __all__ = [
     "serialize",
     "spec_of",
     "split_names",
+    "starting_rows",
     "starting_spec",
     "starting_tensor",
 ]
@@ -346,10 +347,22 @@ def starting_tensor(files: Mapping[str, Tensor], name: str) -> Tensor | None:
     return tensor[slice(*block.rows(len(tensor)))]
 
 
+def starting_rows(files: Mapping[str, Tensor], name: str, start: int, stop: int) -> Tensor:
+    """Rows [start, stop) of what `starting_tensor` gives, which is there. Of what is `Lazy`, only
+    these are read."""
+    if name not in files and (block := block_of(name)) is not None:
+        first, _ = block.rows(spec_of(files, block.name).shape[0])
+        name, start, stop = block.name, start + first, stop + first
+    return files.rows(name, start, stop) if isinstance(files, Lazy) else files[name][start:stop]
+
+
 def has_start(files: Mapping[str, Tensor], name: str) -> bool:
-    """Whether `starting_tensor` would find it; nothing is read."""
-    block = block_of(name)
-    return name in files or (block is not None and block.name in files)
+    """Whether `starting_tensor` would find it or, of scales, the weight that they are made of;
+    nothing is read."""
+    return any(
+        n in files or ((block := block_of(n)) is not None and block.name in files)
+        for n in (name, weight_of(name))
+    )
 
 
 def merged_entries(entries: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:

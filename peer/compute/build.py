@@ -26,7 +26,7 @@ from ...dag.rounds.noise import StreamKey, secret_key
 from ...dag.rounds.vector import RunVector
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
-from ...dag.transforms.split_weights import grouped
+from ...dag.transforms.split_weights import grouped, scale_name, weight_of
 from ...job import SettingsError
 from ...net.identity.statements import MemberOfNetwork
 from ...net.links.buffers import trim_heap
@@ -153,7 +153,10 @@ class BuiltStages:
     def unchanged(self) -> frozenset[str]:
         """Names of what is for ever as the weights files have it: frozen parameters, and buffers
         that no step updates. Whoever needs one takes it from there, so neither a snapshot nor an
-        export brings it. What a recipe makes is in no file that a user has."""
+        export brings it. What a recipe makes is in no file that a user has; of weights in 8 bits
+        it is made again all the same, as an export has them as they were before."""
+        names = self.graph.parameter_bytes
+        narrow = {n for n in names if scale_name(weight_of(n)) in names}  # scales, too
         files = self.files.files if isinstance(self.files, Starting) else self.files
         still = {p.name: (p.name, *p.tied) for p in self.graph.parameters if not p.trainable}
         still |= {b.name: (b.name,) for b in self.graph.buffers if b.update is None}
@@ -162,7 +165,7 @@ class BuiltStages:
         return frozenset(
             name
             for name in here & still.keys()
-            if any(has_start(files, there) for there in still[name])
+            if any(has_start(self.files if name in narrow else files, n) for n in still[name])
         )
 
     def exported(self) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from ...dag.ir.graph import Graph, GraphError
 from ...dag.plan.cut import Stage, cut
 from ...dag.plan.plan import PeerId, Plan, PlanError
 from ...dag.plan.routes import swaps
+from ...dag.transforms.split_weights import weight_of
 from ...net.blobs.client import BlobTransferError
 from ..blobs.cache import BlobMismatchError
 from ..core.snapshots import SnapshotError
@@ -119,7 +120,7 @@ def rebuilt_records(order: BuildOrder, given: Records) -> Records:
             found[name] = tensor
     for k in mine:  # what nobody trains is as at the start
         for name in stages[k].parameters:
-            if f"param:{name}" not in found:
+            if f"param:{name}" not in found and weight_of(name) == name:
                 found[f"param:{name}"] = order.weights[name]
         found |= {f"buffer:{name}": order.weights[name] for name in stages[k].buffers}
     return Records(found)

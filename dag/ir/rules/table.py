@@ -99,7 +99,14 @@ STEPS |= {f"aten.{name}.input": _time_steps for name in ("lstm", "gru", "rnn_tan
     "aten.bilinear.default": lambda g: max((1, *tensor(g, "weight").sizes)),
     "aten.diff.default": lambda g: min(integer(g, "n"), _size(g)),
     "shoal.grouped_mm.default": lambda g: rank(tensor(g, "weight"), "weight", 3, 3)[0],
+    "shoal.int8_linear.default": lambda g: _slices(rank(tensor(g, "weight"), "weight", 2, 2)),
 }
+
+
+def _slices(sizes: Sequence[int]) -> int:
+    from ..quantized import slice_rows  # which imports torch, as no rule does
+
+    return -(-max(sizes) // slice_rows(min(sizes)))
 
 
 # ---------------------------------------------------------------- norms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 peft = pytest.importorskip("peft")
 
+from safetensors.torch import load_file  # noqa: E402
+
 from shoal.client import submission  # noqa: E402
+from shoal.client.matrices import round_base  # noqa: E402
 from shoal.client.models import models  # noqa: E402
 from shoal.client.models.adapters import (  # noqa: E402
     AdapterError,
@@ -27,6 +31,7 @@ from shoal.client.models.state_dicts import load_named  # noqa: E402
 from shoal.client.runs import weights  # noqa: E402
 from shoal.job import Job, SettingsError  # noqa: E402
 from shoal.job.settings import plain  # noqa: E402
+from shoal.job.tables import Output  # noqa: E402
 
 # peft asks transformers by a name that goes away.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
@@ -149,6 +154,34 @@ def test_weights_in_bf16_need_products_in_bf16() -> None:
     for key in ("frozen_dtype", "trained_dtype"):
         with pytest.raises(SettingsError, match=rf'{key}.*expected dtype = "bf16"|Expected dtype'):
             job(**{key: "bf16"})
+
+
+def test_a_base_in_8_bits_is_said_and_a_plain_loop_can_take_its_values() -> None:
+    said: list[str] = []
+    made = job(frozen_dtype="int8")
+    with submission.prepare(made, said.append) as prepared:
+        graph = prepared.graph
+        (line,) = (text for text in said if text.startswith("frozen_dtype: weights of"))
+        assert "stay" not in line
+        uploaded = {n for n in load_file(prepared.weights) if ".." in n}
+        assert not uploaded, "peers make the scales"
+    module, before = models.build(made), models.build(made)
+    round_base(module, graph)
+    narrow = [p.name for p in graph.parameters if p.spec.dtype == "int8"]
+    assert "model.embed_tokens.weight" in narrow
+    name_of = plain_name(module)
+    for (name, new), old in zip(module.named_parameters(), before.parameters(), strict=True):
+        wanted = old
+        if name_of(name) in narrow:
+            scale = old.abs().amax(1, keepdim=True) / 127
+            wanted = (old / scale).round() * scale
+        assert torch.equal(new, wanted), name
+
+
+def test_8_bits_of_nothing_are_refused() -> None:
+    refused = pytest.raises(SettingsError, match=r"frozen_dtype.*no frozen matrix.*model\.lora")
+    with refused, submission.prepare(replace(job(lora={}, frozen_dtype="int8"), output=Output())):
+        pass
 
 
 def test_who_steps_ahead_needs_fp32() -> None:

@@ -249,6 +249,41 @@ async def test_an_adapter_comes_back(lab: Lab, more: dict[str, Any]) -> None:  #
     await trained(lab, job, check)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_an_adapter_over_8_bits_is_merged_into_the_base_as_it_was(lab: Lab) -> None:  # noqa: F811
+    """The run's losses are those of the rounded base; all that leaves it has the base unrounded."""
+    model = {"lora": LORA, "frozen_dtype": "int8"}
+    job = of_folder(lab, *ZOO["llama, tied"], model=model)
+
+    def check(found: Trained) -> None:
+        transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        base, merged = load(lab.folder / "base"), load(found.run.export(format="hf")).state_dict()
+        trained = load_file(found.run.export(format="safetensors"))
+        factor = LORA["lora_alpha"] / LORA["r"]  # type: ignore[operator]
+        for name, weight in base.state_dict().items():
+            layer = name.removesuffix(".weight")
+            if (low := trained.get(f"{layer}.lora_A.default.weight")) is not None:
+                weight = weight + factor * trained[f"{layer}.lora_B.default.weight"] @ low
+            torch.testing.assert_close(merged[name], weight)
+        plain = models.build(job)
+        for weights in (trained, checkpoint(found)):
+            plain.load_state_dict(weights)
+        found.agrees(found.run.evaluate_there()["loss"])
+        with torch.no_grad():
+            for weight in base.parameters():
+                if weight.dim() == 2:
+                    scale = weight.abs().amax(1, keepdim=True) / 127
+                    weight.copy_((weight / scale).round() * scale)
+        alone = found.run.export(format="peft")
+        found.agrees(found.held_out(peft.PeftModel.from_pretrained(base, alone).get_base_model()))
+        apart = abs(found.run.evaluate()["loss"] - found.loss) / found.loss
+        assert 1e-6 < apart < 1e-2, "evaluated here, the base is as it is"
+
+    await trained(lab, job, check)
+
+
 TEXTS = [p.stem for p in sorted(EXAMPLES.glob("*.toml")) if Job.from_toml(p).data.kind == "text"]
 """Examples whose data is text."""
 

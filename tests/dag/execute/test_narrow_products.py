@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.dag.execute import stand_ins
 from shoal.dag.execute.stand_ins import linear
+from shoal.dag.ir import quantized
 
 sizes = st.integers(1, 9)
 
@@ -18,7 +19,7 @@ sizes = st.integers(1, 9)
 def slow(monkeypatch):
     """As on a processor without instructions for 16 bits, and in slices of a few rows."""
     monkeypatch.setattr(stand_ins, "_has_instructions", lambda dtype: False)
-    monkeypatch.setattr(stand_ins, "SLICE", 12)
+    monkeypatch.setattr(quantized, "SLICE", 12)
 
 
 @settings(max_examples=60)

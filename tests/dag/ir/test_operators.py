@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shoal.dag.ir import experts, random
+from shoal.dag.ir import experts, quantized, random
 from shoal.dag.ir.operators import CORE, FULL, OperatorError, allowed, check, resolve, takes_key
 
 
@@ -63,12 +63,12 @@ def test_core_has_no_composite_operator() -> None:
         check("aten.linear.default", "core")
 
 
-def test_random_operators_and_those_of_experts_are_shoals_own() -> None:
+def test_random_operators_and_those_of_experts_and_narrow_weights_are_shoals_own() -> None:
     assert resolve("shoal.dropout.default") is random.dropout
     assert takes_key("shoal.dropout.default")
     assert not takes_key("aten.linear.default")
     assert resolve("shoal.grouped_mm.default") is experts.grouped_mm
     assert not takes_key("shoal.grouped_mm.default")
-    own = random.OPERATORS.keys() | experts.OPERATORS.keys()
+    own = random.OPERATORS.keys() | experts.OPERATORS.keys() | quantized.OPERATORS.keys()
     for listed in (FULL, CORE):
         assert {t for t in listed if t.startswith("shoal.")} == {f"shoal.{n}.default" for n in own}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from shoal.dag.cost.cost import cost
 from shoal.dag.cost.memory import MemoryModel
+from shoal.dag.transforms.quantize import in_int8
 from shoal.peer.compute.records import load_records, write_records
 from shoal.peer.core.snapshots import SnapshotError
 
@@ -114,6 +117,39 @@ def test_what_no_file_has_is_brought(made):
     assert [o.loss for o in again.outcomes] == [o.loss for o in calm.outcomes[STOP:]]
     assert "beside.weight" in names((again.devices["a"].snapshot(STEPS)(),))
     assert "beside.weight" in exported(again)
+
+
+@pytest.fixture
+def narrow(made):
+    """The same, its frozen matrices in 8 bits."""
+    made.captured = replace(made.captured, graph=in_int8(made.captured.graph))
+    return made
+
+
+def test_weights_in_8_bits_are_in_no_snapshot_and_no_export(narrow):
+    """Another cut loads the same bits from the files; a byte a weight stands, and a scale a row."""
+    calm = narrow.world(narrow.plan(2, ["a", "b c"]))
+    steps(calm, 0, STOP)
+    states = tuple(d.snapshot(STOP)() for d in calm.devices.values())
+    again = narrow.world(narrow.plan(3, ["c", "a", "d"]), first_step=STOP, resumed=states)
+    steps(calm, STOP, STEPS)
+    steps(again, STOP, STEPS)
+    losses = [o.loss for o in calm.outcomes[STOP:]]
+    assert [o.loss for o in again.outcomes] == pytest.approx(losses, rel=1e-5)
+    changing = set(narrow.module.state_dict()) - STILL - TIED
+    for world in (calm, again):
+        assert set(exported(world)) == changing
+        assert names(tuple(d.snapshot(STEPS)() for d in world.devices.values())) == changing
+    alone = narrow.world(narrow.plan(1, ["a"]))
+    (held,) = alone.devices["a"]._work.held.values()
+    kept = {n: p.nbytes for n, p in held.executor.parameters.items() if not p.requires_grad}
+    assert kept == {
+        "below.weight": 48,
+        "below.weight..scale": 32,
+        "below.bias": 32,
+        "beside.weight": 32,
+        "beside.weight..scale": 16,
+    }
 
 
 class Half(nn.Module):

@@ -14,7 +14,6 @@ import torch
 
 from shoal.broker.events import Persist, Publish, RunAsked, RunId
 from shoal.broker.records.run import RunRecord
-from shoal.broker.round_rows import samples_of
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
 from shoal.job.clients.client_compression import CompressionOptions
