@@ -61,12 +61,14 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
     writer = _Columns(folder, data.inputs, data.targets, data.length, pack)
     documents = reading.documents(files)
     train = writer.add(samples(islice(documents, count - held_out), data.length, reading.pad, pack))
-    rest = reading.documents(held) if held else documents
-    kept = writer.add(samples(rest, data.length, reading.pad, pack))
-    if (now := reading.count) != count and not held:
+    kept = 0 if held else writer.add(samples(documents, data.length, reading.pad, pack))
+    if (now := reading.count + sum(1 for _ in documents)) != count:
         raise DataError(
-            f"{data.source} changed while it was read: {count} records at first, {now} then"
+            f"{data.source or 'the dataset'} changed while it was read: {count} records at first, "
+            f"{now} then; submit again when nobody writes to it"
         )
+    if held:
+        kept = writer.add(samples(reading.documents(held), data.length, reading.pad, pack))
     if held and not kept:
         raise DataError(f"{data.validation} has no record to use")
     share = writer.padding / ((train + kept) * data.length)

@@ -17,7 +17,15 @@ from shoal.client.job_data import JobData, read_data, resolved
 from shoal.job import Job, SettingsError
 from shoal.peer.data import DataError
 
-from .chats import CHATS, MARKED, messages, tokenizer, write_chats, write_model
+from .chats import (
+    CHATS,
+    MARKED,
+    messages,
+    other_words,
+    tokenizer,
+    write_chats,
+    write_model,
+)
 
 TEXT = "The boat lies at the quay; it rains, and nobody rows in the rain.\n" * 12
 
@@ -160,18 +168,6 @@ def test_a_live_model_learns_as_its_files_do(tmp_path: Path) -> None:
     with prepare(live) as one, prepare(filed) as other:
         assert one.manifest == other.manifest
         assert one.graph == other.graph
-
-
-def other_words() -> Any:
-    """A tokenizer whose ids are others than those of `tokenizer`, with another template."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    ids = {c: n for n, c in enumerate(["<|end|>", *alphabet])}
-    made = Tokenizer(models.BPE(ids, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>")
 
 
 def kept_by(job: Job, folder: Path) -> Path:
