@@ -122,15 +122,22 @@ def test_a_step_is_one_backward_over_the_whole_batch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["average", "diloco", "streaming-diloco", "noloco"])
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [
+        *((m, {}) for m in ("average", "diloco", "streaming-diloco", "noloco")),
+        # No parameter of this model is without a gradient.
+        ("average", {"optimizer": "lion", "lr": 0.01, "betas": [0.9, 0.99]}),
+    ],
+)
 def test_in_rounds_each_replica_steps_by_the_mean_over_its_own(
-    laboratory: Callable[..., Any], tmp_path: Path, method: str
+    laboratory: Callable[..., Any], tmp_path: Path, method: str, optimizer: dict[str, Any]
 ) -> None:
     job = job_of(tmp_path, 1)
     lab = laboratory(replace(job, name="counted rounds"))
     rounds = Rounds.__new__(Rounds)
     rounds.lab, rounds.orders = lab, Orders()
-    train = {"steps": 12, "batch": 12, "eval_every": 6, "eval_batches": 1}
+    train = {"steps": 12, "batch": 12, "eval_every": 6, "eval_batches": 1} | optimizer
     sync = sync_of(method) | {"every": 4 if method == "streaming-diloco" else 2}
     world, run = rounds.play(sites(1e6, 3e6), train=train, sync=sync, plan={"replicas": 2})
     counts = {(e.replica, e.step.outcome.weight) for e in world.events(run) if e.HasField("step")}

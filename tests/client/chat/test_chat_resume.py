@@ -39,6 +39,7 @@ def losses(run: Any) -> dict[int, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_a_chat_run_goes_on_with_the_same_samples(lab: Lab, tmp_path: Path) -> None:  # noqa: F811
     write_model(tmp_path / "model", "llama")
     source = write_chats(tmp_path / "chats.jsonl")
