@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.client.chat.packing import best_fit, samples
@@ -35,6 +35,7 @@ def laid(sizes: list[int], room: int) -> list[list[int]]:
     return sorted(sorted(g) for g in groups)
 
 
+@example(found=[[1, 2, 3, 4], [1, 2, 3, 4]], length=6, pack=True, window=3)
 @given(found=DOCUMENTS, length=st.integers(1, 12), pack=st.booleans(), window=st.integers(1, 40))
 def test_each_document_lies_whole_in_a_sample_and_the_longest_lie_first(
     found: list[list[int]], length: int, pack: bool, window: int
