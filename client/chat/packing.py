@@ -20,7 +20,7 @@ from .templates import IGNORED
 __all__ = ["WINDOW", "Document", "Sample", "best_fit", "samples"]
 
 WINDOW = 2**20
-"""Positions that are in memory at once, as many as some hundred samples at least."""
+"""Positions that are packed at once, such as 512 samples of 2,048."""
 
 Document = tuple[list[int], list[int]]
 """Ids and labels, as many of both."""

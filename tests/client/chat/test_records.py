@@ -143,8 +143,13 @@ def test_validation_stands_in_place_of_holdout(tmp_path: Path) -> None:
     write_chats(tmp_path / "c.jsonl")
     write_chats(tmp_path / "v.jsonl", CHATS[:2])
     job = job_of(tmp_path, validation="v.jsonl", pack=False)
-    manifest = read_records(job, tmp_path / "out", lambda line: None)["manifest"]
+    said: list[str] = []
+    manifest = read_records(job, tmp_path / "out", said.append)["manifest"]
     assert (manifest.train, manifest.held_out) == (len(CHATS), 2)
+    words = Template(tmp_path / "model", None, "all")
+    sizes = [len(words.ids(messages(chat))[0]) - 1 for chat in (*CHATS, *CHATS[:2])]
+    share = 1 - sum(sizes) / (64 * len(sizes))
+    assert said[-1] == f"samples of 64 positions: {len(sizes)}, {share:.1%} of it padding"
 
 
 @pytest.mark.parametrize("key", ["pack", "template", "loss_on", "bad_records", "validation"])
