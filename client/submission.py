@@ -34,6 +34,7 @@ from ..peer.data.manifest import Manifest
 from ..peer.data.survey import Ignored, not_finite, survey
 from ..proto.broker_pb2 import RunSpec
 from ..proto.common_pb2 import BlobRef
+from .chat.kept_tokenizer import tokenizer_files
 from .files.columns import check_names
 from .files.hub import fetched
 from .files.records import record_of, write_run
@@ -71,18 +72,6 @@ __all__ = [
 ]
 
 Say = Callable[[str], None]
-
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "generation_config.json",
-)
-"""What lies beside the config of a Hugging Face model and belongs to its export."""
-
 
 NARROW = ("bfloat16", "float16")
 
@@ -443,7 +432,7 @@ def _as_kept(captured: Captured) -> dict[str, Tensor]:
 
 def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
     """The files that go with an export: those of the job, or a Hugging Face model's config (as it
-    is, whatever `args` changed in it) and tokenizer; besides, an adapter's config."""
+    is, whatever `args` changed in it) and the tokenizer; besides, an adapter's config."""
     folder.mkdir()
     try:
         adapter = save_config(module, folder)
@@ -457,9 +446,10 @@ def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
     if not is_hugging_face(module):
         return adapter
     module.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
-    found = {path.name: path for path in sorted(folder.iterdir())}
+    found, home = {path.name: path for path in sorted(folder.iterdir())}, None
     if job.model.factory.startswith("hf:"):
         home = find(job.model.factory.removeprefix("hf:"), job.folder, "model.factory")
-        for pattern in TOKENIZER_FILES:
-            found |= {path.name: path for path in sorted(home.glob(pattern)) if path.is_file()}
+        beside = home / "generation_config.json"
+        found |= {beside.name: beside} if beside.is_file() else {}
+    found |= {path.name: path for path in tokenizer_files(job, folder, home)}
     return tuple(found.values())

@@ -274,8 +274,8 @@ class Handover:
     def _within_s(self, steps: int) -> float:
         """Seconds in which so many steps and the copies of a set should well be over."""
         step_s, took_s = self._record.step_s, self._snapshots.cadence.took
-        if step_s is None or took_s is None:
-            return _UNMEASURED_S
+        if step_s is None or took_s is None:  # steps that are known may take longer than that
+            return max(_UNMEASURED_S, _FACTOR * steps * (step_s or 0.0))
         return max(_LEAST_S, _FACTOR * (steps * step_s + took_s))
 
     def _why_not(self, view: View, leavers: tuple[PeerId, ...]) -> str:

@@ -1,7 +1,8 @@
 """The samples of a job's chats or instructions, as a manifest of arrays and its shards.
 
 Records are read twice: once to know how many can be used, of which the last are held out, and once
-to be laid into samples; no more of them is in memory than one shard of each column.
+to be laid into samples; no more of them is in memory than are packed at once, and one shard of each
+column.
 """
 
 from __future__ import annotations
@@ -60,14 +61,18 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
     writer = _Columns(folder, data.inputs, data.targets, data.length, pack)
     documents = reading.documents(files)
     train = writer.add(samples(islice(documents, count - held_out), data.length, reading.pad, pack))
-    rest = reading.documents(held) if held else documents
-    kept = writer.add(samples(rest, data.length, reading.pad, pack))
-    if (now := reading.count) != count and not held:
+    kept = 0 if held else writer.add(samples(documents, data.length, reading.pad, pack))
+    if (now := reading.count + sum(1 for _ in documents)) != count:
         raise DataError(
-            f"{data.source} changed while it was read: {count} records at first, {now} then"
+            f"{data.source or 'the dataset'} changed while it was read: {count} records at first, "
+            f"{now} then; submit again when nobody writes to it"
         )
+    if held:
+        kept = writer.add(samples(reading.documents(held), data.length, reading.pad, pack))
     if held and not kept:
         raise DataError(f"{data.validation} has no record to use")
+    share = writer.padding / ((train + kept) * data.length)
+    say(f"samples of {data.length} positions: {train + kept}, {share:.1%} of it padding")
     return {"manifest": writer.manifest(train + kept, kept), "shards": writer.shards.paths}
 
 
@@ -127,6 +132,7 @@ class _Columns:
             Column(name, "int64" if name == targets else "int32", (length,)) for name in names
         )
         self.shards = ShardWriter(folder)
+        self.padding = 0
 
     def add(self, found: Iterable[Sample]) -> int:
         """Write samples; return how many."""
@@ -138,6 +144,7 @@ class _Columns:
                 rows = np.array([getattr(s, field) for s in part], column.dtype)
                 self.shards.add(column, rows, ARRAY_SHARD_BYTES)
             count += len(part)
+            self.padding += sum(s.padding for s in part)
         return count
 
     def manifest(self, total: int, held_out: int) -> Manifest:

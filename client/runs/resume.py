@@ -24,10 +24,12 @@ from ...proto.broker_pb2 import Checkpoint, RunSpec
 from ...proto.common_pb2 import BlobRef
 from ..access import Access
 from ..errors import Refused
+from ..files.hub import can_push
 from ..files.records import local_folder, own_job, read_run, record_of
 from ..job_data import read_data, resolved
 from ..uploading import transfer
 from . import checkpoints
+from .callbacks import check_logs
 
 if TYPE_CHECKING:
     from .session import Client
@@ -75,6 +77,7 @@ def prepared(
     if checkpoints.is_folder(source):
         kept = checkpoints.read(source)
         own, found = job or _recorded(kept.checkpoint.run, to), kept.checkpoint
+        _check_outputs(own, changes)
         with client.translated():
             spec = checkpoints.upload(client.access, kept, say)
             manifest = _manifest(client.access, spec)
@@ -92,6 +95,7 @@ def prepared(
                 "before the first"
             )
         own, spec, found = job or _recorded(source, to), recalled.spec, recalled.checkpoint
+        _check_outputs(own, changes)
         with client.translated():
             manifest = _manifest(client.access, spec)
     before = Job.from_json(spec.job)
@@ -109,6 +113,15 @@ def prepared(
         to=wanted.output.to,
         tokens_per_step=wanted.train.batch * (manifest.length or 1),
     )
+
+
+def _check_outputs(own: Job | None, changes: tuple[str, ...]) -> None:
+    """Raise SettingsError where the job, as it stands here, names a log that nothing here can
+    write, or a Hub that it may not push to: as at a submission, before anything is sent."""
+    if own is not None:
+        wanted = own.with_changes(changes)
+        check_logs(wanted)
+        can_push(wanted)
 
 
 def _recorded(run: str, to: Path | str | None) -> Job | None:

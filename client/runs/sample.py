@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ...job import LIVE, Job
+from ..chat.naming import tokenizer_of
 from ..chat.samples import template_of
+from ..chat.templates import loaded_tokenizer
+from ..chat.texts import has_tokenizer
 from ..errors import RecordError, RunFailed
 from ..files import weight_files
 from ..files.records import own_job, read_run
@@ -190,7 +193,9 @@ def _of_record(home: Path, record: Mapping[str, Any], asked: Path) -> Speaker:
         )
     newest = max(there, key=lambda p: p.stat().st_mtime)
     if (newest / "config.json").is_file():
-        return _of_hugging_face(newest)
+        said = record.get("job", {}).get("data", {}).get("kind")
+        found = _of_hugging_face(newest)  # of plain text, whatever template its tokenizer has
+        return replace(found, chat=False) if said in ("text", "tokens") else found
     if (newest / "adapter_config.json").is_file():
         names = json.loads((home / "sidecars" / NAMES).read_text(encoding="utf-8"))
         return _built(_job_of(home), lambda module: _load_adapter(module, newest, names), newest)
@@ -234,8 +239,10 @@ def _words_of(job: Job) -> tuple[Words, bool]:
     folder = job.folder / job.model.factory.removeprefix("hf:")
     if job.data.kind == "text" and not job.data.targets:
         raise SampleError("the job learns no next tokens (data.targets is empty)")
+    if has_tokenizer(job):
+        return loaded_tokenizer(tokenizer_of(job)), False
     if job.data.kind == "text":
-        return Bytes(), False  # a model with a tokenizer of its own does not get text otherwise
+        return Bytes(), False
     if job.data.kind == "tokens" and (folder / "tokenizer_config.json").is_file():
         from transformers import AutoTokenizer
 

@@ -82,4 +82,9 @@ def _array(path: Path, name: str, values: list[Any]) -> npt.NDArray[Any]:
             )
         first = one.shape
     array = np.asarray(values)
+    if array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
+        # No value: the data may be private.
+        raise DataError(
+            f"{path}: {name!r} has whole numbers of 2^63 or more: expected smaller ones"
+        )
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)

@@ -370,6 +370,10 @@ def _choose(source: str, names: Sequence[str], there: list[str]) -> Sequence[str
 def _load(source: str) -> Any:
     path = _local(source)
     with _of_numpy(source):
+        with path.open("rb") as file:
+            packed = file.read(2) == b"PK"
+        if packed and not zipfile.is_zipfile(path):  # numpy would leave it open
+            raise DataError(f"{source} is no numpy file of plain arrays: it is cut off")
         found = np.load(path, allow_pickle=False)
         if isinstance(found, np.ndarray) != source.endswith(".npy"):
             raise DataError(

@@ -238,8 +238,10 @@ def _asked(wanted: Data) -> Collection[str]:
 
 
 def _seen(source: str) -> object:
-    """Return what differs when the files do."""
-    return tuple((p.name, s.st_mtime_ns, s.st_size) for p in matching(source) if (s := p.stat()))
+    """Return what differs when the files do, also where one of another time and the same size takes
+    the place of one with its time set back."""
+    found = ((p.name, p.stat()) for p in matching(source))
+    return tuple((n, s.st_ino, s.st_ctime_ns, s.st_mtime_ns, s.st_size) for n, s in found)
 
 
 async def answer(

@@ -170,11 +170,8 @@ class Rounds:
         made = [e.round_done.hash for e in events if e.HasField("round_done")]
         assert made == wanted.versions
 
-    def assert_expected(self, world: World, run: str, *, what: object = "") -> None:
-        """Every local step and the version are those of the plain loop that is fed with what was
-        committed; `what` was done to it, for a message."""
-        end = world.broker.ended[run]
-        assert end.phase == DONE, f"{what}: {end.reason.text}"
+    def expected(self, world: World, run: str) -> tuple[Any, dict[str, Tensor]]:
+        """What a plain loop comes to that is fed with what was committed, and what was exported."""
         events, of = world.events(run), self.lab.prepared
         spec = world.broker.machine.runs[RunId(run)].submitted.spec
         job = Job.from_json(spec.job)
@@ -188,23 +185,36 @@ class Rounds:
             microbatch_size=job.train.microbatch_size,
             steps=spec.steps,
         )
-        rows = RoundRows()
+        got: dict[str, Tensor] = {}
+        [weights] = [e.weights for e in events if e.HasField("weights")]
+        for file in weights.files:
+            got |= load(world.blobs[file.blob.hash])
+        return wanted, got
+
+    def assert_steps(self, world: World, run: str, wanted: Any, what: object = "") -> None:
+        """Every local step is that of the plain loop."""
+        events, rows = world.events(run), RoundRows()
         for event in events:
             rows.see(event)
-        size = job.train.microbatch_size
+        train = self.job.train
+        size, count = train.microbatch_size, train.microbatches
         log = committed_rounds(events, microbatches=count, microbatch_size=size)
         for row in rows.rows:
             for m in (m for m in row.members if m.replica not in log[row.round].gone):
                 assert len(m.losses) == m.steps, f"{what}: {m.replica} has steps without losses"
         for n, k, j, loss, other in beside(rows.rows, wanted):
             assert isclose(loss, other, rel_tol=1e-3), f"{what}: step {j} of {k} in round {n}"
-        got: dict[str, Tensor] = {}
-        [weights] = [e.weights for e in events if e.HasField("weights")]
-        for file in weights.files:
-            got |= load(world.blobs[file.blob.hash])
+
+    def assert_expected(self, world: World, run: str, *, what: object = "") -> None:
+        """Every local step and the version are those of the plain loop that is fed with what was
+        committed; `what` was done to it, for a message."""
+        end = world.broker.ended[run]
+        assert end.phase == DONE, f"{what}: {end.reason.text}"
+        wanted, got = self.expected(world, run)
+        self.assert_steps(world, run, wanted, what)
         for name, tensor in wanted.shared.items():
             apart = ~torch.isclose(got[name], tensor, rtol=1e-3, atol=2e-5)
-            ties = TIES.get(job.sync.chosen, 0.0)
+            ties = TIES.get(self.job.sync.chosen, 0.0)
             assert int(apart.sum()) <= ties * tensor.numel(), f"{what}: {name}"
 
 

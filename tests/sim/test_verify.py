@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from shoal.client.runs.evaluate import _evaluate
 from shoal.job import Job
 from shoal.sim.plain import oracle
 from shoal.sim.report import Summary
-from shoal.sim.verify import TOLERANCE, as_one_stage, compare, judge
+from shoal.sim.verify import TOLERANCE, as_one_stage, compare, judge, verify
 
 JOB = Job(model="a:b", steps=1)
 losses = st.lists(
@@ -154,6 +155,29 @@ def test_an_evaluation_passes_over_what_does_not_count(masked: Job, laboratory: 
             wanted = lab.module(x, y)["loss"]
         assert result["loss"] == pytest.approx(float(wanted), rel=1e-5, nan_ok=True)
         assert result["weight"] == sum(weights[:n])
+
+
+def test_a_run_that_ended_early_is_compared_over_its_own_steps() -> None:
+    """Its masks are those of one stage that goes on to the end, whatever time that takes."""
+    job = Job(model="a:b", train={"steps": 5, "stop": {"time": "2s"}})
+    summary = Summary(name="s", world="w", seed=0)
+    followed = SimpleNamespace(
+        losses=[3.0, 2.0], played=SimpleNamespace(rows=()), summary=summary, microbatch_size=8
+    )
+    asked: list[Job] = []
+
+    def one_stage(alone: Job) -> list[float]:
+        asked.append(alone)
+        return [3.0, 2.0, 1.0, 0.5, 0.2]
+
+    facts: Any = SimpleNamespace(job=job, random=True)
+    verify(job, followed, facts, None, one_stage, lambda line: None)  # type: ignore[arg-type]
+    assert (summary.exit, summary.max_loss_difference) == (0, 0.0)
+    [alone] = asked
+    assert (alone.train.steps, bool(alone.train.stop)) == (5, False)
+    followed.losses = [3.0, 1.0]
+    verify(job, followed, facts, None, one_stage, lambda line: None)  # type: ignore[arg-type]
+    assert "the loss of step 1 is 1, in the one-stage run 2" in summary.error
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,15 @@ def tokenizer(template: str = PLAIN) -> Any:
     return whole
 
 
+def other_words() -> Any:
+    """A tokenizer whose ids are others than those of `tokenizer`, with another template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {c: n for n, c in enumerate(["<|end|>", *alphabet])}
+    made = Tokenizer(models.BPE(ids, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>")
+
+
 def write_model(folder: Path, kind: str, template: str = PLAIN, vocabulary: int = 320) -> Any:
     """Save a model of this kind and its tokenizer into a folder; return the model."""
     small = {

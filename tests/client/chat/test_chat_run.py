@@ -19,14 +19,14 @@ from .chats import CHATS, MARKED, messages, tokenizer, write_chats, write_model
 STEPS, LR, LENGTH = 3, 0.5, 64
 
 
-def job_of(folder: Path, batch: int, microbatch: int = 1, **data: Any) -> Job:
+def job_of(folder: Path, batch: int, microbatch: int = 1, pipelines: int = 1, **data: Any) -> Job:
     return Job(
         model={"factory": "hf:model"},
         data={"kind": "chat", "source": "*.jsonl", "length": LENGTH, "holdout": 0.0} | data,
         train={"steps": STEPS, "batch": batch, "microbatch": microbatch, "optimizer": "sgd"}
         | {"lr": LR, "momentum": 0.0, "weight_decay": 0.0, "schedule": "constant", "warmup": 0}
         | {"clip": 0.0},
-        plan={"scheduler": "uniform", "stages": 2},
+        plan={"scheduler": "uniform", "stages": 2, "pipelines": pipelines},
         output={"to": str(folder / "runs")},
         folder=folder,
     )
@@ -57,11 +57,18 @@ def plain_losses(model: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "pack"),
+    ("kind", "pack", "pipelines"),
     [
-        ("llama", True),
-        *(pytest.param(kind, True, marks=pytest.mark.slow) for kind in sorted(PACKS - {"llama"})),
-        pytest.param("llama", False, marks=pytest.mark.slow),
+        ("llama", True, 1),
+        *(
+            pytest.param(kind, True, 1, marks=pytest.mark.slow)
+            for kind in sorted(PACKS - {"llama"})
+        ),
+        *(
+            pytest.param("llama", *each, marks=pytest.mark.slow)
+            for each in [(False, 1), (False, 2)]
+        ),
+        pytest.param("llama", True, 2, marks=pytest.mark.slow),
     ],
 )
 async def test_losses_are_those_of_a_plain_loop(
@@ -69,14 +76,16 @@ async def test_losses_are_those_of_a_plain_loop(
     tmp_path: Path,
     kind: str,
     pack: bool,
+    pipelines: int,
 ) -> None:
+    """Of several pipelines each has microbatches with other numbers of counted tokens."""
     model = write_model(tmp_path / "model", kind)
     write_chats(tmp_path / "chats.jsonl")
     read = read_records(job_of(tmp_path, 1, pack=pack), tmp_path / "there", lambda line: None)
     batch = read["manifest"].total
     assert (batch < len(CHATS)) is pack
-    await asyncio.gather(*(lab.join(f"p{i}") for i in range(2)))
-    job = job_of(tmp_path, batch, pack=pack)
+    await asyncio.gather(*(lab.join(f"p{i}") for i in range(2 * pipelines)))
+    job = job_of(tmp_path, batch, 1 if pack else pipelines, pipelines, pack=pack)
     losses = await lab.train(job)
     assert losses == pytest.approx(plain_losses(model), rel=1e-5)
     assert losses[-1] < losses[0]

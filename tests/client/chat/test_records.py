@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.client.chat.packing import samples
+from shoal.client.chat.packing import best_fit, samples
 from shoal.client.chat.record_files import RecordFiles
 from shoal.client.chat.samples import read_records
 from shoal.client.chat.templates import IGNORED, Template
@@ -22,22 +23,56 @@ from .chats import CHATS, MARKED, PLAIN, messages, tokenizer, write_chats
 DOCUMENTS = st.lists(st.lists(st.integers(1, 99), min_size=2, max_size=14), max_size=12)
 
 
-@given(found=DOCUMENTS, length=st.integers(1, 12), pack=st.booleans())
-def test_each_document_lies_whole_and_in_order_in_a_sample(
-    found: list[list[int]], length: int, pack: bool
+def laid(sizes: list[int], room: int) -> list[list[int]]:
+    """Best-fit decreasing, all samples looked at for each document."""
+    groups: list[list[int]] = []
+    for number in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
+        fits = [g for g in groups if sum(sizes[n] for n in g) + sizes[number] <= room]
+        if not fits:
+            fits = [[]]
+            groups += fits
+        min(fits, key=lambda g: room - sum(sizes[n] for n in g)).append(number)
+    return sorted(sorted(g) for g in groups)
+
+
+@example(found=[[1, 2, 3, 4], [1, 2, 3, 4]], length=6, pack=True, window=3)
+@given(found=DOCUMENTS, length=st.integers(1, 12), pack=st.booleans(), window=st.integers(1, 40))
+def test_each_document_lies_whole_in_a_sample_and_the_longest_lie_first(
+    found: list[list[int]], length: int, pack: bool, window: int
 ) -> None:
-    made = list(samples(((d, [-i for i in d]) for d in found), length, 0, pack))
-    back = []
+    found = [[1000 * n + i for i in d] for n, d in enumerate(found, 1)]  # each its own
+    wanted = [(d[:-1][:length], [-i for i in d[1:]][:length]) for d in found]
+    made = list(samples(((d, [-i for i in d]) for d in found), length, 0, pack, window))
+    back: list[list[int]] = []
     for sample in made:
         assert len(sample.inputs) == len(sample.targets) == len(sample.positions) == length
+        back.append([])
         for number in range(sample.documents[-1] + 1):
             at = [i for i in range(length) if sample.documents[i] == number]
             assert [sample.positions[i] for i in at] == list(range(len(at)))
-            back.append(([sample.inputs[i] for i in at], [sample.targets[i] for i in at]))
-    real = [pair for pair in back if pair[0][0] != 0]
-    assert real == [(d[:-1][:length], [-i for i in d[1:]][:length]) for d in found]
-    assert all(set(targets) == {IGNORED} for inputs, targets in back if inputs[0] == 0)
-    assert pack or len(made) == len(found)
+            pair = [sample.inputs[i] for i in at], [sample.targets[i] for i in at]
+            if pair[0][0]:
+                back[-1].append(wanted.index(pair))
+            else:
+                assert number == sample.documents[-1], "padding is behind all"
+                assert set(pair[1]) == {IGNORED}
+                assert len(at) == sample.padding
+    groups, part = [], []
+    for number in range(len(wanted)):
+        part.append(number)
+        if not pack or number + 1 == len(wanted) or sum(len(wanted[n][0]) for n in part) >= window:
+            sizes = [len(wanted[n][0]) for n in part]
+            groups += [[part[n] for n in g] for g in laid(sizes, length)]
+            part = []
+    assert back == groups
+
+
+def test_little_of_packed_samples_is_padding() -> None:
+    rng = random.Random(0)
+    sizes = [min(96, max(4, int(rng.lognormvariate(3.5, 0.7)))) for _ in range(2000)]
+    made = [*samples((([1] * (n + 1), [1] * (n + 1)) for n in sizes), 96, 0, True)]
+    assert sum(s.padding for s in made) < 0.01 * 96 * len(made)
+    assert len(made) == len(best_fit(sizes, 96))
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
@@ -108,8 +143,13 @@ def test_validation_stands_in_place_of_holdout(tmp_path: Path) -> None:
     write_chats(tmp_path / "c.jsonl")
     write_chats(tmp_path / "v.jsonl", CHATS[:2])
     job = job_of(tmp_path, validation="v.jsonl", pack=False)
-    manifest = read_records(job, tmp_path / "out", lambda line: None)["manifest"]
+    said: list[str] = []
+    manifest = read_records(job, tmp_path / "out", said.append)["manifest"]
     assert (manifest.train, manifest.held_out) == (len(CHATS), 2)
+    words = Template(tmp_path / "model", None, "all")
+    sizes = [len(words.ids(messages(chat))[0]) - 1 for chat in (*CHATS, *CHATS[:2])]
+    share = 1 - sum(sizes) / (64 * len(sizes))
+    assert said[-1] == f"samples of 64 positions: {len(sizes)}, {share:.1%} of it padding"
 
 
 @pytest.mark.parametrize("key", ["pack", "template", "loss_on", "bad_records", "validation"])

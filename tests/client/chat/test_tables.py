@@ -73,6 +73,7 @@ def test_arrays_of_tables_and_of_several_files_are_those_of_one(tmp_path: Path) 
         ("x,y\n1,2\n,3\n", "row 2 has no number in 'x'"),
         ("x\n1\n", "no column 'y'"),
         ("x,y\n", "no rows"),
+        ("x,y\n1,9223372036854775808\n", "'y' has whole numbers of 2.63 or more"),
     ],
 )
 def test_a_table_without_numbers_is_refused_by_its_row(

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
+from shoal.client.chat.kept_tokenizer import tokenizer_files
 from shoal.client.job_data import JobData, read_data, resolved
 from shoal.job import Job, SettingsError
 from shoal.peer.data import DataError
 
-from .chats import CHATS, messages, tokenizer, write_chats, write_model
+from .chats import (
+    CHATS,
+    MARKED,
+    messages,
+    other_words,
+    tokenizer,
+    write_chats,
+    write_model,
+)
 
 TEXT = "The boat lies at the quay; it rains, and nobody rows in the rain.\n" * 12
 
@@ -156,3 +168,37 @@ def test_a_live_model_learns_as_its_files_do(tmp_path: Path) -> None:
     with prepare(live) as one, prepare(filed) as other:
         assert one.manifest == other.manifest
         assert one.graph == other.graph
+
+
+def kept_by(job: Job, folder: Path) -> Path:
+    """A folder with what is kept of a job's tokenizer."""
+    (beside := folder / "beside").mkdir()
+    home = job.folder / "model" if job.model.factory == "hf:model" else None
+    (target := folder / "kept").mkdir()
+    for path in tokenizer_files(job, beside, home):
+        shutil.copyfile(path, target / path.name)
+    return target
+
+
+@pytest.mark.parametrize(("factory", "named"), [("hf:model", "other"), ("m.py:make", "other")])
+def test_what_goes_with_an_export_is_the_tokenizer_that_made_the_ids(
+    folder: Path, factory: str, named: str
+) -> None:
+    other_words().save_pretrained(folder / "other")
+    job = text_job(folder, factory, tokenizer=named)
+    found = read(job, folder / "out")
+    assert ids_of(found) == AutoTokenizer.from_pretrained(kept_by(job, folder))(TEXT)["input_ids"]
+    assert ids_of(found) != tokenizer()(TEXT)["input_ids"]
+
+
+def test_a_live_tokenizer_and_a_template_of_the_job_go_with_an_export(folder: Path) -> None:
+    live = Job.from_hf(Live(), tokenizer(), RECORDS["chat"], {"length": 64}, steps=1)
+    (folder / "t.jinja").write_text(MARKED)
+    job = replace(live, data=replace(live.data, template=str(folder / "t.jinja")))
+    kept: Any = AutoTokenizer.from_pretrained(kept_by(job, folder))
+    assert kept(TEXT)["input_ids"] == tokenizer()(TEXT)["input_ids"]
+    assert kept.chat_template == MARKED != tokenizer().chat_template
+
+
+def test_bytes_have_no_tokenizer_to_go_with_them(folder: Path) -> None:
+    assert not [*kept_by(text_job(folder, tokenizer="bytes"), folder).iterdir()]

@@ -22,7 +22,7 @@ from shoal.client.runs import weights
 from shoal.client.runs.sample import SampleError, Speaker, speaker, speaker_before
 from shoal.job import Job
 
-from ..chat.chats import tokenizer, write_chats, write_model
+from ..chat.chats import other_words, tokenizer, write_chats, write_model
 from ..files.test_pretrained import Lab, lab  # noqa: F401 (a fixture)
 
 pytestmark = [
@@ -105,6 +105,40 @@ def test_an_adapter_speaks_as_peft_has_it(tmp_path: Path) -> None:
     assert wanted != wanted_before
     assert says(speaker(str(home), nobody)) == wanted
     assert says(speaker_before(str(home), nobody)) == wanted_before
+
+
+@torch.no_grad()
+def continued(model: Any, prompt: str, words: Any) -> str:
+    """What follows plain text, greedy by hand."""
+    ids = words(prompt).input_ids
+    said: list[int] = []
+    for _ in range(TOKENS):
+        said.append(int(model(input_ids=torch.tensor([ids + said])).logits[0, -1].argmax()))
+        if said[-1] == words.eos_token_id:
+            break
+    return str(words.decode(said, skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("where", ["model.safetensors", "model"])
+def test_a_run_of_text_speaks_with_the_tokenizer_of_its_data(tmp_path: Path, where: str) -> None:
+    model, words = write_model(tmp_path / "model", "llama"), other_words()
+    words.chat_template = tokenizer().chat_template  # of which plain text has no use
+    words.save_pretrained(tmp_path / "other")
+    data = {"kind": "text", "source": "*.txt", "tokenizer": "other"}
+    job, home = job_of(tmp_path, data=data), tmp_path / "runs" / "r-1"
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(number))
+    if where == "model":
+        model.save_pretrained(home / "model")
+        words.save_pretrained(home / "model")
+    else:
+        home.mkdir(parents=True)
+        weights.write(dict(model.state_dict()), home, None, "safetensors")
+    write_run(home, record_of("r-1", job, job.output.to, "", 0))
+    wanted = continued(model, PROMPT, words)
+    assert wanted != continued(model, PROMPT, tokenizer())
+    assert says(speaker(str(home), nobody)) == wanted
 
 
 @pytest.mark.slow

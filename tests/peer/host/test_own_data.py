@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,14 @@ def test_a_file_that_changed_is_read_anew(tmp_path: Path, arrays: Path) -> None:
     assert mine.make("set", options(), "") is made
     np.savez(arrays, x=np.zeros((9, 3)), y=np.arange(9))
     assert mine.make("set", options(), "").manifest.total == 9
+
+
+def test_so_is_one_of_the_same_size_whose_time_was_set_back(tmp_path: Path, arrays: Path) -> None:
+    mine = catalogue(tmp_path, path=str(arrays))
+    made, was = mine.make("set", options(), ""), arrays.stat()
+    np.savez(arrays, x=np.zeros((20, 3)), y=np.arange(20), z=np.ones(20))
+    os.utime(arrays, ns=(was.st_atime_ns, was.st_mtime_ns))
+    now = arrays.stat()
+    assert (now.st_size, now.st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+    assert mine.make("set", options(), "").hash != made.hash
+    assert mine.path(made.hash, made.manifest.shards[0].hash) is not None, "runs that have it go on"

@@ -3,6 +3,7 @@ plain loop with torch's own optimizer makes of it."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shoal.client.models import models
 from shoal.dag.plan.plan import PeerId
 from shoal.planner.base.interface import PeerOffer
 from shoal.planner.requests.request import plan_request
@@ -125,3 +127,24 @@ def test_it_is_the_inner_optimizer_of_rounds(
         train["no_muon"] = ["bytes.weight", "positions.weight"]
     world, run = rounds.play(sites(1e9, 1e9), sync=sync_of("diloco"), train=train)
     rounds.assert_expected(world, run)
+
+
+@pytest.mark.slow
+def test_in_rounds_lion_parts_only_where_gradients_are_rounding(rounds: Rounds) -> None:
+    """A bias of keys moves all products of a query alike, which softmax does not see: its gradient
+    is 0 but for rounding, of which a sign makes whole steps. The loss does not depend on it."""
+    train = {"optimizer": "lion", "lr": 3e-3, "betas": [0.9, 0.99], "weight_decay": 0.0}
+    world, run = rounds.play(sites(1e9, 1e9), sync=sync_of("average"), train=train)
+    wanted, got = rounds.expected(world, run)
+    rounds.assert_steps(world, run, wanted)
+    apart = {n: (got[n] - t).abs() > 2e-5 for n, t in wanted.shared.items()}
+    keys = [apart.pop(f"blocks.{i}.attention.qkv.bias").view(3, -1) for i in range(2)]
+    assert all(not each[[0, 2]].any() for each in keys), "biases of queries and values are equal"
+    assert any(each[1].any() for each in keys)
+    others = [each for names in apart.values() for each in names.flatten().tolist()]
+    assert sum(others) <= 0.002 * len(others)
+    module = copy.deepcopy(rounds.lab.module)
+    with models.ready(module, rounds.lab.job) as ready:
+        ready(**rounds.lab.reader().batch(0, 0, 2)).backward()
+    bias = module.get_parameter("blocks.0.attention.qkv.bias").grad.view(3, -1).abs()
+    assert float(bias[1].max()) < 1e-6 * float(bias[2].max())
