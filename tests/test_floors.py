@@ -74,7 +74,7 @@ ORDER = {
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers
         < replicas requests < answers < service""",
     "sim": """
-        front plain processes scenario trace < ghost live options report virtual
+        front named_files plain processes scenario trace < ghost live options report virtual
         < faults following monitor < baselines verify < cluster modelled < shaped < simulate
         < grid""",
     "sim/report": """

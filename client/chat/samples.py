@@ -49,6 +49,11 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
         else LiveRecords(job.dataset, data.kind, bad)
     )
     held = RecordFiles(path_of(job, data.validation), data.kind, bad) if data.validation else None
+    if held and isinstance(files, RecordFiles) and (both := files.shared_with(held)):
+        raise DataError(
+            f"{both} is among the files of data.source ({data.source}) and of data.validation "
+            f"({data.validation}), so it would be trained on: expected files of its own"
+        )
     count = sum(1 for _ in reading.documents(files))
     if left_out:
         say(f"records left out: {len(left_out)}; the first is {left_out[0]}")

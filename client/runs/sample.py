@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ...job import LIVE, Job
+from ..chat.naming import tokenizer_of
 from ..chat.samples import template_of
+from ..chat.templates import loaded_tokenizer
+from ..chat.texts import has_tokenizer
 from ..errors import RecordError, RunFailed
 from ..files import weight_files
 from ..files.records import own_job, read_run
@@ -235,7 +238,7 @@ def _words_of(job: Job) -> tuple[Words, bool]:
     if job.data.kind == "text" and not job.data.targets:
         raise SampleError("the job learns no next tokens (data.targets is empty)")
     if job.data.kind == "text":
-        return Bytes(), False  # a model with a tokenizer of its own does not get text otherwise
+        return loaded_tokenizer(tokenizer_of(job)) if has_tokenizer(job) else Bytes(), False
     if job.data.kind == "tokens" and (folder / "tokenizer_config.json").is_file():
         from transformers import AutoTokenizer
 

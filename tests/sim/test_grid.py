@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.job import SettingsError
+from shoal.job import Job, SettingsError
 from shoal.job.settings import plain
 from shoal.sim import grid as grids
 from shoal.sim.front import Front
 from shoal.sim.grid import Grid
+from shoal.sim.named_files import mark_of
 from shoal.sim.options import Setting, SimOptions
 from shoal.sim.report import Summary, write_json
 
@@ -86,6 +87,34 @@ def test_a_grid_goes_on_with_what_is_not_there_yet(
     assert ran == [saps, noloco, noloco, saps, noloco]  # what failed, and then all of other steps
     assert json.loads((tmp_path / "compare.json").read_text())["target"] == 2.0
     assert (tmp_path / "compare.png").is_file()
+
+
+def test_results_of_another_model_or_data_are_not_taken(tmp_path: Path) -> None:
+    """Whatever lies in the files that the job names is a part of what was run."""
+    for place in ("model.py", "beside.py", "t.txt"):
+        (tmp_path / place).write_text("1")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    write_job = (
+        'version = 1\n[model]\nfactory = "{}"\n[data]\nsource = "*.txt"\n[train]\nsteps = 1\n'
+    )
+    seen = []
+    for factory in ("model.py:make", "hf:hf"):
+        (tmp_path / "job.toml").write_text(write_job.format(factory))
+        job = Job.from_toml(tmp_path / "job.toml")
+        before = mark_of(job)
+        assert before == mark_of(job)
+        for place in ("model.py", "beside.py", "t.txt", "u.txt", "hf/config.json"):
+            with_it = mark_of(job)
+            (tmp_path / place).write_text("22" + factory)
+            seen.append((factory, place, mark_of(job) != with_it))
+    assert seen == [
+        (factory, place, place.endswith(".txt") or (factory == "hf:hf") == ("/" in place))
+        for factory in ("model.py:make", "hf:hf")
+        for place in ("model.py", "beside.py", "t.txt", "u.txt", "hf/config.json")
+    ]
+    named = Job(model={"factory": "shoal.examples.gpt:gpt"}, train={"steps": 1})
+    assert mark_of(named) != mark_of(Job(model={"factory": "no.such:f"}, train={"steps": 1}))
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,19 @@ def job_of(at: Path, **args: Any) -> Job:
     return Job(model={"factory": f"hf:{at}", "args": args}, train={"steps": 1})
 
 
+def test_two_values_of_a_tied_table_are_no_model(tmp_path: Path) -> None:
+    """from_pretrained leaves such a table untied, whatever the config says."""
+    config = transformers.AutoConfig.for_model("llama", **SMALL)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | {"tie_word_embeddings": True}))
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(WeightFilesError, match="tie_word_embeddings = false"):
+        models.build(job_of(tmp_path))
+    built = models.build(job_of(tmp_path, tie_word_embeddings=False)).state_dict()
+    assert all(torch.equal(built[n], t) for n, t in oracle.state_dict().items())
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder for each way to write a model, each with other weights."""
