@@ -55,12 +55,13 @@ from .job_data import (
 )
 from .matrices import with_matrices
 from .models import models
-from .models.adapters import AdapterError, is_adapted, plain_name, save_config
+from .models.adapters import is_adapted, plain_name
 from .models.division import why_it_depends
-from .models.factories import find, is_hugging_face
+from .models.factories import is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
 from .privacy import check_hides, check_moves, check_sums, with_noise
+from .sidecars import sidecars_of
 from .stages_of_clients import with_stages
 
 __all__ = [
@@ -71,18 +72,6 @@ __all__ = [
 ]
 
 Say = Callable[[str], None]
-
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "generation_config.json",
-)
-"""What lies beside the config of a Hugging Face model and belongs to its export."""
-
 
 NARROW = ("bfloat16", "float16")
 
@@ -172,7 +161,7 @@ def prepare(
             shards=data.shards,
             weights=weights,
             recipe=_recipe_for(outline, captured, pretrained),
-            sidecars=_sidecars(module, job, folder / "sidecars"),
+            sidecars=sidecars_of(module, job, folder / "sidecars"),
             microbatch_sizes=sizes,
             local=data.local,
             pretrained=pretrained,
@@ -422,27 +411,3 @@ def _as_kept(captured: Captured) -> dict[str, Tensor]:
         name: torch.empty(spec.sizes, dtype=getattr(torch, spec.dtype), device="meta")
         for name, spec in specs.items()
     }
-
-
-def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
-    """The files that go with an export: those of the job, or a Hugging Face model's config (as it
-    is, whatever `args` changed in it) and tokenizer; besides, an adapter's config."""
-    folder.mkdir()
-    try:
-        adapter = save_config(module, folder)
-    except AdapterError:
-        if job.output.format == "peft":
-            raise
-        adapter = ()
-    if job.model.sidecars:
-        own = (find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
-        return (*own, *adapter)
-    if not is_hugging_face(module):
-        return adapter
-    module.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
-    found = {path.name: path for path in sorted(folder.iterdir())}
-    if job.model.factory.startswith("hf:"):
-        home = find(job.model.factory.removeprefix("hf:"), job.folder, "model.factory")
-        for pattern in TOKENIZER_FILES:
-            found |= {path.name: path for path in sorted(home.glob(pattern)) if path.is_file()}
-    return tuple(found.values())

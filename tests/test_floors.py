@@ -44,7 +44,7 @@ ORDER = {
     "client": """
         chat errors < bench doctor files further_classes stages_of_clients job_data matrices
         privacy templates
-        < access models < submission < uploading < runs < comparing show < front""",
+        < access models < sidecars < submission < uploading < runs < comparing show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
     "dag": "ir < analysis plan < exchange rounds < schedule transforms < capture cost execute",
