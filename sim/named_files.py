@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..job import Job
+from ..net.surroundings import user_path
 from ..peer.data.sources import matching
 
 __all__ = ["mark_of"]
@@ -55,5 +56,7 @@ def _there(job: Job, name: str) -> list[Path]:
     """The files and folders that a path or glob names; none where it is none of this machine."""
     if not name or "://" in name:
         return []
-    found = (matching(str(base / name)) for base in (job.folder.resolve(), Path().resolve()))
+    found = (
+        matching(str(base / user_path(name))) for base in (job.folder.resolve(), Path().resolve())
+    )
     return [path for paths in found for path in paths if path.exists()]

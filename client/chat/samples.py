@@ -48,7 +48,11 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
         if job.dataset is None
         else LiveRecords(job.dataset, data.kind, bad)
     )
-    held = RecordFiles(path_of(job, data.validation), data.kind, bad) if data.validation else None
+    bad_held = list[str]()
+    held = None
+    if data.validation:
+        bad = bad_held.append if data.bad_records == "skip" else None
+        held = RecordFiles(path_of(job, data.validation), data.kind, bad)
     if held and isinstance(files, RecordFiles) and (both := files.shared_with(held)):
         raise DataError(
             f"{both} is among the files of data.source ({data.source}) and of data.validation "
@@ -73,6 +77,8 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
         )
     if held and not kept:
         raise DataError(f"{data.validation} has no record to use")
+    if bad_held:
+        say(f"records of validation left out: {len(bad_held)}; the first is {bad_held[0]}")
     return {"manifest": writer.manifest(train + kept, kept), "shards": writer.shards.paths}
 
 

@@ -32,7 +32,9 @@ def check_causal(module: nn.Module) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
     config = getattr(module, "config", None)
-    if getattr(config, "model_type", "") in MASKED and not getattr(config, "is_decoder", False):
+    if getattr(config, "model_type", "") in (*MASKED, "bert-generation") and not getattr(
+        config, "is_decoder", False
+    ):
         raise ModelError(
             f"in the model ({type(module).__name__}) a token sees those behind it, and it would be "
             "trained to predict them: expected a causal language model (of a family that is both, "

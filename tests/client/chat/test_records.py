@@ -111,6 +111,12 @@ def test_validation_stands_in_place_of_holdout(tmp_path: Path) -> None:
     job = job_of(tmp_path, validation="v.jsonl", pack=False)
     manifest = read_records(job, tmp_path / "out", lambda line: None)["manifest"]
     assert (manifest.train, manifest.held_out) == (len(CHATS), 2)
+    with (tmp_path / "v.jsonl").open("a") as file:
+        file.write("{}\n")
+    said: list[str] = []
+    job = job_of(tmp_path, validation="v.jsonl", pack=False, bad_records="skip")
+    assert read_records(job, tmp_path / "again", said.append)["manifest"].held_out == 2
+    assert any("validation left out: 1; the first is" in line for line in said)
 
 
 @pytest.mark.parametrize("there", ["c.jsonl", "*.jsonl", "[cl].jsonl"])
