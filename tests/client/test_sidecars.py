@@ -14,6 +14,7 @@ from shoal.job import Job
 
 from .chat.chats import MARKED, PLAIN, tokenizer, write_model
 
+MINE = {"template": "mine.jinja"}
 TEXT = "Where is the boat? It rains."
 
 
@@ -33,8 +34,8 @@ def exported(module: Any, job: Job, folder: Path) -> Any:
         ({"kind": "text"}, True, PLAIN),
         ({"kind": "text", "tokenizer": "words"}, False, MARKED),
         ({"kind": "chat", "source": "c.jsonl", "tokenizer": "words"}, False, MARKED),
-        ({"kind": "chat", "source": "c.jsonl", "template": "mine.jinja"}, True, "mine"),
-        ({"kind": "chat", "source": "c", "tokenizer": "words", "template": "mine.jinja"}, False, "mine"),
+        ({"kind": "chat", "source": "c.jsonl"} | MINE, True, "mine"),
+        ({"kind": "chat", "source": "c.jsonl", "tokenizer": "words"} | MINE, False, "mine"),
     ],
 )  # fmt: skip
 def test_the_tokenizer_and_template_of_the_data_go_with_the_export(
