@@ -4,6 +4,7 @@ that nobody takes what an older model or older data came to for a result of toda
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,26 +21,34 @@ def mark_of(job: Job) -> str:
     Python: of factory, loss and rule, and of what lies beside them, which they may import."""
     seen = sha256()
     for path in sorted(set(_code(job))):
-        seen.update(f"{path}\n{sha256(path.read_bytes()).hexdigest()}\n".encode())
+        with suppress(OSError):  # one beside them that this user may not read
+            seen.update(f"{path}\n{sha256(path.read_bytes()).hexdigest()}\n".encode())
     for path in sorted(set(_files(job))):
-        stat = path.stat()
-        seen.update(f"{path}\n{stat.st_size} {stat.st_mtime_ns}\n".encode())
+        with suppress(OSError):  # that is gone since
+            stat = path.stat()
+            seen.update(f"{path}\n{stat.st_size} {stat.st_mtime_ns}\n".encode())
     return seen.hexdigest()
 
 
 def _code(job: Job) -> Iterator[Path]:
     for name in (job.model.factory, job.model.loss, job.sync.select):
         place = name.rpartition(":")[0]
-        if place.endswith(".py"):
-            for path in _there(job, place):
-                yield from path.parent.glob("*.py")
-        elif place and place != "hf":
-            try:
-                spec = find_spec(place)
-            except (ImportError, ValueError):  # of no package, which the factory's import says
-                continue
-            if spec is not None and spec.origin and Path(spec.origin).is_file():
-                yield from Path(spec.origin).parent.glob("*.py")
+        if not place or place == "hf":
+            continue
+        names = [place]
+        if not place.endswith(".py"):
+            names = [place.replace(".", "/") + end for end in (".py", "/__init__.py")]
+        for path in [p for n in names for p in _there(job, n)] or _installed(place):
+            yield from path.parent.glob("*.py")
+
+
+def _installed(place: str) -> list[Path]:
+    """The file of a module that Python finds by its name."""
+    try:
+        spec = find_spec(place)
+    except (ImportError, ValueError):  # none is there, which whoever imports it says
+        return []
+    return [Path(spec.origin)] if spec is not None and spec.origin else []
 
 
 def _files(job: Job) -> Iterator[Path]:

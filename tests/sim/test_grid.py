@@ -89,32 +89,38 @@ def test_a_grid_goes_on_with_what_is_not_there_yet(
     assert (tmp_path / "compare.png").is_file()
 
 
-def test_results_of_another_model_or_data_are_not_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("factory", "seen"),
+    [
+        ("model.py:make", {"model.py", "beside.py", "t.txt", "u.txt"}),
+        ("package.net:make", {"package/net.py", "package/more.py", "t.txt", "u.txt"}),
+        ("shoal.examples.gpt:gpt", {"t.txt", "u.txt"}),
+        ("no.such.module:f", {"t.txt", "u.txt"}),
+        ("hf:hf", {"hf/config.json", "t.txt", "u.txt"}),
+    ],
+)
+def test_results_of_another_model_or_data_are_not_taken(
+    tmp_path: Path, factory: str, seen: set[str]
+) -> None:
     """Whatever lies in the files that the job names is a part of what was run."""
-    for place in ("model.py", "beside.py", "t.txt"):
-        (tmp_path / place).write_text("1")
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "config.json").write_text("{}")
-    write_job = (
-        'version = 1\n[model]\nfactory = "{}"\n[data]\nsource = "*.txt"\n[train]\nsteps = 1\n'
-    )
-    seen = []
-    for factory in ("model.py:make", "hf:hf"):
-        (tmp_path / "job.toml").write_text(write_job.format(factory))
-        job = Job.from_toml(tmp_path / "job.toml")
+    model, package = ("model.py", "beside.py"), ("package/net.py", "package/more.py")
+    places = [*model, *package, "t.txt", "u.txt", "other.bin", "hf/config.json"]
+    for folder in ("package", "hf"):
+        (tmp_path / folder).mkdir()
+    for place in places:
+        if place != "u.txt":
+            (tmp_path / place).write_text("1")
+    (tmp_path / ".#model.py").symlink_to("somebody@somewhere")  # as an editor makes it
+    data = {"kind": "text", "source": "*.txt"}
+    job = Job(model={"factory": factory}, data=data, train={"steps": 1}, folder=tmp_path)
+    found = set()
+    for place in places:
         before = mark_of(job)
         assert before == mark_of(job)
-        for place in ("model.py", "beside.py", "t.txt", "u.txt", "hf/config.json"):
-            with_it = mark_of(job)
-            (tmp_path / place).write_text("22" + factory)
-            seen.append((factory, place, mark_of(job) != with_it))
-    assert seen == [
-        (factory, place, place.endswith(".txt") or (factory == "hf:hf") == ("/" in place))
-        for factory in ("model.py:make", "hf:hf")
-        for place in ("model.py", "beside.py", "t.txt", "u.txt", "hf/config.json")
-    ]
-    named = Job(model={"factory": "shoal.examples.gpt:gpt"}, train={"steps": 1})
-    assert mark_of(named) != mark_of(Job(model={"factory": "no.such:f"}, train={"steps": 1}))
+        (tmp_path / place).write_text("22")
+        if mark_of(job) != before:
+            found.add(place)
+    assert found == seen
 
 
 @pytest.mark.parametrize(
