@@ -26,7 +26,9 @@ class History:
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         for line in text[: text.rfind("\n") + 1].splitlines():
             found = json.loads(line)
-            row = {key: math.nan if value is None else value for key, value in found.items()}
+            row: dict[str, Any] = {
+                key: math.nan if value is None else value for key, value in found.items()
+            }
             self._rows[row["step"], row.get("replica", 0)] = row
 
     def see(self, event: RunEvent) -> None:
