@@ -328,13 +328,13 @@ def _joined(source: str, paths: Sequence[Path], names: Sequence[str]) -> dict[st
     of each file behind those of the one before it."""
     if all(path.suffix == ".npy" for path in paths):
         named = {path.stem: path for path in paths}
+        chosen = _choose(source, names, [*named])
         for place, path in enumerate(paths, 1):
-            if (last := named[path.stem]) != path:
+            if path.stem in chosen and (last := named[path.stem]) != path:
                 raise DataError(
                     f"files {place} and {paths.index(last) + 1} of {source} have one name, and a "
                     ".npy is the array that is called so: expected each name once, or .npz"
                 )
-        chosen = _choose(source, names, [*named])
         return {n: _of_several(source, named[n], paths, _load) for n in chosen}
     parts = [_of_several(source, p, paths, lambda at: _read_arrays(at, names)) for p in paths]
     if all(path.suffix in _TABLES for path in paths):  # where a column of one file is whole
