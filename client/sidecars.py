@@ -65,5 +65,4 @@ def _words(job: Job, folder: Path) -> tuple[Path, ...]:
         text = template_of(job).tokenizer.chat_template
         (folder / _TEMPLATE).write_text(text, encoding="utf-8")
         found = [path for path in found if not path.name.startswith("chat_template")]
-        found.append(folder / _TEMPLATE)
     return tuple(path for path in found if path.is_file())
