@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..net.surroundings import user_path
 from ..sim.report.side_by_side import SideBySide, Told, reported
 from .runs.run import Run
 from .runs.session import connect
@@ -27,7 +28,7 @@ def compare(
 
     Raises ClientError, SettingsError for a folder of another kind, OSError.
     """
-    names = [run.id if isinstance(run, Run) else str(run) for run in runs]
+    names = [run.id if isinstance(run, Run) else str(user_path(run)) for run in runs]
     told = []
     with ExitStack() as open_until_then:
         client: Client | None = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..job import Job, SettingsError
 from ..job.clients.partitioning import Partitioning
 from ..job.tables import Data
+from ..net.surroundings import user_path
 from ..peer.data.manifest import Manifest
 from ..peer.data.partition import partition_of
 from ..peer.data.reader import Reader
@@ -79,8 +80,8 @@ def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData
     if data.is_records:
         return JobData(**read_records(job, folder, say))
     source = job.data.source
-    if source and "://" not in source and not Path(source).is_absolute():
-        source = str(job.folder.resolve() / source)  # relative to the job's file, as the factory is
+    if source and "://" not in source:  # relative to the job's file, as the factory is
+        source = str(job.folder.resolve() / user_path(source))
     if data.kind == "text" and (text := read_text(job, folder, source)) is not None:
         return JobData(**text)
     manifest, shards = resolve(
@@ -163,7 +164,7 @@ def check_tokenizer(job: Job, module: nn.Module | None = None) -> None:
     for name in names:
         if not name or "://" in name:
             continue
-        for path in (job.folder / name, Path(name)):
+        for path in (job.folder / user_path(name), user_path(name)):
             folder = path if path.is_dir() else path.parent
             if not path.exists():
                 continue

@@ -34,7 +34,6 @@ from ..peer.data.manifest import Manifest
 from ..peer.data.survey import Ignored, not_finite, survey
 from ..proto.broker_pb2 import RunSpec
 from ..proto.common_pb2 import BlobRef
-from .chat.kept_tokenizer import tokenizer_files
 from .files.columns import check_names
 from .files.hub import fetched
 from .files.records import record_of, write_run
@@ -56,12 +55,13 @@ from .job_data import (
 )
 from .matrices import with_base, with_matrices
 from .models import models
-from .models.adapters import AdapterError, is_adapted, plain_name, save_config
+from .models.adapters import is_adapted, plain_name
 from .models.division import why_it_depends
-from .models.factories import find, is_hugging_face
+from .models.factories import is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
 from .privacy import check_hides, check_moves, check_sums, with_noise
+from .sidecars import sidecars_of
 from .stages_of_clients import with_stages
 
 __all__ = [
@@ -162,7 +162,7 @@ def prepare(
             shards=data.shards,
             weights=weights,
             recipe=_recipe_for(outline, captured, pretrained),
-            sidecars=_sidecars(module, job, folder / "sidecars"),
+            sidecars=sidecars_of(module, job, folder / "sidecars"),
             microbatch_sizes=sizes,
             local=data.local,
             pretrained=pretrained,
@@ -428,28 +428,3 @@ def _as_kept(captured: Captured) -> dict[str, Tensor]:
         name: torch.empty(spec.sizes, dtype=getattr(torch, spec.dtype), device="meta")
         for name, spec in specs.items()
     }
-
-
-def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
-    """The files that go with an export: those of the job, or a Hugging Face model's config (as it
-    is, whatever `args` changed in it) and the tokenizer; besides, an adapter's config."""
-    folder.mkdir()
-    try:
-        adapter = save_config(module, folder)
-    except AdapterError:
-        if job.output.format == "peft":
-            raise
-        adapter = ()
-    if job.model.sidecars:
-        own = (find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
-        return (*own, *adapter)
-    if not is_hugging_face(module):
-        return adapter
-    module.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
-    found, home = {path.name: path for path in sorted(folder.iterdir())}, None
-    if job.model.factory.startswith("hf:"):
-        home = find(job.model.factory.removeprefix("hf:"), job.folder, "model.factory")
-        beside = home / "generation_config.json"
-        found |= {beside.name: beside} if beside.is_file() else {}
-    found |= {path.name: path for path in tokenizer_files(job, folder, home)}
-    return tuple(found.values())

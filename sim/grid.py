@@ -1,8 +1,8 @@
 """A scenario with several settings of its job, and with several seeds: a simulation for each, and
 all of them compared.
 
-Each has a folder of its own with its report. One that is there already, of the same job, scenario
-and seed, and that did not fail, is not run again: a grid that was interrupted goes on.
+Each has a folder of its own with its report. One that is there already, of the same job, files,
+scenario and seed, and that did not fail, is not run again: a grid that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Grid:
         settings = [Setting.of(cell.options) for cell in self.cells]  # wrong ones before any runs
         quiet = self._json == STDOUT
         for i, (cell, setting) in enumerate(zip(self.cells, settings, strict=True), 1):
-            kept = _is_kept(cell.folder / "summary.json", setting.digest())
+            kept = _is_kept(cell, setting.digest())
             what = "is there" if kept else _in_short(simulated(cell.options, front))
             if not quiet:
                 say(f"{i} of {len(self.cells)} · {cell.label}, seed {setting.seed}: {what}")
@@ -104,11 +104,14 @@ class Grid:
         yield f"again: shoal compare {shlex.quote(str(self._root))}/*/"
 
 
-def _is_kept(file: Path, digest: str) -> bool:
-    """Whether a report is there, of this very setting, that did not fail."""
+def _is_kept(cell: Cell, digest: str) -> bool:
+    """Whether a report is there, of this very setting, that did not fail and was verified if that
+    is asked for."""
     try:
-        found = json_object(file.read_text(encoding="utf-8"))
+        found = json_object((cell.folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, SettingsError):
+        return False
+    if cell.options.verify and not found.get("verified_against"):
         return False
     return found.get("setting") == digest and found.get("exit") == 0
 

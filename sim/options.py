@@ -11,6 +11,7 @@ from typing import Literal
 
 from ..job import Job
 from ..job.settings import SettingsError, plain
+from .named_files import mark_of
 from .scenario.catalogue import DEFAULT, find
 from .scenario.mishaps import Expectations
 from .scenario.scenario import Scenario
@@ -104,10 +105,10 @@ class Setting:
         return self.scenario.name if self.scenario is not None else self.job.name
 
     def digest(self) -> str:
-        """Return the SHA-256 of all that the files and flags say; what a factory or a data set
-        holds is no part of it."""
+        """Return the SHA-256 of all that the files and flags say, and of what lies in the files
+        that the job names (`mark_of`)."""
         scenario = None if self.scenario is None else plain(self.scenario)
-        said = [plain(self.job), scenario, self.world, self.peers, self.seed]
+        said = [plain(self.job), scenario, self.world, self.peers, self.seed, mark_of(self.job)]
         return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     @classmethod

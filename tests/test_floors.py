@@ -43,7 +43,7 @@ ORDER = {
         < services < server""",
     "client": """
         chat errors < bench doctor files further_classes stages_of_clients job_data privacy
-        templates < access models < matrices < submission < uploading < runs
+        templates < access models < matrices sidecars < submission < uploading < runs
         < comparing show < front""",
     "compression": """
         counter interface < checks < echo < plain < sparse stateful < codec""",
@@ -80,7 +80,7 @@ ORDER = {
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers
         < replicas requests < answers < service""",
     "sim": """
-        front plain processes scenario trace < ghost live options report virtual
+        front named_files plain processes scenario trace < ghost live options report virtual
         < faults following monitor < baselines verify < cluster modelled < shaped < simulate
         < grid""",
     "sim/report": """

@@ -27,7 +27,7 @@ def fetched(source: str, folder: Path) -> str:
         import fsspec
 
         files, path = fsspec.core.url_to_fs(source, **_options(scheme))
-        is_glob = bool(set("*?[") & set(path))
+        is_glob = bool(set("*?[") & set(path)) and not files.exists(path)
         found = sorted(files.glob(path)) if is_glob else [path]
         if not found:
             raise DataError(f"no file matches {source}")
@@ -49,7 +49,10 @@ def fetched(source: str, folder: Path) -> str:
             f"{source} cannot be fetched{f' from {at}' if at else ''}: {why}; is there a network? "
             f"Look at {_HELP[scheme]}, or give files of this machine"
         ) from error
-    return str(folder / (f"*{Path(names[0]).suffix}" if is_glob else names[0]))
+    if not is_glob:
+        return str(folder / names[0])
+    endings = {Path(name).suffix for name in names}
+    return str(folder / (f"*{endings.pop()}" if len(endings) == 1 else "*"))
 
 
 def _options(scheme: str) -> dict[str, Any]:

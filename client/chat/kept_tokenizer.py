@@ -7,17 +7,17 @@ from pathlib import Path
 
 from ...job import Job
 from .naming import path_of, tokenizer_of
-from .texts import has_tokenizer
+from .texts import OF_TOKENIZERS, has_tokenizer
 
 __all__ = ["tokenizer_files"]
 
 _FILES = (
     "tokenizer*",
     "vocab*",
-    "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
+    *OF_TOKENIZERS,
 )
 _TEMPLATE = "chat_template.jinja"
 """What transformers read a template from before they look anywhere else."""

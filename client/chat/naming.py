@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...job import Job, SettingsError
+from ...net.surroundings import user_path
 from ...peer.data.manifest import DataError
 
 __all__ = ["config_of", "path_of", "tokenizer_of"]
@@ -16,7 +17,7 @@ def path_of(job: Job, name: str) -> str:
     """A source relative to the job's file."""
     if "://" in name:
         raise SettingsError("data.source", f"is {name!r}: expected files of this machine")
-    return name if Path(name).is_absolute() else str(job.folder.resolve() / name)
+    return str(job.folder.resolve() / user_path(name))
 
 
 def config_of(job: Job) -> dict[str, Any]:

@@ -6,15 +6,14 @@ instruction is {"instruction", "output"}, with or without "input", or {"prompt",
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...peer.data.columns_of_files import parquet_rows
+from ...peer.data.columns_of_files import csv_rows, parquet_rows
 from ...peer.data.manifest import DataError
-from ...peer.data.sources import matching
+from ...peer.data.sources import each_once, matching
 
 __all__ = ["LiveRecords", "Message", "Messages", "RecordFiles", "Records"]
 
@@ -23,6 +22,13 @@ Messages = list[Message]
 _PAIRS = (("instruction", "output"), ("prompt", "completion"))
 _ROLES = {"human": "user", "gpt": "assistant"}
 """Roles of "conversations" that have another name in "messages"."""
+_INSTEAD = {
+    "system": 'give messages, the first of them with the role "system"',
+    "history": "give messages, with earlier turns in front",
+    "tools": "write what the model is told of tools into a message",
+    "functions": "write what the model is told of functions into a message",
+}
+"""What to write in place of keys beside the messages."""
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
 _ENDINGS = ".jsonl, .csv or .parquet"
 
@@ -79,7 +85,7 @@ class RecordFiles(Records):
 
     def __init__(self, source: str, kind: str, bad: Callable[[str], None] | None) -> None:
         super().__init__(kind, bad)
-        self.paths = list({p.resolve(): p for p in matching(source) if p.is_file()}.values())
+        self.paths = each_once(matching(source))
         if not self.paths:
             raise DataError(f"no file matches {source}: expected a path or glob of {_ENDINGS}")
         for path in self.paths:
@@ -91,6 +97,11 @@ class RecordFiles(Records):
                     'or kind = "instructions"'
                 )
 
+    def shared_with(self, other: RecordFiles) -> Path | None:
+        """The first file that both read, by whatever name; None: there is none."""
+        theirs = {path.resolve() for path in other.paths}
+        return next((path for path in self.paths if path.resolve() in theirs), None)
+
     def rows(self) -> Iterator[tuple[str, Any]]:
         for path in self.paths:
             yield from ((f"{path}:{line}", record) for line, record in _rows(path))
@@ -101,12 +112,10 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     if path.suffix == ".parquet":
         yield from enumerate(parquet_rows(path), 1)
         return
+    if path.suffix == ".csv":
+        yield from csv_rows(path)
+        return
     try:
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                reader = csv.DictReader(file)
-                yield from ((reader.line_num, row) for row in reader)
-            return
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
@@ -116,8 +125,15 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
                 except (ValueError, RecursionError) as error:
                     what = getattr(error, "msg", type(error).__name__)
                     yield number, ValueError(f"the line is no JSON ({what})")
-    except (OSError, csv.Error, UnicodeDecodeError) as error:
+    except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _check_used(said: Mapping[str, Any], keys: Sequence[str], what: str) -> None:
+    """Raise ValueError for keys that other trainers read, which would be left out here."""
+    for key in keys:
+        if said.get(key) not in (None, "", [], {}):
+            raise ValueError(f'{what} has "{key}", which would be left out: {_INSTEAD[key]}')
 
 
 def _chat(record: Any) -> Messages:
@@ -129,10 +145,16 @@ def _chat(record: Any) -> Messages:
         raise ValueError(
             f'expected a chat, {{"messages": [{{"role", "content"}}, …]}}, got {there}'
         )
+    _check_used(record, ("system", "tools", "functions"), "the chat")
     for number, message in enumerate(messages):
         for key in ("role", "content"):
             if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
                 raise ValueError(f'message {number} of the chat has no "{key}" that is text')
+        if message.get("weight", 1) not in (None, 1):
+            raise ValueError(
+                f'message {number} of the chat has the "weight" {message["weight"]}: here all of '
+                "the assistant's messages count alike"
+            )
     return [dict(message) for message in messages]
 
 
@@ -154,7 +176,10 @@ def _instruction(record: Any) -> Messages:
             pair = record.get(asked), record.get(answered)
             if isinstance(pair[0], str) and isinstance(pair[1], str):
                 more = record.get("input") if asked == "instruction" else None
-                user = f"{pair[0]}\n\n{more}" if isinstance(more, str) and more else pair[0]
+                if more is not None and not isinstance(more, str):
+                    raise ValueError(f'"input" is {type(more).__name__}: expected text')
+                _check_used(record, ("system", "history"), "the instruction")
+                user = f"{pair[0]}\n\n{more}" if more else pair[0]
                 return [_said("user", user), _said("assistant", pair[1])]
     there = sorted(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
     wanted = " or ".join(f'{{"{a}", "{b}"}}' for a, b in _PAIRS)

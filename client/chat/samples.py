@@ -49,7 +49,16 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
         if job.dataset is None
         else LiveRecords(job.dataset, data.kind, bad)
     )
-    held = RecordFiles(path_of(job, data.validation), data.kind, bad) if data.validation else None
+    bad_held = list[str]()
+    held = None
+    if data.validation:
+        bad = bad_held.append if data.bad_records == "skip" else None
+        held = RecordFiles(path_of(job, data.validation), data.kind, bad)
+    if held and isinstance(files, RecordFiles) and (both := files.shared_with(held)):
+        raise DataError(
+            f"{both} is among the files of data.source ({data.source}) and of data.validation "
+            f"({data.validation}), so it would be trained on: expected files of its own"
+        )
     count = sum(1 for _ in reading.documents(files))
     if left_out:
         say(f"records left out: {len(left_out)}; the first is {left_out[0]}")
@@ -73,6 +82,8 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
         raise DataError(f"{data.validation} has no record to use")
     share = writer.padding / ((train + kept) * data.length)
     say(f"samples of {data.length} positions: {train + kept}, {share:.1%} of it padding")
+    if bad_held:
+        say(f"records of validation left out: {len(bad_held)}; the first is {bad_held[0]}")
     return {"manifest": writer.manifest(train + kept, kept), "shards": writer.shards.paths}
 
 

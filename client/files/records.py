@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from ...broker.round_rows import RoundRow, client_numbers
 from ...job import Job, Output, SettingsError
 from ...job.settings import plain
-from ...net.surroundings import naming
+from ...net.surroundings import naming, user_path
 from ...proto.broker_pb2 import RunEvent, StepDone, VersionEvaluated
 from .columns import EVALUATED, own_numbers
 from .row_file import RowFile
@@ -61,7 +61,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def local_folder(to: Path | str) -> Path:
     """Where what is kept of runs lies on this machine: `to`, or runs/ where that is a URL."""
-    return Path("runs") if "://" in str(to) else Path(to)
+    return Path("runs") if "://" in str(to) else user_path(to)
 
 
 def files_of(to: str) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from ...job import Job
 from ...net.file_names import is_file_name
+from ...net.surroundings import user_path
 from ..files.weight_files import pretrained_file
 
 __all__ = [
@@ -116,8 +117,8 @@ def _first_on_path(folder: Path) -> Iterator[None]:
 def find(name: str, folder: Path, key: str) -> Path:
     """A path of the job, looked up in the job's folder, then in the current one."""
     for base in (folder, Path()):
-        if (base / name).exists():
-            return (base / name).resolve()
+        if (path := base / user_path(name)).exists():
+            return path.resolve()
     raise ModelError(f'`{key}` names "{name}", which is neither in {folder.resolve()} nor here')
 
 

@@ -63,7 +63,8 @@ def fit(
     have; `but`: names that begin otherwise, whatever files have. A module that peft trains beside
     its original (`modules_to_save`) begins as that. What files have beside is left out, and said.
 
-    Raises WeightFilesError for one that is missing, and one of another shape or kind.
+    Raises WeightFilesError for one that is missing, one of another shape or kind, and one that is
+    tied and that files have with several values.
     """
     found: dict[str, TensorLocation] = {}
     missing: list[str] = []
@@ -82,6 +83,7 @@ def fit(
                 missing.append(one.names[0])
             continue
         _check(stored, one, name, entry)
+        _check_tied(stored, one, prefix, rename or {})
         found[one.names[0]] = entry
         used.update(sources)
     left = [name for name in stored.entries if name not in used]
@@ -103,6 +105,41 @@ def fit(
     if left:
         say(f"{len(left)} tensors of the files are not the model's, and left out ({_some(left)})")
     return Pretrained(stored, found)
+
+
+_COMPARED_BYTES = 8 << 20
+"""How much of a tensor is compared at a time."""
+
+
+def _check_tied(stored: Stored, wanted: Wanted, prefix: str, rename: Mapping[str, str]) -> None:
+    """Raise WeightFilesError where files have a tied parameter under several of its names, and with
+    other values: to begin with either would be another model than whoever wrote them had."""
+    there: dict[str, TensorLocation] = {}
+    for name in wanted.names:
+        candidates = _candidates((name,), prefix, rename)
+        if (found := next((c for c in candidates if c in stored.entries), None)) is not None:
+            there[found] = stored.entries[found]
+    if len(there) < 2:
+        return
+    (first, entry), *others = there.items()
+    for name, other in others:
+        _check(stored, wanted, name, other)
+        if not _are_equal(stored, entry, other, wanted.dtype):
+            raise WeightFilesError(
+                f'the weights do not fit the model: "{first}" and "{name}" are one parameter of '
+                "the model, and differ in the files: expected equal values, or a model that does "
+                "not tie them (of Hugging Face args = { tie_word_embeddings = false })"
+            )
+
+
+def _are_equal(stored: Stored, a: TensorLocation, b: TensorLocation, dtype: torch.dtype) -> bool:
+    """Whether two tensors of one shape are the same in a dtype; some rows at a time are read."""
+    count = a.shape[0] if a.shape else 0
+    rows = max(1, _COMPARED_BYTES * count // max(1, a.size_bytes))
+    parts = [(i, min(i + rows, count)) for i in range(0, count, rows)]
+    pieces = ((a.rows(*p), b.rows(*p)) for p in parts) if a.shape else iter([(a, b)])
+    read = stored.weights.read
+    return all(torch.equal(read(x).to(dtype), read(y).to(dtype)) for x, y in pieces)
 
 
 _SAVED = re.compile(r"(.*)\.modules_to_save\.[^.]+\.(.*)")

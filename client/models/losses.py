@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from ...job import Job
 from ...job.tables import OF_PACKING
-from .factories import function_of
+from .factories import ModelError, function_of
 
-__all__ = ["loss_function", "with_loss", "with_own_loss", "with_weight"]
+__all__ = ["check_causal", "loss_function", "with_loss", "with_own_loss", "with_weight"]
 
 
 def loss_function(job: Job) -> Callable[..., Any] | None:
@@ -24,6 +24,22 @@ def loss_function(job: Job) -> Callable[..., Any] | None:
     if job.model.loss == "forward":
         return None
     return function_of(job.model.loss, job.folder, "model.loss")
+
+
+def check_causal(module: nn.Module) -> None:
+    """Raise ModelError for a model of transformers of a family in which a token sees those behind
+    it: what it is to predict would be among what it gets."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+
+    config = getattr(module, "config", None)
+    if getattr(config, "model_type", "") in (*MASKED, "bert-generation") and not getattr(
+        config, "is_decoder", False
+    ):
+        raise ModelError(
+            f"in the model ({type(module).__name__}) a token sees those behind it, and it would be "
+            "trained to predict them: expected a causal language model (of a family that is both, "
+            "args = { is_decoder = true }), or arrays with labels"
+        )
 
 
 def with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Module]:

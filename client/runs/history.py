@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ class History:
         file = folder / "metrics.jsonl"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         for line in text[: text.rfind("\n") + 1].splitlines():
-            row = json.loads(line)
+            found = json.loads(line)
+            row: dict[str, Any] = {
+                key: math.nan if value is None else value for key, value in found.items()
+            }
             self._rows[row["step"], row.get("replica", 0)] = row
 
     def see(self, event: RunEvent) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,12 +62,14 @@ def folder_told(folder: Path) -> RunTold:
     rows = list(_rows(folder / "rounds.jsonl"))
     apart = any(row["kind"] == "round_done" for row in rows)
     for row in _rows(folder / "metrics.jsonl"):
-        course.stepped(row, row.get("replica", 0) if apart else None)
+        numbers = {key: math.nan if value is None else value for key, value in row.items()}
+        course.stepped(numbers, row.get("replica", 0) if apart else None)
     for row in rows:
         if row["kind"] == "round_done":
             course.met(row)
         elif row["kind"] == "evaluated":
-            course.evaluated(row["round"], row["eval_loss"])
+            held_out = row["eval_loss"]
+            course.evaluated(row["round"], math.nan if held_out is None else held_out)
     job = record["job"]
     return RunTold(job.get("seed", 0), job, course.points)
 

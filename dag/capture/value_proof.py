@@ -175,7 +175,7 @@ class _Comparison:
         except UnlikeDrawsError as error:
             raise _UntriedError(str(error)) from error
         except Exception as error:  # whatever the user's code raises
-            if number == 0:
+            if number == 0 or self._raises_at_first(batch, draws, key):
                 raise self._raised(error) from error
             raise refused(
                 text_of(place_of(error)),
@@ -199,6 +199,18 @@ class _Comparison:
             self._check(f"buffer {name}", self.values.graph[name], made, number)
         if wants and not (draws and draws.recomputes):
             self._check_gradients(theirs[0], ours[self.graph.loss])
+
+    def _raises_at_first(
+        self, batch: Mapping[str, Tensor], draws: GivenDraws | None, key: int
+    ) -> bool:
+        """Whether a batch is the reason, not that there were calls before."""
+        self.state.restore()
+        try:
+            with torch.no_grad(), _drawing(draws, key):
+                forward_of(self.forward.module, batch, self.forward.loss)
+        except Exception:  # whatever the user's code raises
+            return True
+        return False
 
     def _updated(self) -> dict[str, Any]:
         return {b.name: b.update for b in self.graph.buffers if b.update is not None}

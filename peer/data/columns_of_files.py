@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .manifest import DataError
 
-__all__ = ["columns_of", "parquet_rows"]
+__all__ = ["columns_of", "csv_rows", "parquet_rows"]
 
 
 def parquet_rows(path: Path, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -41,22 +41,40 @@ def parquet_rows(path: Path, names: Sequence[str] = ()) -> Iterator[dict[str, An
 def columns_of(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """Columns of a .csv or .parquet as arrays: int64 where all values are whole, else float32; of
     lists of one length, one row for each. Raises DataError, by the row, counted from 1."""
-    rows = list(parquet_rows(path, names) if path.suffix == ".parquet" else _csv_rows(path, names))
+    is_csv = path.suffix != ".parquet"
+    rows = list(_numbers(path, names) if is_csv else parquet_rows(path, names))
     if not rows:
         raise DataError(f"{path} has no rows")
     return {name: _array(path, name, [row[name] for row in rows]) for name in names}
 
 
-def _csv_rows(path: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def csv_rows(
+    path: Path, names: Sequence[str] = ()
+) -> Iterator[tuple[int, dict[str, str | None] | ValueError]]:
+    """Line and row of a file with a header, where None stands for what a row has not; a ValueError
+    in place of a row that has more than the header, as one with a comma outside of quotes. `names`:
+    columns that it must have, each once. Raises DataError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
+            there = reader.fieldnames or ()
             for name in names:
-                if name not in (there := reader.fieldnames or ()):
-                    raise DataError(f"{path} has no column {name!r}, it has {sorted(there)}")
-            yield from ({name: _number(row[name]) for name in names} for row in reader)
+                if (count := there.count(name)) != 1:
+                    what = f"{count} columns" if count else "no column"
+                    raise DataError(f"{path} has {what} {name!r}, it has {sorted(there)}")
+            more = f"the row has more than the {len(there)} values of the header: write a value "
+            more += "with a comma in quotes"
+            for row in reader:
+                yield reader.line_num, ValueError(more) if None in row else row
     except (OSError, csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _numbers(path: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for line, row in csv_rows(path, names):
+        if isinstance(row, ValueError):
+            raise DataError(f"{path}:{line}: {row}")
+        yield {name: _number(row[name]) for name in names}
 
 
 def _number(text: str | None) -> int | float | None:

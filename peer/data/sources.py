@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import escape, glob
 from pathlib import Path
@@ -33,10 +33,12 @@ from .manifest import STORED_BYTES, Column, DataError, Kind, Manifest
 from .sample_keys import stored
 from .shard_writer import ARRAY_SHARD_BYTES, ShardWriter
 
-__all__ = ["matching", "resolve", "text_of", "windows_of"]
+__all__ = ["each_once", "matching", "resolve", "text_of", "windows_of"]
 
 TEXT_SHARD_BYTES = 4 * 2**20
 """Small enough that the first step starts soon over a home uplink."""
+
+_TABLES = (".csv", ".parquet")
 
 _Array = npt.NDArray[Any]
 _Read = TypeVar("_Read")
@@ -161,17 +163,22 @@ def text_of(source: str) -> bytes:
 
 
 def _files(source: str) -> list[Path]:
-    """The files of a path or a glob on this machine, each once however many links lead to it: a
-    copy could be held out and trained on."""
+    """The files of a path or a glob on this machine, each once: a copy could be held out and
+    trained on."""
     found = matching(source)
     if len(found) == 1 and found[0].is_dir():
         raise DataError(f"{source} is a folder: give a glob such as {source}/**/*.txt")
+    if not (files := each_once(found)):
+        raise DataError(f"no file matches {source}: expected a path or a glob of text files")
+    return files
+
+
+def each_once(paths: Iterable[Path]) -> list[Path]:
+    """The files among paths, each once however many links lead to it."""
     files: dict[Path, Path] = {}
-    for path in found:
+    for path in paths:
         if path.is_file():
             files.setdefault(path.resolve(), path)
-    if not files:
-        raise DataError(f"no file matches {source}: expected a path or a glob of text files")
     return [*files.values()]
 
 
@@ -283,7 +290,7 @@ def _read_arrays(source: str, names: Sequence[str], key: str = "") -> dict[str, 
         if key:
             raise DataError(f"{source}: with {key!r}, whose a sample is: expected one .npz")
         found = _joined(source, paths or [_local(source)], names)
-    elif names and source.endswith((".csv", ".parquet")):
+    elif names and source.endswith(_TABLES):
         found = columns_of(_local(source), names)
     elif source.endswith(".npz"):
         with _of_numpy(source), _load(source) as loaded:
@@ -313,7 +320,7 @@ def _read_arrays(source: str, names: Sequence[str], key: str = "") -> dict[str, 
 def _several(source: str) -> list[Path]:
     """The files of a glob on this machine; none where the source is no glob."""
     is_glob = "://" not in source and set("*?[") & set(source) and not Path(source).exists()
-    return [p for p in matching(source) if p.is_file()] if is_glob else []
+    return each_once(matching(source)) if is_glob else []
 
 
 def _joined(source: str, paths: Sequence[Path], names: Sequence[str]) -> dict[str, _Array]:
@@ -322,8 +329,19 @@ def _joined(source: str, paths: Sequence[Path], names: Sequence[str]) -> dict[st
     if all(path.suffix == ".npy" for path in paths):
         named = {path.stem: path for path in paths}
         chosen = _choose(source, names, [*named])
+        for place, path in enumerate(paths, 1):
+            if path.stem in chosen and (last := named[path.stem]) != path:
+                raise DataError(
+                    f"files {place} and {paths.index(last) + 1} of {source} have one name, and a "
+                    ".npy is the array that is called so: expected each name once, or .npz"
+                )
         return {n: _of_several(source, named[n], paths, _load) for n in chosen}
     parts = [_of_several(source, p, paths, lambda at: _read_arrays(at, names)) for p in paths]
+    if all(path.suffix in _TABLES for path in paths):  # where a column of one file is whole
+        for name in names:
+            if any(part[name].dtype == np.float32 for part in parts):
+                for part in parts:
+                    part[name] = part[name].astype(np.float32)
     for place, part in enumerate(parts, 1):
         for name, array in part.items():
             one = parts[0][name]

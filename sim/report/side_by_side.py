@@ -82,10 +82,16 @@ def reported(file: Path, label: str) -> Told:
         label=label,
         seed=found["seed"],
         job=found["job"],
-        course=found["course"],
+        course=[_as_it_was(point) for point in found["course"]],
         more=more,
         error=(found["error"] or "failed") if found["exit"] else "",
     )
+
+
+def _as_it_was(point: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A point read from JSON, where the loss of a step that is no number is null."""
+    of_step = bool(point["step"]) and point["samples"] is None
+    return {**point, "loss": math.nan} if of_step and point["loss"] is None else point
 
 
 class SideBySide:

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.job import SettingsError
+from shoal.job import Job, SettingsError
 from shoal.job.settings import plain
 from shoal.sim import grid as grids
 from shoal.sim.front import Front
 from shoal.sim.grid import Grid
+from shoal.sim.named_files import mark_of
 from shoal.sim.options import Setting, SimOptions
 from shoal.sim.report import Summary, write_json
 
@@ -86,6 +87,40 @@ def test_a_grid_goes_on_with_what_is_not_there_yet(
     assert ran == [saps, noloco, noloco, saps, noloco]  # what failed, and then all of other steps
     assert json.loads((tmp_path / "compare.json").read_text())["target"] == 2.0
     assert (tmp_path / "compare.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("factory", "seen"),
+    [
+        ("model.py:make", {"model.py", "beside.py", "t.txt", "u.txt"}),
+        ("package.net:make", {"package/net.py", "package/more.py", "t.txt", "u.txt"}),
+        ("shoal.examples.gpt:gpt", {"t.txt", "u.txt"}),
+        ("no.such.module:f", {"t.txt", "u.txt"}),
+        ("hf:hf", {"hf/config.json", "t.txt", "u.txt"}),
+    ],
+)
+def test_results_of_another_model_or_data_are_not_taken(
+    tmp_path: Path, factory: str, seen: set[str]
+) -> None:
+    """Whatever lies in the files that the job names is a part of what was run."""
+    model, package = ("model.py", "beside.py"), ("package/net.py", "package/more.py")
+    places = [*model, *package, "t.txt", "u.txt", "other.bin", "hf/config.json"]
+    for folder in ("package", "hf"):
+        (tmp_path / folder).mkdir()
+    for place in places:
+        if place != "u.txt":
+            (tmp_path / place).write_text("1")
+    (tmp_path / ".#model.py").symlink_to("somebody@somewhere")  # as an editor makes it
+    data = {"kind": "text", "source": "*.txt"}
+    job = Job(model={"factory": factory}, data=data, train={"steps": 1}, folder=tmp_path)
+    found = set()
+    for place in places:
+        before = mark_of(job)
+        assert before == mark_of(job)
+        (tmp_path / place).write_text("22")
+        if mark_of(job) != before:
+            found.add(place)
+    assert found == seen
 
 
 @pytest.mark.parametrize(

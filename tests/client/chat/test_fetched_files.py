@@ -11,10 +11,12 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import unquote, urlsplit
 
+import fsspec
 import pytest
 
 from shoal.client.chat.fetched_files import fetched
 from shoal.peer.data import DataError
+from shoal.peer.data.sources import matching
 
 FILES = {"data/a.jsonl": b'{"text": "one"}\n', "data/b.jsonl": b'{"text": "two"}\n', "c.txt": b"c"}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -107,6 +109,19 @@ def test_a_hub_that_does_not_answer_is_one_line(
         ) as e:
             fetched("hf://datasets/org/said/c.txt", tmp_path / "f")
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [("*", "abc"), ("*.txt", "ab"), ("a[[]1].txt", "a"), ("a[1].txt", "a"), ("c.jsonl", "c")],
+)
+def test_all_files_that_are_asked_for_are_fetched(tmp_path: Path, asked: str, wanted: str) -> None:
+    """Whatever their endings and names are."""
+    memory = fsspec.filesystem("memory")
+    for name in ("a[1].txt", "b.txt", "c.jsonl"):
+        memory.pipe_file(f"/said/{name}", name[0].encode())
+    got = [p.read_text() for p in matching(fetched(f"memory://said/{asked}", tmp_path / "f"))]
+    assert "".join(got) == wanted
 
 
 def test_without_the_library_the_error_names_it(

@@ -20,6 +20,7 @@ from shoal.peer.data import DataError
 
 from .chats import CHATS, MARKED, PLAIN, messages, tokenizer, write_chats
 
+SAID = messages([("user", "a"), ("assistant", "b")])
 DOCUMENTS = st.lists(st.lists(st.integers(1, 99), min_size=2, max_size=14), max_size=12)
 
 
@@ -150,6 +151,45 @@ def test_validation_stands_in_place_of_holdout(tmp_path: Path) -> None:
     sizes = [len(words.ids(messages(chat))[0]) - 1 for chat in (*CHATS, *CHATS[:2])]
     share = 1 - sum(sizes) / (64 * len(sizes))
     assert said[-1] == f"samples of 64 positions: {len(sizes)}, {share:.1%} of it padding"
+    with (tmp_path / "v.jsonl").open("a") as file:
+        file.write("{}\n")
+    said.clear()
+    job = job_of(tmp_path, validation="v.jsonl", pack=False, bad_records="skip")
+    assert read_records(job, tmp_path / "again", said.append)["manifest"].held_out == 2
+    assert any("validation left out: 1; the first is" in line for line in said)
+
+
+@pytest.mark.parametrize("there", ["c.jsonl", "*.jsonl", "[cl].jsonl"])
+def test_validation_is_never_trained_on(tmp_path: Path, there: str) -> None:
+    write_chats(tmp_path / "c.jsonl")
+    (tmp_path / "l.jsonl").symlink_to("c.jsonl")
+    with pytest.raises(DataError, match=r"data\.validation .* would be trained on"):
+        read_records(job_of(tmp_path, source=there, validation="l.jsonl"), tmp_path / "out", print)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "key"),
+    [
+        ("chat", {"messages": SAID, "tools": [{"name": "add"}]}, "tools"),
+        ("chat", {"messages": SAID, "functions": "add"}, "functions"),
+        ("chat", {"conversations": SAID, "system": "Be brief."}, "system"),
+        ("chat", {"messages": [SAID[0], {**SAID[1], "weight": 0}]}, "weight"),
+        ("instructions", {"instruction": "a", "output": "b", "system": "c"}, "system"),
+        ("instructions", {"prompt": "a", "completion": "b", "history": [["c", "d"]]}, "history"),
+        ("instructions", {"instruction": "a", "output": "b", "input": ["c"]}, "input"),
+    ],
+)
+def test_what_would_change_a_record_is_not_left_out_of_it(
+    tmp_path: Path, kind: str, said: dict[str, Any], key: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(said))
+    with pytest.raises(DataError, match=rf'a\.jsonl:1: .*"{key}"'):
+        list(RecordFiles(str(tmp_path / "a.jsonl"), kind, None))
+    empty: Any = {"weight": 1, "input": ""}.get(key)
+    kept = {k: v for k, v in said.items() if k != key} | {key: empty, "id": 3, "source": "x"}
+    kept |= {"messages": SAID} if key == "weight" else {}
+    (tmp_path / "a.jsonl").write_text(json.dumps(kept))
+    assert len(list(RecordFiles(str(tmp_path / "a.jsonl"), kind, None))) == 1
 
 
 @pytest.mark.parametrize("key", ["pack", "template", "loss_on", "bad_records", "validation"])

@@ -74,6 +74,8 @@ def test_arrays_of_tables_and_of_several_files_are_those_of_one(tmp_path: Path) 
         ("x\n1\n", "no column 'y'"),
         ("x,y\n", "no rows"),
         ("x,y\n1,9223372036854775808\n", "'y' has whole numbers of 2.63 or more"),
+        ("x,y\n1,2\n3,4,5\n", r"a\.csv:3: the row has more than the 2 values"),
+        ("x,x,y\n1,2,3\n", "2 columns 'x'"),
     ],
 )
 def test_a_table_without_numbers_is_refused_by_its_row(
@@ -82,6 +84,27 @@ def test_a_table_without_numbers_is_refused_by_its_row(
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(DataError, match=says):
         resolve(tmp_path / "out", kind="arrays", source=str(tmp_path / "a.csv"))
+
+
+def test_a_column_that_is_whole_in_one_file_is_a_number_in_all(tmp_path: Path) -> None:
+    (tmp_path / "a-1.csv").write_text("x,y\n1,0\n2,1\n")
+    (tmp_path / "a-2.csv").write_text("x,y\n0.5,1\n")
+    (tmp_path / "b.csv").write_text("x,y\n1,0\n2,1\n0.5,1\n")
+    several, one = (
+        resolve(tmp_path / "out", kind="arrays", source=str(tmp_path / name))[0]
+        for name in ("a-*.csv", "b.csv")
+    )
+    assert several == one
+
+
+def test_a_row_of_csv_with_a_comma_too_many_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('prompt,completion\n"Say hi, please",Hi\nSay ho, please,Ho\n')
+    with pytest.raises(DataError, match=r"a\.csv:3: the row has more than the 2 values"):
+        walked(tmp_path / "a.csv", "instructions")
+    bad: list[str] = []
+    ((_, said),) = RecordFiles(str(tmp_path / "a.csv"), "instructions", bad.append)
+    assert [one["content"] for one in said] == ["Say hi, please", "Hi"]
+    assert len(bad) == 1
 
 
 def test_files_that_are_no_parquet_are_refused(tmp_path: Path) -> None:

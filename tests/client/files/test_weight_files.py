@@ -20,6 +20,7 @@ from shoal.client.files import shards as shards_module
 from shoal.client.files.exported import opened
 from shoal.client.files.shards import Pretrained
 from shoal.client.files.weight_files import WeightFilesError, find
+from shoal.client.models import fitting
 from shoal.client.models.fitting import Wanted, fit
 from shoal.dag.transforms.split_weights import blocks
 from shoal.net.web.web import Web
@@ -287,6 +288,23 @@ def test_names_may_differ(tmp_path: Path, names: tuple[str, ...], options: dict[
     stored = find([str(folder(tmp_path / "w"))])
     found = fit(stored, [Wanted(names, (7,), torch.float32, True)], **options)
     assert same(dict(found.tensors())[names[0]], TENSORS["a.bias"])
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 2)])
+def test_a_tied_parameter_with_two_values_is_refused(
+    tmp_path: Path, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "_COMPARED_BYTES", 8)
+    one = [Wanted(("embed", "head"), shape, torch.float32, True)]
+    value = torch.rand(shape)
+    other = value.clone()
+    other.view(-1)[-1] += 1
+    for name, head in (("equal", value.clone()), ("other", other)):
+        save_file({"embed": value, "head": head}, tmp_path / f"{name}.safetensors")
+    found = fit(find([str(tmp_path / "equal.safetensors")]), one)
+    assert torch.equal(dict(found.tensors())["embed"], value)
+    with pytest.raises(WeightFilesError, match='"embed" and "head" are one parameter'):
+        fit(find([str(tmp_path / "other.safetensors")]), one)
 
 
 @pytest.mark.parametrize("mixtral", [False, True])

@@ -92,6 +92,41 @@ def job_of(at: Path, **args: Any) -> Job:
     return Job(model={"factory": f"hf:{at}", "args": args}, train={"steps": 1})
 
 
+def test_two_values_of_a_tied_table_are_no_model(tmp_path: Path) -> None:
+    """from_pretrained leaves such a table untied, whatever the config says."""
+    config = transformers.AutoConfig.for_model("llama", **SMALL)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | {"tie_word_embeddings": True}))
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(WeightFilesError, match="tie_word_embeddings = false"):
+        models.build(job_of(tmp_path))
+    built = models.build(job_of(tmp_path, tie_word_embeddings=False)).state_dict()
+    assert all(torch.equal(built[n], t) for n, t in oracle.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["bert", "bart"])
+def test_next_tokens_are_for_models_that_do_not_see_them(tmp_path: Path, kind: str) -> None:
+    small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "d_model": 16}
+    small |= {"num_attention_heads": 2, "vocab_size": 64, "decoder_layers": 1}
+    transformers.AutoConfig.for_model(kind, **small).save_pretrained(tmp_path)
+    ids = torch.randint(0, 64, (1, 8), generator=torch.Generator().manual_seed(0))
+    other = ids.clone()
+    other[0, -1] += 1
+    for args in ({}, {"is_decoder": True}):
+        job = job_of(tmp_path, **args)
+        module: Any = models.build(job).eval()
+        first, second = (module(input_ids=x).logits[0, :-1] for x in (ids, other))
+        sees = not torch.allclose(first, second)
+        assert sees == (kind == "bert" and not args)
+        if sees:
+            with pytest.raises(ModelError, match="is_decoder = true"), models.ready(module, job):
+                pass
+        else:
+            with models.ready(module, job):
+                pass
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder for each way to write a model, each with other weights."""

@@ -141,6 +141,28 @@ def test_a_run_of_text_speaks_with_the_tokenizer_of_its_data(tmp_path: Path, whe
     assert says(speaker(str(home), nobody)) == wanted
 
 
+@pytest.mark.parametrize("named", ["auto", "words", "bytes"])
+def test_text_speaks_by_what_made_its_ids(tmp_path: Path, named: str) -> None:
+    model = write_model(tmp_path / "model", "llama")
+    tokenizer().save_pretrained(tmp_path / "words")
+    data = {"kind": "text", "source": "t.txt", "tokenizer": named, "length": 8}
+    job = Job(model={"factory": "hf:model"}, data=data, steps=1, folder=tmp_path)
+    home = tmp_path / "runs" / "r-1"
+    write_run(home, record_of("r-1", job, job.output.to, "", 0))
+    words = tokenizer()
+    ids = list(PROMPT.encode()) if named == "bytes" else words(PROMPT).input_ids
+    eos = None if named == "bytes" else words.eos_token_id
+    said = model.generate(
+        input_ids=torch.tensor([ids]), max_new_tokens=TOKENS, do_sample=False, eos_token_id=eos
+    )[0, len(ids) :].tolist()
+    wanted = (
+        bytes(i for i in said if i < 256).decode(errors="replace")
+        if named == "bytes"
+        else words.decode(said, skip_special_tokens=True)
+    )
+    assert says(speaker_before(str(home), nobody)) == wanted
+
+
 @pytest.mark.slow
 async def test_a_trained_adapter_speaks_as_peft_has_it(
     lab: Lab,  # noqa: F811

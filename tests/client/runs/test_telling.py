@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,12 @@ import pytest
 
 from shoal.client.errors import RecordError
 from shoal.client.files.records import Recorder, write_run
+from shoal.client.runs.history import History
 from shoal.client.runs.telling import folder_told, labels, run_told
 from shoal.proto.broker_pb2 import FAILED, Evaluation, Outcome, RunEvent, RunState, StepDone
 from shoal.proto.common_pb2 import Reason
+from shoal.sim.report import Summary, write_json
+from shoal.sim.report.side_by_side import SideBySide, Told, reported
 
 
 def test_a_folder_tells_what_its_events_did(tmp_path: Path) -> None:
@@ -58,6 +62,33 @@ def test_a_broker_tells_what_the_folder_does(tmp_path: Path) -> None:
     reason = Reason(text="out of memory")
     events.append(RunEvent(number=3, state=RunState(run="r-1", phase=FAILED, reason=reason)))
     assert run_told(client, "r-1", tmp_path).error == "out of memory"
+
+
+def test_a_run_that_diverged_says_so_in_table_and_history(tmp_path: Path) -> None:
+    """JSON has no NaN: what a file has as null is the number that it was, not one before it."""
+    losses = [3.0, 2.0, math.nan]
+    job = {"seed": 7, "train": {"batch": 4}}
+    write_run(tmp_path, {"run": "r-1", "job": job})
+    recorder = Recorder(tmp_path, 16)
+    for step, loss in enumerate(losses):
+        done = StepDone(step=step, seconds=0.5, outcome=Outcome(loss=loss))
+        done.evaluation.CopyFrom(Evaluation(loss=loss))
+        recorder.see(RunEvent(number=step, step=done))
+    recorder.close()
+    found = folder_told(tmp_path)
+    summary = Summary(name="n", world="w", seed=7, job=job, course=tuple(found.course))
+    write_json(summary, tmp_path / "summary.json")
+    told = [
+        Told(label="a", seed=7, job=job, course=found.course, more={}),
+        reported(tmp_path / "summary.json", "b"),
+    ]
+    for one in SideBySide(told).table()["runs"]:
+        assert math.isnan(one["loss"])
+        assert one["step"] == 3
+    assert math.isnan(found.course[-1]["held_out"])
+    history = History(tmp_path)
+    assert "3 -> nan" in repr(history)
+    assert all(map(math.isnan, (history[-1]["loss"], history.columns["eval_loss"][-1])))
 
 
 def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:

@@ -174,3 +174,36 @@ def test_a_branch_that_an_export_alone_takes_is_refused() -> None:
 
     with pytest.raises(CaptureError, match="no other branch while it is exported"):
         capture(Exported(), INPUTS)
+
+
+class Once(nn.Module):
+    """Raises in every call behind its first one, if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.once, self.calls = nn.Linear(6, 3), False, 0
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.once and self.calls:
+            raise RuntimeError("never twice")
+        self.calls += self.once
+        return F.cross_entropy(self.out(x.mean(1)), y)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_data_that_raises_is_no_fault_of_the_calls_before(once: bool) -> None:
+    module = Once()
+    graph = capture(module, INPUTS).graph
+    module.once = once
+
+    def samples(number: int, size: int) -> dict[str, Tensor]:
+        return {"x": torch.ones(size, 4, 6), "y": torch.tensor([0, 0 if once else -number])}
+
+    names = {n: n for n, _ in module.named_parameters()}
+    found = Names(names, {}, frozenset(names), frozenset())
+    forward = Forward(module, INPUTS, None, frozenset())
+    if once:
+        with pytest.raises(CaptureError, match=r"second call .*\(never twice\)"):
+            prove_values(forward, graph, found, {}, 2, samples)
+    else:
+        assert "Target -1 is out of" in prove_values(forward, graph, found, {}, 2, samples)

@@ -298,6 +298,25 @@ def test_a_file_counts_once_however_many_links_lead_to_it(tmp_path):
     assert sorted(content) == sorted(b"a" * 40 + b"b" * 30)
 
 
+def test_arrays_of_several_files_are_there_once_and_none_is_in_the_place_of_another(tmp_path):
+    for part in ("a", "b"):
+        (tmp_path / part).mkdir()
+        np.savez(tmp_path / part / "d.npz", x=np.ones((4, 2)), y=np.ones(4, np.int64))
+        np.save(tmp_path / part / "x.npy", np.ones((4, 2)))
+        np.save(tmp_path / part / "y.npy", np.ones(4, np.int64))
+        np.save(tmp_path / part / "z.npy", np.ones(4))
+    (tmp_path / "a" / "link.npz").symlink_to("d.npz")
+    several = {"kind": "arrays", "holdout": 0.0}
+    manifest, _ = resolve(tmp_path / "out", source=str(tmp_path / "*" / "*.npz"), **several)
+    assert manifest.total == 8
+    with pytest.raises(DataError, match=r"files 1 and 4 of .* have one name"):
+        resolve(tmp_path / "out", source=str(tmp_path / "*" / "*.npy"), **several)
+    (tmp_path / "b" / "x.npy").unlink()
+    (tmp_path / "b" / "y.npy").unlink()
+    manifest, _ = resolve(tmp_path / "out", source=str(tmp_path / "*" / "*.npy"), **several)
+    assert manifest.total == 4  # nobody asks for the two of another name
+
+
 def test_passes_and_tokens_become_steps(text, arrays):
     manifest, _, _ = text
     assert steps_for(manifest, 8, tokens=1280) == 10
