@@ -82,7 +82,7 @@ class Upload:
 
 def uplinks(hosts: int) -> list[float]:
     """Return Mbit/s."""
-    return np.linspace(LEAST, MOST, hosts).tolist()
+    return [float(up) for up in np.linspace(LEAST, MOST, hosts)]
 
 
 def scenario_of(folder: Path, hosts: int) -> Scenario:

@@ -70,7 +70,8 @@ def lines_of(network: Network) -> Numbers:
     """Return what each peer gives at most to all others together, (peers,) bytes/s: its uplink, or
     what its pairs carry together where that is less."""
     pairs = np.where(_apart(network), network.bandwidth, 0.0).sum(1)
-    return np.minimum(np.minimum(network.up, pairs), _FASTEST)
+    found: Numbers = np.minimum(np.minimum(network.up, pairs), _FASTEST)
+    return found
 
 
 def sending_to_all(network: Network) -> Links:
