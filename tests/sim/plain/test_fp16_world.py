@@ -20,7 +20,7 @@ from shoal.tests.sim.recovery import test_checkpoints
 from shoal.tests.sim.recovery.test_recovery import JOB, Lab, Recovered
 
 STEPS = 7
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SCALED = {
     **JOB,
     "name": "scaled",
