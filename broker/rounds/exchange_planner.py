@@ -20,9 +20,10 @@ MOST_CLAIMS = 1024
 """Of one peer about one attempt: they are 34 bytes each, and a message has room for 64 KB."""
 _FINER = 8
 """Slices of a replica's share of the vector, among which the blocks of a fragment lie."""
-_EXCHANGE_S, _SLOW_BYTES_PER_S = 60.0, 1.25e6
+_EXCHANGE_S, _SLOW_BYTES_PER_S, _SLOWEST_BYTES_PER_S = 60.0, 1.25e6, 2.5e4
 """An attempt has so long, and what the vector takes over a link of 10 Mbit/s four times, or over a
-member's line that is known to carry less, for each client whose contribution comes by itself."""
+member's line that is known to carry less, for each client whose contribution comes by itself; for
+nobody's line it is longer than for one of 0.2 Mbit/s."""
 
 
 class ExchangePlanner:
@@ -57,7 +58,8 @@ class ExchangePlanner:
         everybody = [*exchange.weights, *exchange.joiners]
         weights = [*exchange.weights.items(), *((n, 0) for n in exchange.joiners)]
         lines = exchange.lines
-        self._slowest = min(_SLOW_BYTES_PER_S, *lines.values()) if lines else _SLOW_BYTES_PER_S
+        slowest = min(lines.values(), default=_SLOW_BYTES_PER_S)
+        self._slowest = max(_SLOWEST_BYTES_PER_S, min(slowest, _SLOW_BYTES_PER_S))
         whole = {
             n: Replicated(p, w, n, lines.get(n, 1.0))
             for n, w in weights

@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from shoal.broker.events import Persist, Publish, RunAsked, RunId
+from shoal.broker.policies import segments
 from shoal.broker.records.run import RunRecord
+from shoal.broker.rounds.exchange_planner import ExchangePlanner
+from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
 from shoal.job.clients.client_compression import CompressionOptions
@@ -300,6 +303,35 @@ def test_hosts_send_as_much_as_their_measured_uplinks_carry_in_the_same_time(
         else:
             assert least < kept[1] < kept[2] < UPDATE, kept
     assert all(d.uploads.clients == 3 for d in done)
+
+
+def test_hosts_add_up_as_much_as_their_lines_carry(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.job = replace(hosts.job, sync=replace(hosts.job.sync, per_round=3))
+    hosts.spec.job = hosts.job.to_json()
+    hosts.peers = [replace(p, up=RATES.get(p.name, p.up)) for p in hosts.peers]
+    planned, plans = list[tuple[dict[PeerId, broker_pb2.RoundPlan], float]](), ExchangePlanner.plans
+
+    def seen(planner: ExchangePlanner, groups: Any) -> Any:
+        planned.append((plans(planner, groups), planner.attempt_s))
+        return planned[-1][0]
+
+    monkeypatch.setattr(ExchangePlanner, "plans", seen)
+    monkeypatch.setattr(segments, "UNDIVIDED", 4)
+    world = hosts.world()
+    run = world.submit(hosts.spec)
+    world.finish(run)
+    hosts.assert_expected(world, run)
+    for made, attempt_s in planned:
+        adds = dict.fromkeys(RATES, 0)
+        for peer, plan in made.items():
+            own = (s.stop - s.start for s in plan.segments if s.aggregator == peer)
+            adds[peer] += sum(own)
+        for name, up in RATES.items():
+            wanted = UPDATE * up / sum(RATES.values())
+            assert adds[name] == pytest.approx(wanted, rel=0.1, abs=2), adds
+        assert attempt_s == pytest.approx(60 + 16 * UPDATE / RATES["h0"], abs=0.02)
 
 
 def test_another_peer_of_a_host_goes_on_with_its_client(hosts: Hosts) -> None:
