@@ -65,7 +65,7 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = 
     other shapes or dtypes."""
     outputs = _checked(x.shape[-1:], weight, scale)
     fits = x.is_floating_point() and (bias is None or tuple(bias.shape) == (outputs,))
-    if not fits or scale.requires_grad:
+    if not fits:
         raise ValueError(f"an int8 product of {_said(x, weight, scale, bias)}: expected one bias")
     made: Tensor = _Linear.apply(x, weight, scale, bias)  # type: ignore[no-untyped-call]  # torch's is untyped
     return made
@@ -76,13 +76,17 @@ def int8_embedding(weight: Tensor, scale: Tensor, ids: Tensor) -> Tensor:
     in) float32. Only the rows that are asked for are dequantised. Raises ValueError for other
     shapes or dtypes, IndexError for a row that is not there."""
     _checked(weight.shape[1:], weight, scale)
-    if scale.shape[1] != 1 or scale.requires_grad:
+    if scale.shape[1] != 1:
         raise ValueError(f"an int8 lookup in {_said(weight, scale)}: expected a scale for each row")
     return F.embedding(ids, weight) * F.embedding(ids, scale)
 
 
 def _checked(inputs: tuple[int, ...], weight: Tensor, scale: Tensor) -> int:
     """How many outputs there are."""
+    if scale.requires_grad:
+        raise ValueError(
+            "a scale of weights in 8 bits is not differentiable: expected a frozen one"
+        )
     if weight.dim() == 2 and scale.dim() == 2:
         rows = scale.shape[1] == 1
         outputs = weight.shape[0 if rows else 1]

@@ -84,6 +84,7 @@ def test_a_frame_lasts_until_it_is_acknowledged(tmp_path: Path, clock: Callable[
         [_, found] = lines(tmp_path / "a")
         assert found == {
             "kind": "send",
+            "hop": 1,
             "run": "r",
             "start_s": 100.0,
             "end_s": 101.0,

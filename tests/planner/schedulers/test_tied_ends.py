@@ -21,8 +21,8 @@ from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.schedule.flow import Flow
 from shoal.examples.gpt import Block
 from shoal.net.links.frame import Role
-from shoal.peer.compute.codings import Codings
 from shoal.peer.compute.exchange import TransferSpecs
+from shoal.peer.compute.frame_codecs.codings import Codings
 from shoal.planner.base.interface import PeerOffer, PlanRequest
 from shoal.planner.schedulers.auto import auto
 

@@ -15,6 +15,7 @@ import torch
 from shoal.broker.events import Persist, Publish, RunAsked, RunId
 from shoal.broker.policies import segments
 from shoal.broker.records.run import RunRecord
+from shoal.broker.round_rows import samples_of
 from shoal.broker.rounds.exchange_planner import ExchangePlanner
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.cohorts import cohort_of, places_of
@@ -134,7 +135,10 @@ class Hosts:
                     weight = self.train[client] if self.job.sync.weight == "samples" else 1
                     told = work[member.replica]
                     sent = (told.kept[0], told.weights[0]) if told.kept else (None, weight)
-                    assert member.weight == sent[1]
+                    if told.kept:
+                        assert member.weight == sent[1]
+                    else:
+                        assert samples_of(member) == weight
                     one = Participant(client, first[client] + np.arange(self.train[client]))
                     (plan,) = batches(
                         [one],

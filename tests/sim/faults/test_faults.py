@@ -38,7 +38,7 @@ class Stage(VirtualClock):
         self.unmet: set[tuple[str, str]] = set()
         self.network = SimpleNamespace(
             break_link=lambda a, b: self.note("break", a, b),
-            corrupts=lambda a, b: (a, b) in self.unmet,
+            medium=SimpleNamespace(corrupts=lambda a, b: (a, b) in self.unmet),
         )
         self.peers: dict[str, Any] = {}
         for i, name in enumerate(NAMES):

@@ -70,7 +70,7 @@ def test_a_tensor_of_another_shape_is_refused_with_both_shapes_and_frees_the_pee
     refused = next(e.state.reason for e in events if e.state.reason.code == "frame")
     assert "expected float32[2, 8, 16]" in refused.text
     assert "float32[256]" in refused.text
-    assert "p0 to p1" in refused.text
+    assert "p0 -> p1" in refused.text
     device.payload = honest
     equal_training(gpt.train(world), gpt.plain())
 
