@@ -67,10 +67,11 @@ def links_of(links: ClientLinks, clients: Sequence[int]) -> Links:
 
 
 def lines_of(network: Network) -> Numbers:
-    """Return what each peer gives at most to all others together, (peers,) bytes/s: its uplink, or
-    what its pairs carry together where that is less."""
-    pairs = np.where(_apart(network), network.bandwidth, 0.0).sum(1)
-    found: Numbers = np.minimum(np.minimum(network.up, pairs), _FASTEST)
+    """Return what each peer gives at most to all others together, (peers,) bytes/s: its uplink, and
+    no more than its fastest pair carries. Where few pairs are measured nobody knows the uplink, and
+    the sum of what all of them carry may be many times of it."""
+    fastest = np.where(_apart(network), network.bandwidth, 0.0).max(1)
+    found: Numbers = np.minimum(np.minimum(network.up, fastest), _FASTEST)
     return found
 
 
