@@ -19,7 +19,7 @@ from ...dag.rounds.vector import Span
 from ...dag.rounds.wiring import UNDIVIDED, Giver, VectorSegment
 from ...proto.broker_pb2 import RoundSegment
 
-__all__ = ["Replicated", "meeting", "segments", "sliced"]
+__all__ = ["Replicated", "adds_up", "meeting", "segments", "sliced"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,12 @@ class Replicated:
                     yield from plan.stages[stage].holders
 
 
+def adds_up(line: float, fastest: float) -> bool:
+    """Return whether a member adds up a part. Parts are of a million elements, which all others
+    wait for: they are for lines of half of the fastest one at least."""
+    return 2 * line >= fastest
+
+
 def meeting(a: Replicated, b: Replicated) -> list[tuple[PeerId, PeerId]]:
     """Holders who exchange when these two meet: the first of stages that have elements in
     common."""
@@ -88,7 +94,8 @@ def segments(
     apart = {n for pair in disputes if pair <= {m.number for m in members} for n in pair}
     makers = [m for m in members if not any(m is j for j in joiners)]
     adders = [m for m in makers if m.number not in apart] or makers
-    adders = adders[:1] if whole else adders
+    fastest = max((m.line for m in adders), default=0.0)
+    adders = adders[:1] if whole else [m for m in adders if adds_up(m.line, fastest)]
     everybody = (*members, *joiners)
     lengths = {replica.bounds[-1] for replica in everybody}
     if len(lengths) != 1 or not makers:

@@ -27,6 +27,7 @@ from ...dag.rounds.cohorts import WEIGHT_UNIT
 from ...dag.rounds.permutation import Domain, key
 from ...job.clients.client_compression import ClientLinks, Spread, spread_of
 from ...job.units import Duration, Rate
+from .segments import adds_up
 
 __all__ = ["Links", "Update", "lines_of", "links_of", "sending_to_all", "weights_of"]
 
@@ -68,9 +69,13 @@ def links_of(links: ClientLinks, clients: Sequence[int]) -> Links:
 
 def lines_of(network: Network) -> Numbers:
     """Return what each peer gives at most to all others together, (peers,) bytes/s: its uplink, and
-    no more than its fastest pair carries. Where few pairs are measured nobody knows the uplink, and
-    the sum of what all of them carry may be many times of it."""
-    fastest = np.where(_apart(network), network.bandwidth, 0.0).max(1)
+    no more than its fastest pair carries, of those that were measured if some were. Where few are
+    nobody knows the uplink, and the sum of what all carry may be many times of it."""
+    pairs = apart = _apart(network)
+    if network.measured is not None:
+        known = apart & network.measured
+        pairs = np.where(known.any(1, keepdims=True), known, apart)
+    fastest = np.where(pairs, network.bandwidth, 0.0).max(1)
     found: Numbers = np.minimum(np.minimum(network.up, fastest), _FASTEST)
     return found
 
@@ -80,10 +85,14 @@ def sending_to_all(network: Network) -> Links:
     `network`. Who adds up what is as `lines_of` (`broker/policies/segments.py`): all but the own
     part goes by the line, each part by its pair."""
     apart, lines = _apart(network), lines_of(network)
-    parts = lines / lines.sum()
-    by_pair = np.where(apart, network.bandwidth / parts, np.inf).min(1)
+    fastest = lines.max()
+    adding = np.where([adds_up(line, fastest) for line in lines], lines, 0.0)
+    parts = adding / adding.sum()
+    sent = apart & (parts > 0)
+    by_pair = np.where(sent, network.bandwidth / np.where(sent, parts, 1.0), np.inf).min(1)
     latency = np.where(apart, network.latency_s, 0.0).max(1)
-    return Links(latency, np.minimum(lines / (1.0 - parts), by_pair))
+    by_line = lines / np.maximum(1.0 - parts, 1.0 / _FASTEST)
+    return Links(latency, np.minimum(by_line, by_pair))
 
 
 def _apart(network: Network) -> npt.NDArray[np.bool_]:
