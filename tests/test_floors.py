@@ -35,8 +35,8 @@ ORDER = {
         < lender_view policies recovery round_rows < runs < journal rounds < placement < registry
         < clients < machine < service validate""",
     "broker/policies": """
-        disputes handing pairs segments < uploads < round_view stateful lost_clients < client_reports
-        < policy < federated gossip < hosts < buffered
+        disputes handing pairs segments < uploads < round_view stateful lost_clients
+        < client_reports < policy < federated gossip < hosts < buffered
         < policies""",
     "broker/service": """
         blobs broker_id door < needed secured < shell < calls page < admitting blobs_service
