@@ -72,9 +72,10 @@ class HostsPolicy(FederatedPolicy):
     ) -> Links | None:
         """Return the links by which these hosts send their updates; None: their numbers do not go
         by links, or nothing is known of these."""
-        if not self._cohorts.sends.by_links or len(numbers) < 2:
+        peers = _first_peers(run, numbers)
+        if not self._cohorts.sends.by_links or len(peers) < max(2, len(numbers)):
             return None
-        found = network(_first_peers(run, numbers))
+        found = network([*peers.values()])
         return None if found is None else sending_to_all(found)
 
     def begun(
@@ -92,11 +93,11 @@ class HostsPolicy(FederatedPolicy):
         """Return the next attempt, in which hosts add up as much as their links carry to all
         others, who wait for it."""
         found = super().attempt(view, ready, at_gate, now)
-        numbers = [m.replica for m in found.members]
-        network = view.network(_first_peers(view.run, numbers), now) if len(numbers) > 1 else None
+        peers = _first_peers(view.run, [m.replica for m in found.members])
+        network = view.network([*peers.values()], now) if len(peers) > 1 else None
         if network is None:
             return found
-        lines = dict(zip(numbers, lines_of(network).tolist(), strict=True))
+        lines = dict(zip(peers, lines_of(network).tolist(), strict=True))
         return replace(found, groups=[replace(group, lines=lines) for group in found.groups])
 
     @property
@@ -125,7 +126,8 @@ class HostsPolicy(FederatedPolicy):
         return self._beginners(rounds)
 
 
-def _first_peers(run: RunRecord, numbers: Sequence[int]) -> list[PeerId]:
-    """Return the peer that has the first stage of each replica; all of it, if it is one peer."""
-    plans = (run.replicas[n].plan for n in numbers)
-    return [plan.stages[0].holders[0] for plan in plans if plan is not None]
+def _first_peers(run: RunRecord, numbers: Sequence[int]) -> dict[int, PeerId]:
+    """Return by replica the peer that has its first stage, of those that have a plan; one that is
+    being planned anew has none."""
+    plans = ((n, run.replicas[n].plan) for n in numbers)
+    return {n: plan.stages[0].holders[0] for n, plan in plans if plan is not None}
