@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal.benchmarks.schedules.published_rules import replay, waves
-from shoal.planner.routes.route_rules import LanePath, RouteRules, orders_of, stage_sets
+from shoal.benchmarks.schedules.route_checks import stage_sets
+from shoal.planner.routes.route_rules import LanePath, RouteRules, orders_of
 
 __all__ = ["Found", "blind_paths", "conflict_search"]
 

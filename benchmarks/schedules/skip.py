@@ -25,6 +25,7 @@ from statistics import median
 from shoal.benchmarks.schedules.published_placing import placed_by_tour
 from shoal.benchmarks.schedules.published_rules import Launch, replay, waves
 from shoal.benchmarks.schedules.published_search import blind_paths, conflict_search
+from shoal.benchmarks.schedules.route_checks import broken_rules, step_bound_s
 from shoal.benchmarks.schedules.skip_places import (
     PUBLISHED,
     Instance,
@@ -36,8 +37,7 @@ from shoal.benchmarks.schedules.skip_places import (
 )
 from shoal.benchmarks.schedules.skip_world import executed
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.planner.routes.route_bound import step_bound_s
-from shoal.planner.routes.route_rules import LanePath, RouteRules, broken_rules
+from shoal.planner.routes.route_rules import LanePath, RouteRules
 from shoal.planner.routes.route_search import Routes, RouteSearch, search_routes
 
 WAVES = 2

@@ -1,2 +1,2 @@
-"""Routes that skip and reorder stages: their rules, how long a step of them takes, the search for
-them, and a bound that no routes are below. Pure calculation."""
+"""Routes that skip and reorder stages: their rules, how long a step of them takes, and the search
+for them. Pure calculation."""

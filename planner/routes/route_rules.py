@@ -1,4 +1,4 @@
-"""What a route that skips and reorders may do (SkipPipe, arXiv 2502.19913), and the proof of it.
+"""What a route that skips and reorders may do (SkipPipe, arXiv 2502.19913).
 
     order       stages of one microbatch in the order of its visits; stage 0 comes first
     frontier    the furthest stage that was visited so far
@@ -13,12 +13,10 @@ the same way in reverse.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-__all__ = ["LanePath", "Order", "RouteRules", "broken_rules", "orders_of", "stage_sets"]
+__all__ = ["LanePath", "Order", "RouteRules", "orders_of"]
 
 Order = tuple[int, ...]
 LanePath = tuple[tuple[int, int], ...]
@@ -62,19 +60,6 @@ class RouteRules:
         return -(-lanes * (self.length - 1) // (self.stages - 1))
 
 
-def stage_sets(rules: RouteRules) -> Iterator[tuple[int, ...]]:
-    """Sets of stages that an order may visit, ascending, 0 included."""
-
-    def longer(found: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(found) == rules.length:
-            yield found
-            return
-        for stage in range(found[-1] + 1, min(rules.stages, found[-1] + rules.look_ahead + 1)):
-            yield from longer((*found, stage))
-
-    return longer((0,))
-
-
 @lru_cache(maxsize=100_000)
 def orders_of(rules: RouteRules, stages: tuple[int, ...]) -> tuple[Order, ...]:
     """The permitted orders of a set of stages (ascending, 0 included); the ascending one, where it
@@ -95,75 +80,3 @@ def orders_of(rules: RouteRules, stages: tuple[int, ...]) -> tuple[Order, ...]:
 
     longer((0,), 0, 0, stages[1:])
     return tuple(sorted(found, key=lambda order: (order != stages, order)))
-
-
-def broken_rules(
-    rules: RouteRules,
-    stage_of: Sequence[int],
-    paths: Sequence[LanePath],
-    intervals: Iterable[tuple[int, float, float, int, bool]] = (),
-) -> list[str]:
-    """Each rule that the routes of one wave break, in words, with the visit; none: they keep all.
-
-    `stage_of`: by node. `intervals`: (node, begin, end, microbatch, whether forward) of everything
-    that is done, in seconds: two microbatches on one node at a time break the last rule, backward
-    with backward excepted.
-    """
-    found: list[str] = []
-    for m, path in enumerate(paths):
-        found += [f"microbatch {m} {words}" for words in _broken_order(rules, path)]
-        for stage, node in path:
-            if stage_of[node] != stage:
-                found.append(
-                    f"microbatch {m} visits node {node} for stage {stage}: it holds stage "
-                    f"{stage_of[node]}"
-                )
-    by_stage = Counter(stage for path in paths for stage, _ in path[1:])
-    most = rules.visits_per_stage(len(paths))
-    for stage in range(1, rules.stages):
-        if by_stage[stage] > most:
-            found.append(f"stage {stage} has {by_stage[stage]} visits: expected at most {most}")
-    for node, visits in sorted(Counter(node for path in paths for _, node in path).items()):
-        if visits > rules.memory:
-            found.append(f"node {node} has {visits} visits: expected at most {rules.memory}")
-    found += _collisions(intervals)
-    return found
-
-
-def _broken_order(rules: RouteRules, path: LanePath) -> Iterator[str]:
-    order = [stage for stage, _ in path]
-    if not order or order[0] != 0:
-        yield f"begins with stage {order[0] if order else None}: expected 0"
-        return
-    if len(order) != rules.length:
-        yield f"visits {len(order)} stages: expected {rules.length}"
-    if len(set(order)) < len(order):
-        yield f"visits a stage twice: {order}"
-    frontier, swaps = 0, 0
-    for stage in order[1:]:
-        if stage < frontier:
-            swaps += 1
-            if stage < frontier - 1:
-                yield f"visits stage {stage} after {frontier}: expected neighbours to swap"
-        elif stage > frontier + rules.look_ahead:
-            yield f"goes from stage {frontier} to {stage}: expected at most {rules.look_ahead} on"
-        frontier = max(frontier, stage)
-    if swaps > rules.swaps:
-        yield f"swaps {swaps} times: expected at most {rules.swaps}"
-
-
-def _collisions(intervals: Iterable[tuple[int, float, float, int, bool]]) -> Iterator[str]:
-    by_node: dict[int, list[tuple[float, float, int, bool]]] = {}
-    for node, begin, end, microbatch, forward in intervals:
-        by_node.setdefault(node, []).append((begin, end, microbatch, forward))
-    for node, jobs in by_node.items():
-        jobs.sort()
-        for k, (begin, end, m, forward) in enumerate(jobs):
-            for other, _, n, other_forward in jobs[k + 1 :]:
-                if other >= end - 1e-9:
-                    break
-                if n != m and (forward or other_forward):
-                    yield (
-                        f"microbatches {m} and {n} are on node {node} at once, from second "
-                        f"{max(begin, other):.3f}"
-                    )

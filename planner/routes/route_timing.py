@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .route_rules import LanePath
 
-__all__ = ["RouteClock", "RouteTimes", "Timing", "timed"]
+__all__ = ["RouteClock", "RouteTimes"]
 
 Floats = NDArray[np.float64]
 
@@ -66,21 +66,6 @@ class RouteTimes:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """When everything happens."""
-
-    ends_s: tuple[float, ...]
-    """By microbatch, the end of its last backward."""
-    jobs: tuple[tuple[int, float, float, int, int], ...]
-    """(node, begin, end, microbatch, step) in the order in which they begin; steps as in
-    `RouteClock`. Empty where only the ends were asked for."""
-
-    @property
-    def step_s(self) -> float:
-        return max(self.ends_s)
-
-
 class RouteClock:
     """Times routes again and again on one network; what is known of a path is kept.
 
@@ -119,7 +104,8 @@ class RouteClock:
     ) -> list[float]:
         """The end of each microbatch, by wave and lane; infinity where microbatches wait for each
         other's places for ever. `ready_s`: by lane, when the first one may begin; empty: at once,
-        in the order of the lanes."""
+        in the order of the lanes. `jobs` is given (node, begin, end, microbatch, step) of all
+        that is done, in the order in which it begins."""
         t = self.times
         lanes, n = len(waves[0]), self._n
         flat = [self.of(path) for wave in waves for path in wave]
@@ -184,12 +170,3 @@ def _first(queue: Sequence[int], steps: int, length: int, room: int, backward_fi
             if not backward_first:
                 break
     return chosen
-
-
-def timed(
-    times: RouteTimes, waves: Sequence[Sequence[LanePath]], ready_s: Iterable[float] = ()
-) -> Timing:
-    """The timing of routes, by wave and lane."""
-    jobs: list[tuple[int, float, float, int, int]] = []
-    ends = RouteClock(times).run(waves, tuple(ready_s), jobs)
-    return Timing(tuple(ends), tuple(jobs))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.benchmarks.schedules.published_search import blind_paths, conflict_search
+from shoal.benchmarks.schedules.route_checks import broken_rules
 from shoal.benchmarks.schedules.skip import SHIPPED_S, ours, shipped_s, simulated_s
 from shoal.benchmarks.schedules.skip_places import (
     PUBLISHED,
@@ -17,7 +18,6 @@ from shoal.benchmarks.schedules.skip_places import (
     published_paths,
 )
 from shoal.benchmarks.schedules.skip_world import executed
-from shoal.planner.routes.route_rules import broken_rules
 from shoal.planner.routes.route_timing import RouteClock
 
 SLOW_S = {"full": 154.2, "skip_only": 87.2, "without_collisions": 75.8, "skippipe": 68.6}
