@@ -27,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.dag.plan.plan import ScheduleName
-from shoal.planner.cost.candidate import Candidate, chain
+from shoal.planner.cost.candidate import Candidate
 from shoal.planner.cost.cost_model import CostModel
+from shoal.tests.planner.cases import chain
 
 __all__ = ["Proof", "prove"]
 

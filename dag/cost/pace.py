@@ -18,7 +18,7 @@ in classes of work (`speed.py`) over the speeds of the peer. Trainable bytes are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ from ..ir.graph import Graph, TensorSpec
 from ..plan.action import TRAITS, ExchangeContent
 from ..plan.cut import Stage, TiedGroup
 from ..plan.plan import PeerId, Plan
-from ..schedule.flow import Role, Transfer
 from ..schedule.schedule import VISITS, Action, Kind
 from .cost import OperatorCost
 from .speed import Speeds, Work, work_array
@@ -148,16 +147,6 @@ class Vectors:
                 return _bytes(self.graph, (self._tied[index].parameter,))
             case _:
                 return 0
-
-    def sizes(self, hops: Mapping[Transfer, tuple[Exchange, Hop]]) -> Callable[[Transfer], int]:
-        """Bytes of every transfer of a plan before encoding; `hops`: those of its exchanges."""
-
-        def size(transfer: Transfer) -> int:
-            if transfer.role is Role.SYNC:
-                return self.size(*hops[transfer])
-            return self.graph.spec[transfer.value].size_bytes
-
-        return size
 
     def size(self, exchange: Exchange, hop: Hop) -> int:
         """Bytes of a message of an exchange before encoding."""

@@ -19,7 +19,7 @@ it needs what the others get.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -314,19 +314,6 @@ class TorchDevice:
         if step == self._now.order.training.train.steps:
             return Serialized(self._now.exported())
         return self.export()
-
-    # ------------------------------------------------------------ states of codecs
-
-    def state_tensors(self, step: int) -> dict[str, Tensor]:
-        """What the codecs of this peer's frames remember, as it was after `step` (the newest or the
-        one before), by name. Nobody may write to the tensors."""
-        if self._copies is not None:
-            self._copies.synchronize()
-        return self._now.streams.state_tensors(step)
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Codecs go on from these states. Raises CodecError for one of another plan."""
-        self._now.streams.load_state_tensors(tensors)
 
     # ------------------------------------------------------------ memory
 

@@ -7,7 +7,7 @@ weak peers beside one strong) are an ordinary plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...dag.plan.plan import (
@@ -32,7 +32,6 @@ __all__ = [
     "Pipeline",
     "StageShare",
     "all_to_all",
-    "chain",
     "from_plan",
     "share_out",
     "to_plan",
@@ -114,22 +113,6 @@ class Candidate:
             found.append((start, stop, tuple(holders), recompute))
             start = stop
         return found
-
-
-def chain(
-    peers: Sequence[int],
-    cuts: Sequence[int],
-    microbatches: int,
-    schedule: ScheduleName = "1f1b",
-    recompute: Iterable[int] = (),
-) -> Candidate:
-    """One pipeline: peer i has the operators [cuts[i], cuts[i + 1]). `recompute`: positions."""
-    again = frozenset(recompute)
-    shares = tuple(
-        StageShare(p, a, b, i in again)
-        for i, (p, a, b) in enumerate(zip(peers, cuts[:-1], cuts[1:], strict=True))
-    )
-    return Candidate((shares,), (microbatches,), schedule)
 
 
 def share_out(weights: Sequence[int], count: int) -> list[int]:

@@ -26,15 +26,6 @@ class FormedReplica:
     slowest_link: float
     """bytes/s of the slowest link inside, in its slower direction; inf: there is none."""
 
-    @property
-    def local_s(self) -> float:
-        """Seconds of its local work in a round."""
-        return self.steps * self.step_s
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.samples / self.step_s
-
 
 @dataclass(frozen=True, slots=True)
 class RoundPrediction:

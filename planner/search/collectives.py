@@ -29,7 +29,7 @@ from ..cost.cost_model import CostModel
 from ..network.communities import Grouping, groupings, rates
 from ..network.order import grouped_path
 
-__all__ = ["shares", "soonest", "with_collectives"]
+__all__ = ["shares", "with_collectives"]
 
 Floats = NDArray[np.float64]
 
@@ -151,12 +151,6 @@ def _program(pair: Floats, line: Floats) -> tuple[Floats, Floats]:
     pairs[np.arange(len(i)), i] = pairs[np.arange(len(i)), k] = 1.0
     rows = np.vstack([pairs, np.ones((n, n)) + (n - 2) * np.eye(n)])
     return rows, np.concatenate([pair[i, k], line])
-
-
-def soonest(pair: Floats, line: Floats) -> Floats:
-    """The shares with which a sum is made soonest, over its seconds. By pair and line: how many
-    times a second the whole vector passes."""
-    return _largest(*_program(pair, line))
 
 
 def _made(pair: Floats, line: Floats, enough: float) -> Floats:

@@ -17,7 +17,7 @@ from .client_methods import FedAvg, Named, Rate, Update, copies, rate_of
 from .client_updates import overlapped, sent
 from .round_oracle import plain
 
-__all__ = ["ClientWork", "FederatedResult", "passes", "train_cohorts"]
+__all__ = ["ClientWork", "FederatedResult", "train_cohorts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,6 @@ class FederatedResult:
     shared: Named = field(default_factory=dict)
     buffers: Named = field(default_factory=dict)
     losses: list[dict[int, list[float]]] = field(default_factory=list)
-
-
-def passes(samples: Sequence[int], batch: int, count: int = 1, seed: int = 0) -> list[list[int]]:
-    """Batches of so many passes over a client's samples, each in an order of its own by
-    `torch.randperm`; the last batch of a pass has what is over."""
-    g = torch.Generator().manual_seed(seed)
-    order = [torch.randperm(len(samples), generator=g) for _ in range(count)]
-    return [[int(samples[i]) for i in part] for each in order for part in torch.split(each, batch)]
 
 
 def train_cohorts(

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from ...dag.cost.network import Network
-from ...dag.cost.speed import Speeds
 from ...dag.plan.plan import PeerId
 from ...job import Job
 from ...job.settings import SettingsError, located, plain, read_toml
@@ -144,10 +143,6 @@ class Scenario(Renamed):
     def wide(self) -> Wide:
         """The matrices over the peers and, as the last end, the broker; with jitter and loss."""
         return self._wide
-
-    def speeds(self, peer: str) -> Speeds:
-        """The speeds of a peer by its name. Raises KeyError."""
-        return {p.name: p for p in self.peers}[peer].hardware.speeds
 
     def price(self, seconds: float) -> float | None:
         """The price of a run of so many seconds of the scenario, faults and churn apart; None when

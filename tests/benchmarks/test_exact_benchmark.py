@@ -12,9 +12,9 @@ import pytest
 from shoal.benchmarks.planning.exact import prove
 from shoal.dag.cost.network import Network
 from shoal.planner.base.interface import PlanRequest
-from shoal.planner.cost.candidate import Candidate, chain
+from shoal.planner.cost.candidate import Candidate
 from shoal.planner.cost.cost_model import CostModel
-from shoal.tests.planner.cases import random_case
+from shoal.tests.planner.cases import chain, random_case
 
 
 def brute_force(judge: CostModel, schedule: str) -> tuple[float, Candidate | None]:

@@ -9,6 +9,7 @@ small for everything on one peer. Costs are drawn, not measured: no operator is 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,8 +21,9 @@ from shoal.dag.cost.speed import Work
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from shoal.dag.plan.plan import PeerId, ScheduleName
 from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.planner.cost.candidate import Candidate, StageShare
 
-__all__ = ["random_case", "random_graph", "random_network"]
+__all__ = ["chain", "random_case", "random_graph", "random_network"]
 
 FLOPS = 1e9
 """Of a slow peer, per second."""
@@ -143,3 +145,19 @@ def random_case(
     schedules: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
     schedule = rng.choice(schedules)
     return replace(request, options=PlannerOptions(pipelines=1, schedule=schedule, recompute=False))
+
+
+def chain(
+    peers: Sequence[int],
+    cuts: Sequence[int],
+    microbatches: int,
+    schedule: ScheduleName = "1f1b",
+    recompute: Iterable[int] = (),
+) -> Candidate:
+    """One pipeline: peer i has the operators [cuts[i], cuts[i + 1]). `recompute`: positions."""
+    again = frozenset(recompute)
+    shares = tuple(
+        StageShare(p, a, b, i in again)
+        for i, (p, a, b) in enumerate(zip(peers, cuts[:-1], cuts[1:], strict=True))
+    )
+    return Candidate((shares,), (microbatches,), schedule)

@@ -17,7 +17,6 @@ from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, T
 from shoal.dag.plan.plan import PeerId
 from shoal.planner.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
 from shoal.planner.baselines.op_fence import MOST_JUDGED, candidates, op_fence
-from shoal.planner.cost.candidate import chain
 from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.cost.rows import RowBuilder
 from shoal.planner.network.pathcut import (
@@ -28,6 +27,7 @@ from shoal.planner.network.pathcut import (
     slowest_circle,
     soonest_fill,
 )
+from shoal.tests.planner.cases import chain
 
 GIB = 2**30
 

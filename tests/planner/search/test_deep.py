@@ -9,12 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shoal.planner.cost.candidate import chain
 from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.schedulers.auto import space_of
 from shoal.planner.search.deep import deep_starts
 from shoal.planner.search.depth import Lister, deepened, rooms
-from shoal.tests.planner.cases import random_case
+from shoal.tests.planner.cases import chain, random_case
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -15,13 +15,13 @@ from shoal.dag.plan.plan import Plan
 from shoal.dag.schedule.orders.schedules import TIMED
 from shoal.dag.schedule.schedule import check_listed
 from shoal.planner.base.interface import NoPlan, PlannerOptions
-from shoal.planner.cost.candidate import Candidate, chain
+from shoal.planner.cost.candidate import Candidate
 from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.schedulers.auto import auto
 from shoal.planner.schedulers.form_result import FormResult, deepest
 from shoal.planner.search.depth import deepened
 from shoal.planner.search.search import SearchResult
-from shoal.tests.planner.cases import random_case
+from shoal.tests.planner.cases import chain, random_case
 from shoal.tests.planner.replicas.chains import request_in_places
 
 PEERS = 4

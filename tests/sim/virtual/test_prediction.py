@@ -21,11 +21,12 @@ from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
 from shoal.net.transports.memory import steady
 from shoal.planner.base.interface import PeerOffer, PlannerOptions, PlanRequest
-from shoal.planner.cost.candidate import Candidate, StageShare, chain, to_plan
+from shoal.planner.cost.candidate import Candidate, StageShare, to_plan
 from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.schedulers.schedulers import plan as make_plan
 from shoal.proto.broker_pb2 import RunSpec
 from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.planner.cases import chain
 
 JOB = Job.from_table(
     {
