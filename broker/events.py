@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Literal, NewType
 
 from ..dag.plan.plan import PeerId
+from ..planner.requests.asked import *  # noqa: F403 (one page: read as `b.MakePlan` too)
 from ..planner.requests.asked import (
     ConsiderPlan,
     FormReplicas,
@@ -35,7 +36,6 @@ from ..planner.requests.asked import (
     PlanFailed,
     PlanReady,
     PreviewWanted,
-    ReplicaId,
     ReplicasFormed,
 )
 from ..proto.broker_pb2 import (
@@ -51,49 +51,6 @@ from ..proto.broker_pb2 import (
     Submitted,
 )
 from ..proto.journal_pb2 import Record
-
-__all__ = [
-    "Answer",
-    "CloseStream",
-    "CohortAsked",
-    "ConsiderPlan",
-    "DataAsked",
-    "DescribeAsked",
-    "DrainAsked",
-    "Event",
-    "FormReplicas",
-    "Instruction",
-    "Log",
-    "MakePlan",
-    "PeerKicked",
-    "PeerSaid",
-    "Persist",
-    "PlanConsidered",
-    "PlanFailed",
-    "PlanReady",
-    "PreviewAsked",
-    "PreviewWanted",
-    "Publish",
-    "Reject",
-    "ReplicaId",
-    "ReplicasFormed",
-    "RequestId",
-    "RunAsked",
-    "RunId",
-    "RunSubmitted",
-    "SetTimer",
-    "Started",
-    "StopAsked",
-    "StopServing",
-    "StreamClosed",
-    "StreamId",
-    "StreamOpened",
-    "Tell",
-    "TimerFired",
-    "WasAway",
-    "WatchAsked",
-    "Watched",
-]
 
 RunId = NewType("RunId", str)
 StreamId = NewType("StreamId", str)
