@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ __all__ = [
     "PIECE",
     "as_dtype",
     "check_length",
+    "check_state",
     "count",
     "dtype_name",
     "dtype_of",
@@ -96,6 +97,14 @@ def check_length(codec: str, what: str, expected: int, got: int) -> None:
     if got != expected:
         how = "truncated" if got < expected else "trailing bytes"
         raise CodecError(f"{codec} {what}: expected {expected} bytes, got {got} ({how})")
+
+
+def check_state(codec: str, state: Mapping[str, Tensor], *names: str) -> None:
+    """Raises CodecError unless these are the tensors of the state."""
+    if state.keys() != {*names}:
+        raise CodecError(
+            f"{codec}: expected a state of {' and '.join(names)}, got {', '.join(sorted(state))}"
+        )
 
 
 def flat(codec: str, tensor: Tensor, allowed: Sequence[str] = FLOATING) -> Tensor:

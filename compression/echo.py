@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .checks import dtype_name
-from .interface import Encoded, Spec
+from .interface import CodecError, Encoded, Spec
 
-__all__ = ["TensorShape", "all_finite", "echo", "narrowed", "shape_of", "wide"]
+__all__ = ["TensorShape", "all_finite", "check_finite", "echo", "narrowed", "shape_of", "wide"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +69,10 @@ def all_finite(tensor: Tensor) -> bool:
     if tensor.numel() == 0:
         return True
     return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+
+
+def check_finite(codec: str, tensor: Tensor) -> None:
+    """Raises CodecError for NaN and infinities."""
+    if not all_finite(tensor):
+        bad, n = tensor.numel() - int(tensor.isfinite().sum()), tensor.numel()
+        raise CodecError(f"{codec} expected finite numbers, got {bad} of {n} NaN or infinite")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...dag.plan.plan import PeerId, Plan, Route
+from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.report import PlanReport, PlanWithReport
 from ...proto.broker_pb2 import Renamed, Resume, SnapshotTransfer, Span
 from ..snapshots.sets import SnapshotSet
@@ -18,23 +18,9 @@ __all__ = ["block_transfers", "resume", "substituted", "transfers"]
 
 def substituted(planned: PlanWithReport, old: PeerId, new: PeerId) -> PlanWithReport:
     """Return the plan with one peer in the place of another. Who keeps snapshots is chosen anew."""
-
-    def at(peer: PeerId) -> PeerId:
-        return new if peer == old else peer
-
-    def moved(routes: tuple[Route, ...]) -> tuple[Route, ...]:
-        return tuple(tuple(replace(v, peer=at(v.peer)) for v in route) for route in routes)
-
-    plan = planned.plan
-    moved_plan = replace(
-        plan.with_routes(moved),
-        stages=tuple(replace(s, holders=tuple(map(at, s.holders))) for s in plan.stages),
-        codecs=tuple(
-            replace(c, source=at(c.source), destination=at(c.destination)) for c in plan.codecs
-        ),
-        keepers=(),
-    )
-    return PlanWithReport(moved_plan, _substituted_report(planned.report, old, new))
+    plan = planned.plan.with_peers(lambda peer: new if peer == old else peer)
+    report = _substituted_report(planned.report, old, new)
+    return PlanWithReport(replace(plan, keepers=()), report)
 
 
 def _substituted_report(report: PlanReport, old: PeerId, new: PeerId) -> PlanReport:

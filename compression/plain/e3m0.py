@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_length, count, dtype_of, flat, from_bytes, views
-from ..echo import TensorShape, all_finite, wide
+from ..echo import TensorShape, check_finite, wide
 from ..interface import CodecError, Encoded, Spec
 from .block import fold, unfold
 from .cast import bf16
@@ -57,9 +57,7 @@ class E3M0:
         x = flat(_WORD, tensor)
         if not x.numel():
             return Encoded(b"", ())
-        if not all_finite(x):
-            bad = x.numel() - int(x.isfinite().sum())
-            raise CodecError(f"{_WORD} expected finite numbers, got {bad} that are not")
+        check_finite(_WORD, x)
         rows = torch.nn.functional.pad(x, (0, -x.numel() % self.block)).view(-1, self.block)
         sizes = rows.abs().to(wide(x.dtype))
         most = sizes.amax(1, keepdim=True)

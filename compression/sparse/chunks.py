@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..checks import DTYPES, check_length, count, dtype_of, flat, from_bytes, views
-from ..echo import TensorShape, all_finite
+from ..echo import TensorShape, check_finite
 from ..interface import CodecError, Encoded, Spec
 from ..plain.cast import bf16
 from ..plain.raw import RAW
@@ -77,9 +77,7 @@ class Chunks:
         x = flat(_WORD, tensor)
         if not x.numel():
             return Encoded(b"", ())
-        if not all_finite(x):
-            bad = x.numel() - int(x.isfinite().sum())
-            raise CodecError(f"{_WORD} expected finite numbers, got {bad} that are not")
+        check_finite(_WORD, x)
         groups = self._groups(x.numel())
         found, start = [], 0
         for g in groups:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .. import counter
 from ..checks import check_length, count, dtype_name, dtype_of, flat
-from ..echo import TensorShape, all_finite
+from ..echo import TensorShape, check_finite
 from ..interface import CodecError, Encoded, Spec
 from .topk import kept
 from .values import Values
@@ -92,9 +92,7 @@ class RandomK:
         n, k = self._layout(TensorShape(tuple(tensor.shape), dtype_name(tensor), 0))
         if n == 0:
             return Encoded(b"", ())
-        if not all_finite(x):
-            bad = n - int(x.isfinite().sum())
-            raise CodecError(f"{_WORD} expected finite numbers, got {bad} of {n} NaN or infinite")
+        check_finite(_WORD, x)
         key &= 2**64 - 1
         numbers = x[positions(n, k, key, x.device)]
         return Encoded(_HEADER.pack(key, k), tuple(self.values.encode(numbers, [k], key)))

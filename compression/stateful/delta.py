@@ -23,7 +23,7 @@ import struct
 import torch
 from torch import Tensor
 
-from ..checks import count, dtype_name, dtype_of, flat
+from ..checks import check_state, count, dtype_name, dtype_of, flat
 from ..echo import all_finite, echo, narrowed, shape_of, wide
 from ..interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 from ..plain.block import int8
@@ -103,10 +103,7 @@ class Delta:
         count(self.name, spec)
         if not state:
             return None, 0
-        if state.keys() != {"held", "count"}:
-            raise CodecError(
-                f"{self.name}: expected a state of held and count, got {', '.join(sorted(state))}"
-            )
+        check_state(self.name, state, "held", "count")
         held, number = state["held"], state["count"]
         if tuple(held.shape) != tuple(spec.sizes) or held.dtype is not dtype:
             raise CodecError(

@@ -24,7 +24,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..checks import dtype_of, flat
+from ..checks import check_state, dtype_of, flat
 from ..echo import TensorShape, all_finite, echo, narrowed, shape_of, wide
 from ..interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 
@@ -105,11 +105,8 @@ class Feedback:
         if not state:
             return None
         expected = wide(dtype_of(self.name, spec))
-        residual = state.get("residual")
-        if residual is None or len(state) != 1:
-            raise CodecError(
-                f"{self.name}: expected a state of residual, got {', '.join(sorted(state))}"
-            )
+        check_state(self.name, state, "residual")
+        residual = state["residual"]
         if tuple(residual.shape) != spec.sizes or residual.dtype is not expected:
             raise CodecError(
                 f"{self.name}: expected a residual of {expected} {list(spec.sizes)}, got "

@@ -33,6 +33,7 @@ from torch import Tensor
 from ..checks import (
     as_dtype,
     check_length,
+    check_state,
     count,
     dtype_name,
     dtype_of,
@@ -164,10 +165,7 @@ class LowRank:
         """The basis of the state and the number of tensors so far."""
         if not state:
             return None, 0
-        if state.keys() != {"basis", "count"}:
-            raise CodecError(
-                f"{self.name}: expected a state of basis and count, got {', '.join(sorted(state))}"
-            )
+        check_state(self.name, state, "basis", "count")
         basis, expected = state["basis"], (spec.sizes[-1], self.rank)
         if tuple(basis.shape) != expected or basis.dtype is not torch.float32:
             raise CodecError(

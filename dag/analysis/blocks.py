@@ -49,10 +49,7 @@ class Block:
 def blocks(graph: Graph) -> tuple[Block, ...]:
     """The blocks of a graph, bound or not, in order; together they are all of its operators. Found
     once for a graph."""
-    if "blocks" not in graph.found:
-        graph.found["blocks"] = _blocks(graph)
-    found: tuple[Block, ...] = graph.found["blocks"]
-    return found
+    return graph.once("blocks", lambda: _blocks(graph))
 
 
 def _blocks(graph: Graph) -> tuple[Block, ...]:

@@ -58,10 +58,7 @@ class Bypass:
 def skippable_blocks(graph: Graph) -> tuple[Bypass, ...]:
     """All blocks of a graph, bound or not, in order, each with what it is bypassed by or why it
     cannot be. Found once for a graph."""
-    if "skippable" not in graph.found:
-        graph.found["skippable"] = tuple(_Judge(graph).all())
-    known: tuple[Bypass, ...] = graph.found["skippable"]
-    return known
+    return graph.once("skippable", lambda: tuple(_Judge(graph).all()))
 
 
 def bypass_of(graph: Graph, start: int, stop: int) -> Bypass:

@@ -122,10 +122,7 @@ def mean(tensors: Sequence[Tensor], squares: Sequence[float]) -> Tensor:
 def repeated(graph: Graph) -> tuple[Repeated, ...]:
     """The blocks that repeat and have parameters, in order. Those of a kind whose parameters do not
     correspond one to one are left out."""
-    if "repeated" not in graph.found:
-        graph.found["repeated"] = _repeated(graph)
-    known: tuple[Repeated, ...] = graph.found["repeated"]
-    return known
+    return graph.once("repeated", lambda: _repeated(graph))
 
 
 def _repeated(graph: Graph) -> tuple[Repeated, ...]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 __all__ = [
     "Arg",
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 OperatorSet = Literal["full", "core"]
+T = TypeVar("T")
 
 ITEM_BYTES = {
     "bool": 1,
@@ -208,6 +209,13 @@ class Operator:
         found += [v for _, a in self.kwargs for v in refs(a)]
         return tuple(dict.fromkeys(found))
 
+    def mapped(self, change: Callable[[Arg], Arg]) -> Operator:
+        """The operator with `change` applied to every leaf of its arguments."""
+        args = tuple(map_arg(a, change) for a in self.args)
+        return replace(
+            self, args=args, kwargs=tuple((k, map_arg(a, change)) for k, a in self.kwargs)
+        )
+
     def __repr__(self) -> str:
         args = [repr(a) for a in self.args] + [f"{k}={a!r}" for k, a in self.kwargs]
         specs = ", ".join(repr(o.spec) for o in self.outputs)
@@ -279,14 +287,17 @@ class Graph:
         """What was found out about it and is asked for again and again; kept as long as it is."""
         return {}
 
+    def once(self, what: Hashable, find: Callable[[], T]) -> T:
+        """What `find` finds out about it; asked again, the same object."""
+        if what not in self.found:
+            self.found[what] = find()
+        known: T = self.found[what]
+        return known
+
     def bind(self, batch: int) -> Graph:
         """This graph for microbatches of `batch` samples: no Size is left in it. Asked again, the
         same object."""
-        key = ("bound", batch)
-        if key not in self.found:
-            self.found[key] = self._bind(batch)
-        bound: Graph = self.found[key]
-        return bound
+        return self.once(("bound", batch), lambda: self._bind(batch))
 
     def _bind(self, batch: int) -> Graph:
         def fix(arg: Arg) -> Arg:
@@ -298,9 +309,7 @@ class Graph:
             inputs=tuple(replace(i, spec=i.spec.bind(batch)) for i in self.inputs),
             operators=tuple(
                 replace(
-                    op,
-                    args=tuple(map_arg(a, fix) for a in op.args),
-                    kwargs=tuple((k, map_arg(a, fix)) for k, a in op.kwargs),
+                    op.mapped(fix),
                     outputs=tuple(
                         replace(o, spec=o.spec and o.spec.bind(batch)) for o in op.outputs
                     ),

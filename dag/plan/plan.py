@@ -169,6 +169,20 @@ class Plan:
             full=full,
         )
 
+    def with_peers(self, at: Callable[[PeerId], PeerId]) -> Plan:
+        """The plan with other peers in the places of its own."""
+
+        def moved(routes: tuple[Route, ...]) -> tuple[Route, ...]:
+            return tuple(tuple(replace(v, peer=at(v.peer)) for v in route) for route in routes)
+
+        return replace(
+            self.with_routes(moved),
+            stages=tuple(replace(s, holders=tuple(map(at, s.holders))) for s in self.stages),
+            codecs=tuple(
+                replace(c, source=at(c.source), destination=at(c.destination)) for c in self.codecs
+            ),
+        )
+
     @cached_property
     def peers(self) -> tuple[PeerId, ...]:
         """Every holder once, in order of the first stage that it holds."""

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ..analysis.skippable import skippable_blocks
-from ..ir.graph import Arg, Graph, GraphError, Operator, Ref, map_arg
+from ..ir.graph import Arg, Graph, GraphError, Operator, Ref
 
 __all__ = ["without_blocks", "without_every_second"]
 
@@ -55,11 +55,7 @@ def without_blocks(graph: Graph, names: Collection[str]) -> Graph:
     for i, op in enumerate(graph.operators):
         if i in gone:
             continue
-        changed = replace(
-            op,
-            args=tuple(map_arg(a, change) for a in op.args),
-            kwargs=tuple((k, map_arg(a, change)) for k, a in op.kwargs),
-        )
+        changed = op.mapped(change)
         above = not trains.isdisjoint(changed.reads)
         outputs = tuple(replace(o, grad=o.grad and above) for o in op.outputs)
         changed = replace(changed, outputs=outputs)

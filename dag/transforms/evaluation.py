@@ -35,10 +35,7 @@ class EvaluationError(GraphError):
 def evaluation(graph: Graph) -> Graph:
     """The graph as it is in eval mode: no gradient, no update of a buffer. Names of operators and
     their number are the same; a batch norm has fewer results. Asked again, the same object."""
-    if "evaluation" not in graph.found:
-        graph.found["evaluation"] = _evaluation(graph)
-    made: Graph = graph.found["evaluation"]
-    return made
+    return graph.once("evaluation", lambda: _evaluation(graph))
 
 
 def _evaluation(graph: Graph) -> Graph:

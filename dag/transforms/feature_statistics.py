@@ -28,7 +28,6 @@ from ..ir.graph import (
     Output,
     Ref,
     TensorSpec,
-    map_arg,
 )
 from ..ir.infer import infer, with_grads
 from .classifier import Classifier, classifier_of, flat_width, upstream
@@ -149,11 +148,7 @@ def above_features(
     spec = own.spec[found.features]
     labels = next(i for i in own.inputs if i.name == found.labels)
     operators = tuple(
-        replace(
-            op,
-            args=tuple(map_arg(a, drawn) for a in op.args),
-            kwargs=tuple((k, map_arg(a, drawn)) for k, a in op.kwargs),
-        )
+        op.mapped(drawn)
         for op in own.operators
         if {*op.values} & needed and found.features not in op.values
     )

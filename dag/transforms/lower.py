@@ -119,14 +119,7 @@ def _lowered(
     def anonymous(arg: Arg) -> Arg:
         return numbers[arg.value] if isinstance(arg, Ref) else arg
 
-    template = replace(
-        op,
-        name="",
-        module="",
-        outputs=op.outputs,
-        args=tuple(map_arg(a, anonymous) for a in op.args),
-        kwargs=tuple((k, map_arg(a, anonymous)) for k, a in op.kwargs),
-    )
+    template = replace(op.mapped(anonymous), name="", module="")
     # Blocks repeat: the recipe for equal specs and constants is made once. The text tells 1 from
     # 1.0 and True, which are equal as keys.
     key = (repr(template), tuple(specs[v] for v in reads))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..ir.graph import Arg, Dtype, Graph, Operator, Output, Ref, TensorSpec, map_arg
+from ..ir.graph import Arg, Dtype, Graph, Operator, Output, Ref, TensorSpec
 from ..ir.infer import Inferred, infer_operator, outside
 
 __all__ = ["AS_MADE", "HIGHER", "LOWER", "KeptDtypes", "cast_of", "mixed"]
@@ -108,11 +108,7 @@ def _cast_args(
             casts[arg.value] = cast_of(name, arg.value, dtype, specs[arg.value], op.module)
         return Ref(casts[arg.value].name)
 
-    op = replace(
-        op,
-        args=tuple(map_arg(a, change) for a in op.args),
-        kwargs=tuple((k, map_arg(a, change)) for k, a in op.kwargs),
-    )
+    op = op.mapped(change)
     return tuple(casts.values()), op
 
 
@@ -206,9 +202,4 @@ def _read(op: Operator, changed: dict[str, str], graph: Graph) -> list[Operator]
     def change(arg: Arg) -> Arg:
         return Ref(casts[arg.value].name) if isinstance(arg, Ref) and arg.value in casts else arg
 
-    reads = replace(
-        op,
-        args=tuple(map_arg(a, change) for a in op.args),
-        kwargs=tuple((k, map_arg(a, change)) for k, a in op.kwargs),
-    )
-    return [*casts.values(), reads]
+    return [*casts.values(), op.mapped(change)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.graph import Arg, Graph, MemoryFormat, Operator, Ref, map_arg
+from ..ir.graph import Graph, MemoryFormat, Operator, Ref
 
 __all__ = ["renamed", "simplify"]
 
@@ -14,14 +14,7 @@ _END = 2**63 - 1
 def renamed(op: Operator, names: dict[str, str]) -> Operator:
     """The operator with the values that it reads under other names."""
 
-    def change(arg: Arg) -> Arg:
-        return Ref(names.get(arg.value, arg.value)) if isinstance(arg, Ref) else arg
-
-    return replace(
-        op,
-        args=tuple(map_arg(a, change) for a in op.args),
-        kwargs=tuple((k, map_arg(a, change)) for k, a in op.kwargs),
-    )
+    return op.mapped(lambda a: Ref(names.get(a.value, a.value)) if isinstance(a, Ref) else a)
 
 
 def _only_reshaped(graph: Graph) -> frozenset[str]:

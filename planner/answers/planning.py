@@ -21,7 +21,7 @@ from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph, GraphError
 from ...dag.ir.validate import validate
 from ...dag.plan.cut import bare_stages, cut, outline, tied_groups
-from ...dag.plan.plan import PeerId, Plan, PlanError, Visit
+from ...dag.plan.plan import PeerId, Plan, PlanError
 from ...dag.plan.report import NO_REPORT, PlanReport, PlanWithReport, Spare
 from ...dag.rounds.vector import with_elements
 from ...dag.schedule.convert_plan import plan_from_proto
@@ -331,14 +331,4 @@ def _with_ids(plan: Plan, offers: Sequence[PeerOffer]) -> Plan:
             raise PlanError(f"peer {peer} is not among {', '.join(o.peer for o in offers)}")
         return ids[peer]
 
-    def moved(routes: tuple[tuple[Visit, ...], ...]) -> tuple[tuple[Visit, ...], ...]:
-        return tuple(tuple(replace(v, peer=known(v.peer)) for v in route) for route in routes)
-
-    return replace(
-        plan.with_routes(moved),
-        stages=tuple(replace(s, holders=tuple(map(known, s.holders))) for s in plan.stages),
-        codecs=tuple(
-            replace(c, source=known(c.source), destination=known(c.destination))
-            for c in plan.codecs
-        ),
-    )
+    return plan.with_peers(known)

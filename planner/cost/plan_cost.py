@@ -26,7 +26,7 @@ from ...dag.plan.report import Alternative, PlanReport, PlanWithReport, Spare
 from ...dag.plan.routes import crossings
 from ...dag.schedule.orders.list_scheduler import Visited
 from ...dag.schedule.orders.schedules import ZERO_BUBBLE
-from .cost_model import CostModel
+from .cost_model import CostModel, Structure
 from .predicted import predicted, pure_shares
 
 __all__ = ["RouteSeconds", "plan_report", "plan_seconds"]
@@ -132,10 +132,7 @@ def plan_seconds(judge: CostModel, plan: Plan) -> float:
     needed = judge.plan_bytes(plan)
     if any(size > offers[p].device_memory_bytes for p, size in needed.items()):
         return float("inf")
-    place = {o.peer: i for i, o in enumerate(judge.offers)}
-    peers = [place[p] for p in plan.peers]
-    structure = judge.structure_of(_trained(plan))
-    seconds = structure.seconds(judge.per_unit[peers])
+    peers, structure, seconds = _timed(judge, plan)
     hosts = judge.hosts(peers)
     if hosts is None:
         step_s, exact = structure.wiring.unshared.step_s(
@@ -155,10 +152,7 @@ def plan_report(
     alternatives: Sequence[Alternative] = (),
 ) -> PlanWithReport:
     """A listed plan with what it is expected to cost. Raises PlanError."""
-    place = {o.peer: i for i, o in enumerate(judge.offers)}
-    peers = [place[p] for p in plan.peers]
-    structure = judge.structure_of(_trained(plan))
-    seconds = structure.seconds(judge.per_unit[peers])
+    peers, structure, seconds = _timed(judge, plan)
     network, device = judge.network.part(peers), judge.plan_bytes(plan)
     played = play(structure.program, seconds, network, judge.hosts(peers))
     crossing, edge = judge.chain.crossing_bytes, [0] * len(peers)
@@ -178,5 +172,10 @@ def plan_report(
     return PlanWithReport(plan, PlanReport(prediction, tuple(reasons), tuple(spares)))
 
 
-def _trained(plan: Plan) -> Plan:
-    return replace(plan, evaluation_routes=(), evaluations=())
+def _timed(judge: CostModel, plan: Plan) -> tuple[list[int], Structure, list[float]]:
+    """The peers of a plan among the judge's offers, and its actions with their seconds, without
+    those of evaluations."""
+    place = {o.peer: i for i, o in enumerate(judge.offers)}
+    peers = [place[p] for p in plan.peers]
+    structure = judge.structure_of(replace(plan, evaluation_routes=(), evaluations=()))
+    return peers, structure, structure.seconds(judge.per_unit[peers])
