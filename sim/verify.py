@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..job import Codec, Job
@@ -67,7 +67,8 @@ def verify(
             return
     compare(followed.summary, followed.losses, wanted, against)
     if expected is None:
-        judge(job, followed.summary, followed.losses, wanted)
+        both = zip(followed.losses, wanted, strict=True)
+        judge(job, followed.summary, [(f"loss of step {k}", a, b) for k, (a, b) in enumerate(both)])
 
 
 def as_one_stage(job: Job, microbatch_size: int) -> Job:
@@ -94,23 +95,21 @@ def compare(
         summary.loss_ratio = statistics.mean(losses[-last:]) / plain if plain else None
 
 
-def judge(job: Job, summary: Summary, losses: Sequence[float], wanted: Sequence[float]) -> None:
-    """Fails a run that is meant to be exact, at its first loss beyond the tolerance."""
+def judge(job: Job, summary: Summary, losses: Iterable[tuple[str, float, float]]) -> None:
+    """Fails a run that is meant to be exact, at its first loss beyond the tolerance. `losses`:
+    which one, what it is, and what it should be."""
     if summary.lossy or summary.inexact_from or summary.rerouted:
         return
     most = TOLERANCE[job.model.dtype]
-    for step, (a, b) in enumerate(zip(losses, wanted, strict=True)):
-        if _apart(a, b) > _allowed(most, b):
+    for which, got, wanted in losses:
+        allowed = most * max(1.0, abs(wanted)) if math.isfinite(wanted) else 0.0
+        if _apart(got, wanted) > allowed:
             summary.exit = 1
             summary.error = (
-                f"--verify: the loss of step {step} is {a:.6g}, in the {summary.verified_against} "
-                f"{b:.6g}: expected a difference of at most {most:g} of it (I1)"
+                f"--verify: the {which} is {got:.6g}, in the {summary.verified_against} "
+                f"{wanted:.6g}: expected a difference of at most {most:g} of it (I1)"
             )
             return
-
-
-def _allowed(most: float, wanted: float) -> float:
-    return most * max(1.0, abs(wanted)) if math.isfinite(wanted) else 0.0
 
 
 def _apart(a: float, b: float) -> float:
@@ -166,16 +165,9 @@ def _verify_rounds(
     summary.lossy += (losing,) if losing != "none" and losing not in summary.lossy else ()
     got, plain = [s[-2] for s in steps], [s[-1] for s in steps]
     compare(summary, got, plain, "plain loop of rounds")
-    if expected is None and not (summary.lossy or summary.inexact_from or summary.rerouted):
-        most = TOLERANCE[job.model.dtype]
-        for n, k, j, a, b in steps:
-            if _apart(a, b) > _allowed(most, b):
-                summary.exit = 1
-                summary.error = (
-                    f"--verify: in round {n} the loss of replica {k} in its step {j} is {a:.6g}, "
-                    f"in the plain loop {b:.6g}: expected a difference of at most {most:g} of it"
-                )
-                return
+    if expected is None:
+        where = "loss of round {}, replica {}, in its step {}"
+        judge(job, summary, [(where.format(*at), a, b) for *at, a, b in steps])
 
 
 def _verify_cohorts(
@@ -216,17 +208,10 @@ def _verify_cohorts(
         say("not verified: no version was evaluated (train.eval_every, data.holdout)")
         return
     compare(summary, [got[n] for n in rounds], [wanted[n] for n in rounds], "plain loop of clients")
-    if expected is not None or summary.lossy or summary.inexact_from:
-        return
-    most = TOLERANCE[job.model.dtype]
-    for n in rounds:
-        if _apart(got[n], wanted[n]) > _allowed(most, wanted[n]):
-            summary.exit = 1
-            summary.error = (
-                f"--verify: after {n} rounds the held-out loss is {got[n]:.6g}, in the plain loop "
-                f"{wanted[n]:.6g}: expected a difference of at most {most:g} of it"
-            )
-            return
+    if expected is None:
+        judge(
+            job, summary, [(f"held-out loss after {n} rounds", got[n], wanted[n]) for n in rounds]
+        )
 
 
 def _rounds(job: Job, followed: Following, facts: Facts, front: Front) -> PlainResult:

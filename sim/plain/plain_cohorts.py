@@ -37,8 +37,8 @@ from .client_methods import (
 from .client_updates import shared_positions
 from .hidden import hidden_mean
 from .oracle import learning_rate, optimizer_of
-from .plain_impro import ImproClient, with_places
-from .plain_vhl import VhlClient, with_noise
+from .plain_impro import ImproClient
+from .plain_vhl import VhlClient, with_places
 from .robust import AGGREGATES
 
 __all__ = [
@@ -213,14 +213,16 @@ def last_version(
     read: Callable[[Any], Mapping[str, Any]] = reading(reader)
     if job.sync.virtual_data == "vhl":
         client, inside = VhlClient.of(module, job, reader), "module."
-        cohorts, read, local = with_noise(cohorts, job), client.reading(reader, job.seed), client
+        cohorts, local = with_places(cohorts, job.train.batch), client
+        read = client.reading(reader, job.seed)
     if job.sync.chosen == "fedimpro":
         impro, inside, averaged = (
             ImproClient.of(module, job, reader),
             "module.",
             ImproClient.AVERAGED,
         )
-        cohorts, read, local = with_places(cohorts), impro.reading(reader), impro
+        cohorts, local = with_places(cohorts, job.train.batch), impro
+        read = impro.reading(reader)
     made = train_cohorts(
         local,
         cohorts,

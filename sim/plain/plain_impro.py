@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,30 +19,9 @@ from ...job import Job
 from ...job.clients.local_work import FedImproOptions
 from ...job.rounds import options_of
 from ...peer.data.reader import Reader
-from .client_loops import ClientWork
-from .plain_vhl import seen_in
+from .plain_vhl import ClientStep, normal, seen_in
 
-__all__ = ["ImproClient", "with_places"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Sample numbers of a client's step, and what its drawn features follow from."""
-
-    samples: Sequence[int]
-    client: int
-    round: int
-    step: int
-
-
-def with_places(cohorts: Iterable[Sequence[ClientWork]]) -> Iterator[list[ClientWork]]:
-    """The work of clients, each of whose steps knows what its drawn features follow from."""
-    for round_, cohort in enumerate(cohorts):
-        found = list[ClientWork]()
-        for work in cohort:
-            steps = [_Step(b, work.client, round_, k) for k, b in enumerate(work.batches)]
-            found.append(replace(work, batches=steps))
-        yield found
+__all__ = ["ImproClient"]
 
 
 class ImproClient(nn.Module):
@@ -89,11 +67,11 @@ class ImproClient(nn.Module):
         some = reader.samples(np.zeros(2, np.int64))
         return cls(module, options, some, batch=job.train.batch, seed=job.seed, **names)
 
-    def reading(self, reader: Reader) -> Callable[[_Step], dict[str, Any]]:
+    def reading(self, reader: Reader) -> Callable[[ClientStep], dict[str, Any]]:
         """What reads a step's samples."""
         return lambda step: {**reader.samples(np.array(step.samples)), "step": step}
 
-    def forward(self, *, step: _Step, **batch: Tensor) -> Tensor:
+    def forward(self, *, step: ClientStep, **batch: Tensor) -> Tensor:
         if not step.step:
             self.began = {n: self.get_buffer(n).double() for n in self.AVERAGED}
         features, _, loss = self.seen.of(self.module, batch)
@@ -115,7 +93,7 @@ class ImproClient(nn.Module):
             self.get_buffer("sum")[label] += share * feature
             self.get_buffer("square")[label] += share * feature**2
 
-    def _drawn(self, step: _Step, known: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _drawn(self, step: ClientStep, known: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Features of a step, one after the other, and their classes."""
         words = (self.seed, Domain.FEATURE_CLASS, step.round, step.client, step.step)
         first, features, labels = int(key(*words)[0]), list[Tensor](), list[int]()
@@ -125,16 +103,9 @@ class ImproClient(nn.Module):
             variance = (self.began["square"][c] / self.began["count"][c] - mean**2).clamp(min=0.0)
             std = (variance + 1e-5).sqrt().clamp(max=self.options.most_std or math.inf)
             of = (self.seed, Domain.FEATURE_SAMPLE, step.round, step.client, step.step, place)
-            features.append((mean + std * self._normal(len(mean), int(key(*of)[0]))).float())
+            features.append((mean + std * normal((len(mean),), int(key(*of)[0]))).float())
             labels.append(c)
         return torch.stack(features).view(-1, *self.shape), torch.tensor(labels)
-
-    @staticmethod
-    def _normal(count: int, by: int) -> Tensor:
-        elements = np.arange(count, dtype=np.uint64)
-        words = np.stack([key(by, elements, part) for part in range(3)]).astype("<u8")
-        parts = torch.from_numpy(words.view("<u2").astype(np.float64)).view(3, -1, 4)
-        return (parts.sum((0, 2)) - 12 * 65535 / 2) / 65536
 
     def _above(self, features: Tensor, labels: Tensor) -> Tensor:
         """The loss of a forward, of anything, whose features are replaced. The module's

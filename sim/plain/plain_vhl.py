@@ -22,32 +22,30 @@ from ...job.clients.local_work import VhlOptions
 from ...peer.data.reader import Reader
 from .client_loops import ClientWork
 
-__all__ = ["VhlClient", "seen_in", "with_noise"]
+__all__ = ["ClientStep", "VhlClient", "normal", "seen_in", "with_places"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """Sample numbers of a client's step, and what its noise follows from."""
+class ClientStep:
+    """Sample numbers of a client's step, and what is drawn for it follows from."""
 
     samples: Sequence[int]
     client: int
     round: int
     step: int
-    first: bool
-    """Whether it is one of those that calibrate."""
+    steps_of_pass: int
 
 
-def with_noise(cohorts: Iterable[Sequence[ClientWork]], job: Job) -> Iterator[list[ClientWork]]:
-    """The work of clients, each of whose steps knows what its noise follows from."""
-    first = job.sync.vhl.calibrate
+def with_places(cohorts: Iterable[Sequence[ClientWork]], batch: int) -> Iterator[list[ClientWork]]:
+    """The work of clients, each of whose steps knows what is drawn for it follows from. `batch`:
+    samples of a step."""
     for round_, cohort in enumerate(cohorts):
         found = []
         for work in cohort:
-            own = len({n for batch in work.batches for n in batch})
-            until = first.steps or first.passes * -(-own // job.train.batch)
+            of_pass = -(-len({n for some in work.batches for n in some}) // batch)
             steps = [
-                _Step(batch, work.client, round_, k, k < until)
-                for k, batch in enumerate(work.batches)
+                ClientStep(some, work.client, round_, k, of_pass)
+                for k, some in enumerate(work.batches)
             ]
             found.append(replace(work, batches=steps))
         yield found
@@ -101,13 +99,21 @@ def seen_in(
     raise ValueError("the loss is not that of an nn.Linear, or of the logits that the job names")
 
 
+def normal(shape: Sequence[int], by: int) -> Tensor:
+    """Return about normal numbers, float64, each a sum of twelve uniform ones, by a word."""
+    elements = np.arange(math.prod(shape), dtype=np.uint64)
+    words = np.stack([key(by, elements, part) for part in range(3)]).astype("<u8")
+    parts = torch.from_numpy(words.view("<u2").astype(np.float64)).view(3, -1, 4)
+    return ((parts.sum((0, 2)) - 12 * 65535 / 2) / 65536).view(*shape)
+
+
 class _Noise:
     """The set of noise of a run."""
 
     def __init__(self, vhl: VhlOptions, seed: int) -> None:
         self._vhl, self._seed = vhl, seed
 
-    def drawn(self, step: _Step, place: int, classes: int) -> tuple[int, int]:
+    def drawn(self, step: ClientStep, place: int, classes: int) -> tuple[int, int]:
         """Return class and number of what stands at a place of a step's batch."""
         word = self._word(Domain.VIRTUAL_BATCH, step.round, step.client, step.step, place)
         number, of = divmod(word % (classes * self._vhl.per_class), classes)
@@ -121,7 +127,7 @@ class _Noise:
         )
         generator = self._vhl.source == "generator"
         mean, apart = (
-            self._normal((64,) if generator else small, word)
+            normal((64,) if generator else small, word)
             for word in (
                 self._word(Domain.VIRTUAL_MEAN, of),
                 self._word(Domain.VIRTUAL_SAMPLE, of, number),
@@ -135,18 +141,12 @@ class _Noise:
             found = found.index_select(axis, torch.tensor([i * few // many for i in range(many)]))
         return found
 
-    def _normal(self, shape: Sequence[int], by: int) -> Tensor:
-        elements = np.arange(math.prod(shape), dtype=np.uint64)
-        words = np.stack([key(by, elements, part) for part in range(3)]).astype("<u8")
-        parts = torch.from_numpy(words.view("<u2").astype(np.float64)).view(3, -1, 4)
-        return ((parts.sum((0, 2)) - 12 * 65535 / 2) / 65536).view(*shape)
-
     def _generated(self, latents: Tensor, small: Sequence[int], like: Sequence[int]) -> Tensor:
         """One sample of an untrained network, of its 64 latents."""
         layers = iter(range(99))
 
         def weights(*shape: int) -> Tensor:
-            return self._normal(shape, self._word(Domain.VIRTUAL_GENERATOR, next(layers)))
+            return normal(shape, self._word(Domain.VIRTUAL_GENERATOR, next(layers)))
 
         def layer(image: Tensor, addends: int) -> Tensor:
             return (image / math.sqrt(addends)).round().clamp(-65536, 65536)
@@ -211,16 +211,18 @@ class VhlClient(nn.Module):
         seen = seen_in(module, some, labels, features=vhl.features, logits=vhl.logits)
         return cls(module, seen, some, vhl, batch=job.train.batch, **names)
 
-    def reading(self, reader: Reader, seed: int) -> Callable[[_Step], dict[str, Any]]:
+    def reading(self, reader: Reader, seed: int) -> Callable[[ClientStep], dict[str, Any]]:
         """What reads a step's samples and noise. `seed`: the run's."""
-        made = _Noise(self.vhl, seed)
+        made, first = _Noise(self.vhl, seed), self.vhl.calibrate
 
-        def read(step: _Step) -> dict[str, Any]:
+        def read(step: ClientStep) -> dict[str, Any]:
             found: dict[str, Any] = {**reader.samples(np.array(step.samples))}
             drawn = [made.drawn(step, place, self.further) for place in range(self.batch)]
             like = found[self.x].shape[1:]
             found["noise"] = torch.stack([made.sample(c, number, like) for c, number in drawn])
-            return {**found, "of": torch.tensor([c for c, _ in drawn]), "calibrates": step.first}
+            of = torch.tensor([c for c, _ in drawn])
+            calibrates = step.step < (first.steps or first.passes * step.steps_of_pass)
+            return {**found, "of": of, "calibrates": calibrates}
 
         return read
 

@@ -32,7 +32,8 @@ from shoal.peer.federated.cohort import Cohort, Trained
 from shoal.peer.federated.local_cohort import mean_of
 from shoal.peer.federated.shared_features import Distribution, SharedFeatures, distribution_of
 from shoal.sim.plain.client_loops import ClientWork
-from shoal.sim.plain.plain_impro import ImproClient, with_places
+from shoal.sim.plain.plain_impro import ImproClient
+from shoal.sim.plain.plain_vhl import with_places
 
 SEED, ROUND, STEPS, BATCH = 5, 2, RECORDED_AFTER + 4, 4
 OPTIONS = FedImproOptions(weight=0.7, share=0.2, batch=5, most_std=0.6, features="low")
@@ -111,7 +112,7 @@ def alone(model: Model, one: Participant) -> Mapping[str, Tensor]:
     for name, tensor in statistics().items():
         client.get_buffer(name.rpartition(".")[2]).copy_(tensor)
     mine = [ClientWork(one.number, [b.tolist() for b in plan])]
-    *_, (work,) = with_places([[], [], mine])
+    *_, (work,) = with_places([[], [], mine], BATCH)
     read = client.reading(Samples())  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(client.parameters(), lr=0.05, momentum=0.5)
     for step in work.batches:

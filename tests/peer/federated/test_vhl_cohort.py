@@ -22,7 +22,7 @@ from shoal.peer.federated.batches import Participant, batches
 from shoal.peer.federated.cohort import Cohort
 from shoal.peer.federated.vhl_loss import VirtualData
 from shoal.sim.plain.client_loops import ClientWork
-from shoal.sim.plain.plain_vhl import VhlClient, with_noise
+from shoal.sim.plain.plain_vhl import VhlClient, with_places
 
 SEED, ROUND, STEPS, BATCH, FURTHER = 5, 2, RECORDED_AFTER + 4, 4, 2
 VHL = VhlOptions(
@@ -111,8 +111,8 @@ def alone(model: Classifier, one: Participant, vhl: VhlOptions = VHL) -> Mapping
     """What a participant comes to in a plain loop, under the names of the model."""
     (plan,) = batches([one], seed=1, round_=ROUND, batch=BATCH, steps=STEPS)
     client = VhlClient.of(model, job(vhl), Samples()).train()  # type: ignore[arg-type]
-    *_, (work,) = with_noise(
-        [[], [], [ClientWork(one.number, [b.tolist() for b in plan])]], job(vhl)
+    *_, (work,) = with_places(
+        [[], [], [ClientWork(one.number, [b.tolist() for b in plan])]], job(vhl).train.batch
     )
     read = client.reading(Samples(), SEED)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(client.parameters(), lr=0.05, momentum=0.5)

@@ -22,7 +22,8 @@ from shoal.proto.broker_pb2 import DONE
 from shoal.sim.plain.client_loops import ClientWork, FederatedResult, train_cohorts
 from shoal.sim.plain.client_methods import FedAvg
 from shoal.sim.plain.plain_cohorts import committed_cohorts, expected_versions
-from shoal.sim.plain.plain_impro import ImproClient, with_places
+from shoal.sim.plain.plain_impro import ImproClient
+from shoal.sim.plain.plain_vhl import with_places
 from shoal.tests.sim.conftest import Laboratory
 
 from .test_federated_world import exported, world_of
@@ -103,7 +104,7 @@ def plain_of(
     job, client = lab.job, ImproClient.of(lab.module, lab.job, reader)
     return train_cohorts(
         client,
-        with_places(cohorts),
+        with_places(cohorts, job.train.batch),
         client.reading(reader),
         FedAvg(),
         lr=job.train.lr,

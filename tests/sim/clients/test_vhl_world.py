@@ -23,7 +23,7 @@ from shoal.proto.broker_pb2 import DONE
 from shoal.sim.plain.client_loops import ClientWork, train_cohorts
 from shoal.sim.plain.client_methods import FedAdam, FedAvg, FedNova, FedProx
 from shoal.sim.plain.plain_cohorts import aggregate_of, committed_cohorts, expected_versions
-from shoal.sim.plain.plain_vhl import VhlClient, with_noise
+from shoal.sim.plain.plain_vhl import VhlClient, with_places
 from shoal.tests.sim.conftest import Laboratory
 
 from .test_federated_world import exported, world_of
@@ -118,7 +118,7 @@ def plain_of(
     job, client = lab.job, VhlClient.of(lab.module, lab.job, reader)
     made = train_cohorts(
         client,
-        with_noise(cohorts, job),
+        with_places(cohorts, job.train.batch),
         client.reading(reader, job.seed),
         METHODS[job.sync.chosen][1],
         lr=job.train.lr,
