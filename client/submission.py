@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -119,33 +120,53 @@ class Prepared:
         write_run(folder, record_of(run, job, job.output.to, data, self.tokens_per_step))
 
 
+class _Outlined(NamedTuple):
+    """A captured job: with its length, its clients' stages and its matrices, as it is submitted."""
+
+    job: Job
+    data: JobData
+    outline: models.ModelOutline
+    module: nn.Module
+    captured: Captured
+    pretrained: Pretrained | None
+    sizes: tuple[int, ...]
+    clients: tuple[int, ...]
+
+
+def _outlined(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> _Outlined:
+    """Capture the model and resolve the data, into `folder`. Raises ValueError for what cannot
+    run."""
+    _check_codecs(job)
+    job = fetched(job, say)
+    check_tokenizer(job)
+    stored = models.starting_files(job)
+    job, data = with_clients(job, read_data(job, folder, say, ask))
+    sizes, job = job.train.microbatch_choices, with_noise(resolved(job, data.least, say))
+    say("capturing the model")
+    outline = models.outline(job, say)
+    module = models.capturable(outline, job)
+    check_tokenizer(job, module)
+    captured = _captured(job, data, module, sizes, say)
+    graph, sizes = captured.graph, captured.right_sizes(sizes, say)
+    pretrained = _pretrained(job, stored, outline, graph, say)
+    ignoring = _surveyed(job, data, module, graph, say)
+    sizes = _divisions(job, data, module, graph, ignoring, sizes, say)
+    depends = partial(_depends, job, data, module, graph, ignoring)
+    clients = client_sizes(job, data)
+    job = with_matrices(with_stages(job, graph, clients, depends, say), graph, say)
+    return _Outlined(job, data, outline, module, captured, pretrained, sizes, clients)
+
+
 @contextmanager
 def prepare(
     job: Job, say: Say = lambda line: None, ask: AskPeers | None = None
 ) -> Iterator[Prepared]:
     """Captures the model and resolves the data. Raises ValueError for what cannot run. `ask`: for
     data that stays with peers; without it, a job of such data cannot run."""
-    _check_codecs(job)
-    job = fetched(job, say)
-    check_tokenizer(job)
-    stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
         folder = Path(name)
-        job, data = with_clients(job, read_data(job, folder / "data", say, ask))
-        sizes, job = job.train.microbatch_choices, with_noise(resolved(job, data.least, say))
-        say("capturing the model")
-        outline = models.outline(job, say)
-        module = models.capturable(outline, job)
-        check_tokenizer(job, module)
-        captured = _captured(job, data, module, sizes, say)
-        sizes = captured.right_sizes(sizes, say)
-        pretrained = _pretrained(job, stored, outline, captured.graph, say)
-        ignoring = _surveyed(job, data, module, captured.graph, say)
-        sizes = _divisions(job, data, module, captured.graph, ignoring, sizes, say)
-        depends = partial(_depends, job, data, module, captured.graph, ignoring)
-        clients = client_sizes(job, data)
-        job = with_stages(job, captured.graph, clients, depends, say)
-        job = with_matrices(job, captured.graph, say)
+        found = _outlined(job, folder / "data", say, ask)
+        job, data, outline, module, captured, pretrained, sizes, clients = found
         graph = with_base(job, captured.graph, say)
         core, sizes = _core(graph, job.train.microbatch_size, sizes, say)
         there = pretrained.entries if pretrained else {}
@@ -176,26 +197,10 @@ def draft(
 ) -> tuple[RunSpec, Graph]:
     """What a preview needs of a job: a spec that names no weights, and the graph. Raises ValueError
     as `prepare` does."""
-    _check_codecs(job)
-    job = fetched(job, say)
-    check_tokenizer(job)
-    stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
-        job, data = with_clients(job, read_data(job, Path(name), say, ask))
-        sizes, job = job.train.microbatch_choices, with_noise(resolved(job, data.least, say))
-        say("capturing the model")
-        outline = models.outline(job, say)
-        module = models.capturable(outline, job)
-        check_tokenizer(job, module)
-        captured = _captured(job, data, module, sizes, say)
-        graph, sizes = captured.graph, captured.right_sizes(sizes, say)
-        pretrained = _pretrained(job, stored, outline, graph, say)
-        ignoring = _surveyed(job, data, module, graph, say)
-        sizes = _divisions(job, data, module, graph, ignoring, sizes, say)
-        depends = partial(_depends, job, data, module, graph, ignoring)
-        clients = client_sizes(job, data)
-        job = with_stages(job, graph, clients, depends, say)
-        job = with_matrices(job, graph, say)
+        found = _outlined(job, Path(name), say, ask)
+    job, data, outline, _, captured, pretrained, sizes, clients = found
+    graph = captured.graph
     read = pretrained.entries if pretrained and job.model.where == "url" else {}
     if words := takes(starting_bytes(graph, lambda n: n in read or outline.is_made(n))):
         say(f"submitting it uploads the weights that it begins with: {words}")

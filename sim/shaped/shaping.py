@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ...dag.cost.play import max_min
@@ -138,27 +138,20 @@ class Shaping:
 
     def to_json(self) -> str:
         """On one line."""
-        return json.dumps({name: getattr(self, name) for name in _FIELDS})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Shaping:
         """What `to_json` wrote. Raises ValueError for anything else."""
         table: Any = json.loads(text)
-        if not isinstance(table, dict) or set(table) != set(_FIELDS):
-            raise ValueError(f"expected a JSON object with {', '.join(_FIELDS)}")
-        return cls(
-            names=tuple(table["names"]),
-            latency_s=tuple(map(tuple, table["latency_s"])),
-            bandwidth=tuple(map(tuple, table["bandwidth"])),
-            up=tuple(table["up"]),
-            down=tuple(table["down"]),
-            jitter_s=tuple(map(tuple, table["jitter_s"])),
-            loss=tuple(map(tuple, table["loss"])),
-            burst=tuple(map(tuple, table["burst"])),
-        )
+        known = [f.name for f in fields(cls)]
+        if not isinstance(table, dict) or set(table) != set(known):
+            raise ValueError(f"expected a JSON object with {', '.join(known)}")
 
+        def frozen(value: Any) -> Any:
+            return tuple(map(frozen, value)) if isinstance(value, list) else value
 
-_FIELDS = ("names", "latency_s", "bandwidth", "up", "down", "jitter_s", "loss", "burst")
+        return cls(**{name: frozen(value) for name, value in table.items()})
 
 
 def fair_rates(

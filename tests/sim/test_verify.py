@@ -31,7 +31,8 @@ losses = st.lists(
 def judged(got: list[float], wanted: list[float], job: Job = JOB, **more: Any) -> Summary:
     summary = Summary(name="s", world="w", seed=0, **more)
     compare(summary, got, wanted, "single process")
-    judge(job, summary, got, wanted)
+    both = zip(got, wanted, strict=True)
+    judge(job, summary, [(f"loss of step {k}", a, b) for k, (a, b) in enumerate(both)])
     return summary
 
 

@@ -152,7 +152,7 @@ def test_a_simulation_in_which_a_replica_is_lost_left_out_and_late_is_compared(
         return [*rounds[:at], replace(rounds[at], members=wrong), *rounds[at + 1 :]]
 
     monkeypatch.setattr(plain_rounds, "committed_rounds", weighed)
-    assert "--verify: in round" in simulated()["error"]
+    assert "--verify: the loss of round" in simulated()["error"]
 
 
 def test_there_is_a_plain_loop_for_every_method() -> None:
