@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..dag.schedule.convert_plan import microbatches_of
+from ..dag.schedule.filled import taken
 from ..job.words import count_of
 from ..proto.broker_pb2 import (
     ClientUploads,
@@ -229,9 +230,9 @@ class RoundRows:
         step = done.microbatches // whole if whole else None
         if any(m.clients for m in local):  # of clients a step is a round
             step = done.round + 1
-        row = RoundRow(
-            round=done.round,
-            attempt=done.attempt,
+        row = taken(
+            RoundRow,
+            done,
             members=tuple(m for m in local if m.replica in weights),
             left_out=tuple(m for m in local if m.replica not in {*weights, *done.going}),
             going=tuple(done.going),
@@ -239,15 +240,7 @@ class RoundRows:
             pairs=pairs_of(done.members) if any(m.group for m in done.members) else None,
             samples_before=self._samples,
             step=step,
-            drift=done.drift,
-            sent_bytes=done.sent_bytes,
-            waited_s=done.waited_s,
-            exchange_s=done.exchange_s,
-            seconds=done.seconds,
-            clients_moved=done.clients_moved,
-            mean_moved=done.mean_moved,
             chosen_by=("rule" if self._chosen else "run") if done.HasField("clients") else "",
-            sums=done.sums,
             uploads=done.uploads if done.HasField("uploads") else None,
         )
         self._samples += row.samples

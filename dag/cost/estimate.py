@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..plan.plan import PeerId
-from ..schedule.schedule import Action
 from .network import Network
 from .play import Timeline
 from .program import Program
@@ -61,22 +60,17 @@ class StepEstimate:
     peers: dict[PeerId, PeerUse]
     links: dict[tuple[PeerId, PeerId], LinkUse]
     critical: tuple[Critical, ...]
-    timeline: dict[PeerId, tuple[tuple[float, float, Action], ...]]
-    """By peer: begin and end of each action."""
 
 
 def summarize(program: Program, played: Timeline, network: Network) -> StepEstimate:
     """A played program in words of its plan."""
     step_s = played.step_s
     peers: dict[PeerId, PeerUse] = {}
-    timeline: dict[PeerId, tuple[tuple[float, float, Action], ...]] = {}
     for i, peer in enumerate(program.peers):
         ids = range(program.first[i], program.first[i + 1])
-        rows = tuple((played.start[a], played.end[a], program.actions[a]) for a in ids)
-        busy = sum(end - start for start, end, _ in rows)
+        busy = sum(played.end[a] - played.start[a] for a in ids)
         computed = sum(played.computed[a] for a in ids)
         peers[peer] = PeerUse(computed, max(0.0, 1 - busy / step_s) if step_s else 0.0)
-        timeline[peer] = rows
     carried: dict[tuple[int, int], list[int]] = {}
     for message, lane in enumerate(program.lane):
         i, j, _ = program.lanes[lane]
@@ -91,7 +85,7 @@ def summarize(program: Program, played: Timeline, network: Network) -> StepEstim
         )
         for (i, j), messages in carried.items()
     }
-    return StepEstimate(step_s, peers, links, _critical(program, played), timeline)
+    return StepEstimate(step_s, peers, links, _critical(program, played))
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -27,7 +27,7 @@ from ..plan.plan import (
     Visit,
 )
 from ..plan.visit_lists import NumberedVisits
-from .filled import filled
+from .filled import filled, taken
 from .flow import Role
 from .orders.schedules import SCHEDULES
 
@@ -167,19 +167,11 @@ def part_from_proto(message: broker_pb2.Plan) -> Plan:
         _refuse(f"schedule {message.schedule[:60]!r} is unknown: expected {', '.join(SCHEDULES)}")
     plan = Plan(
         stages=tuple(
-            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute)
-            for s in message.stages
+            taken(StageSlot, s, holders=tuple(map(_peer, s.holders))) for s in message.stages
         ),
         routes=_routes_from_proto(routes_of(message)),
         exchanges=tuple(
-            StageExchange(
-                e.stage,
-                e.collective,
-                tuple(tuple(map(_peer, group.peers)) for group in e.groups),
-                tuple(e.weights),
-                e.chunks,
-                e.strategy,
-            )
+            taken(StageExchange, e, groups=tuple(tuple(map(_peer, g.peers)) for g in e.groups))
             for e in message.exchanges
         ),
         microbatch_size=message.microbatch_size,
@@ -205,33 +197,18 @@ def part_from_proto(message: broker_pb2.Plan) -> Plan:
 
 def _outline_from_proto(message: broker_pb2.Plan) -> Outline:
     stages = tuple(
-        StageOutline(
-            i,
-            tuple(
-                Crossed(
-                    name_of(c.value, "a value", _refuse),
-                    tuple(c.targets),
-                    tuple(c.grad_targets),
-                    c.spec,
-                )
-                for c in s.sends
+        taken(
+            StageOutline,
+            s,
+            index=i,
+            sends=tuple(
+                taken(Crossed, c, value=name_of(c.value, "a value", _refuse)) for c in s.sends
             ),
-            s.trainable,
-            s.statistics,
-            s.makes_loss,
-            s.has_backward,
-            s.elements,
         )
         for i, s in enumerate(message.outline)
     )
     tied = tuple(
-        TiedGroup(
-            i,
-            name_of(g.parameter, "a parameter", _refuse),
-            tuple(g.stages),
-            g.start,
-            g.elements,
-        )
+        taken(TiedGroup, g, index=i, parameter=name_of(g.parameter, "a parameter", _refuse))
         for i, g in enumerate(message.tied)
     )
     return Outline(stages, tied)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from typing import NoReturn
 
+from google.protobuf.message import Message
+
 from ...proto import broker_pb2
 from ..ir.convert import MAX_TEXT, name_of
-from ..plan.plan import PeerId, PlanError
+from ..plan.plan import PlanError
 from ..plan.report import (
     Alternative,
     CodecUse,
@@ -20,7 +22,7 @@ from ..plan.report import (
     Prediction,
     Spare,
 )
-from .filled import filled
+from .filled import filled, taken
 from .flow import Role
 
 __all__ = ["report_from_proto", "report_to_proto"]
@@ -53,68 +55,37 @@ def report_to_proto(report: PlanReport) -> broker_pb2.PlanReport:
 
 def report_from_proto(message: broker_pb2.PlanReport) -> PlanReport:
     """Raises PlanError for texts that are too long, and for numbers that are none."""
-    predicted = message.predicted
-    return PlanReport(
-        predicted=Prediction(
-            _seconds(predicted.step_s),
-            tuple(
-                PeerPrediction(
-                    _peer(p.peer),
-                    _seconds(p.compute_s),
-                    p.device_bytes,
-                    p.host_bytes,
-                    _seconds(p.bubble),
-                    _seconds(p.learned),
-                )
-                for p in predicted.peers
-            ),
-            tuple(
-                LinkPrediction(
-                    _peer(x.source),
-                    _peer(x.destination),
-                    x.bytes,
-                    _seconds(x.busy_s),
-                    tuple(map(_use_from_proto, x.codecs)),
-                )
-                for x in predicted.links
-            ),
-            tuple(map(_text, predicted.bottlenecks)),
-            tuple(
-                Alternative(_text(a.name), _seconds(a.step_s), _text(a.text))
-                for a in predicted.alternatives
-            ),
-            _seconds(predicted.full_step_s),
+    _check(message)
+    told = message.predicted
+    predicted = taken(
+        Prediction,
+        told,
+        peers=tuple(taken(PeerPrediction, p) for p in told.peers),
+        links=tuple(
+            taken(LinkPrediction, x, codecs=tuple(taken(CodecUse, use) for use in x.codecs))
+            for x in told.links
         ),
-        reasons=tuple(map(_text, message.reasons)),
-        spares=tuple(Spare(_peer(s.peer), _text(s.reason)) for s in message.spares),
+        alternatives=tuple(taken(Alternative, a) for a in told.alternatives),
     )
+    spares = tuple(taken(Spare, s) for s in message.spares)
+    return taken(PlanReport, message, predicted=predicted, spares=spares)
 
 
-def _use_from_proto(message: broker_pb2.CodecUse) -> CodecUse:
-    if message.role not in _ROLES:
-        _refuse(f"a codec is used for role {message.role[:60]!r}, which is unknown")
-    return CodecUse(
-        message.role,
-        name_of(message.codec, "a codec", _refuse),
-        message.bytes,
-        message.dense_bytes,
-        _seconds(message.saved_s),
-        _seconds(message.encode_s),
-        _seconds(message.error, "error"),
-    )
-
-
-def _peer(text: str) -> PeerId:
-    return PeerId(name_of(text, "a peer id", _refuse))
-
-
-def _text(text: str) -> str:
-    if len(text) > MAX_TEXT:
-        _refuse(f"a reason has {len(text)} characters: expected at most {MAX_TEXT}")
-    return text
-
-
-def _seconds(value: float, what: str = "time") -> float:
-    if not (math.isfinite(value) and value >= 0):
-        _refuse(f"a predicted {what} is {value}: expected a finite number of at least 0")
-    return value
+def _check(message: Message) -> None:
+    """Raises PlanError for a text or a number that none of our reports has, at any depth."""
+    for field in message.DESCRIPTOR.fields:
+        found = getattr(message, field.name)
+        for value in found if field.is_repeated else [found]:
+            if isinstance(value, Message):
+                _check(value)
+            elif isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+                what = "error" if field.name == "error" else "time"
+                _refuse(f"a predicted {what} is {value}: expected a finite number of at least 0")
+            elif field.name in ("peer", "source", "destination"):
+                name_of(value, "a peer id", _refuse)
+            elif field.name == "codec":
+                name_of(value, "a codec", _refuse)
+            elif field.name == "role" and value not in _ROLES:
+                _refuse(f"a codec is used for role {value[:60]!r}, which is unknown")
+            elif isinstance(value, str) and len(value) > MAX_TEXT:
+                _refuse(f"a reason has {len(value)} characters: expected at most {MAX_TEXT}")
