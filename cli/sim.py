@@ -176,7 +176,7 @@ def sim(
         complain(f"{' and '.join(f'--{w}' for w in worlds)}: expected one of them")
         raise typer.Exit(WRONG)
     from ..client.front import SimulationFront
-    from ..sim.grid import Grid
+    from ..sim.grid import Sweep
     from ..sim.simulate import SimOptions, simulate
 
     options = SimOptions(
@@ -197,7 +197,7 @@ def sim(
     )
     front = SimulationFront(lambda line: None if quiet else echo(line, err=True))
     try:
-        grid = Grid(options, set or [], seeds)
+        grid = Sweep(options, set or [], seeds)
         raise typer.Exit(grid.run(front, echo) if grid.several else simulate(grid.only, front))
     finally:
         front.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..net.surroundings import user_path
-from ..sim.report.side_by_side import SideBySide, Told, reported
+from ..sim.report.side_by_side import RunComparison, Told, reported
 from .runs.run import Run
 from .runs.session import connect
 from .runs.telling import folder_told, labels, run_told
@@ -20,7 +20,7 @@ __all__ = ["compare"]
 
 def compare(
     *runs: Run | str | Path, broker: str | None = None, to: Path | str = "runs/"
-) -> SideBySide:
+) -> RunComparison:
     """Hold runs against each other: `print` shows the table, `draw(path)` the losses over steps,
     samples, bytes and time, and `table()` has the same for programs. A run is a `Run`, an id at
     `broker`, the folder of one (in `to`, or anywhere), or of a report of `shoal sim`. Names that
@@ -44,4 +44,4 @@ def compare(
                 client = client or open_until_then.enter_context(connect(broker))
                 one = run_told(client, name, Path(to))
             told.append(Told(label=label, more={}, **one._asdict()))
-    return SideBySide(told)
+    return RunComparison(told)

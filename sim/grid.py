@@ -20,11 +20,11 @@ from ..net.finite import finite
 from .front import Front
 from .options import Setting, SimOptions
 from .report import Summary
-from .report.side_by_side import SideBySide, reported
+from .report.side_by_side import RunComparison, reported
 from .report.words import seconds, size
 from .simulate import STDOUT, simulated
 
-__all__ = ["Grid"]
+__all__ = ["Sweep"]
 
 FOLDER = Path("runs")
 """Where the folder of a grid is made whose report nobody asked for elsewhere."""
@@ -42,7 +42,7 @@ class Cell:
     folder: Path
 
 
-class Grid:
+class Sweep:
     """Every combination of values, with every seed. `changes`: KEY=VALUE or KEY=VALUE,VALUE… each.
     Raises SettingsError for what no grid can have, and as `Setting.of` does."""
 
@@ -90,7 +90,7 @@ class Grid:
             if not quiet:
                 say(f"{i} of {len(self.cells)} · {cell.label}, seed {setting.seed}: {what}")
         told = [reported(cell.folder / "summary.json", cell.label) for cell in self.cells]
-        found = SideBySide(told)
+        found = RunComparison(told)
         text = json.dumps(finite(found.table()), indent=1)
         (self._root / "compare.json").write_text(text + "\n", encoding="utf-8")
         found.draw(self._root / "compare.png")

@@ -16,7 +16,7 @@ from operator import itemgetter
 from ...proto.broker_pb2 import RunEvent
 from ...proto.journal_pb2 import RunKept
 
-__all__ = ["BLOCK", "FEW", "LEAST", "MOST_BYTES", "History"]
+__all__ = ["BLOCK", "FEW", "LEAST", "MOST_BYTES", "EventHistory"]
 
 BLOCK = 256
 """Events that are packed together, and the least that are not packed at all."""
@@ -31,7 +31,7 @@ _OPEN_BYTES, _REST_BYTES = 4 << 20, 64 << 10
 steps of 8 KB twice, FEW of 4 KB. Events beyond are packed, down to LEAST."""
 
 
-class History:
+class EventHistory:
     """Events numbered from 0 without gaps; the newest `kept` of them can be read again, or fewer
     where these take more than `most_bytes`."""
 

@@ -24,7 +24,7 @@ from ...proto.journal_pb2 import Decision, RunAdded, RunHappened, RunKept
 from ..events import Publish, Watched
 from .client_homes import ClientHomes
 from .cohort_ledger import CohortLedger
-from .history import History
+from .history import EventHistory
 from .peer_shares import PeerShares
 from .replica import ReplicaRecord
 from .rounds import OF_ROUNDS, RoundRecord
@@ -49,7 +49,7 @@ class RunRecord:
         """`shares`: of all runs, which its events add to."""
         self.id, self.owner = run.id, run.owner
         self._shares = PeerShares() if shares is None else shares
-        self.history = History(run.options.kept_events)
+        self.history = EventHistory(run.options.kept_events)
         self._decisions = decisions
         self.stop = StopRule(run.requirements.stop)
         self._wants(run)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...dag.ir.graph import FLOATING
-from ...dag.ir.recipe import MOST_ORTHOGONAL, MOST_STEPS, Initial, Recipe, Step
+from ...dag.ir.recipe import MOST_ORTHOGONAL, MOST_STEPS, Initial, Recipe, RecipeStep
 from .adapters import plain_name
 from .contents import Op, StorageContent, StorageView, drawn
 from .recorded_steps import ELEMENTWISE, EMPTY, Steps, filled, rounding
@@ -137,7 +137,7 @@ class Reading:
         real = content.real
         if real is None or real.numel() != 1 or real.untyped_storage().nbytes() != real.itemsize:
             return None
-        return (Step("constant", 0, 1, (float(real),)),) if real.is_floating_point() else None
+        return (RecipeStep("constant", 0, 1, (float(real),)),) if real.is_floating_point() else None
 
     # ------------------------------------------------------------ operators
 
@@ -147,11 +147,11 @@ class Reading:
         name = op.name.removesuffix("_") if in_place else op.name
         kind = drawn(op)
         if kind is not None:
-            return (Step(kind[0], begin, end, kind[1], self._stream(op)),)
+            return (RecipeStep(kind[0], begin, end, kind[1], self._stream(op)),)
         if name in EMPTY:
             return ()
         if (constant := filled(op, name)) is not None:
-            return (Step("constant", begin, end, (constant,)),)
+            return (RecipeStep("constant", begin, end, (constant,)),)
         if name in ("copy", "fill"):
             return self._copied(op.args[1], begin, end, op.args[0].dtype)
         if name in ("clone", "_to_copy") and not in_place:
@@ -182,7 +182,7 @@ class Reading:
         cast = rounding(source.dtype, dtype, begin, end)
         return (*_cut(steps, 0, end - begin, begin), *cast)
 
-    def _matrix(self, view: StorageView) -> Step | None:
+    def _matrix(self, view: StorageView) -> RecipeStep | None:
         """The step that makes a whole matrix of `orthogonal_`, or its transpose; None: the view is
         not one."""
         content = view.content
@@ -194,7 +194,7 @@ class Reading:
         rows, columns = view.shape  # of Q, or of its transpose
         return replace(matrix, numbers=(float(rows), float(columns)))
 
-    def _orthogonal(self, op: Op) -> Step | None:
+    def _orthogonal(self, op: Op) -> RecipeStep | None:
         """Q times the signs of R's diagonal, of normal numbers."""
         left, right = op.args[0], op.args[1] if len(op.args) > 1 else None
         if not isinstance(left, StorageView) or not isinstance(right, StorageView):
@@ -217,7 +217,9 @@ class Reading:
         tall, few = given.shape
         if tall * few * few > MOST_ORTHOGONAL or tall < few:
             return None
-        return Step("orthogonal", 0, tall * few, (float(tall), float(few)), self._stream(source))
+        return RecipeStep(
+            "orthogonal", 0, tall * few, (float(tall), float(few)), self._stream(source)
+        )
 
     # ------------------------------------------------------------ names of streams
 
@@ -242,7 +244,7 @@ class Reading:
         return op.stream
 
 
-def _cut(steps: Iterable[Step], begin: int, end: int, by: int) -> Steps:
+def _cut(steps: Iterable[RecipeStep], begin: int, end: int, by: int) -> Steps:
     """The part of some steps in [begin, end), moved."""
     return tuple(s for step in steps if (s := step.moved(begin, end, by)) is not None)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from ...dag.ir.recipe import Step
+from ...dag.ir.recipe import RecipeStep
 from .contents import Op, StorageView
 
 __all__ = ["ELEMENTWISE", "EMPTY", "Steps", "filled", "rounding"]
 
-Steps = tuple[Step, ...]
+Steps = tuple[RecipeStep, ...]
 
 EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "zero", "zero_"})
@@ -47,21 +47,23 @@ def _scaled(sign: float) -> Callable[[Op, int, int], Steps | None]:
         number = _number(op)
         if number is None:
             return None
-        return (Step("shift", begin, end, (sign * float(op.kwargs.get("alpha", 1)) * number,)),)
+        return (
+            RecipeStep("shift", begin, end, (sign * float(op.kwargs.get("alpha", 1)) * number,)),
+        )
 
     return read
 
 
 def _times(op: Op, begin: int, end: int) -> Steps | None:
     number = _number(op)
-    return None if number is None else (Step("scale", begin, end, (number,)),)
+    return None if number is None else (RecipeStep("scale", begin, end, (number,)),)
 
 
 def _divided(op: Op, begin: int, end: int) -> Steps | None:
     number = _number(op)
     if not number or "rounding_mode" in op.kwargs:
         return None
-    return (Step("scale", begin, end, (1.0 / number,)),)
+    return (RecipeStep("scale", begin, end, (1.0 / number,)),)
 
 
 def _taken_from(op: Op, begin: int, end: int) -> Steps | None:
@@ -69,16 +71,16 @@ def _taken_from(op: Op, begin: int, end: int) -> Steps | None:
     number = _number(op)
     if number is None:
         return None
-    scale = Step("scale", begin, end, (-float(op.kwargs.get("alpha", 1)),))
-    return scale, Step("shift", begin, end, (number,))
+    scale = RecipeStep("scale", begin, end, (-float(op.kwargs.get("alpha", 1)),))
+    return scale, RecipeStep("shift", begin, end, (number,))
 
 
 def _negated(op: Op, begin: int, end: int) -> Steps:
-    return (Step("scale", begin, end, (-1.0,)),)
+    return (RecipeStep("scale", begin, end, (-1.0,)),)
 
 
 def _inverse_error(op: Op, begin: int, end: int) -> Steps:
-    return (Step("erfinv", begin, end),)
+    return (RecipeStep("erfinv", begin, end),)
 
 
 def _clamped(op: Op, begin: int, end: int) -> Steps | None:
@@ -87,7 +89,7 @@ def _clamped(op: Op, begin: int, end: int) -> Steps | None:
     if any(not isinstance(n, (int, float, type(None))) for n in given):
         return None
     low, high = (None if n is None else float(n) for n in given)
-    return (Step("clamp", begin, end, (low, high)),)
+    return (RecipeStep("clamp", begin, end, (low, high)),)
 
 
 ELEMENTWISE: dict[str, Callable[[Op, int, int], Steps | None]] = {
@@ -109,4 +111,4 @@ def rounding(source: torch.dtype, target: torch.dtype | None, begin: int, end: i
         return ()
     if torch.finfo(source).eps <= torch.finfo(target).eps:
         return ()
-    return (Step("round", begin, end, (), str(source).removeprefix("torch.")),)
+    return (RecipeStep("round", begin, end, (), str(source).removeprefix("torch.")),)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["NEEDS", "TEMPLATES", "TemplateError", "about", "begin", "next_line"]
+__all__ = ["NEEDS", "TEMPLATES", "ProjectError", "about", "begin", "next_line"]
 
 TEMPLATES = ("pretrain", "finetune", "classify", "federated", "compare")
 NEEDS = {"finetune": ("transformers", "peft")}
@@ -22,7 +22,7 @@ _HERE = Path(__file__).parent
 _PYTHON = ".py.txt"
 
 
-class TemplateError(ValueError):
+class ProjectError(ValueError):
     """A project that cannot be begun; says why and what to do."""
 
 
@@ -41,15 +41,15 @@ def next_line(name: str) -> str:
 
 def begin(folder: Path, name: str) -> None:
     """Write the project of a template into a folder that is empty or not there yet. Raises
-    TemplateError, OSError."""
+    ProjectError, OSError."""
     if name not in TEMPLATES:
-        raise TemplateError(f'there is no template "{name}": expected {", ".join(TEMPLATES)}')
+        raise ProjectError(f'there is no template "{name}": expected {", ".join(TEMPLATES)}')
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise TemplateError(
+        raise ProjectError(
             f"{folder} is there and not empty: expected a new folder, or one without files"
         )
     if missing := [package for package in NEEDS.get(name, ()) if find_spec(package) is None]:
-        raise TemplateError(
+        raise ProjectError(
             f'the template "{name}" needs {" and ".join(missing)}: pip install "shoal[hf]"'
         )
     for file in _files(_HERE / name):
@@ -62,7 +62,7 @@ def begin(folder: Path, name: str) -> None:
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise TemplateError(f"{script} failed: {last}")
+            raise ProjectError(f"{script} failed: {last}")
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -40,7 +40,7 @@ __all__ = [
     "Initial",
     "Recipe",
     "RecipeError",
-    "Step",
+    "RecipeStep",
     "make",
 ]
 
@@ -73,7 +73,7 @@ class RecipeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecipeStep:
     """One step over elements [begin, end). `text`: of a drawing kind its stream, of `round` the
     dtype. `first`: the element of the stream at `begin`."""
 
@@ -84,14 +84,14 @@ class Step:
     text: str = ""
     first: int = 0
 
-    def moved(self, begin: int, end: int, by: int) -> Step | None:
+    def moved(self, begin: int, end: int, by: int) -> RecipeStep | None:
         """Return the piece's part in [begin, end), `by` elements further on; None where it has none
         there."""
         low, high = max(begin, self.begin), min(end, self.end)
         if low >= high:
             return None
         first = self.first + (low - self.begin if self.kind in DRAWING else 0)
-        return Step(self.kind, low + by, high + by, self.numbers, self.text, first)
+        return RecipeStep(self.kind, low + by, high + by, self.numbers, self.text, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Initial:
 
     shape: tuple[int, ...]
     dtype: str
-    steps: tuple[Step, ...]
+    steps: tuple[RecipeStep, ...]
 
     @property
     def elements(self) -> int:
@@ -158,7 +158,7 @@ def _initial(name: str, raw: Any) -> Initial:
     return Initial(tuple(shape), dtype, tuple(_step(name, elements, s) for s in steps))
 
 
-def _step(name: str, elements: int, raw: Any) -> Step:
+def _step(name: str, elements: int, raw: Any) -> RecipeStep:
     kind, begin, end, numbers, text, first = raw
     sound = (
         kind in _NUMBERS
@@ -177,7 +177,7 @@ def _step(name: str, elements: int, raw: Any) -> Step:
         sound = text in FLOATING
     if not sound:
         raise RecipeError(f"a step of {name!r:.80} is {raw!r:.200}")
-    return Step(kind, begin, end, tuple(numbers), text, first)
+    return RecipeStep(kind, begin, end, tuple(numbers), text, first)
 
 
 def _is_count(n: Any) -> bool:
@@ -235,7 +235,7 @@ Apply = Callable[[Floats, int], None]
 """Changes elements in place; told the stream's element of the first."""
 
 
-def _of(step: Step, seed: int) -> Apply:
+def _of(step: RecipeStep, seed: int) -> Apply:
     """What a step does."""
     kind, numbers = step.kind, [0.0 if n is None else float(n) for n in step.numbers]
     if kind in ("uniform", "normal"):
@@ -260,7 +260,7 @@ def _drawing(kind: str, key: draws.Key, a: float, b: float) -> Apply:
     return apply
 
 
-def _clamp(step: Step, numbers: Sequence[float]) -> Apply:
+def _clamp(step: RecipeStep, numbers: Sequence[float]) -> Apply:
     low, high = (None if n is None else float(n) for n in step.numbers)
 
     def apply(x: Floats, first: int) -> None:
@@ -288,7 +288,7 @@ def _rounded(x: Floats, dtype: str) -> Floats:
     return x if dtype == "float64" else x.astype(dtype).astype(np.float64)
 
 
-_ELEMENTWISE: dict[str, Callable[[Step, Sequence[float]], Apply]] = {
+_ELEMENTWISE: dict[str, Callable[[RecipeStep, Sequence[float]], Apply]] = {
     "constant": lambda step, n: lambda x, first: x.fill(n[0]),
     "scale": lambda step, n: lambda x, first: np.copyto(x, x * n[0]),
     "shift": lambda step, n: lambda x, first: np.copyto(x, x + n[0]),

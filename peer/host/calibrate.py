@@ -39,7 +39,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class BenchCase:
     """A function of tensors of these shapes, all of which take a gradient; of one result."""
 
     name: str
@@ -127,19 +127,19 @@ def _gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, scale: Tensor) -> 
     return x
 
 
-def samples(rows: int = 1) -> tuple[Sample, ...]:
+def samples(rows: int = 1) -> tuple[BenchCase, ...]:
     """Return the samples that are timed; `rows` multiplies the rows of the large ones."""
 
-    def feed(n: int, width: int, inner: int) -> Sample:
+    def feed(n: int, width: int, inner: int) -> BenchCase:
         shapes = ((n * rows, width), (inner, width), (inner,), (width, inner), (width,))
-        return Sample(f"linear {n}x{width}x{inner}", _linear, shapes)
+        return BenchCase(f"linear {n}x{width}x{inner}", _linear, shapes)
 
-    def squares(n: int, channels: int, size: int) -> Sample:
+    def squares(n: int, channels: int, size: int) -> BenchCase:
         weight = (channels, channels, 3, 3)
         shapes = ((n * rows, channels, size, size), weight, weight)
-        return Sample(f"convolution {n}x{channels}x{size}", _convolutions, shapes)
+        return BenchCase(f"convolution {n}x{channels}x{size}", _convolutions, shapes)
 
-    def residual(n: int, inside: int, outside: int, size: int) -> Sample:
+    def residual(n: int, inside: int, outside: int, size: int) -> BenchCase:
         shapes = (
             (n * rows, inside, size, size),
             (outside, inside, 3, 3),
@@ -148,25 +148,25 @@ def samples(rows: int = 1) -> tuple[Sample, ...]:
             (outside,),
             (outside,),
         )
-        return Sample(f"residual {n}x{inside}x{size}", _residual, shapes, whole=True)
+        return BenchCase(f"residual {n}x{inside}x{size}", _residual, shapes, whole=True)
 
-    def block(n: int, length: int, d: int) -> Sample:
+    def block(n: int, length: int, d: int) -> BenchCase:
         x, feed = (n * rows, length, d), ((4 * d, d), (d, 4 * d))
         shapes = (x, (3 * d, d), (d, d), *feed, (d,), (d,))
-        return Sample(f"block {n}x{length}x{d}", _block, shapes, random=True, whole=d >= 64)
+        return BenchCase(f"block {n}x{length}x{d}", _block, shapes, random=True, whole=d >= 64)
 
-    def gated(n: int, length: int, d: int) -> Sample:
+    def gated(n: int, length: int, d: int) -> BenchCase:
         weights = ((2 * d, d), (2 * d, d), (d, 2 * d), (d,))
         shapes = ((n * rows, length, d), *weights)
-        return Sample(f"gated {n}x{length}x{d}", _gated, shapes, whole=d >= 64)
+        return BenchCase(f"gated {n}x{length}x{d}", _gated, shapes, whole=d >= 64)
 
-    def heads(*shape: int) -> Sample:
-        return Sample(f"attention {shape}", _attention, ((shape[0] * rows, *shape[1:]),) * 3)
+    def heads(*shape: int) -> BenchCase:
+        return BenchCase(f"attention {shape}", _attention, ((shape[0] * rows, *shape[1:]),) * 3)
 
-    def wide(name: str, function: Callable[..., Tensor], n: int, *others: Shape) -> Sample:
+    def wide(name: str, function: Callable[..., Tensor], n: int, *others: Shape) -> BenchCase:
         first = (n * rows, 128)
         shapes = (first, *(first if s == () else s for s in others))
-        return Sample(f"{name} {n}", function, shapes, function is _dropouts)
+        return BenchCase(f"{name} {n}", function, shapes, function is _dropouts)
 
     width = (128,)
     return (
@@ -256,7 +256,7 @@ class Bench:
         return time.perf_counter()
 
 
-def count(sample: Sample, inputs: list[Tensor]) -> tuple[Work, Work, Tensor]:
+def count(sample: BenchCase, inputs: list[Tensor]) -> tuple[Work, Work, Tensor]:
     """Work of a sample, forward and backward, and its result. It runs: fake tensors, which would
     do, take seconds to load."""
     forward, backward = Counter(sample.random), Counter(sample.random, later=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .client_methods import FedAvg, Named, Rate, Update, copies, rate_of
+from .client_methods import ClientUpdate, FedAvg, Named, Rate, copies, rate_of
 from .client_updates import overlapped, sent
 from .round_oracle import plain
 
@@ -90,7 +90,7 @@ def train_cohorts(
         method.start(count)
         mask, before = positions(count, last) if positions else {}, copies(method.shared)
         losses: dict[int, list[float]] = {}
-        came, masks, ends = list[Update](), list[Named](), list[Named]()
+        came, masks, ends = list[ClientUpdate](), list[Named](), list[Named]()
         for work in cohort:
             if not 0 <= work.behind < len(versions):
                 raise ValueError(f"client {work.client} began {work.behind} versions ago")
@@ -128,7 +128,7 @@ def train_cohorts(
                 masks.append(own_mask)
             moved = {n: m * mask[n] for n, m in moved.items()} if mask else moved
             steps = len(work.batches)
-            came.append(Update(work.client, share, steps, moved, rate, momentum, work.behind))
+            came.append(ClientUpdate(work.client, share, steps, moved, rate, momentum, work.behind))
         if came and overlap is not None:
             came = overlapped(came, masks, *overlap)
         if came:

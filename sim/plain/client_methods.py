@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ClientUpdate",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
@@ -39,7 +40,6 @@ __all__ = [
     "Named",
     "Rate",
     "Scaffold",
-    "Update",
     "copies",
     "rate_of",
 ]
@@ -50,7 +50,7 @@ Named = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ClientUpdate:
     """What came of a client: `share` is p_i, `steps` tau_i, `moved` D_i in float64. `rate` and
     `momentum` are those of its local SGD; `behind` is s_i."""
 
@@ -81,11 +81,11 @@ class FedAvg:
         """Return what is added to the gradient of a parameter, `local` at the client."""
         return 0.0
 
-    def commit(self, count: int, came: Sequence[Update]) -> None:
+    def commit(self, count: int, came: Sequence[ClientUpdate]) -> None:
         """The end of round `count`, from 0."""
         self.move({n: self.mean(came, n) for n in self.shared})
 
-    def mean(self, came: Sequence[Update], name: str) -> Tensor:
+    def mean(self, came: Sequence[ClientUpdate], name: str) -> Tensor:
         """D of a parameter."""
         return torch.stack([u.share * u.moved[name] for u in came]).sum(0)
 
@@ -103,11 +103,11 @@ class FedBuff(FedAvg):
     ) -> None:
         self.lr, self.oldest = lr, max_staleness
 
-    def commit(self, count: int, came: Sequence[Update]) -> None:
+    def commit(self, count: int, came: Sequence[ClientUpdate]) -> None:
         rate = rate_of(self.lr, count)
         self.move({name: rate * self.mean(came, name) for name in self.shared})
 
-    def mean(self, came: Sequence[Update], name: str) -> Tensor:
+    def mean(self, came: Sequence[ClientUpdate], name: str) -> Tensor:
         each = [u.share / (1 + u.behind) ** 0.5 * u.moved[name] for u in came]
         return torch.stack(each).sum(0)
 
@@ -122,7 +122,7 @@ class FedAvgM(FedAvg):
         super().begin(shared)
         self.v = copies(self.zeros)
 
-    def commit(self, count: int, came: Sequence[Update]) -> None:
+    def commit(self, count: int, came: Sequence[ClientUpdate]) -> None:
         for name, v in self.v.items():
             v.mul_(self.momentum).sub_(self.mean(came, name))
         self.move({name: -rate_of(self.lr, count) * v for name, v in self.v.items()})
@@ -169,7 +169,7 @@ class Scaffold(FedAvg):
     def bend(self, client: int, name: str, local: Tensor) -> Tensor | float:
         return (self.c[name] - self.own[client][name]).to(local.dtype)
 
-    def commit(self, count: int, came: Sequence[Update]) -> None:
+    def commit(self, count: int, came: Sequence[ClientUpdate]) -> None:
         for name, c in self.c.items():
             was = c.clone()
             for u in came:
@@ -187,7 +187,7 @@ class Scaffold(FedAvg):
 class FedNova(FedAvg):
     """Moves by normalised gradients, so that who made more steps does not count for more."""
 
-    def commit(self, count: int, came: Sequence[Update]) -> None:
+    def commit(self, count: int, came: Sequence[ClientUpdate]) -> None:
         lengths = [self.length(u.steps, u.momentum) for u in came]
         effective = sum(u.share * a for u, a in zip(came, lengths, strict=True))
         for_each = [u.share * effective / a for u, a in zip(came, lengths, strict=True)]
@@ -227,7 +227,7 @@ class FedAdam(FedAvg):
         """The next v. `square`: D²."""
         return self.betas[1] * v + (1 - self.betas[1]) * square
 
-    def commit(self, count: int, came: Sequence[Update]) -> None:
+    def commit(self, count: int, came: Sequence[ClientUpdate]) -> None:
         b1, steps = self.betas[0], {}
         for name in self.shared:
             mean = self.mean(came, name)

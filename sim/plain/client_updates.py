@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .client_methods import Named, Update
+from .client_methods import ClientUpdate, Named
 
 __all__ = ["overlapped", "sent", "shared_positions"]
 
@@ -56,8 +56,8 @@ def shared_positions(
 
 
 def overlapped(
-    came: Sequence[Update], masks: Sequence[Named], gamma: float, degree: int
-) -> list[Update]:
+    came: Sequence[ClientUpdate], masks: Sequence[Named], gamma: float, degree: int
+) -> list[ClientUpdate]:
     """Return updates whose mean is OPWA's: what 1 to `degree` clients sent counts gamma times.
     `masks`: of each update, what it has."""
     counts: Named = {name: torch.stack([m[name] for m in masks]).sum(0) for name in came[0].moved}

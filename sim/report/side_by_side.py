@@ -22,7 +22,7 @@ from .pictures.palette import SERIES
 from .pictures.picture import Label, Picture, Rect, width_of
 from .words import cut, figure, plain, seconds, size
 
-__all__ = ["SideBySide", "Told", "reported"]
+__all__ = ["RunComparison", "Told", "reported"]
 
 APART = ("log", "name", "output", "seed", "version")
 """Keys of a job that say nothing of how it learns, beside those of its seed."""
@@ -94,7 +94,7 @@ def _as_it_was(point: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**point, "loss": math.nan} if of_step and point["loss"] is None else point
 
 
-class SideBySide:
+class RunComparison:
     """A comparison of runs. Raises SettingsError for fewer than two."""
 
     def __init__(self, told: Sequence[Told]) -> None:

@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from ...dag.cost.network import Network
 from ...dag.cost.play import max_min
 from .clock import Bucket
-from .wan_flows import Call, Flow, Pair
+from .wan_flows import Call, Pair, WanFlow
 
 if TYPE_CHECKING:
     from .clock import VirtualClock
@@ -94,12 +94,12 @@ class Wan:
         # Resources: i is an uplink, P + j a downlink, 2P and above pairs.
         n = len(network)
         self._room: dict[int, float] = dict(enumerate(map(float, (*network.up, *network.down))))
-        self._at: list[dict[Flow, None]] = [{} for _ in range(2 * n)]  # flows by endpoint
+        self._at: list[dict[WanFlow, None]] = [{} for _ in range(2 * n)]  # flows by endpoint
         self._wanted = [0.0] * (2 * n)  # what they could take together
         self._changed: dict[int, None] = {}  # endpoints that are to be shared out now
         self._changed_pairs: dict[Pair, None] = {}
         self._asked = False
-        self._ending: Flow | None = None
+        self._ending: WanFlow | None = None
         self.shared_out = 0
         """How often flows were shared out, and..."""
         self.flows_shared = 0
@@ -117,7 +117,7 @@ class Wan:
         """Starts a message; see Carrier. Raises KeyError for a name that the network does not
         have."""
         pair = self._pairs.get((source, destination)) or self._pair(source, destination)
-        flow = Flow(pair, size_bytes, left, arrived)
+        flow = WanFlow(pair, size_bytes, left, arrived)
         if pair.held is not None:
             pair.held.append(flow)
             return None
@@ -131,7 +131,7 @@ class Wan:
             self._start(flow)
         return None
 
-    def _take_tokens(self, flow: Flow, pair: Pair, bucket: Bucket) -> None:
+    def _take_tokens(self, flow: WanFlow, pair: Pair, bucket: Bucket) -> None:
         """What finds tokens goes first, if it is more than a packet or all of the message."""
         now = self._clock.now
         if pair.flows:
@@ -145,7 +145,7 @@ class Wan:
         else:
             flow.pair, flow.rest, flow.bytes_left = pair.fast, flow.bytes_left - taken, taken
 
-    def _start(self, flow: Flow) -> None:
+    def _start(self, flow: WanFlow) -> None:
         pair, clock = flow.pair, self._clock
         if flow.bytes_left <= PACKET_BYTES:
             clock.after(flow.bytes_left / self._equal_share(pair, 1), lambda: self._has_left(flow))
@@ -167,7 +167,7 @@ class Wan:
         else:
             self._pace(flow, pair.alone)
 
-    def _ended(self, flow: Flow) -> None:
+    def _ended(self, flow: WanFlow) -> None:
         """The last byte has left. The flow keeps its place while its sender says what is next."""
         if flow.rest:
             self._go_on(flow)
@@ -181,7 +181,7 @@ class Wan:
             if ends or flow.pair.flows:
                 self._change(flow.pair, ends)
 
-    def _go_on(self, flow: Flow) -> None:
+    def _go_on(self, flow: WanFlow) -> None:
         """What found tokens has left; the rest follows at the pair's rate."""
         fast, ends = flow.pair, self._binding(flow.pair)
         self._remove(flow)
@@ -190,18 +190,18 @@ class Wan:
         self._slowed(flow)
         self._start(flow)
 
-    def _slowed(self, flow: Flow) -> None:
+    def _slowed(self, flow: WanFlow) -> None:
         """Move a flow to the pair of ends of a sender that has no tokens any more."""
         i, j = flow.pair.ends
         names = self.network.peers
         flow.pair = self._pairs[str(names[i]), str(names[j - len(names)])]
         flow.bytes_left, flow.rest = flow.bytes_left + flow.rest, 0.0
 
-    def _has_left(self, flow: Flow) -> None:
+    def _has_left(self, flow: WanFlow) -> None:
         self._clock.after(self._delay_s(flow), flow.arrived)
         flow.left()
 
-    def _delay_s(self, flow: Flow) -> float:
+    def _delay_s(self, flow: WanFlow) -> float:
         """From its last byte's leaving to its arrival."""
         pair, delay = flow.pair, flow.pair.latency_s
         if pair.random is not None:
@@ -299,7 +299,7 @@ class Wan:
                 self._randoms[i] = random.Random(f"{self._seed} {self.network.peers[i]}")
             pair.random = self._randoms[i]
 
-    def _add(self, flow: Flow) -> None:
+    def _add(self, flow: WanFlow) -> None:
         pair = flow.pair
         if pair.bucket is not None and not pair.flows:
             pair.bucket.take(0.0, self._clock.now)
@@ -308,7 +308,7 @@ class Wan:
             self._at[end][flow] = None
             self._wanted[end] += pair.alone
 
-    def _remove(self, flow: Flow) -> None:
+    def _remove(self, flow: WanFlow) -> None:
         pair = flow.pair
         self._settle(flow)
         flow.rate, flow.due, flow.equal = 0.0, _INF, False
@@ -320,7 +320,7 @@ class Wan:
             # Exactly nothing when nobody is left: rounding does not pile up.
             self._wanted[end] = self._wanted[end] - pair.alone if self._at[end] else 0.0
 
-    def _replace(self, before: Flow, after: Flow) -> None:
+    def _replace(self, before: WanFlow, after: WanFlow) -> None:
         before.due = _INF  # a call that is still to come for it finds another time
         del before.pair.flows[before]
         before.pair.flows[after] = None
@@ -355,7 +355,7 @@ class Wan:
 
     def _share_out(self) -> None:
         self._asked = False
-        first: dict[Flow, None] = {}
+        first: dict[WanFlow, None] = {}
         for end in self._changed:
             first.update(self._at[end])
         for pair in self._changed_pairs:
@@ -376,7 +376,7 @@ class Wan:
             flow.equal = False
             self._pace(flow, rate)
 
-    def _joined(self, first: dict[Flow, None]) -> list[Flow] | None:
+    def _joined(self, first: dict[WanFlow, None]) -> list[WanFlow] | None:
         """Return these flows and all that resources which bind join with them; None: more than
         `most_exact`."""
         reached, ahead, seen = dict(first), list(first), set[int]()
@@ -401,7 +401,7 @@ class Wan:
                         ahead.append(flow)
         return list(reached) if len(reached) <= self._most_exact else None
 
-    def _too_many(self, first: dict[Flow, None]) -> list[Flow]:
+    def _too_many(self, first: dict[WanFlow, None]) -> list[WanFlow]:
         """The flows whose equal shares have changed: these, and all joined ones whose rates are
         exact still."""
         reached, ahead, seen = dict(first), list(first), set[int]()
@@ -420,14 +420,14 @@ class Wan:
                         ahead.append(other)
         return list(reached)
 
-    def _settle(self, flow: Flow) -> None:
+    def _settle(self, flow: WanFlow) -> None:
         """Takes off what has left by now."""
         now = self._clock.now
         if flow.rate > 0:
             flow.bytes_left = max(0.0, flow.bytes_left - flow.rate * (now - flow.since))
         flow.since = now
 
-    def _pace(self, flow: Flow, rate: float) -> None:
+    def _pace(self, flow: WanFlow, rate: float) -> None:
         if rate == flow.rate:
             return
         self._settle(flow)
@@ -437,7 +437,7 @@ class Wan:
         if ends < flow.due:
             self._call(flow, ends)
 
-    def _call(self, flow: Flow, at: float) -> None:
+    def _call(self, flow: WanFlow, at: float) -> None:
         """When it should have left. A flow that has become slower is asked again later; one that
         has become faster gets an earlier call, and the later one finds another time."""
         flow.due = at

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from .clock import Bucket
 
-__all__ = ["Flow", "Pair"]
+__all__ = ["Pair", "WanFlow"]
 
 Call = Callable[[], None]
 
@@ -39,11 +39,11 @@ class Pair:
         self.random: random.Random | None = None  # None: nothing is drawn
         self.bucket: Bucket | None = None
         self.fast: Pair | None = None
-        self.held: list[Flow] | None = None  # a list while it is parted
-        self.flows: dict[Flow, None] = {}
+        self.held: list[WanFlow] | None = None  # a list while it is parted
+        self.flows: dict[WanFlow, None] = {}
 
 
-class Flow:
+class WanFlow:
     """A message that leaves. `bytes_left`: at time `since`. `due`: of the last call for it. `rest`:
     bytes for which there were no tokens, while the others leave on `pair.fast`."""
 

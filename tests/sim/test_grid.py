@@ -13,7 +13,7 @@ from shoal.job import Job, SettingsError
 from shoal.job.settings import plain
 from shoal.sim import grid as grids
 from shoal.sim.front import Front
-from shoal.sim.grid import Grid
+from shoal.sim.grid import Sweep
 from shoal.sim.named_files import mark_of
 from shoal.sim.options import Setting, SimOptions
 from shoal.sim.report import Summary, write_json
@@ -27,7 +27,7 @@ def options(folder: Path, **more: Any) -> SimOptions:
 
 def test_every_combination_with_every_seed(tmp_path: Path) -> None:
     changes = ["train.lr=1e-3,2e-3", "sync.method=saps,noloco", "sync.options={}"]
-    found = Grid(options(tmp_path), changes, 2)
+    found = Sweep(options(tmp_path), changes, 2)
     assert [cell.folder.name for cell in found.cells] == [
         f"train.lr={lr}_sync.method={method}-seed-{seed}"
         for lr in ("1e-3", "2e-3")
@@ -42,7 +42,7 @@ def test_every_combination_with_every_seed(tmp_path: Path) -> None:
 
 
 def test_one_setting_with_one_seed_is_no_grid(tmp_path: Path) -> None:
-    found = Grid(options(tmp_path), ['recovery.ladder=["sibling","snapshot"]'], 1)
+    found = Sweep(options(tmp_path), ['recovery.ladder=["sibling","snapshot"]'], 1)
     assert not found.several
     assert found.only.changes == ('recovery.ladder=["sibling","snapshot"]',)
 
@@ -80,9 +80,9 @@ def test_a_grid_goes_on_with_what_is_not_there_yet(
     monkeypatch.setattr(grids, "simulated", simulated)
     said: list[str] = []
     changes = ["sync.method=saps,noloco", "sync.options={}"]
-    assert Grid(options(tmp_path), changes, 1).run(NOBODY, said.append) == 1
-    assert Grid(options(tmp_path), changes, 1).run(NOBODY, said.append) == 0
-    assert Grid(options(tmp_path, steps=8), changes, 1).run(NOBODY, said.append) == 0
+    assert Sweep(options(tmp_path), changes, 1).run(NOBODY, said.append) == 1
+    assert Sweep(options(tmp_path), changes, 1).run(NOBODY, said.append) == 0
+    assert Sweep(options(tmp_path, steps=8), changes, 1).run(NOBODY, said.append) == 0
     saps, noloco = (f"sync.method={m}-seed-5" for m in ("saps", "noloco"))
     assert ran == [saps, noloco, noloco, saps, noloco]  # what failed, and then all of other steps
     assert json.loads((tmp_path / "compare.json").read_text())["target"] == 2.0
@@ -136,4 +136,4 @@ def test_what_is_no_grid_is_refused(
     tmp_path: Path, more: Any, changes: list[str], says: str
 ) -> None:
     with pytest.raises(SettingsError, match=says):
-        Grid(options(tmp_path, **more), changes, 1)
+        Sweep(options(tmp_path, **more), changes, 1)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shoal.broker.records.history import BLOCK, FEW, LEAST, History
+from shoal.broker.records.history import BLOCK, FEW, LEAST, EventHistory
 from shoal.proto.broker_pb2 import RunEvent
 
 
@@ -16,8 +16,8 @@ def event(i: int) -> RunEvent:
     return made
 
 
-def filled(kept: int, count: int) -> tuple[History, list[RunEvent]]:
-    history = History(kept)
+def filled(kept: int, count: int) -> tuple[EventHistory, list[RunEvent]]:
+    history = EventHistory(kept)
     return history, [history.add(event(i)) for i in range(count)]
 
 
@@ -57,7 +57,7 @@ def test_past_and_unpacked_together_are_the_same_history(count: int, over: bool)
     history, _ = filled(3 * BLOCK, count)
     if over:
         history.rest()
-    again = History(3 * BLOCK)
+    again = EventHistory(3 * BLOCK)
     again.restore(history.unpacked, history.numbered)
     for first, packed in history.past:
         again.restore_past(first, packed)
@@ -71,7 +71,7 @@ def test_past_and_unpacked_together_are_the_same_history(count: int, over: bool)
 
 def test_a_past_out_of_its_order_is_refused() -> None:
     history, _ = filled(9 * BLOCK, 4 * BLOCK)
-    again = History(9 * BLOCK)
+    again = EventHistory(9 * BLOCK)
     (first, packed), *_ = history.past
     with pytest.raises(ValueError, match="twice"):
         again.restore_past(first, packed)
@@ -84,7 +84,7 @@ def test_a_past_out_of_its_order_is_refused() -> None:
 
 def test_what_an_earlier_broker_kept_is_there_again() -> None:
     history, added = filled(3 * BLOCK, 7 * BLOCK + 3)
-    again = History(3 * BLOCK)
+    again = EventHistory(3 * BLOCK)
     again.restore(history.events, history.numbered)
     assert (again.numbered, list(again.events)) == (7 * BLOCK + 3, added[-3 * BLOCK :])
     again.rest()
@@ -99,7 +99,7 @@ def large(number: int, size: int) -> RunEvent:
 
 
 def test_large_events_are_kept_in_bytes_not_in_numbers() -> None:
-    history = History(1000, most_bytes=64 << 10)
+    history = EventHistory(1000, most_bytes=64 << 10)
     for i in range(100):
         history.add(large(i, 200_000))
         assert history.size_bytes <= (64 << 10) + (4 << 20)

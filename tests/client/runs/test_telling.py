@@ -17,7 +17,7 @@ from shoal.client.runs.telling import folder_told, labels, run_told
 from shoal.proto.broker_pb2 import FAILED, Evaluation, Outcome, RunEvent, RunState, StepDone
 from shoal.proto.common_pb2 import Reason
 from shoal.sim.report import Summary, write_json
-from shoal.sim.report.side_by_side import SideBySide, Told, reported
+from shoal.sim.report.side_by_side import RunComparison, Told, reported
 
 
 def test_a_folder_tells_what_its_events_did(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_run_that_diverged_says_so_in_table_and_history(tmp_path: Path) -> Non
         Told(label="a", seed=7, job=job, course=found.course, more={}),
         reported(tmp_path / "summary.json", "b"),
     ]
-    for one in SideBySide(told).table()["runs"]:
+    for one in RunComparison(told).table()["runs"]:
         assert math.isnan(one["loss"])
         assert one["step"] == 3
     assert math.isnan(found.course[-1]["held_out"])

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.client.front import SimulationFront
 from shoal.client.templates import project
-from shoal.client.templates.project import TEMPLATES, TemplateError, about, begin, next_line
+from shoal.client.templates.project import TEMPLATES, ProjectError, about, begin, next_line
 from shoal.sim.simulate import SimOptions, simulate
 
 ROOT = Path(project.__file__).parent
@@ -62,7 +62,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     assert said.exit_code == 2
     assert "is there and not empty" in said.output
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
-    with pytest.raises(TemplateError, match="not empty"):
+    with pytest.raises(ProjectError, match="not empty"):
         begin(tmp_path / "notes", "classify")
 
 
@@ -75,7 +75,7 @@ def test_a_template_whose_packages_are_missing_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(project.NEEDS, "classify", ("no_such_package",))
-    with pytest.raises(TemplateError, match=r'needs no_such_package: pip install "shoal\[hf\]"'):
+    with pytest.raises(ProjectError, match=r'needs no_such_package: pip install "shoal\[hf\]"'):
         begin(tmp_path / "x", "classify")
     assert not (tmp_path / "x").exists()
 
@@ -84,7 +84,7 @@ def test_a_script_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "here" / "classify").mkdir(parents=True)
     (tmp_path / "here" / "classify" / "make_data.py.txt").write_text("raise OSError('no paint')")
     monkeypatch.setattr(project, "_HERE", tmp_path / "here")
-    with pytest.raises(TemplateError, match=r"make_data\.py failed: OSError: no paint"):
+    with pytest.raises(ProjectError, match=r"make_data\.py failed: OSError: no paint"):
         begin(tmp_path / "x", "classify")
 
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from shoal.dag.ir.draws import CHUNK
-from shoal.dag.ir.recipe import Initial, Recipe, RecipeError, Step, make
+from shoal.dag.ir.recipe import Initial, Recipe, RecipeError, RecipeStep, make
 
 SHAPE = (24, 1537)  # of more than two chunks, and no multiple of one
 COUNT = math.prod(SHAPE)
 
 
-def whole(*kinds: tuple[str, tuple[float | None, ...]], text: str = "w") -> tuple[Step, ...]:
-    return tuple(Step(kind, 0, COUNT, numbers, text) for kind, numbers in kinds)
+def whole(*kinds: tuple[str, tuple[float | None, ...]], text: str = "w") -> tuple[RecipeStep, ...]:
+    return tuple(RecipeStep(kind, 0, COUNT, numbers, text) for kind, numbers in kinds)
 
 
 RECIPES = {
@@ -30,13 +30,16 @@ RECIPES = {
     "truncated": whole(
         ("uniform", (-0.9, 0.9)), ("erfinv", ()), ("scale", (0.03,)), ("clamp", (-0.03, None))
     ),
-    "padded": (*whole(("normal", (0.0, 1.0))), Step("constant", 1537, 2 * 1537, (0.0,))),
+    "padded": (*whole(("normal", (0.0, 1.0))), RecipeStep("constant", 1537, 2 * 1537, (0.0,))),
     "in parts": (
-        Step("normal", 0, 5000, (0.0, 1.0), "a", 17),
-        Step("uniform", 5000, COUNT, (0.0, 1.0), "b"),
-        Step("shift", 4000, 20_000, (3.0,)),
+        RecipeStep("normal", 0, 5000, (0.0, 1.0), "a", 17),
+        RecipeStep("uniform", 5000, COUNT, (0.0, 1.0), "b"),
+        RecipeStep("shift", 4000, 20_000, (3.0,)),
     ),
-    "matrix": (Step("orthogonal", 100, 100 + 60, (6.0, 10.0), "m"), Step("scale", 0, 130, (2.0,))),
+    "matrix": (
+        RecipeStep("orthogonal", 100, 100 + 60, (6.0, 10.0), "m"),
+        RecipeStep("scale", 0, 130, (2.0,)),
+    ),
 }
 
 
@@ -79,9 +82,13 @@ def test_steps_do_what_they_say():
 
 def test_streams_and_not_tensors_say_what_is_drawn():
     """Copies of a layer have the same draws, and a part of a draw is that part."""
-    a = make(Initial((3 * CHUNK,), "float64", (Step("normal", 0, 3 * CHUNK, (0, 1), "w"),)), 0)
-    b = make(Initial((100,), "float64", (Step("normal", 0, 100, (0, 1), "w", CHUNK - 50),)), 0)
-    c = make(Initial((100,), "float64", (Step("normal", 0, 100, (0, 1), "v"),)), 0)
+    a = make(
+        Initial((3 * CHUNK,), "float64", (RecipeStep("normal", 0, 3 * CHUNK, (0, 1), "w"),)), 0
+    )
+    b = make(
+        Initial((100,), "float64", (RecipeStep("normal", 0, 100, (0, 1), "w", CHUNK - 50),)), 0
+    )
+    c = make(Initial((100,), "float64", (RecipeStep("normal", 0, 100, (0, 1), "v"),)), 0)
     assert torch.equal(b, a[CHUNK - 50 : CHUNK + 50])
     assert not (c == a[:100]).any()
 
@@ -96,16 +103,16 @@ def nearest_bfloat16(x: float) -> float:
 @given(st.floats(-1e30, 1e30).filter(lambda x: x == 0 or abs(x) > 1e-30))
 def test_a_number_is_rounded_once(x):
     for dtype, expected in (("bfloat16", nearest_bfloat16(x)), ("float32", float(np.float32(x)))):
-        constant = (Step("constant", 0, 1, (x,)),)
+        constant = (RecipeStep("constant", 0, 1, (x,)),)
         assert make(Initial((1,), dtype, constant), 0).item() == expected
-        then = (*constant, Step("round", 0, 1, (), dtype))
+        then = (*constant, RecipeStep("round", 0, 1, (), dtype))
         assert make(Initial((1,), "float64", then), 0).item() == expected
 
 
 def test_a_tie_that_float32_would_make_is_not_made():
     """1 + 2^-8 is a tie of bfloat16; a little more than it is not, but float32 cannot tell."""
     x = 1 + 2**-8 + 2**-40
-    made = make(Initial((1,), "bfloat16", (Step("constant", 0, 1, (x,)),)), 0)
+    made = make(Initial((1,), "bfloat16", (RecipeStep("constant", 0, 1, (x,)),)), 0)
     assert made.item() == 1 + 2**-7
     assert torch.tensor(x, dtype=torch.float32).bfloat16().item() == 1
 

@@ -29,6 +29,7 @@ from shoal.sim.ghost.round_hashes import expected_rounds
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain.client_loops import train_cohorts
 from shoal.sim.plain.client_methods import (
+    ClientUpdate,
     FedAdagrad,
     FedAdam,
     FedAvg,
@@ -36,7 +37,6 @@ from shoal.sim.plain.client_methods import (
     FedNova,
     FedProx,
     FedYogi,
-    Update,
     copies,
 )
 from shoal.sim.plain.plain_cohorts import committed_cohorts, expected_versions, last_version
@@ -347,7 +347,7 @@ def test_clients_moves_and_own_samples_are_told_as_a_plain_loop_has_them(
         return FedNova.length(2 * -(-size // lab.job.train.batch), lab.job.train.momentum)
 
     class Watched(rule):  # type: ignore[misc, valid-type]
-        def commit(self, count: int, came: Sequence[Update]) -> None:
+        def commit(self, count: int, came: Sequence[ClientUpdate]) -> None:
             each = [torch.cat([t.flatten() for t in u.moved.values()]) for u in came]
             if method == "fednova":
                 drawn = cohort_of(12, lab.job.seed, count, range(cohorts.per_round))

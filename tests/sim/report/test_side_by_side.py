@@ -12,7 +12,7 @@ from PIL import Image
 from shoal.broker.course import Course
 from shoal.job import Job, SettingsError
 from shoal.job.settings import plain
-from shoal.sim.report.side_by_side import SideBySide, Told, reported
+from shoal.sim.report.side_by_side import RunComparison, Told, reported
 
 
 def job(**train: Any) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def told(label: str, losses: list[float], *, seed: int = 0, sent: int = 1000, **
 
 
 def test_what_people_read() -> None:
-    found = SideBySide(
+    found = RunComparison(
         [
             told("fast", [5.0, 4.0, 3.0, 2.0], lr=0.01),
             told("slow", [5.0, 4.5, 3.75, 3.0], sent=10, lr=0.001),
@@ -51,7 +51,7 @@ def test_what_people_read() -> None:
 
 
 def test_seeds_of_one_setting_stand_together() -> None:
-    found = SideBySide(
+    found = RunComparison(
         [told("a", [4.0, 2.0], seed=1), told("a", [4.0, 3.0], seed=2), told("b", [4.0, 2.5])]
     )
     line = next(line for line in found.text().splitlines() if line.startswith("a "))
@@ -88,13 +88,13 @@ def test_the_target_is_the_worst_end_and_of_what_was_held_out_where_all_were_eva
             row = {"step": step, "loss": 9.0, "sent_bytes": 1, "seconds": 1.0, "eval_loss": loss}
             course.stepped(row)
         runs.append(Told(label=label, seed=0, job=job(), course=course.points, more={}))
-    table = SideBySide(runs).table()
+    table = RunComparison(runs).table()
     assert (table["by"], table["target"]) == ("held_out", 2.5)
     assert [run["reached"]["step"] for run in table["runs"]] == [2, 2]
 
 
 def test_settings_are_stated_once_or_by_run() -> None:
-    found = SideBySide([told("a", [1.0], lr=0.1, clip=2.0), told("b", [1.0], lr=0.2, clip=2.0)])
+    found = RunComparison([told("a", [1.0], lr=0.1, clip=2.0), told("b", [1.0], lr=0.2, clip=2.0)])
     assert found.different == {"train.lr": [0.1, 0.2]}
     assert found.equal == {
         "model.factory": "net.py:net",
@@ -105,7 +105,7 @@ def test_settings_are_stated_once_or_by_run() -> None:
 
 
 def test_the_picture_has_four_panels_and_every_run(tmp_path: Path) -> None:
-    found = SideBySide([told("a", [3.0, 2.0]), told("b", [3.0, 2.5])])
+    found = RunComparison([told("a", [3.0, 2.0]), told("b", [3.0, 2.5])])
     drawn = found.picture()
     labels = {shape.text for shape in drawn.shapes if hasattr(shape, "text")}
     assert {"steps", "samples", "sent between peers", "time", "a", "b"} <= labels
@@ -115,7 +115,7 @@ def test_the_picture_has_four_panels_and_every_run(tmp_path: Path) -> None:
 
 
 def test_losses_that_are_no_numbers_are_left_out() -> None:
-    found = SideBySide([told("a", [3.0, float("nan"), 2.0]), told("b", [3.0, float("inf")])])
+    found = RunComparison([told("a", [3.0, float("nan"), 2.0]), told("b", [3.0, float("inf")])])
     assert found.target == 3.0
     json.dumps(found.table()["equal"])
     found.picture().svg()
@@ -123,7 +123,7 @@ def test_losses_that_are_no_numbers_are_left_out() -> None:
 
 def test_one_run_is_no_comparison() -> None:
     with pytest.raises(SettingsError, match="1 run to compare: expected two or more"):
-        SideBySide([told("a", [1.0])])
+        RunComparison([told("a", [1.0])])
 
 
 def test_a_report_of_an_older_shoal_says_how_to_make_it_again(tmp_path: Path) -> None:
