@@ -3,52 +3,17 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from ...job.settings import SettingsError, meant
 from ...job.units import ByteCount, UnitError
+from .tables import MOST_PEERS, PeerTable, count, expand
 
-if TYPE_CHECKING:
-    from .tables import PeerTable
+__all__ = ["BROKER", "named", "select"]
 
-__all__ = ["BROKER", "MOST_PEERS", "NAME", "count", "expand", "named", "select"]
-
-MOST_PEERS = 4096
-"""The most peers of one scenario: its matrices have this many squared numbers, 134 MB each."""
 BROKER = "broker"
 """What the broker is called where peers have names."""
-
-NAME = re.compile(r"[A-Za-z0-9_.-]+")
-_RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
-
-
-def count(name: str) -> int:
-    """How many peers a name stands for. Raises SettingsError unless it is one, or has one range."""
-    ranges = _RANGE.findall(name)
-    if not NAME.fullmatch(_RANGE.sub("", name) or "-") or len(ranges) > 1 or not name:
-        example = 'letters, digits, - _ . and at most one range such as "home-{1..4}"'
-        raise SettingsError("name", f'is "{name}": expected {example}')
-    if not ranges:
-        return 1
-    first, last = (int(n) for n in ranges[0])
-    if not first <= last < first + MOST_PEERS:
-        problem = f"ends before it starts: {first} to {last}"
-        if last > first:
-            problem = f"is {last - first + 1} peers: expected at most {MOST_PEERS}"
-        raise SettingsError("name", f'is "{name}": its range {problem}')
-    return last - first + 1
-
-
-def expand(name: str) -> tuple[str, ...]:
-    """The names that a name with a range stands for, after `count`."""
-    ranges = _RANGE.search(name)
-    if ranges is None:
-        return (name,)
-    numbers = range(int(ranges[1]), int(ranges[2]) + 1)
-    return tuple(f"{name[: ranges.start()]}{n}{name[ranges.end() :]}" for n in numbers)
 
 
 def named(peers: Sequence[PeerTable]) -> Iterator[PeerTable]:

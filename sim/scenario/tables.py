@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,7 +12,6 @@ from ...job.settings import Settings, SettingsError, meant
 from ...job.units import ByteCount, Duration, Rate
 from .devices import DEVICES, DeviceDatasheet
 from .mishaps import Churn, Expectations, FaultTable, Renamed, positive, share
-from .naming import MOST_PEERS, NAME, count
 
 __all__ = [
     "MOST_PEERS",
@@ -23,12 +23,45 @@ __all__ = [
     "LinkTable",
     "PeerTable",
     "Place",
+    "count",
+    "expand",
 ]
+
+MOST_PEERS = 4096
+"""The most peers of one scenario: its matrices have this many squared numbers, 134 MB each."""
+NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
 
 GBIT = Rate("1Gbit")
 MEMORY, NOTHING = ByteCount("4GiB"), ByteCount("0B")
 ZERO, NEAR = Duration("0s"), Duration("1ms")
 OVERHEAD = Duration("10us")
+
+
+def count(name: str) -> int:
+    """How many peers a name stands for. Raises SettingsError unless it is one, or has one range."""
+    ranges = _RANGE.findall(name)
+    if not NAME.fullmatch(_RANGE.sub("", name) or "-") or len(ranges) > 1 or not name:
+        example = 'letters, digits, - _ . and at most one range such as "home-{1..4}"'
+        raise SettingsError("name", f'is "{name}": expected {example}')
+    if not ranges:
+        return 1
+    first, last = (int(n) for n in ranges[0])
+    if not first <= last < first + MOST_PEERS:
+        problem = f"ends before it starts: {first} to {last}"
+        if last > first:
+            problem = f"is {last - first + 1} peers: expected at most {MOST_PEERS}"
+        raise SettingsError("name", f'is "{name}": its range {problem}')
+    return last - first + 1
+
+
+def expand(name: str) -> tuple[str, ...]:
+    """The names that a name with a range stands for, after `count`."""
+    ranges = _RANGE.search(name)
+    if ranges is None:
+        return (name,)
+    numbers = range(int(ranges[1]), int(ranges[2]) + 1)
+    return tuple(f"{name[: ranges.start()]}{n}{name[ranges.end() :]}" for n in numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
