@@ -38,8 +38,6 @@ class Following:
         self.microbatch_size = 0
         """As the plan divides a batch; 0 without a plan."""
         self.microbatches = 0
-        self.reason_code = ""
-        """Why the run ended, for programs."""
         self.first_plan: broker_pb2.Plan | None = None
         """Under which the first step was done."""
         self.lacks = ""
@@ -82,7 +80,7 @@ class Following:
             case "state":
                 self.events.append(event)
                 state, summary = event.state, self.summary
-                summary.steps, self.reason_code = state.step, state.reason.code
+                summary.steps = state.step
                 summary.inexact_from = state.inexact_from
                 summary.replicas = max(1, len(state.replicas))
                 if state.phase in (broker_pb2.FAILED, broker_pb2.CANCELLED):

@@ -16,14 +16,14 @@ to both of its terms, lie in one storage and are counted for each: never too few
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from ..analysis.weight_gradients import WeightGradients, weight_gradients
 from ..ir.graph import Graph
 from .cost import OperatorCost
 from .speed import Work
 
-__all__ = ["WaitingMemory", "waiting_bytes", "weight_totals", "weight_work"]
+__all__ = ["WaitingMemory", "weight_totals", "weight_work"]
 
 APART_CALLS = 15
 """Kernels' fixed times that an operator costs whose weights' gradients wait: taking down what they
@@ -89,14 +89,6 @@ def _roots(graph: Graph, start: int, stop: int) -> set[str]:
     made = {v for op in graph.operators[start:stop] for v in op.values}
     read = {v for op in graph.operators[stop:] for v in op.reads}
     return (made & read & graph.grads) | (made & {graph.loss})
-
-
-def waiting_bytes(
-    graph: Graph, costs: Sequence[OperatorCost], start: int, stop: int, roots: Collection[str]
-) -> int:
-    """Bytes that operators [start, stop) of a bound graph keep between the halves of a backward.
-    `roots`: values made there that gradients start from or come back for."""
-    return _bytes_of(graph, costs, weight_gradients(graph, start, stop, roots))
 
 
 def _bytes_of(graph: Graph, costs: Sequence[OperatorCost], waits: WeightGradients) -> int:

@@ -89,7 +89,7 @@ class WaitingOperator:
     """An operator whose weights' gradients wait, for all microbatches."""
 
     def __init__(self, graph: Graph, waits: WeightGradient) -> None:
-        op = self.operator = graph.operators[waits.index]
+        op = graph.operators[waits.index]
         self.weights = waits.weights
         self.whole = waits.whole
         self.direct = waits.direct

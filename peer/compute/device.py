@@ -73,7 +73,7 @@ class TorchDevice:
         identity_of: MemberOfNetwork | None = None,
     ) -> None:
         self.device = torch.device(device)
-        self._clock, self.clients = clock, clients or ClientStates()
+        self.clients = clients or ClientStates()
         self._built = partial(
             build_work,
             clock=clock,

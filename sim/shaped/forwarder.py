@@ -145,9 +145,6 @@ class Forwarder:
             raise ValueError(f"factor is {factor}: expected a positive number")
         self._pair("slow", a, b, factor=factor)
 
-    def restore(self, a: str, b: str) -> None:
-        self._pair("slow", a, b, factor=1.0)
-
     def corrupt(self, a: str, b: str) -> None:
         """One bit changes in the middle of the next piece of at least 1 KiB that a sends to b."""
         self._pair("corrupt", a, b)

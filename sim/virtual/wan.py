@@ -100,10 +100,6 @@ class Wan:
         self._changed_pairs: dict[Pair, None] = {}
         self._asked = False
         self._ending: WanFlow | None = None
-        self.shared_out = 0
-        """How often flows were shared out, and..."""
-        self.flows_shared = 0
-        """...how many, together."""
 
     def attach(self, clock: VirtualClock) -> None:
         """Attach the clock, once."""
@@ -366,8 +362,6 @@ class Wan:
             for flow in self._too_many(first):
                 self._pace(flow, self._equal_share(flow.pair))
             return
-        self.shared_out += 1
-        self.flows_shared += len(reached)
         wanted = []
         for flow in reached:
             pair = flow.pair

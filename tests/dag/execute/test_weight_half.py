@@ -18,7 +18,7 @@ from shoal.client.models import models
 from shoal.dag.analysis.weight_gradients import weight_gradients
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.cost import cost
-from shoal.dag.cost.weight_costs import waiting_bytes
+from shoal.dag.cost.weight_costs import WaitingMemory
 from shoal.dag.execute.execute import StageExecutor
 from shoal.dag.plan.cut import cut
 from shoal.tests.dag.execute.stage_lines import MODELS, Line, assert_same_bits, batch, model
@@ -238,13 +238,12 @@ def test_what_waits_is_counted_ahead(name: str, part: int) -> None:
     middle = len(graph.operators) // 2
     line = Line(name, [middle], set(), halves=random.Random(0))
     stage, executor = line.stages[part], line.executors[part]
-    roots = [p.value for p in stage.sends if p.grad] + [graph.loss] * stage.makes_loss
     first, second = line.executors
     values = first.forward(0, 0, {}, batch(name, 0)).ports
     second.forward(0, 0, values, batch(name, 0))
     back = second.backward_input(0, 0, {})
     first.backward_input(0, 0, {value: [grad] for value, grad in back.items()})
-    told = waiting_bytes(graph, cost(graph), stage.start, stage.stop, roots)
+    told, _ = WaitingMemory(graph, cost(graph)).of(stage.start, stage.stop)
     assert executor.waiting_bytes <= told <= 1.6 * executor.waiting_bytes
     executor.backward_weight(0, 0)
     assert executor.waiting_bytes == 0

@@ -226,7 +226,7 @@ def test_a_slowed_path_carries_the_same_bytes(ends: Ends) -> None:
         near.shutdown(socket.SHUT_WR)
         assert everything(far) == data(20_000, seed=1)
     finally:
-        ends.paths.restore("a", "b")
+        ends.paths.slow("a", "b", 1.0)
 
 
 def test_one_bit_of_the_next_large_piece_changes(ends: Ends) -> None:
