@@ -33,7 +33,7 @@ from shoal.client.models import models
 from shoal.client.models.initialise import recording_of
 from shoal.client.models.recorded import recipe_of
 from shoal.client.submission import prepare
-from shoal.dag.ir.recipe import Initial, Step, make
+from shoal.dag.ir.recipe import Initial, RecipeStep, make
 from shoal.examples.gpt import gpt
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
@@ -53,7 +53,7 @@ def figures() -> list[Figure]:
 
 def _speed() -> list[Figure]:
     count = 1 << 24
-    initial = Initial((count,), "float32", (Step("normal", 0, count, (0.0, 0.02), "w"),))
+    initial = Initial((count,), "float32", (RecipeStep("normal", 0, count, (0.0, 0.02), "w"),))
     seconds: dict[int, list[float]] = {1: [], 2: []}
     made: dict[int, Tensor] = {}
     for _ in range(5):

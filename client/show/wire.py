@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...dag.schedule.filled import taken
 from ...proto.broker_pb2 import LinkUse, PlanReport, RunEvent
 from .text import size_text, time_text
 
@@ -55,16 +56,12 @@ def planned(report: PlanReport, called: Mapping[str, str]) -> list[LinkRow]:
     """What a plan expects of one step: a row per link and role, the busiest link first; empty where
     nothing is compressed. `called`: peers' names by id."""
     rows = [
-        LinkRow(
+        taken(
+            LinkRow,
+            use,
             source=called.get(link.source, link.source),
             destination=called.get(link.destination, link.destination),
-            role=use.role,
-            codec=use.codec,
-            bytes=use.bytes,
-            dense_bytes=use.dense_bytes,
-            saved_s=use.saved_s,
-            encode_s=use.encode_s,
-            error=use.error,
+            steps=1,
         )
         for link in sorted(report.predicted.links, key=lambda x: -x.busy_s)
         for use in link.codecs
