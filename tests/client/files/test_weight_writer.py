@@ -18,7 +18,7 @@ from shoal.client.files.exported import ExportedTensors
 from shoal.client.files.shards import Pretrained
 from shoal.client.files.weight_files import WeightFilesError, find
 from shoal.client.files.weight_writer import files_of, item_of, items_of, write_files
-from shoal.dag.ir.recipe import Initial, Recipe, Step, make
+from shoal.dag.ir.recipe import Initial, Recipe, RecipeStep, make
 
 from .test_weight_files import TENSORS, folder, same
 
@@ -89,7 +89,7 @@ def test_what_a_recipe_makes_is_written_some_rows_at_a_time(
 ) -> None:
     monkeypatch.setattr("shoal.client.files.exported._MADE_BYTES", 100)
     stored = find([str(folder(tmp_path / "from"))])
-    draws = (Step("normal", 0, 70, (0.0, 1.0), "stream"),)
+    draws = (RecipeStep("normal", 0, 70, (0.0, 1.0), "stream"),)
     recipe = Recipe(3, {"made": Initial((10, 7), "float32", draws)})
     found = ExportedTensors(stored, {"a.bias": stored.entries["a.bias"]}, recipe)
     assert {*found} == {"a.bias", "made"}

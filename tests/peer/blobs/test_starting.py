@@ -7,7 +7,7 @@ import torch
 
 from shoal.dag.ir import quantized
 from shoal.dag.ir.graph import Buffer, Graph, Parameter, TensorSpec
-from shoal.dag.ir.recipe import Initial, Recipe, RecipeError, Step, make
+from shoal.dag.ir.recipe import Initial, Recipe, RecipeError, RecipeStep, make
 from shoal.dag.transforms.split_weights import blocks
 from shoal.peer.blobs.starting import ByGraph, Starting, check_recipe
 from shoal.peer.blobs.weights import (
@@ -19,8 +19,8 @@ from shoal.peer.blobs.weights import (
     starting_tensor,
 )
 
-HEAD = Initial((11, 3), "float32", (Step("normal", 0, 33, (0.0, 1.0), "head"),))
-BODY = Initial((4,), "bfloat16", (Step("uniform", 0, 4, (0.0, 1.0), "body"),))
+HEAD = Initial((11, 3), "float32", (RecipeStep("normal", 0, 33, (0.0, 1.0), "head"),))
+BODY = Initial((4,), "bfloat16", (RecipeStep("uniform", 0, 4, (0.0, 1.0), "body"),))
 RECIPE = Recipe(9, {"head": HEAD, "body": BODY})
 
 
