@@ -331,6 +331,11 @@ class StageExecutor:
         for parameter in self.parameters.values():
             parameter.grad = None
 
+    def forget(self) -> None:
+        """Drops what unfinished microbatches keep, e.g. when a term ends."""
+        self._kept.clear()
+        self._waiting.clear()
+
     def _place(
         self, ports: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:

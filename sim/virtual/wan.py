@@ -100,6 +100,8 @@ class Wan:
         self._changed_pairs: dict[Pair, None] = {}
         self._asked = False
         self._ending: WanFlow | None = None
+        self.shared_out = 0
+        """How often flows were shared out."""
 
     def attach(self, clock: VirtualClock) -> None:
         """Attach the clock, once."""
@@ -362,6 +364,7 @@ class Wan:
             for flow in self._too_many(first):
                 self._pace(flow, self._equal_share(flow.pair))
             return
+        self.shared_out += 1
         wanted = []
         for flow in reached:
             pair = flow.pair

@@ -183,8 +183,11 @@ def test_a_wrong_order_is_caught(chain, phase):
 
 def bytes_of(plan, stages, graph):
     flow = Flow(plan, stages, ())
-    size = Vectors(plan, stages, (), graph).sizes(flow.hops)
-    return sum(map(size, crossing(flow)))
+    vectors = Vectors(plan, stages, (), graph)
+    return sum(
+        vectors.size(*flow.hops[t]) if t in flow.hops else graph.spec[t.value].size_bytes
+        for t in crossing(flow)
+    )
 
 
 @given(st.data())

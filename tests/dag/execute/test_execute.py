@@ -370,6 +370,8 @@ def test_a_stage_without_backward_keeps_nothing() -> None:
     line = Line("skips", [])
     line.forward(0, batch("skips", 0))
     assert line.executors[0].live == ((0, 0),)
+    line.executors[0].forget()
+    assert line.executors[0].live == ()
 
 
 def test_two_stages_own_their_copies() -> None:

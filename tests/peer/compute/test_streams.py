@@ -339,7 +339,8 @@ def test_a_run_goes_on_from_kept_states_bit_for_bit(make_case):
     for step in range(3):
         one_step(world, step)
     kept = {
-        p: {n: t.clone() for n, t in d.state_tensors(2).items()} for p, d in world.devices.items()
+        p: {n: t.clone() for n, t in d._work.streams.state_tensors(2).items()}
+        for p, d in world.devices.items()
     }
     assert all(kept.values())
     at = {
@@ -349,7 +350,7 @@ def test_a_run_goes_on_from_kept_states_bit_for_bit(make_case):
     }  # fmt: skip
     again = stateful_world(case)
     for peer, device in again.devices.items():
-        device.load_state_tensors(kept[peer])
+        device._work.streams.load_state_tensors(kept[peer])
         for k, held in device._work.held.items():
             with torch.no_grad():
                 for name, parameter in held.executor.parameters.items():

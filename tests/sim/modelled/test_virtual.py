@@ -93,7 +93,7 @@ def test_peers_are_what_the_file_says(tmp_path):
     read = scenario(tmp_path, PEERS.replace('owner = "ann"', 'joins = "3s"\nstays = "2min"'))
     eu, _, us = specs_of(read)
     assert (eu.name, us.name, us.place) == ("eu-1", "us-1", "us")
-    assert us.speeds == read.speeds("us-1")
+    assert us.speeds == {p.name: p for p in read.peers}["us-1"].hardware.speeds
     assert us.speeds != eu.speeds
     assert (us.memory_bytes, us.core, eu.core) == (2 << 30, True, False)
     assert (us.joins_s, us.stays_s, eu.stays_s) == (3.0, 120.0, None)

@@ -68,7 +68,7 @@ def test_every_local_step_is_that_of_the_plain_loop_and_a_wrong_one_is_named(
     wrong.step.outcome.loss += 0.5
     summary, _ = verified(rounds, events)
     assert summary.exit == 1
-    assert "in round 1 the loss of replica 1 in its step 1 is" in summary.error
+    assert "the loss of round 1, replica 1, in its step 1 is" in summary.error
 
 
 def test_replicas_that_planning_decided_on_are_verified(rounds: Rounds) -> None:
