@@ -369,13 +369,13 @@ def test_the_state_of_the_step_before_is_still_known(make_case):
     """A neighbour can be one step ahead; a snapshot wants what was true after its step."""
     world = stateful_world(make_case(Mlp(), **digits()))
     one_step(world, 0)
-    first = {p: dict(d.state_tensors(0)) for p, d in world.devices.items()}
+    first = {p: dict(d._work.streams.state_tensors(0)) for p, d in world.devices.items()}
     one_step(world, 1)
     for peer, device in world.devices.items():
-        before = device.state_tensors(0)
+        before = device._work.streams.state_tensors(0)
         assert before.keys() == first[peer].keys()
         assert all(torch.equal(before[n], first[peer][n]) for n in before)
-        now = device.state_tensors(1)
+        now = device._work.streams.state_tensors(1)
         assert any(not torch.equal(before[n], now[n]) for n in now)
 
 
@@ -383,13 +383,13 @@ def test_states_of_another_plan_are_refused(make_case):
     case = make_case(Mlp(), **digits())
     world = stateful_world(case)
     one_step(world, 0)
-    states = world.devices["a"].state_tensors(0)
+    states = world.devices["a"]._work.streams.state_tensors(0)
     with pytest.raises(CodecError, match="another plan"):
-        case.world(case.plan(2, ["a b", "c"])).devices["a"].load_state_tensors(states)
+        case.world(case.plan(2, ["a b", "c"])).devices["a"]._work.streams.load_state_tensors(states)
     with pytest.raises(CodecError, match="another plan"):
-        world.devices["c"].load_state_tensors(states)
+        world.devices["c"]._work.streams.load_state_tensors(states)
     with pytest.raises(CodecError, match="no name"):
-        world.devices["a"].load_state_tensors({"x": torch.zeros(1)})
+        world.devices["a"]._work.streams.load_state_tensors({"x": torch.zeros(1)})
 
 
 def test_a_frame_that_does_not_decode_changes_neither_state_nor_store(make_case):
@@ -401,7 +401,7 @@ def test_a_frame_that_does_not_decode_changes_neither_state_nor_store(make_case)
         (k, f) for k, f in world.frames if k.destination == "c" and k.role is Role.ACTIVATION
     )
     key = key._replace(step=1)
-    before = {n: t.clone() for n, t in device.state_tensors(0).items()}
+    before = {n: t.clone() for n, t in device._work.streams.state_tensors(0).items()}
     for wrong in (
         replace(good, key=key, data=good.data[:-1]),
         replace(good, key=key, codec_header=b""),
@@ -412,7 +412,7 @@ def test_a_frame_that_does_not_decode_changes_neither_state_nor_store(make_case)
     with pytest.raises(TensorSpecError, match="expected codec delta"):
         device.accept(replace(good, key=key, codec="raw/1"))
     assert key not in device._work.store
-    after = device.state_tensors(0)
+    after = device._work.streams.state_tensors(0)
     assert all(torch.equal(before[n], after[n]) for n in before)
     one_step(world, 1)
 
@@ -422,10 +422,10 @@ def test_a_frame_that_comes_twice_counts_once(make_case):
     world = stateful_world(case)
     one_step(world, 0)
     device, (key, frame) = world.devices["c"], world.frames[0]
-    before = device.state_tensors(0)
+    before = device._work.streams.state_tensors(0)
     device.accept(replace(frame, data=memoryview(bytearray(frame.data))))
     assert key not in device._work.store
-    assert all(torch.equal(before[n], t) for n, t in device.state_tensors(0).items())
+    assert all(torch.equal(before[n], t) for n, t in device._work.streams.state_tensors(0).items())
     one_step(world, 1)
 
 
@@ -435,13 +435,16 @@ def test_an_absent_gradient_leaves_the_states_as_they_are(make_case):
     key = next(k for k, _ in world.frames if k.role is Role.ACTIVATION_GRAD)
     key, sender = key._replace(step=1), world.devices[key.source]
     coding = sender._work.streams.codings.of(transfer_of(key))
-    states = {p: d.state_tensors(0) for p, d in world.devices.items()}
+    states = {p: d._work.streams.state_tensors(0) for p, d in world.devices.items()}
     payload = Payload(coding.codec.name, b"", coding.whole, absent=True)
     device = world.devices[key.destination]
     device.accept(arrived(key, payload))
     assert device._work.store.get(key).tensor is None
     device.release(key)
-    assert all(d.state_tensors(0).keys() == states[p].keys() for p, d in world.devices.items())
+    assert all(
+        d._work.streams.state_tensors(0).keys() == states[p].keys()
+        for p, d in world.devices.items()
+    )
     one_step(world, 1)
 
 
