@@ -11,7 +11,7 @@ import pytest
 from shoal.dag.execute.execute import TensorSpecError
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds.wiring import GIVE, RESULT, VERSION
+from shoal.dag.rounds.vector_segment import GIVE, RESULT, VERSION
 from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import RECEIPT, claim_of
 from shoal.net.identity.statements import signed

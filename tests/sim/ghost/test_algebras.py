@@ -16,7 +16,8 @@ from shoal.dag.plan.cut import Stage, cut
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds import digest, vector
 from shoal.dag.rounds.vector import RunVector
-from shoal.dag.rounds.wiring import GIVE, RESULT, Giver, VectorSegment, port_of, wiring
+from shoal.dag.rounds.vector_segment import GIVE, RESULT, Giver, VectorSegment
+from shoal.dag.rounds.wiring import port_of, wiring
 from shoal.dag.schedule.flow import Role
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import Arrived, FrameKey
