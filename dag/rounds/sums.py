@@ -111,7 +111,7 @@ class WeightedSum:
         """Add what `total` is of another sum on the same grid, of contributions that weigh so much.
         Raises LargeContributionError for what no such sum comes to, and adds nothing."""
         total = values.view(torch.int64).clone()
-        largest = [(at, total[at].view(-1, 2)[:, 0].contiguous()) for at in self._integers]
+        largest = [(at, total[at].view(-1, 2)[:, 0].clone()) for at in self._integers]
         for at in self._integers:
             total[at] = 0
         most = self.grid.most(weight)

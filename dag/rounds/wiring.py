@@ -61,8 +61,8 @@ class RoundWiring:
 
     gives: contributions, and who adds them up. adds: parts that it adds up, of whom; gathers: sums
     of places that it makes, by part, who is to give each, and of whom it is. sums: those that it
-    gives, and to whom. results: to whom each goes. takes: results, and from whom; adders: who has made
-    them. sends, gets: versions. weights: of givers, as far as it knows them. by_client: as in
+    gives, and to whom. results: to whom each goes. takes: results, and from whom; adders: who has
+    made them. sends, gets: versions. weights: of givers, as far as it knows them. by_client: as in
     RoundPlan; then results are made of all that comes, and none before.
     """
 
