@@ -8,7 +8,9 @@ bytes an element in place of 4, a member sends
     to one of its own place            2·N/m
     to one of another, of m' members   N/R · (2/m + 1/m')
 
-An exchange takes as long as its slowest pair, or the line of who sends or receives most.
+An exchange takes as long as its slowest pair, or the line of who sends or receives most. So it is
+where every member has a part to add up, which a piece of the vector is at least: of a smaller
+vector few pairs would carry whole sums, where all carry halves without places.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import numpy.typing as npt
 
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
-from ...planner.network.communities import Grouping, linked, rates
+from ...dag.rounds.vector import PIECE
+from ...planner.network.communities import Grouping, linked
 
 __all__ = ["exchange_s", "places_of"]
 
@@ -30,12 +33,14 @@ _WORTH = 0.8
 """Places are for an exchange that takes at most so much of what it takes without."""
 
 
-def places_of(network: Network) -> dict[PeerId, int]:
-    """Return by peer the number of its place; empty where places save little."""
+def places_of(network: Network, elements: int) -> dict[PeerId, int]:
+    """Return by peer the number of its place; empty where places save little. `elements`: of the
+    vector."""
     n = len(network.peers)
-    if not _LEAST <= n <= _MOST:
+    if not _LEAST <= n <= _MOST or elements < n * PIECE:
         return {}
-    rate = rates(network)
+    rate = np.minimum(network.bandwidth, network.bandwidth.T)
+    np.fill_diagonal(rate, np.inf)
     alone: Grouping = tuple((i,) for i in range(n))
     tried = {grouping: exchange_s(network, rate, grouping) for grouping in linked(rate)}
     best = min(tried, key=lambda grouping: tried[grouping], default=alone)
@@ -45,7 +50,8 @@ def places_of(network: Network) -> dict[PeerId, int]:
 
 
 def exchange_s(network: Network, rate: Floats, grouping: Grouping) -> float:
-    """Return how long the exchange of one byte takes in these places. rate: (P, P) bytes/s."""
+    """Return how long the exchange of one byte takes in these places. rate: (P, P) bytes/s, of
+    pairs. A line carries what its fastest pair does at least, whatever else is known of it."""
     n = len(rate)
     place, members = np.empty(n, np.int64), np.empty(n)
     for at, group in enumerate(grouping):
@@ -55,5 +61,6 @@ def exchange_s(network: Network, rate: Floats, grouping: Grouping) -> float:
     sent = np.where(near, 2.0 / members, (sums + 1.0 / members[None, :]) / n)
     np.fill_diagonal(sent, 0.0)
     pairs = float((sent / rate).max())
-    lines = max(float((sent.sum(1) / network.up).max()), float((sent.sum(0) / network.down).max()))
-    return max(pairs, lines)
+    fastest = np.where(np.eye(n, dtype=bool), 0.0, rate).max(1)
+    up, down = (np.maximum(line, fastest) for line in (network.up, network.down))
+    return max(pairs, float((sent.sum(1) / up).max()), float((sent.sum(0) / down).max()))

@@ -179,10 +179,12 @@ class RoundPolicy:
         """Return by peer the place of those whose contributions may be added up there first."""
         if not self._submitted.requirements.adds_by_place:
             return {}
-        plans = (view.run.replicas[m.replica].plan for m in members)
-        peers = dict.fromkeys(p for plan in plans if plan is not None for p in plan.peers)
+        plans = [p for m in members if (p := view.run.replicas[m.replica].plan) is not None]
+        peers = dict.fromkeys(peer for plan in plans for peer in plan.peers)
         network = view.network([*peers], now) if len(peers) > 1 else None
-        return {} if network is None else places_of(network)
+        if network is None:
+            return {}
+        return places_of(network, sum(s.elements for s in plans[0].outline.stages))
 
     def members(self, view: RoundView, numbers: Sequence[int]) -> list[RoundMember]:
         """Return replicas as members, by number; the weight of each is its samples."""
