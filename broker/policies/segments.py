@@ -8,7 +8,7 @@ themselves: each has the elements that it adds up. Pure functions.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -117,6 +117,7 @@ def segments(
     cuts = sorted({at for replica in everybody for at in (*replica.bounds, *replica.ties)})
     apart_peers = {p for m in members if m.number in apart for p in m.plan.peers}
     near = {p: at for p, at in places.items() if p not in apart_peers}
+    finer *= max(Counter(near.values()).values(), default=1)  # each of a place gives some sums
     found: list[VectorSegment] = []
     for start, stop in pairwise(cuts):
         slices = min(len(adders) * finer, max(1, (stop - start) // UNDIVIDED))
@@ -126,7 +127,9 @@ def segments(
             sources = [s[at % len(s)] for at, s in zip(firsts, free, strict=True)]
             versions = [*zip(joiners, sources, strict=True)]
             made = _segment(members, makers, versions, (first, last), adder)
-            found.append(replace(made, places=_near(made, near, len(found))) if near else made)
+            found.append(
+                replace(made, places=_near(made, near, len(found) // len(adders))) if near else made
+            )
     return found
 
 
