@@ -284,6 +284,14 @@ class RoundSettings(Settings):
         return known and not (self.secure or self.privacy is not None or self.most_rows)
 
     @property
+    def adds_by_place(self) -> bool:
+        """Whether peers near each other may add up what they give first: of vectors that go whole,
+        a sum takes no more than two."""
+        compressed = self.cohorts is not None and self.cohorts.sends.compression != "none"
+        own = method_of(self.method).own_codec or self.codec != "none"
+        return not (own or compressed or self.most_rows)
+
+    @property
     def keeps_given(self) -> bool:
         """Whether a contribution may be in snapshots, which go to other peers: of many clients it
         is too much, and of clients that noise hides it has none yet. What masks hide goes nowhere

@@ -949,20 +949,32 @@ class RoundMasks(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., sealed: _Optional[_Iterable[_Union[MaskShare, _Mapping]]] = ..., reveal: _Optional[bool] = ..., masks: _Optional[_Iterable[_Union[MaskShare, _Mapping]]] = ...) -> None: ...
 
 class RoundSegment(_message.Message):
-    __slots__ = ("start", "stop", "aggregator", "givers", "takers", "versions")
+    __slots__ = ("start", "stop", "aggregator", "givers", "takers", "versions", "places")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     AGGREGATOR_FIELD_NUMBER: _ClassVar[int]
     GIVERS_FIELD_NUMBER: _ClassVar[int]
     TAKERS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     start: int
     stop: int
     aggregator: str
     givers: _containers.RepeatedCompositeFieldContainer[RoundGiver]
     takers: _containers.RepeatedScalarFieldContainer[str]
     versions: _containers.RepeatedCompositeFieldContainer[RoundVersion]
-    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., aggregator: _Optional[str] = ..., givers: _Optional[_Iterable[_Union[RoundGiver, _Mapping]]] = ..., takers: _Optional[_Iterable[str]] = ..., versions: _Optional[_Iterable[_Union[RoundVersion, _Mapping]]] = ...) -> None: ...
+    places: _containers.RepeatedCompositeFieldContainer[RoundPlace]
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., aggregator: _Optional[str] = ..., givers: _Optional[_Iterable[_Union[RoundGiver, _Mapping]]] = ..., takers: _Optional[_Iterable[str]] = ..., versions: _Optional[_Iterable[_Union[RoundVersion, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[RoundPlace, _Mapping]]] = ...) -> None: ...
+
+class RoundPlace(_message.Message):
+    __slots__ = ("gatherer", "givers", "takers")
+    GATHERER_FIELD_NUMBER: _ClassVar[int]
+    GIVERS_FIELD_NUMBER: _ClassVar[int]
+    TAKERS_FIELD_NUMBER: _ClassVar[int]
+    gatherer: str
+    givers: _containers.RepeatedScalarFieldContainer[str]
+    takers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, gatherer: _Optional[str] = ..., givers: _Optional[_Iterable[str]] = ..., takers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RoundGiver(_message.Message):
     __slots__ = ("peer", "weight")

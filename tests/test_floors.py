@@ -35,7 +35,7 @@ ORDER = {
         < lender_view policies recovery round_rows < runs < journal rounds < placement < registry
         < clients < machine < service validate""",
     "broker/policies": """
-        disputes handing pairs segments < uploads < round_view stateful lost_clients
+        disputes handing pairs places segments < uploads < round_view stateful lost_clients
         < client_reports < policy < federated gossip < hosts < buffered
         < policies""",
     "broker/service": """
@@ -71,8 +71,8 @@ ORDER = {
         < keeping options rates run_links step < reports rounds weights_export
         < part < assignment attachment < drain part_events < machine""",
     "peer/rounds": """
-        coding local < side_by_side < methods < algebra < attempt held_entries tensors
-        < round_frames < work""",
+        coding local < side_by_side < methods < algebra
+        < held_entries place_sums tensors < attempt < round_frames < work""",
     "peer/data": """
         manifest paced < columns_of_files file_types sample_keys sampler < reader shard_writer
         < sources < partition survey""",

@@ -29,7 +29,8 @@ from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.secret_sharing import joined
 from shoal.dag.rounds.sums import WeightedSum
 from shoal.dag.rounds.vector import PIECE, Span
-from shoal.dag.rounds.wiring import GIVE, RESULT, UNDIVIDED, port_of
+from shoal.dag.rounds.vector_segment import GIVE, RESULT, UNDIVIDED
+from shoal.dag.rounds.wiring import port_of
 from shoal.dag.schedule.flow import Role
 from shoal.job.sync import AUDIT
 from shoal.net.identity.authority import Authority

@@ -34,7 +34,7 @@ import numpy as np
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.client import Client, connect
 from shoal.client.front import SimulationFront
-from shoal.dag.rounds.wiring import GIVE
+from shoal.dag.rounds.vector_segment import GIVE
 from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE, RunEvent
 from shoal.sim.cluster import wait_for_peers

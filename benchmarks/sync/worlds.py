@@ -99,10 +99,12 @@ class Field:
         device: Callable[[PeerSpec], PeerDevice] | None = None,
         begun: Callable[[World, str], None] = lambda world, run: None,
         options: BrokerOptions | None = None,
+        settled_s: float = 0.0,
         **tables: Any,
     ) -> Played:
         """To its end, or for so many seconds behind the beginning of its first round, when `begun`
-        is called; `tables` in place of the job's. Raises RuntimeError when it failed."""
+        is called; `tables` in place of the job's. `settled_s`: how long peers are there before it
+        is submitted, and have their links measured. Raises RuntimeError when it failed."""
         table = self.table | {k: self.table.get(k, {}) | v for k, v in tables.items()}
         packed = self._front.pack(job := Job.from_table(table))
         with tempfile.TemporaryDirectory() as folder:
@@ -115,6 +117,8 @@ class Field:
                 broker_options=options,
                 log=False,
             )
+            world.after(settled_s, lambda: None)
+            world.until(lambda: world.now >= settled_s, limit_s=settled_s + 1.0)
             run, over = world.submit(packed.spec), world.broker.ended
             world.until(
                 lambda: run in over or any(e.HasField("round_begun") for e in world.events(run))

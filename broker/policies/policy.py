@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
+from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import (
     ClientReports,
     ClientUploads,
@@ -28,6 +29,7 @@ from ..records.submitted import SubmittedRun
 from ..snapshots.checkpoints import AUTO_S
 from .disputes import doubted
 from .handing import at_most, local_work
+from .places import places_of
 from .round_view import (
     Blame,
     ExchangeGroup,
@@ -167,8 +169,22 @@ class RoundPolicy:
         joiners = self.joining(view, members, at_gate)
         weights = {m.replica: m.weight for m in members}
         apart = view.disputes.between([*weights, *joiners])
-        group = ExchangeGroup(weights, joiners, apart=apart, scale=self.scale(view, members))
+        scale, places = self.scale(view, members), self._places(view, members, now)
+        group = ExchangeGroup(weights, joiners, apart=apart, scale=scale, places=places)
         return PlannedAttempt(members, joiners, [group])
+
+    def _places(
+        self, view: RoundView, members: Sequence[RoundMember], now: float
+    ) -> Mapping[PeerId, int]:
+        """Return by peer the place of those whose contributions may be added up there first."""
+        if not self._submitted.requirements.adds_by_place:
+            return {}
+        plans = [p for m in members if (p := view.run.replicas[m.replica].plan) is not None]
+        peers = dict.fromkeys(peer for plan in plans for peer in plan.peers)
+        network = view.network([*peers], now) if len(peers) > 1 else None
+        if network is None:
+            return {}
+        return places_of(network, sum(s.elements for s in plans[0].outline.stages))
 
     def members(self, view: RoundView, numbers: Sequence[int]) -> list[RoundMember]:
         """Return replicas as members, by number; the weight of each is its samples."""

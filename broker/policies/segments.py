@@ -8,18 +8,23 @@ themselves: each has the elements that it adds up. Pure functions.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
 from ...dag.plan.plan import PeerId, Plan
-from ...dag.rounds.vector import Span
-from ...dag.rounds.wiring import UNDIVIDED, Giver, VectorSegment
+from ...dag.rounds.vector import PIECE, Span
+from ...dag.rounds.vector_segment import UNDIVIDED, Giver, Place, VectorSegment
+from ...net.identity.receipts import MOST_RECEIPTS
 from ...proto.broker_pb2 import RoundSegment
 
 __all__ = ["Replicated", "adds_up", "meeting", "segments", "sliced"]
+
+_MOST_NEAR = MOST_RECEIPTS // 2 * PIECE
+"""Elements: a part, of which there is a receipt, has half of PIECE at least, or is the last."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +88,16 @@ def segments(
     finer: int = 1,
     disputes: Collection[frozenset[int]] = (),
     whole: bool = False,
+    places: Mapping[PeerId, int] = MappingProxyType({}),
 ) -> list[VectorSegment]:
     """The segments of a round, ascending; `finer` times as many as it takes to divide them evenly,
     where a round exchanges strided parts of them. Where members do not come to one version
     (`alike`), all joiners take that of the first. A member that is among the joiners as well gives
     its contribution, and takes the version from those that make it. `disputes`: pairs of replicas
     of which neither gives the other a sum or a version, as long as there is another who can.
-    `whole`: the first who may adds up all. Raises ValueError when the replicas' vectors differ in
+    `whole`: the first who may adds up all. `places`: by peer, the number of its place, if it has
+    one; those of the place of who adds up give to that one, and of each other place with several
+    one gives the sum. Raises ValueError when the replicas' vectors differ in
     length, or there is no member that makes the version."""
     apart = {n for pair in disputes if pair <= {m.number for m in members} for n in pair}
     makers = [m for m in members if not any(m is j for j in joiners)]
@@ -107,6 +115,9 @@ def segments(
         for joiner in joiners
     ]
     cuts = sorted({at for replica in everybody for at in (*replica.bounds, *replica.ties)})
+    apart_peers = {p for m in members if m.number in apart for p in m.plan.peers}
+    near = {p: at for p, at in places.items() if p not in apart_peers}
+    finer *= max(Counter(near.values()).values(), default=1)  # each of a place gives some sums
     found: list[VectorSegment] = []
     for start, stop in pairwise(cuts):
         slices = min(len(adders) * finer, max(1, (stop - start) // UNDIVIDED))
@@ -115,7 +126,10 @@ def segments(
             firsts = [(len(found) + i) * alike for i, _ in enumerate(joiners)]
             sources = [s[at % len(s)] for at, s in zip(firsts, free, strict=True)]
             versions = [*zip(joiners, sources, strict=True)]
-            found.append(_segment(members, makers, versions, (first, last), adder))
+            made = _segment(members, makers, versions, (first, last), adder)
+            found.append(
+                replace(made, places=_near(made, near, len(found) // len(adders))) if near else made
+            )
     return found
 
 
@@ -157,18 +171,48 @@ def _segment(
     return VectorSegment(span, first(adder), givers, tuple(takers), versions)
 
 
+def _near(made: VectorSegment, places: Mapping[PeerId, int], turn: int) -> tuple[Place, ...]:
+    """Return the places of a segment whose peers give by one of them, who takes its result; none
+    of one that is so long that its receipts are too many for a claim."""
+    if made.span[1] - made.span[0] > _MOST_NEAR:
+        return ()
+    of = defaultdict[int, list[PeerId]](list)
+    for giver in made.givers:
+        if giver.peer in made.takers and giver.peer in places:
+            of[places[giver.peer]].append(giver.peer)
+    of.pop(places.get(made.aggregator, -1), None)
+    takers = defaultdict[int, list[PeerId]](list)
+    for taker in made.takers:
+        takers[places.get(taker, -1)].append(taker)
+    return tuple(
+        Place(givers[turn % len(givers)], tuple(givers), tuple(takers[place]))
+        for place, givers in of.items()
+        if len(givers) > 1
+    )
+
+
 def sliced(found: Iterable[VectorSegment]) -> dict[PeerId, list[RoundSegment]]:
-    """By peer, what it has to know of them: who adds up knows everybody, all others themselves."""
+    """By peer, what it has to know of them: who adds up knows everybody, who gives the sum of a
+    place those of the place, all others themselves."""
     mine = defaultdict[PeerId, list[RoundSegment]](list)
     for s in found:
         (start, stop), by = s.span, s.aggregator
         shares = defaultdict[PeerId, RoundSegment](RoundSegment)
+        near = {p: place.gatherer for place in s.places for p in (*place.givers, *place.takers)}
         for giver in s.givers:
-            for peer in {giver.peer, by}:
+            for peer in {giver.peer, by, near.get(giver.peer, by)}:
                 shares[peer].givers.add(peer=giver.peer, weight=giver.weight)
         for taker in s.takers:
-            for peer in {taker, by}:
+            for peer in {taker, by, near.get(taker, by)}:
                 shares[peer].takers.append(taker)
+        for place in s.places:
+            for peer in {by, place.gatherer, *place.givers, *place.takers}:
+                all_ = peer in (by, place.gatherer)
+                shares[peer].places.add(
+                    gatherer=place.gatherer,
+                    givers=place.givers if all_ else {peer} & {*place.givers},
+                    takers=place.takers if all_ else {peer} & {*place.takers},
+                )
         for source, destination in s.versions:
             for peer in {source, destination, by}:
                 shares[peer].versions.add(source=source, destination=destination)

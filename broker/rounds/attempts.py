@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...dag.plan.plan import PeerId
+from ...dag.rounds.vector_segment import segments_of
 from ...proto.broker_pb2 import RoundDone, RoundMember, RoundPlanned, RoundReport, RunEvent
 from ..events import Instruction, Log
 from ..membership.member import Member, clean
@@ -294,10 +295,10 @@ class Attempts:
         of whoever's contribution lacks."""
         view, due = self._view, set[str]()
         plan = view.plans.get(peer)
-        for s in plan.segments if plan is not None else ():
-            due |= {g.peer for g in s.givers} if s.aggregator == peer else set()
-            due |= {s.aggregator} if peer in s.takers else set()
-            due |= {v.source for v in s.versions if v.destination == peer}
+        for s in segments_of(plan) if plan is not None else ():
+            due |= {by for _, by in s.claims(peer).heard}
+            due |= {s.takes_from(peer)} if peer in s.takers else set()
+            due |= {source for source, destination in s.versions if destination == peer}
         lacked, replicas = due & set(lacks), self._run.replicas
         about = [n for n in self._versions.inside if lacked & set(replicas[n].record.peers)]
         (view.sums_lack if sums else view.lacks)[number].update(about or [number])

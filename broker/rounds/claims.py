@@ -19,7 +19,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.wiring import GIVE, RESULT
+from ...dag.rounds.vector_segment import GATHER, GIVE, segment_of, segments_of
 from ...net.identity.receipts import ATTEMPT, MOST_RECEIPTS, claim_of, contradict, read_receipt
 from ...net.identity.signing import SignatureError
 from ...net.identity.statements import CheckStatement, signer
@@ -69,6 +69,8 @@ class _Claimed(NamedTuple):
     stop: int
 
 
+_HEARD = 1
+"""Of what a peer gave, heard and got, the second."""
 _Shown = dict[bytes, tuple[RoundReceipt, SignedStatement]]
 """Receipts by their statements."""
 
@@ -96,12 +98,28 @@ class SignedClaims:
         self._again = defaultdict[_Claimed, dict[PeerId, bytes]](dict)
 
     def heard_again(self, peer: PeerId, segment: RoundSegment, claims: Sequence[bytes]) -> None:
-        """Take what a peer claims of a segment that it has added up again, by giver."""
-        attempt = self._view.rounds.versions.attempt
-        for giver, claim in zip(segment.givers, claims, strict=True):
-            if giver.peer != peer:
-                of = _Claimed(attempt, GIVE, PeerId(giver.peer), segment.start, segment.stop)
-                self._again[of][peer] = claim
+        """Take what a peer claims of a segment that it has added up again."""
+        attempt, again = self._view.rounds.versions.attempt, segment_of(segment)
+        for (hop, by), claim in zip(again.again, claims, strict=True):
+            if hop == GIVE and by != peer:
+                self._again[_Claimed(attempt, hop, by, *again.span)][peer] = claim
+
+    def wrong_place(
+        self, segment: RoundSegment, claims: Sequence[bytes]
+    ) -> tuple[PeerId, SignedStatement] | None:
+        """Return who says that it gave another sum of its place to a segment than who added that up
+        again claims, and its statement; None: nobody does."""
+        again, said = segment_of(segment), self._said()
+        for (hop, by), claim in zip(again.again, claims, strict=True):
+            report, plan = said.get(by), self._view.plans.get(by)
+            if hop == GATHER and report is not None and plan is not None:
+                of = _Claimed(report.attempt, hop, by, *again.span)
+                if dict(_claims(by, plan, report)).get(of) != claim:
+                    return by, report.signed
+        return None
+
+    def _said(self) -> dict[PeerId, RoundReport]:
+        return {peer: said for made in self._view.made.values() for peer, said in made.items()}
 
     @property
     def asked(self) -> bool:
@@ -151,11 +169,10 @@ class SignedClaims:
     def _differing(self) -> _Case | None:
         """The first claims of one thing that differ."""
         found = defaultdict[_Claimed, dict[PeerId, bytes]](dict)
-        for made in self._view.made.values():
-            for peer, said in made.items():
-                plan = self._view.plans.get(peer)
-                for of, claim in _claims(peer, plan, said) if plan is not None else ():
-                    found[of][peer] = claim
+        for peer, said in self._said().items():
+            plan = self._view.plans.get(peer)
+            for of, claim in _claims(peer, plan, said) if plan is not None else ():
+                found[of][peer] = claim
         for of, claims in self._again.items():
             found[of] |= claims
         return next(
@@ -254,35 +271,19 @@ def _about(case: _Case) -> list[PeerId]:
     return [case.of.signer, *case.claims]
 
 
-def _of(plan: RoundPlan, peer: PeerId) -> Iterator[tuple[RoundSegment, list[PeerId], bool, bool]]:
-    """By segment: of whom this peer hears contributions, whether it gives one, and whether it takes
-    the result."""
-    for s in plan.segments:
-        givers = [PeerId(g.peer) for g in s.givers]
-        yield s, givers if s.aggregator == peer else [], peer in givers, peer in s.takers
-
-
 def claims_due(plan: RoundPlan, peer: PeerId) -> list[int]:
     """Return how many claims a peer has to make: of what it gave, heard and got."""
-    of = [*_of(plan, peer)]
-    return [
-        sum(gives for *_, gives, _ in of),
-        sum(len(h) for _, h, *_ in of),
-        sum(t for *_, t in of),
-    ]
+    due = [s.claims(peer) for s in segments_of(plan)]
+    return [sum(len(claims[i]) for claims in due) for i in range(3)]
 
 
 def _claims(peer: PeerId, plan: RoundPlan, said: RoundReport) -> Iterator[tuple[_Claimed, bytes]]:
     """Claims of a peer, whose number is as its plan has it, and what each is of."""
     told = AttemptStatement.FromString(said.signed.statement)
-    gave, heard, got = iter(told.gave), iter(told.heard), iter(told.got)
-    for s, givers, gives, takes in _of(plan, peer):
-        span = s.start, s.stop
-        if gives:
-            yield _Claimed(said.attempt, GIVE, peer, *span), next(gave)
-        for giver in givers:
-            claim = next(heard)
-            if giver != peer:
-                yield _Claimed(said.attempt, GIVE, giver, *span), claim
-        if takes:
-            yield _Claimed(said.attempt, RESULT, PeerId(s.aggregator), *span), next(got)
+    made = [iter(claims) for claims in (told.gave, told.heard, told.got)]
+    for s in segments_of(plan):
+        for kind, (due, claims) in enumerate(zip(s.claims(peer), made, strict=True)):
+            for of in due:
+                claim = next(claims)
+                if kind != _HEARD or of[1] != peer:  # what it gave itself is said already
+                    yield _Claimed(said.attempt, *of, *s.span), claim

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.wiring import Giver, VectorSegment
+from ...dag.rounds.vector_segment import segment_of
 from ...proto.broker_pb2 import DialOrder, RoundAudit, RoundPlan, RoundSegment
 from ..membership.member import dial
 from ..membership.membership import Membership
@@ -72,6 +72,7 @@ class ExchangePlanner:
             finer=_FINER if work.fragment else 1,
             disputes=exchange.apart,
             whole=exchange.whole,
+            places=exchange.places,
         )
         mine = sliced(found)
         patience = self.attempt_s / 2
@@ -104,6 +105,7 @@ class ExchangePlanner:
             for s in plan.segments:
                 about |= dict.fromkeys((s.aggregator, *(g.peer for g in s.givers), *s.takers))
                 about |= dict.fromkeys(p for v in s.versions for p in (v.source, v.destination))
+                about |= dict.fromkeys(place.gatherer for place in s.places)
             for other in map(PeerId, about):
                 if other != peer and other in made:
                     self._dial(peer, other, made)
@@ -114,14 +116,7 @@ class ExchangePlanner:
     ) -> dict[PeerId, RoundAudit]:
         """Return by peer what it does so that `segments` are added up again, by their aggregators.
         plans: of the attempt."""
-        found = [
-            VectorSegment(
-                (s.start, s.stop),
-                PeerId(s.aggregator),
-                tuple(Giver(PeerId(g.peer), g.weight) for g in s.givers),
-            )
-            for s in segments
-        ]
+        found = [*map(segment_of, segments)]
         made: dict[PeerId, RoundAudit] = {}
         for peer, mine in sliced(found).items():
             plan = plans[peer]

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.wiring import RESULT
+from ...dag.rounds.vector_segment import RESULT, segment_of
 from ...net.identity.receipts import another_sum, read_receipt
 from ...net.identity.signing import SignatureError
 from ...net.identity.statements import CheckStatement
@@ -153,7 +153,11 @@ class SumAudits:
         self._turn, self._cases, self._lacks = self._turn + 1, cases, {}
         segments = [
             RoundSegment(
-                start=c.segment.start, stop=c.segment.stop, aggregator=by, givers=c.segment.givers
+                start=c.segment.start,
+                stop=c.segment.stop,
+                aggregator=by,
+                givers=c.segment.givers,
+                places=c.segment.places,
             )
             for c in cases
             for by in c.waits
@@ -194,7 +198,7 @@ class SumAudits:
         """Whether what is said of a segment is of all its givers and, where it says that a part's
         sum is another, shows the receipts of these two for it."""
         assert self._check is not None, "nothing is signed"
-        if len(said.heard) != len(segment.givers):
+        if len(said.heard) != len(segment_of(segment).again):
             return False
         if not said.HasField("sum"):
             return True
@@ -225,14 +229,18 @@ class SumAudits:
         self._cases = []
         about = [*says]
         if 2 * times <= case.having:
-            apart = [(p, adder) for p in others]
+            claims = ((p, case.found[p].heard) for p in others)
+            wrong = ((p, self._claims.wrong_place(case.segment, c)) for p, c in claims)
+            apart = [(p, place[0] if place else adder) for p, place in wrong]
             return ClaimVerdict(about, apart=apart, parted="come to different sums of the same")
         alone = [p for p, found in says.items() if found != sum_ and p != adder]
         why, lie = "says of a sum what most of those who add it up do not", None
         if sum_ is not None:
             right = [case.found[p] for p, found in says.items() if found == sum_]
-            lie = LieProved(round=self._view.rounds.versions.round, peer=adder)
-            lie.first.CopyFrom(right[0].said)
+            place = self._claims.wrong_place(case.segment, right[0].heard)
+            liar, said = place or (adder, right[0].said)
+            lie = LieProved(round=self._view.rounds.versions.round, peer=liar)
+            lie.first.CopyFrom(said)
             lie.sums.extend(audit.sum for audit in right)
         return ClaimVerdict(about, lie, alone, why=why)
 

@@ -69,6 +69,10 @@ class FixedPoint:
             )
         return self.rounded(values.to("cpu", torch.float64) * float(weight))
 
+    def most(self, weight: int) -> int:
+        """Return the largest sum of contributions that weigh so much."""
+        return math.ceil(math.ldexp(weight, self.exponent) / self.step) + weight
+
     def rounded(self, exact: Tensor) -> Tensor:
         """Return numbers, (elements,), float64, as multiples of the grid, int64."""
         return (exact / self.step).round_().to(torch.int64)
@@ -95,10 +99,39 @@ class WeightedSum:
         """`values`: (elements,), float32. Raises LargeContributionError, and adds nothing."""
         exact = self.grid.fixed(without(values, self._integers), weight)
         for at in self._integers:
-            given = values[at].view(torch.int64)
-            _, most = self._largest.get(at.start, (at, given))
-            self._largest[at.start] = at, torch.maximum(most, given)
+            self._add_largest(at, values[at].view(torch.int64))
         self._sum += exact
+
+    def _add_largest(self, at: slice, given: Tensor) -> None:
+        """Find the larger of integers, int64, one for each two elements of `at`."""
+        _, most = self._largest.get(at.start, (at, given))
+        self._largest[at.start] = at, torch.maximum(most, given)
+
+    def add_sum(self, values: Tensor, weight: int) -> None:
+        """Add what `total` is of another sum on the same grid, of contributions that weigh so much.
+        Raises LargeContributionError for what no such sum comes to, and adds nothing."""
+        total = values.view(torch.int64).clone()
+        largest = [(at, total[at].view(-1, 2)[:, 0].clone()) for at in self._integers]
+        for at in self._integers:
+            total[at] = 0
+        most = self.grid.most(weight)
+        if total.numel() and (int(total.max()) > most or int(total.min()) < -most):
+            raise LargeContributionError(
+                f"a sum of contributions that weigh {weight} has an element beyond what these "
+                f"come to below 2^{self.grid.exponent}"
+            )
+        for at, given in largest:
+            self._add_largest(at, given)
+        self._sum += total
+
+    @property
+    def total(self) -> Tensor:
+        """Return the sum as multiples of the grid, int64, by their bits: (2 × elements,), float32.
+        An integer, which has the place of two elements, is the first of them."""
+        found = self._sum.clone()
+        for at, most in self._largest.values():
+            found[at] = torch.stack([most, torch.zeros_like(most)], dim=1).view(-1)
+        return found.view(torch.float32)
 
     def add_noise(self, values: Tensor) -> None:
         """Add `values`, (elements,), float64, to the sum as it is, but for integers. They are
@@ -125,13 +158,21 @@ class IntegerSum:
         """`values`: (2 × elements,), float32; their weight is in them."""
         self._sum += values.view(torch.int64)
 
+    add_sum = add
+    """Of a place's contributions: it is as they are."""
+
     def add_multiples(self, values: Tensor) -> None:
         """Add multiples of the grid, (elements,), int64."""
         self._sum += values
 
+    @property
+    def total(self) -> Tensor:
+        """Return the sum, (2 × elements,), float32."""
+        return self._sum.view(torch.float32)
+
     def mean(self) -> Tensor:
         """Return the sum, (2 × elements,), float32: its mean is known behind the masks alone."""
-        return self._sum.view(torch.float32)
+        return self.total
 
 
 _MOST_SENDERS = 1 << 24
@@ -158,6 +199,10 @@ class OverlapSum:
             )
         self._total.add(numbers, weight)
         self._senders += senders.to("cpu", torch.int64)
+
+    def add_sum(self, values: Tensor, weight: int) -> None:
+        """Refuse the sum of a place. Raises LargeContributionError."""
+        raise LargeContributionError("a sum does not say how many clients sent an element")
 
     def mean(self) -> Tensor:
         """Return the mean, (elements,), float32."""

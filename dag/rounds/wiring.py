@@ -4,10 +4,15 @@
     hop RESULT   the mean of a part, encoded once, to who takes it
     hop VERSION  the whole new version of a part, with shared state, to who has another one
     hop AUDIT    a contribution once more, as in GIVE, to who adds up the part again
+    hop GATHER   the sum of a place's contributions to a part, to who adds up all
 
 A frame's identity is that of its part: run, round (as its step), attempt (as its term), and the
 elements (as its port). Where each client's contribution comes by itself, a giver has as many rows
 of a part as it weighs, and a frame has some of them, a *block* (its number as the microbatch).
+
+Peers of a place may give to one of them, who adds up theirs and gives the sum to who adds up all;
+the result comes the same way. So of a place with m peers two frames of a part cross slow links in
+place of 2·m, and sums have no order (`sums.py`), so their bits are the same.
 """
 
 from __future__ import annotations
@@ -18,43 +23,17 @@ from typing import NamedTuple
 
 from ..plan.plan import PeerId
 from .vector import PIECE, RunVector, Span
+from .vector_segment import GATHER, GIVE, RESULT, VERSION, Giver, VectorSegment
 
 __all__ = [
-    "AUDIT",
-    "GIVE",
-    "RESULT",
-    "UNDIVIDED",
-    "VERSION",
-    "Giver",
     "RoundFrame",
     "RoundWiring",
     "Share",
-    "VectorSegment",
     "blocks_of",
     "port_of",
     "span_of",
     "wiring",
 ]
-
-GIVE, RESULT, VERSION, AUDIT = 0, 1, 2, 3
-UNDIVIDED = 1 << 16
-"""Elements that are added up by one peer, however many there are: 256 KB in fp32."""
-
-
-class Giver(NamedTuple):
-    peer: PeerId
-    weight: int
-
-
-@dataclass(frozen=True, slots=True)
-class VectorSegment:
-    """As `RoundSegment` of the wire. versions: (source, destination)."""
-
-    span: Span
-    aggregator: PeerId
-    givers: tuple[Giver, ...] = ()
-    takers: tuple[PeerId, ...] = ()
-    versions: tuple[tuple[PeerId, PeerId], ...] = ()
 
 
 class Share(NamedTuple):
@@ -80,14 +59,18 @@ def blocks_of(part: Span, rows: int) -> list[range]:
 class RoundWiring:
     """All of one peer. Shares with itself are in `gives` and `takes`, and make no frame.
 
-    gives: contributions, and who adds them up. adds: parts that it adds up, of whom; results: to
-    whom each goes. takes: results, and from whom. sends, gets: versions. weights: of givers, as
-    far as it knows them. by_client: as in RoundPlan; then results are made of all that comes, and
-    none before.
+    gives: contributions, and who adds them up. adds: parts that it adds up, of whom; gathers: sums
+    of places that it makes, by part, who is to give each, and of whom it is. sums: those that it
+    gives, and to whom. results: to whom each goes. takes: results, and from whom; adders: who has
+    made them. sends, gets: versions. weights: of givers, as far as it knows them. by_client: as in
+    RoundPlan; then results are made of all that comes, and none before.
     """
 
     gives: list[Share] = field(default_factory=list)
     adds: dict[Span, tuple[Giver, ...]] = field(default_factory=dict)
+    gathers: dict[Span, dict[PeerId, tuple[Giver, ...]]] = field(default_factory=dict)
+    sums: list[Share] = field(default_factory=list)
+    adders: dict[Span, PeerId] = field(default_factory=dict)
     results: list[Share] = field(default_factory=list)
     takes: list[Share] = field(default_factory=list)
     sends: list[Share] = field(default_factory=list)
@@ -98,13 +81,20 @@ class RoundWiring:
     def comes(self, peer: PeerId) -> set[RoundFrame]:
         """Return the frames that come to `peer`, whose wiring this is, each by its source."""
         found = {
-            (GIVE, part, g.peer, block)
-            for part, givers in self.adds.items()
-            for g in givers
+            (g.hop, part, g.peer, block)
+            for part in dict.fromkeys((*self.adds, *self.gathers))
+            for g in self.heard(part)
             for block, _ in enumerate(self.blocks(part, g.peer))
         }
         found |= {(RESULT, *s) for s in self.takes} | {(VERSION, *s) for s in self.gets}
         return {frame for frame in found if frame[2] != peer}
+
+    def heard(self, part: Span) -> list[Giver]:
+        """Return of whom something comes that is added up here, be it to the sum of a place; the
+        sums of places that are made here come from nobody."""
+        made = self.gathers.get(part, {})
+        far = [g for g in self.adds.get(part, ()) if g.hop == GIVE or g.peer not in made]
+        return [*far, *(g for givers in made.values() for g in givers)]
 
     def blocks(self, part: Span, giver: PeerId) -> list[range]:
         """Return which rows of a giver, one that it knows, are in each frame of a part."""
@@ -112,15 +102,21 @@ class RoundWiring:
 
     def goes(self) -> set[RoundFrame]:
         """Return the frames that leave, each by its destination."""
-        hops = (GIVE, self.gives), (RESULT, self.results), (VERSION, self.sends)
+        hops = (
+            (GIVE, self.gives),
+            (GATHER, self.sums),
+            (RESULT, self.results),
+            (VERSION, self.sends),
+        )
         return {(hop, *share) for hop, shares in hops for share in shares}
 
     @property
     def counterparts(self) -> tuple[PeerId, ...]:
         """Return the members that it exchanges frames with, itself perhaps among them, in order of
         first use."""
-        shares = (*self.gives, *self.results, *self.takes, *self.sends, *self.gets)
-        added = (g.peer for givers in self.adds.values() for g in givers)
+        shares = (*self.gives, *self.sums, *self.results, *self.takes, *self.sends, *self.gets)
+        near = (givers for made in self.gathers.values() for givers in made.values())
+        added = (g.peer for givers in (*self.adds.values(), *near) for g in givers)
         return tuple(dict.fromkeys((*(s.peer for s in shares), *added)))
 
 
@@ -131,23 +127,36 @@ def wiring(
     fragment: int = 0,
     *,
     by_client: bool = False,
+    again: bool = False,
 ) -> RoundWiring:
     """What `peer` does, by the segments that name it. Of the fragment (0: all) contributions are
-    added up; versions are given whole. `by_client`: as in RoundPlan."""
+    added up; versions are given whole. `by_client`: as in RoundPlan. `again`: contributions go to
+    who adds up all, who makes the sums of places as well."""
     found, spans = RoundWiring(by_client=by_client), vector.spans(fragment)
     for segment in segments:
         by, (start, stop) = segment.aggregator, segment.span
         found.weights |= {g.peer: g.weight for g in segment.givers}
+        near = [p for p in segment.places if (by if again else p.gatherer) == peer]
+        to = by if again else segment.gives_to(peer)
+        via = segment.takes_from(peer)
+        passed = {t for place in segment.places for t in place.takers if t != place.gatherer}
+        takers = [t for t in segment.takers if t not in passed] if by == peer else []
+        takers = [*takers, *(t for place in near for t in place.takers if not again)]
         inside = ((max(start, a), min(stop, b)) for a, b in spans if a < stop and start < b)
         for part in (p for span in inside for p in vector.parts(*span)):
             if any(giver.peer == peer for giver in segment.givers):
                 blocks = found.blocks(part, peer)
-                found.gives += (Share(part, by, block) for block, _ in enumerate(blocks))
+                found.gives += (Share(part, to, block) for block, _ in enumerate(blocks))
+            for place in near:
+                made = found.gathers.setdefault(part, {})
+                made[place.gatherer] = segment.gathered(place)
+                found.sums += () if again else (Share(part, by),)
             if by == peer and segment.givers:
-                found.adds[part] = segment.givers
-                found.results += (Share(part, t) for t in segment.takers if t != peer)
+                found.adds[part] = segment.added
+            found.results += (Share(part, t) for t in takers if t != peer and segment.givers)
             if peer in segment.takers:
-                found.takes.append(Share(part, by))
+                found.takes.append(Share(part, via))
+                found.adders[part] = by
         for part in vector.parts(start, stop) if segment.versions else ():
             for source, destination in segment.versions:
                 if source == peer:

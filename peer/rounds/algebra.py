@@ -29,6 +29,7 @@ __all__ = [
     "OnIntegers",
     "PartSum",
     "Pieces",
+    "PlaceSum",
     "RoundAlgebra",
     "WrittenPart",
 ]
@@ -72,8 +73,20 @@ class PartSum(Protocol[V]):
     def add(self, values: V, weight: int) -> None:
         """Add a contribution. Raises LargeContributionError, and adds nothing."""
 
+    def add_sum(self, values: V, weight: int) -> None:
+        """Add the sum of a place, whose contributions weigh so much, as `PlaceSum.total` has it.
+        Raises LargeContributionError, and adds nothing."""
+
     def mean(self) -> V:
         """Return the mean of what was added."""
+
+
+class PlaceSum(PartSum[V], Protocol[V]):
+    """A sum of what a place gives, which is added to another one."""
+
+    @property
+    def total(self) -> V:
+        """The sum of what was added."""
 
 
 class RoundAlgebra(Protocol[V]):
@@ -179,6 +192,12 @@ class RoundAlgebra(Protocol[V]):
 
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PartSum[V]:
         """Return the sum of a part to which nothing has been added."""
+
+    def place_sum(self, part: Span, plan: broker_pb2.RoundPlan) -> PlaceSum[V]:
+        """Return the sum of what a place gives to a part, to which nothing has been added."""
+
+    def written_sum(self, part: Span, total: V, coding: PartCoding) -> WrittenPart[V]:
+        """Write the sum of a place."""
 
     def result(
         self,

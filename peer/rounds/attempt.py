@@ -17,22 +17,15 @@ from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.sums import LargeContributionError
 from ...dag.rounds.vector import PIECE, RunVector, Span
-from ...dag.rounds.wiring import (
-    GIVE,
-    RESULT,
-    VERSION,
-    RoundFrame,
-    RoundWiring,
-    blocks_of,
-    port_of,
-    span_of,
-)
+from ...dag.rounds.vector_segment import GATHER, GIVE, RESULT, VERSION, Giver, segment_of
+from ...dag.rounds.wiring import RoundFrame, RoundWiring, blocks_of, port_of, span_of
 from ...net.links.frame import Arrived, FrameKey
 from ...proto import broker_pb2
 from ..secure.attempt_receipts import AttemptReceipts
 from ..secure.masked_sums import MaskedSums
 from .algebra import Buffers, PartSum, Pieces, RoundAlgebra, WrittenPart
 from .coding import PartCoding, flat_spec
+from .place_sums import PlaceSums
 from .side_by_side import SideBySide
 
 __all__ = ["AddedAgain", "ClientRows", "EarlyFrames", "RoundAttempt", "most_of_any"]
@@ -160,9 +153,14 @@ class RoundAttempt(Generic[V]):
         """What is added up here, where each client's contribution comes by itself."""
         self._sums: dict[Span, tuple[PartSum[V], dict[PeerId, Buffers]]] = {}
         """Parts that are added up here; by giver, its contribution, where it is passed on."""
+        self._places = PlaceSums(wiring, plan, algebra, receipts)
+        self._gathered: dict[Span, WrittenPart[V]] = {}
+        """Sums of the place that are given."""
         self._results: dict[Span, WrittenPart[V]] = {}
         self._came: dict[tuple[int, Span], V] = {}
         """Results and versions, by hop and part."""
+        self._passed: dict[Span, Buffers] = {}
+        """Results that came and go on to others of the place."""
         self._lock = threading.Lock()
 
     @property
@@ -193,11 +191,20 @@ class RoundAttempt(Generic[V]):
         rows = self.wiring.blocks(part, PeerId(key.source))[key.microbatch]
         return PartCoding(self._algebra.vector, "none", rows=len(rows))
 
+    def header(self, key: FrameKey, part: Span) -> bytes:
+        """Return what stands in front of a frame that is sent."""
+        if self.receipts is None:
+            return b""
+        by = self.wiring.adders.get(part, self.peer) if key.hop == RESULT else self.peer
+        return self.receipts.header(by, key, part)
+
     def end(self) -> None:
         """Frees what was exchanged."""
         with self._lock:
             self.over, self._rows = True, None
-            for kept in (self.given, self._came, self._sums, self._results):
+            self._places = PlaceSums(RoundWiring(), self.plan, self._algebra, None)
+            sums = (self._sums, self._gathered, self._results)
+            for kept in (self.given, self._came, self._passed, *sums):
                 kept.clear()
 
     def take(self, part: Span, arrived: Arrived) -> None:
@@ -212,11 +219,12 @@ class RoundAttempt(Generic[V]):
                 f"{key}: expected {expected!r} by {coding.name}, got "
                 f"{'none' if arrived.absent else repr(arrived.spec)} by {arrived.codec!r}"
             )
-        receipt = self.receipts.read(part, arrived) if self.receipts is not None else None
+        by = self.wiring.adders[part] if key.hop == RESULT else PeerId(key.source)
+        receipt = self.receipts.read(by, part, arrived) if self.receipts is not None else None
         values = self._algebra.decode(part, arrived.data, coding)
         if self.receipts is not None and receipt is not None:
-            self.receipts.keep(key, part, receipt)
-        if key.hop == GIVE:
+            self.receipts.keep(by, key, part, receipt)
+        if key.hop in (GIVE, GATHER):
             written = WrittenPart((arrived.data,), values)
             self.add(part, PeerId(key.source), written, key.microbatch)
             return
@@ -227,6 +235,8 @@ class RoundAttempt(Generic[V]):
         with self._lock:
             if not self.over:
                 self._came.setdefault((key.hop, part), values)
+                if key.hop == RESULT and self.wiring.sums:
+                    self._passed.setdefault(part, (arrived.data,))
 
     # ------------------------------------------------------------ sums
 
@@ -254,20 +264,42 @@ class RoundAttempt(Generic[V]):
         return self._algebra.masked(part, given.values, weight, self.plan, mask)
 
     def add(self, part: Span, giver: PeerId, given: WrittenPart[V], block: int = 0) -> None:
-        """Adds a contribution once. Raises LargeContributionError."""
-        weights = {g.peer: g.weight for g in self.wiring.adds[part]}
+        """Adds a contribution once, or the sum of a place. Raises LargeContributionError."""
         with self._lock:
             if self.over or part in self._results:
+                return
+            if self._places.has(part, giver):
+                self._add_near(part, giver, given.values)
                 return
             if self._rows is not None:
                 self._rows.add(part, giver, block, given.values)
                 return
-            if part not in self._sums:
-                self._sums[part] = self._algebra.sum(part, self.plan), {}
-            total, came = self._sums[part]
-            if giver in weights and giver not in came:
-                total.add(given.values, weights[giver])
-                came[giver] = given.buffers if self._passes_on else ()
+            self._add(part, giver, given)
+
+    def _add(self, part: Span, giver: PeerId, given: WrittenPart[V]) -> None:
+        if part not in self._sums:
+            self._sums[part] = self._algebra.sum(part, self.plan), {}
+        total, came = self._sums[part]
+        of = next((g for g in self.wiring.adds[part] if g.peer == giver), None)
+        if of is not None and giver not in came:
+            (total.add if of.hop == GIVE else total.add_sum)(given.values, of.weight)
+            came[giver] = given.buffers if self._passes_on else ()
+
+    def _add_near(self, part: Span, giver: PeerId, values: V) -> None:
+        """Add a contribution to the sum of its place, which is in that of all or given on."""
+        found = self._places.add(part, giver, values)
+        if found is not None and part in self.wiring.adds:
+            self._add(part, *found)
+        elif found is not None:
+            self._gathered[part] = found[1]
+
+    def summed(self, hop: int, part: Span) -> Buffers | None:
+        """Return what goes on of a part: the sum of the place, or the result, be it one that came
+        here for all of the place. None while it lacks."""
+        made = self.result(part) if hop == RESULT else self._gathered.get(part)
+        if hop == RESULT and made is None:
+            return self._passed.get(part)
+        return made.buffers if made is not None else None
 
     def result(self, part: Span) -> WrittenPart[V] | None:
         """The mean of a part that is added up here, encoded once; None while somebody's
@@ -288,12 +320,13 @@ class RoundAttempt(Generic[V]):
         """Write a result, and sign it."""
         made = self._algebra.result(part, mean, each, self.plan, self.codings[RESULT])
         if self.receipts is not None:
-            givers = (
-                (g.peer, len(self.wiring.blocks(part, g.peer))) for g in self.wiring.adds[part]
-            )
-            heard = self.receipts.heard(part, givers)
+            heard = self.receipts.heard(part, self._blocks(part, self.wiring.adds[part]))
             self.receipts.sign(RESULT, part, 0, made.buffers, heard)
         self._results[part] = made
+
+    def _blocks(self, part: Span, givers: Sequence[Giver]) -> list[tuple[Giver, int]]:
+        """Return in how many frames each gives a part."""
+        return [(g, len(self.wiring.blocks(part, g.peer))) for g in givers]
 
     def came(self, hop: int) -> Iterator[tuple[Span, V | None]]:
         """What there is of each result, or version, that this peer takes."""
@@ -349,7 +382,7 @@ class AddedAgain(Generic[V]):
                 data = memoryview(bytearray(b"".join(buffers)))
                 values = self._algebra.decode(part, data, first.codings[GIVE])
                 again.add(part, me, WrittenPart(buffers, values), block)
-        adders = {part: by for part, by, _ in first.wiring.takes}
+        adders = first.wiring.adders
         found = broker_pb2.RoundAnswer(run=order.run, term=order.term, turn=order.turn)
         found.round, found.attempt, found.lacks[:] = order.round, order.attempt, self.refused
         if self.refused:
@@ -358,7 +391,7 @@ class AddedAgain(Generic[V]):
             if segment.aggregator != me:
                 continue
             audit = broker_pb2.SumAudit(start=segment.start, stop=segment.stop)
-            audit.heard.extend(self._receipts.heard_of(segment))
+            audit.heard.extend(self._receipts.heard_of(segment_of(segment)))
             for part in again.wiring.adds:
                 if not segment.start < part[1] <= segment.stop:
                     continue

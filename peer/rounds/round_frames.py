@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 
 from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.wiring import AUDIT, GIVE, RESULT, RoundWiring, span_of
+from ...dag.rounds.vector_segment import AUDIT, GATHER, GIVE, RESULT
+from ...dag.rounds.wiring import RoundWiring, span_of
 from ...net.links.frame import Arrived, FrameKey, Payload
 from .algebra import RoundAlgebra
 from .attempt import AddedAgain, EarlyFrames, RoundAttempt, most_of_any
@@ -94,13 +95,12 @@ class RoundFrames(Generic[V]):
         buffers, coding = None, attempt.coding(key, part)
         if key.hop == GIVE:
             buffers = attempt.given.get((part, key.microbatch))
-        elif key.hop == RESULT:
-            found = attempt.result(part)
-            buffers = found.buffers if found else None
+        elif key.hop in (GATHER, RESULT):
+            buffers = attempt.summed(key.hop, part)
         elif attempt.applied:  # what was made is the version once the round is over
             made = self._entries.of_part(part, lambda e: e.applied or e.version)
             buffers = self._algebra.whole(part, made, coding)
         if buffers is None:
             raise KeyError(f"{key} is not there to be sent by {self._peer}")
-        header = b"" if attempt.receipts is None else attempt.receipts.header(key, part)
+        header = attempt.header(key, part)
         return Payload(coding.name, header, coding.spec(part), buffers)

@@ -304,16 +304,23 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
 
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum | OverlapSum | IntegerSum:
         """Where clients are to be hidden noise is in the sum before anything else is."""
-        grid, elements = self._grid(plan), part[1] - part[0]
-        if self._masks:
-            masked = IntegerSum(self._positions.kept(part) if self._positions else elements)
+        total = self.place_sum(part, plan)
+        if isinstance(total, IntegerSum):
             if self._privacy is not None and not self._privacy.distributed:
-                masked.add_multiples(grid.rounded(self._noise(part, plan)))
-            return masked
-        total = WeightedSum(elements, grid.weight, plan.exponent, self.vector.integers(part))
+                total.add_multiples(self._grid(plan).rounded(self._noise(part, plan)))
+            return total
         if self._privacy is not None:
             total.add_noise(self._noise(part, plan))
-        return OverlapSum(total, elements, *self._overlap) if self._overlap else total
+        return OverlapSum(total, part[1] - part[0], *self._overlap) if self._overlap else total
+
+    def place_sum(self, part: Span, plan: broker_pb2.RoundPlan) -> WeightedSum | IntegerSum:
+        grid, elements = self._grid(plan), part[1] - part[0]
+        if self._masks:
+            return IntegerSum(self._positions.kept(part) if self._positions else elements)
+        return WeightedSum(elements, grid.weight, plan.exponent, self.vector.integers(part))
+
+    def written_sum(self, part: Span, total: Tensor, coding: PartCoding) -> WrittenPart[Tensor]:
+        return WrittenPart(RAW.encode(total).buffers, total)
 
     def _grid(self, plan: broker_pb2.RoundPlan) -> FixedPoint:
         """Where clients are to be hidden the mean is over as many as a round asks, however many

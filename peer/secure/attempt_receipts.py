@@ -16,7 +16,15 @@ from google.protobuf.message import DecodeError
 from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector import Span
-from ...dag.rounds.wiring import GIVE, RESULT
+from ...dag.rounds.vector_segment import (
+    GATHER,
+    GIVE,
+    RESULT,
+    Giver,
+    Signed,
+    VectorSegment,
+    segments_of,
+)
 from ...net.identity.receipts import (
     ATTEMPT,
     MOST_RECEIPTS,
@@ -34,7 +42,6 @@ from ...proto.broker_pb2 import (
     RoundPlan,
     RoundQuestion,
     RoundReceipt,
-    RoundSegment,
     SignedStatement,
 )
 
@@ -51,6 +58,8 @@ class AttemptReceipts:
         self._identity, self._run, self._plan = identity, run, plan
         self._kept = defaultdict[_Of, dict[tuple[Span, int], SignedStatement]](dict)
         """By part and block."""
+        self._deduced = defaultdict[PeerId, dict[Span, SignedStatement]](dict)
+        """What honest gatherers of places sign for sums that are added up again here, by part."""
 
     # ------------------------------------------------------------ frames
 
@@ -58,6 +67,22 @@ class AttemptReceipts:
         self, hop: int, part: Span, block: int, data: Iterable[memoryview], heard: bytes = b""
     ) -> None:
         """Sign what is sent of a part, or given to itself; once."""
+        own = self._kept[hop, self._identity.member]
+        if (part, block) not in own:
+            said = self._statement(hop, part, block, data, heard)
+            own[part, block] = signed(self._identity, RECEIPT, said)
+
+    def sign_sum(self, by: PeerId, part: Span, data: Iterable[memoryview], heard: bytes) -> None:
+        """Sign the sum of a place; where another peer gives it, note what that one has signed."""
+        if by == self._identity.member:
+            self.sign(GATHER, part, 0, data, heard)
+        else:
+            said = self._statement(GATHER, part, 0, data, heard)
+            self._deduced[by][part] = SignedStatement(statement=said)
+
+    def _statement(
+        self, hop: int, part: Span, block: int, data: Iterable[memoryview], heard: bytes
+    ) -> bytes:
         receipt = RoundReceipt(
             run=self._run,
             round=self._plan.round,
@@ -69,21 +94,19 @@ class AttemptReceipts:
             hash=data_hash(data),
             heard=heard,
         )
-        said = receipt.SerializeToString(deterministic=True)
-        own = self._kept[hop, self._identity.member]
-        if (part, block) not in own:
-            own[part, block] = signed(self._identity, RECEIPT, said)
+        return receipt.SerializeToString(deterministic=True)
 
-    def header(self, key: FrameKey, part: Span) -> bytes:
-        """Return what stands in front of a frame that is sent; nothing with a version."""
-        found = self._kept[key.hop, PeerId(key.source)].get((part, key.microbatch))
+    def header(self, by: PeerId, key: FrameKey, part: Span) -> bytes:
+        """Return what stands in front of a frame that is sent, signed by this peer or, if it passes
+        on a result, by who made it; nothing with a version."""
+        found = self._kept[key.hop, by].get((part, key.microbatch))
         return b"" if found is None else found.SerializeToString()
 
-    def read(self, part: Span, arrived: Arrived) -> SignedStatement | None:
+    def read(self, signer: PeerId, part: Span, arrived: Arrived) -> SignedStatement | None:
         """Return the receipt that came with a frame; None with a version, which has none. Raises
-        TensorSpecError for one that is not its sender's, or not of these bytes."""
+        TensorSpecError for one that is not of `signer`, or not of these bytes."""
         key = arrived.key
-        if key.hop not in (GIVE, RESULT):
+        if key.hop not in (GIVE, GATHER, RESULT):
             if arrived.codec_header:
                 raise TensorSpecError(f"{key}: expected no receipt with a version")
             return None
@@ -95,23 +118,25 @@ class AttemptReceipts:
         about = receipt.run, receipt.round, receipt.attempt, receipt.hop
         expected = self._run, self._plan.round, self._plan.attempt, key.hop
         at = receipt.start, receipt.stop, receipt.block
-        if by != key.source or about != expected or at != (*part, key.microbatch):
+        if by != signer or about != expected or at != (*part, key.microbatch):
             raise TensorSpecError(f"{key}: its receipt is of {by}, for another frame")
         if receipt.hash != data_hash([arrived.data]):
             raise TensorSpecError(f"{key}: its receipt is for other bytes")
         return said
 
-    def keep(self, key: FrameKey, part: Span, receipt: SignedStatement) -> None:
+    def keep(self, signer: PeerId, key: FrameKey, part: Span, receipt: SignedStatement) -> None:
         """Keep the receipt of a frame that was taken; of several the first, as of frames."""
-        self._kept[key.hop, PeerId(key.source)].setdefault((part, key.microbatch), receipt)
+        self._kept[key.hop, signer].setdefault((part, key.microbatch), receipt)
 
-    def heard(self, part: Span, givers: Iterable[tuple[PeerId, int]]) -> bytes:
-        """Return the hash of the receipts of all contributions to a part. `givers`: with the blocks
-        that each gives."""
+    def heard(self, part: Span, givers: Iterable[tuple[Giver, int]]) -> bytes:
+        """Return the hash of the receipts of all that is added up of a part. `givers`: with the
+        blocks that each gives."""
         found = hashlib.sha256()
         for giver, blocks in givers:
+            deduced = self._deduced.get(giver.peer, {}) if giver.hop == GATHER else {}
             for block in range(blocks):
-                said = self._kept[GIVE, giver][part, block]
+                kept = self._kept[giver.hop, giver.peer]
+                said = deduced[part] if part in deduced else kept[part, block]
                 found.update(hashlib.sha256(said.statement).digest())
         return found.digest()
 
@@ -123,15 +148,23 @@ class AttemptReceipts:
         of = self._kept[hop, by]
         return [of[at] for at in sorted(of) if start < at[0][1] <= stop]
 
-    def _claim(self, hop: int, by: str, start: int, stop: int) -> bytes:
+    def _claim(self, of: Signed, segment: VectorSegment) -> bytes:
         if self._plan.unclaimed:
             return b""
-        return claim_of(s.statement for s in self._of(hop, PeerId(by), start, stop))
+        return claim_of(s.statement for s in self._of(*of, *segment.span))
 
-    def heard_of(self, segment: RoundSegment) -> list[bytes]:
-        """Return claims of what each giver of a segment gave, in order."""
-        start, stop = segment.start, segment.stop
-        return [self._claim(GIVE, g.peer, start, stop) for g in segment.givers]
+    def heard_of(self, segment: VectorSegment) -> list[bytes]:
+        """Return claims of what was given to a segment that is added up again here, and of what
+        gatherers of places are to have signed, in order."""
+        found = []
+        for hop, by in segment.again:
+            deduced = self._deduced.get(by) if hop == GATHER else None
+            if deduced is None or self._plan.unclaimed:
+                found.append(self._claim((hop, by), segment))
+            else:
+                (start, stop), parts = segment.span, sorted(deduced)
+                found.append(claim_of(deduced[p].statement for p in parts if start < p[1] <= stop))
+        return found
 
     def refutes(self, part: Span, adder: PeerId) -> tuple[SignedStatement, SignedStatement] | None:
         """Return this peer's receipt for the sum of a part and that of `adder`, where these tell of
@@ -145,13 +178,11 @@ class AttemptReceipts:
         by its stages."""
         me, said = self._identity.member, AttemptStatement(run=self._run, hashes=hashes)
         said.round, said.attempt = self._plan.round, self._plan.attempt
-        for s in self._plan.segments:
-            if any(g.peer == me for g in s.givers):
-                said.gave.append(self._claim(GIVE, me, s.start, s.stop))
-            if s.aggregator == me:
-                said.heard.extend(self.heard_of(s))
-            if me in s.takers:
-                said.got.append(self._claim(RESULT, s.aggregator, s.start, s.stop))
+        for s in segments_of(self._plan):
+            gave, heard, got = s.claims(me)
+            said.gave.extend(self._claim(of, s) for of in gave)
+            said.heard.extend(self._claim(of, s) for of in heard)
+            said.got.extend(self._claim(of, s) for of in got)
         return signed(self._identity, ATTEMPT, said.SerializeToString(deterministic=True))
 
     def answer(self, asked: RoundQuestion) -> RoundAnswer:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.cost.network import Network
-from ...dag.rounds.wiring import UNDIVIDED
+from ...dag.rounds.vector_segment import UNDIVIDED
 
 __all__ = ["Contribution", "Slots", "contributions", "line_rates", "local_steps"]
 

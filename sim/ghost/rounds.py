@@ -87,6 +87,13 @@ class HashSum:
     def add(self, values: Hash, weight: int) -> None:
         self._total += values * np.uint64(weight)
 
+    def add_sum(self, values: Hash, weight: int) -> None:
+        self._total += np.asarray(values, np.uint64)
+
+    @property
+    def total(self) -> Hash:
+        return self._total
+
     def mean(self) -> Hash:
         return mean(self._total, self._weight)
 
@@ -178,6 +185,12 @@ class HashAlgebra(RoundAlgebra[Hash]):
 
     def sum(self, part: Span, plan: broker_pb2.RoundPlan) -> HashSum:
         return HashSum(len(self.pieces_of(part)), plan.weight)
+
+    def place_sum(self, part: Span, plan: broker_pb2.RoundPlan) -> HashSum:
+        return self.sum(part, plan)
+
+    def written_sum(self, part: Span, total: Hash, coding: PartCoding) -> WrittenPart[Hash]:
+        return self._written(part, total, coding)
 
     def result(
         self,

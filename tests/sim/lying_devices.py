@@ -11,7 +11,7 @@ import torch
 
 from shoal.dag.plan.action import Action, Kind
 from shoal.dag.rounds.vector import Span
-from shoal.dag.rounds.wiring import AUDIT, GIVE, RESULT
+from shoal.dag.rounds.vector_segment import AUDIT, GATHER, GIVE, RESULT
 from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import ATTEMPT, RECEIPT, data_hash, read_receipt
 from shoal.net.identity.statements import signed
@@ -40,6 +40,8 @@ class Lie:
     empty          it claims nothing
     another's      its receipts are in the name of another
     wrong          the sums that it adds up are wrong, for all alike
+    place          the sums of its place that it gives are wrong
+    two places     it gives another sum of its place than it claims, and signs both
     accuses        the sums of others are wrong where it adds up again
     agrees         it comes to the same wrong sum as who is in `to` where it adds up theirs again
     again          it gives others than before where sums are added up again, and signs both
@@ -86,9 +88,25 @@ class _Liar(_Signing):
 
         algebra.result, self._falsified = result, True
 
+    def _falsify_places(self) -> None:
+        """Have sums of its place be wrong from here on."""
+        algebra: Any = self.rounds.algebra
+        honest = algebra.written_sum
+
+        def written_sum(part: Span, total: torch.Tensor, coding: Any) -> Any:
+            attempt = self.rounds.frames.attempt
+            assert attempt is not None
+            if attempt.plan.round >= self.lie.first and part in attempt.wiring.gathers:
+                self.lie.told += 1
+                total = (total.view(torch.int64) + (1 << 30)).view(torch.float32)
+            return honest(part, total, coding)
+
+        algebra.written_sum, self._falsified = written_sum, True
+
     def payload(self, key: FrameKey) -> Payload:
         found, lie = super().payload(key), self.lie
-        hop = {"sums": RESULT, "gifts": GIVE, "again": AUDIT}.get(lie.kind)
+        hops = {"sums": RESULT, "gifts": GIVE, "again": AUDIT, "two places": GATHER}
+        hop = hops.get(lie.kind)
         if key.role is not Role.ROUND or not found.codec_header or key.step < lie.first:
             return found
         said = SignedStatement.FromString(found.codec_header)
@@ -101,7 +119,8 @@ class _Liar(_Signing):
             said.certificate = other.certificate
         elif key.hop == hop and (key.destination in lie.to or not lie.to):
             lie.told += 1
-            data = torch.frombuffer(bytearray(b"".join(found.buffers)), dtype=torch.float32) + 1.0
+            dtype = torch.int64 if hop == GATHER else torch.float32
+            data = torch.frombuffer(bytearray(b"".join(found.buffers)), dtype=dtype) + 1
             found = replace(found, buffers=(memoryview(data.numpy().tobytes()),))
             receipt = read_receipt(said, check_named)[1]
             receipt.hash = data_hash(found.buffers)
@@ -116,6 +135,8 @@ class _Liar(_Signing):
             and not self._falsified
         ):
             self._falsify()
+        if action.kind is Kind.EXCHANGE and lie.kind == "place" and not self._falsified:
+            self._falsify_places()
         if action.kind is Kind.EXCHANGE and lie.kind == "mute":
             self.rounds.answer_audit = self._nothing  # type: ignore[method-assign]
         result = super().compute(step, action)

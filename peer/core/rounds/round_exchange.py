@@ -5,53 +5,30 @@ Pure.
 
 Frames of an attempt are taken once it has begun here; an earlier one keeps its place until then,
 those of any other have no effect. Parts are added up as they come, and the result of a part goes
-out when all have given theirs; where each client's contribution comes by itself, those of all parts
+out when all have given theirs; so does the sum of a place, whose other peers get the result as it
+comes. Where each client's contribution comes by itself, those of all parts
 go out together, since one may hang on the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ....dag.plan.plan import PeerId
 from ....dag.rounds.vector import RunVector, Span
-from ....dag.rounds.wiring import (
-    AUDIT,
-    GIVE,
-    RESULT,
-    VERSION,
-    Giver,
-    RoundFrame,
-    RoundWiring,
-    Share,
-    VectorSegment,
-    port_of,
-    span_of,
-    wiring,
-)
+from ....dag.rounds.vector_segment import AUDIT, GATHER, GIVE, RESULT, VERSION, segments_of
+from ....dag.rounds.wiring import RoundFrame, RoundWiring, Share, port_of, span_of, wiring
 from ....dag.schedule.flow import Role
 from ....net.links.frame import FrameKey
 from ....proto import broker_pb2
 from .. import events as e
 
-__all__ = ["RoundExchange", "run_of", "segments_of"]
+__all__ = ["RoundExchange", "run_of"]
 
 
 def run_of(replica: str) -> str:
     """The run that a replica is of: frames between replicas have its id."""
     return replica.partition(".")[0]
-
-
-def segments_of(plan: broker_pb2.RoundPlan | broker_pb2.RoundAudit) -> Iterator[VectorSegment]:
-    """As the wiring reads them. One that ends before it begins has no parts."""
-    for s in plan.segments:
-        yield VectorSegment(
-            (s.start, s.stop),
-            PeerId(s.aggregator),
-            tuple(Giver(PeerId(g.peer), g.weight) for g in s.givers),
-            tuple(map(PeerId, s.takers)),
-            tuple((PeerId(v.source), PeerId(v.destination)) for v in s.versions),
-        )
 
 
 class RoundExchange:
@@ -99,7 +76,8 @@ class RoundExchange:
         """Sums of the attempt are to be added up again, in place of those before."""
         assert self.plan is not None, "nothing is exchanged"
         self.order, me = order, self._peer
-        self.again = wiring(self._vector, segments_of(order), me, self.plan.fragment)
+        segments, fragment = segments_of(order), self.plan.fragment
+        self.again = wiring(self._vector, segments, me, fragment, again=True)
         self._unshown = {(AUDIT, *frame[1:]) for frame in self.again.comes(me)}
 
     def shows(self) -> list[e.Instruction]:
@@ -131,7 +109,8 @@ class RoundExchange:
         self.begun = True
         me = self._peer
         out = self._send(self._key(GIVE, s) for s in self.wiring.gives if s.peer != me)
-        alone = [part for part in self.wiring.adds if self._is_summed(part)]
+        parts = dict.fromkeys((*self.wiring.adds, *(s.part for s in self.wiring.sums)))
+        alone = [part for part in parts if self._is_summed(part)]
         early, self._early = self._early, {}
         for key in early:
             out += self.arrived(key, None)
@@ -155,7 +134,8 @@ class RoundExchange:
 
     def lacking(self) -> tuple[list[PeerId], bool]:
         """Return the peers that are waited for, and whether for contributions: else for sums, of
-        which who makes them is not to blame, since it waits for somebody as well."""
+        which who makes them is not to blame, since it waits for somebody as well; so is it with
+        the sum of a place."""
         given = [(part, peer) for hop, part, peer, _ in self._awaited if hop == GIVE]
         lacks = given or [(part, peer) for _, part, peer, _ in self._awaited]
         return [*dict.fromkeys(peer for _, peer in sorted(lacks))], bool(given)
@@ -163,10 +143,16 @@ class RoundExchange:
     def _is_summed(self, part: Span) -> bool:
         if self.wiring.by_client:
             return not any(hop == GIVE for hop, *_ in self._awaited)
-        givers = self.wiring.adds.get(part, ())
-        return not any((GIVE, part, g.peer, 0) in self._awaited for g in givers)
+        givers = self.wiring.heard(part)
+        return not any((g.hop, part, g.peer, 0) in self._awaited for g in givers)
 
     def _summed(self, part: Span) -> list[e.Instruction]:
+        """All of a part that is added up here has come."""
+        if part in self.wiring.adds:
+            return self._results(part)
+        return self._send(self._key(GATHER, s) for s in self.wiring.sums if s.part == part)
+
+    def _results(self, part: Span) -> list[e.Instruction]:
         return self._send(self._key(RESULT, s) for s in self.wiring.results if s.part == part)
 
     def _send(self, keys: Iterable[FrameKey]) -> list[e.Instruction]:
@@ -215,7 +201,9 @@ class RoundExchange:
         self._awaited.discard(self._frame(key))
         self._unshown.discard(self._frame(key))
         out: list[e.Instruction] = [e.Release(key, taken=True)]
-        if key.hop == GIVE and self._is_summed(part):
+        if key.hop == RESULT and self.wiring.sums:
+            return out + self._results(part)
+        if key.hop in (GIVE, GATHER) and self._is_summed(part):
             for done in self.wiring.adds if self.wiring.by_client else (part,):
                 out += self._summed(done)
         return out

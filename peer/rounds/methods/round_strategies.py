@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ....dag.rounds.vector import RunVector, Span
-from ....dag.rounds.wiring import AUDIT, GIVE, RESULT, VERSION
+from ....dag.rounds.vector_segment import AUDIT, GATHER, GIVE, RESULT, VERSION
 from ....job.rounds import RoundSettings, options_of
 from ...secure.shared_positions import SharedPositions
 from ..coding import CountedCoding, MultiplesCoding, PartCoding
@@ -108,7 +108,8 @@ def codings_of(
         given = result = MultiplesCoding(vector, positions.kept if positions else _length)
     if settings.overlap:
         given = CountedCoding(vector, settings.codec)
-    found = {GIVE: given, RESULT: result, VERSION: whole, AUDIT: given}
+    sums = given if settings.secure else MultiplesCoding(vector, _length)
+    found = {GIVE: given, RESULT: result, VERSION: whole, AUDIT: given, GATHER: sums}
     return found | ({RESULT: SideBySide(given)} if strategy.side_by_side else {})
 
 

@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.policies.segments import Replicated, segments, sliced
+from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.outline import Outline, StageOutline, TiedGroup
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.rounds.vector import Entry, RunVector
+from shoal.dag.rounds.vector_segment import segment_of
+from shoal.dag.rounds.wiring import wiring
 
 ELEMENTS = 400_000
 
@@ -109,7 +113,7 @@ def test_a_peer_is_told_of_what_names_it_and_an_aggregator_of_all(
     assert gives == Counter((g.peer, s.span[0]) for s in found for g in s.givers)
     for s in found:
         [told] = [t for t in mine[s.aggregator] if t.start == s.span[0]]
-        assert [(g.peer, g.weight) for g in told.givers] == [tuple(g) for g in s.givers]
+        assert [(g.peer, g.weight) for g in told.givers] == [(g.peer, g.weight) for g in s.givers]
         assert list(told.takers) == list(s.takers)
 
 
@@ -165,3 +169,33 @@ def test_one_member_adds_up_all_if_that_is_wanted(
     assert {s.aggregator for s in found} <= set(members[0].plan.peers)
     if len(members[0].plan.stages) == 1:
         assert len({s.aggregator for s in found}) == 1
+
+
+@given(worlds(), st.data())
+def test_of_a_place_one_is_between_the_others_and_who_adds_up(
+    world: tuple[list[Replicated], list[Replicated]], data: st.DataObject
+) -> None:
+    """And what each is told of that is what it does by all of it."""
+    members, joiners = world
+    peers = [p for r in (*members, *joiners) for p in r.plan.peers]
+    places = {p: at for p in peers if (at := data.draw(st.integers(-1, 2))) >= 0}
+    found = segments(members, joiners, places=places)
+    for s in found:
+        given, taken = {g.peer for g in s.givers}, {*s.takers}
+        near = [p for place in s.places for p in place.givers]
+        assert len(near) == len({*near})
+        assert {*near} <= given & taken
+        for place in s.places:
+            assert place.gatherer in place.givers
+            assert len(place.givers) > 1
+            assert {*place.takers} <= taken
+            [at] = {places[p] for p in (*place.givers, *place.takers)}
+            assert at != places.get(s.aggregator)
+        assert sum(g.weight for g in s.added) == sum(g.weight for g in s.givers)
+    vector = RunVector([Entry("param:w", TensorSpec((ELEMENTS,), "float32"), 0, 0)])
+    told = sliced(found)
+    for peer in peers:
+        mine = wiring(vector, map(segment_of, told.get(peer, [])), peer)
+        whole = wiring(vector, found, peer)
+        assert (mine.comes(peer), mine.goes()) == (whole.comes(peer), whole.goes())
+        assert mine.adders == whole.adders

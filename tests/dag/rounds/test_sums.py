@@ -84,3 +84,44 @@ def test_who_sent_an_element_is_a_whole_number(bad):
     for _ in range(2):
         total.add(torch.tensor([[1.0, 1.0], [1.0, 0.0]]), 1)
     assert total.mean().tolist() == [1.0, 1.0], "of the first nothing was added"
+
+
+@given(contributions, st.data())
+def test_sums_of_places_change_no_bit(given_, data):
+    """Nor does it matter of how many contributions each is; of integers the largest counts."""
+    integers = [slice(2, 4)]
+    rows = [
+        ([*values[:2], *big, *values[2:]], w) for (values, w), big in with_integers(given_, data)
+    ]
+    weight = sum(w for _, w in rows)
+    flat, top = (WeightedSum(len(rows[0][0]), weight, 10, integers) for _ in range(2))
+    places = [WeightedSum(len(rows[0][0]), weight, 10, integers) for _ in range(2)]
+    weights = [0, 0]
+    for values, w in rows:
+        row = torch.tensor(values)
+        flat.add(row, w)
+        at = data.draw(st.sampled_from([0, 1, None]))
+        (top if at is None else places[at]).add(row, w)
+        weights = [n + w * (i == at) for i, n in enumerate(weights)]
+    for place, w in zip(places, weights, strict=True):
+        if w:
+            top.add_sum(place.total, w)
+    assert torch.equal(flat.mean().view(torch.int32), top.mean().view(torch.int32))
+
+
+def with_integers(given_, data):
+    """Yield each contribution with the bits of a whole number, as two elements."""
+    for row in given_:
+        number = data.draw(st.integers(-(2**40), 2**40))
+        yield row, torch.tensor([number]).view(torch.float32).tolist()
+
+
+@pytest.mark.parametrize("beyond", [2**58 + 2, -(2**58) - 2, 2**63 - 1, -(2**63)])
+def test_a_sum_beyond_what_its_contributions_come_to_adds_nothing(beyond):
+    total = WeightedSum(2, 8, 10)
+    total.add(torch.tensor([1.0, 2.0]), 4)
+    wrong = torch.tensor([0, beyond]).view(torch.float32)
+    with pytest.raises(LargeContributionError, match="that weigh 1 has an element beyond"):
+        total.add_sum(wrong, 1)
+    total.add(torch.tensor([3.0, 4.0]), 4)
+    assert total.mean().tolist() == [2.0, 3.0]

@@ -11,7 +11,15 @@ import pytest
 from shoal.dag.execute.execute import TensorSpecError
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.plan import PeerId
-from shoal.dag.rounds.wiring import GIVE, RESULT, VERSION
+from shoal.dag.rounds.vector_segment import (
+    GATHER,
+    GIVE,
+    RESULT,
+    VERSION,
+    Giver,
+    Place,
+    VectorSegment,
+)
 from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import RECEIPT, claim_of
 from shoal.net.identity.statements import signed
@@ -43,7 +51,7 @@ def frame(hop: int = GIVE, data: bytes = b"numbers") -> Arrived:
     mine.sign(hop, PART, 0, [memoryview(data)])
     key = FrameKey("r", 2, 5, Role.ROUND, 0, hop, "8:16", A, B)
     spec = TensorSpec((8,), "float32")
-    return Arrived(key, "raw", mine.header(key, PART), spec, memoryview(bytearray(data)))
+    return Arrived(key, "raw", mine.header(A, key, PART), spec, memoryview(bytearray(data)))
 
 
 def said(by: PeerId, **changed: Any) -> bytes:
@@ -73,32 +81,32 @@ CHANGED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("why", WRONG)
 def test_a_frame_counts_with_its_senders_receipt_for_its_bytes_only(why: str) -> None:
-    assert receipts(B).read(PART, frame()) is not None
+    assert receipts(B).read(A, PART, frame()) is not None
     with pytest.raises(TensorSpecError, match=why):
-        receipts(B).read(PART, replace(frame(), codec_header=WRONG[why]()))
+        receipts(B).read(A, PART, replace(frame(), codec_header=WRONG[why]()))
 
 
 @pytest.mark.parametrize("changed", CHANGED, ids=lambda c: next(iter(c)))
 def test_a_receipt_is_of_one_frame(changed: dict[str, Any]) -> None:
     with pytest.raises(TensorSpecError, match="is of a, for another frame"):
-        receipts(B).read(PART, replace(frame(), codec_header=said(A, **changed)))
+        receipts(B).read(A, PART, replace(frame(), codec_header=said(A, **changed)))
 
 
 def test_a_version_has_no_receipt() -> None:
     key = frame().key._replace(hop=VERSION)
     bare = replace(frame(), key=key, codec_header=b"")
-    assert receipts(B).read(PART, bare) is None
-    assert receipts(A).header(key, PART) == b""
+    assert receipts(B).read(A, PART, bare) is None
+    assert receipts(A).header(A, key, PART) == b""
     with pytest.raises(TensorSpecError, match="expected no receipt"):
-        receipts(B).read(PART, replace(frame(), key=key))
+        receipts(B).read(A, PART, replace(frame(), key=key))
 
 
 def test_it_signs_once_whatever_comes_later() -> None:
     mine, key = receipts(A), frame().key
     mine.sign(GIVE, PART, 0, [memoryview(b"first")])
-    first = mine.header(key, PART)
+    first = mine.header(A, key, PART)
     mine.sign(GIVE, PART, 0, [memoryview(b"second")])
-    assert mine.header(key, PART) == first
+    assert mine.header(A, key, PART) == first
 
 
 def test_claims_are_of_the_parts_that_end_in_a_segment_in_order() -> None:
@@ -127,3 +135,31 @@ def test_claims_are_of_the_parts_that_end_in_a_segment_in_order() -> None:
     plan.unclaimed = True
     told = AttemptStatement.FromString(at.statement([3]).statement)
     assert {*told.gave, *told.heard, *told.got} == {b""}
+
+
+def test_a_result_that_is_passed_on_counts_with_the_receipt_of_who_made_it() -> None:
+    made = frame(RESULT)
+    passed = replace(made, key=made.key._replace(source=C))
+    assert receipts(B).read(A, PART, passed) is not None
+    with pytest.raises(TensorSpecError, match="its receipt is of a, for another frame"):
+        receipts(B).read(C, PART, passed)
+    with pytest.raises(TensorSpecError, match="for other bytes"):
+        receipts(B).read(A, PART, replace(passed, data=memoryview(bytearray(b"others!"))))
+
+
+def test_who_adds_up_again_knows_what_an_honest_gatherer_signs() -> None:
+    """And shows it to nobody, as nobody has signed it."""
+    total, heard = [memoryview(b"sum")], b"\1" * 32
+    gatherer, again = receipts(A), receipts(B)
+    gatherer.sign_sum(A, PART, total, heard)
+    again.sign_sum(A, PART, total, heard)
+    giver = (Giver(A, 3, GATHER), 1)
+    assert gatherer.heard(PART, [giver]) == again.heard(PART, [giver])
+    segment = VectorSegment((0, 40), B, (Giver(A, 1), Giver(C, 2)), places=(Place(A, (A, C)),))
+    [*_, mine], [*_, claimed] = (r.heard_of(segment) for r in (gatherer, again))
+    assert mine == claimed != claim_of([])
+    asked = RoundQuestion(hop=GATHER, start=0, stop=40, signer=A)
+    assert not again.answer(asked).receipts
+    [shown] = gatherer.answer(asked).receipts
+    again.sign_sum(A, PART, [memoryview(b"another")], heard)
+    assert claim_of([shown.statement]) == claimed != again.heard_of(segment)[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,8 @@ from shoal.dag.plan.cut import Stage, cut
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds import digest, vector
 from shoal.dag.rounds.vector import RunVector
-from shoal.dag.rounds.wiring import GIVE, RESULT, Giver, VectorSegment, port_of, wiring
+from shoal.dag.rounds.vector_segment import GATHER, GIVE, RESULT, Giver, Place, VectorSegment
+from shoal.dag.rounds.wiring import port_of, wiring
 from shoal.dag.schedule.flow import Role
 from shoal.job.rounds import RoundSettings
 from shoal.net.links.frame import Arrived, FrameKey
@@ -53,8 +55,17 @@ def of_hashes(graph: Any, stage: Stage, settings: RoundSettings, peer: str) -> W
     return work
 
 
-def met(works: dict[str, Work], rng: random.Random) -> set[tuple[int, ...]]:
-    """Hashes that all come to in an exchange that is divided at random."""
+def placed(segment: VectorSegment, rng: random.Random) -> VectorSegment:
+    """Divide who does not add it up among two places, or give by itself, at random."""
+    others = [g.peer for g in segment.givers if g.peer != segment.aggregator]
+    at = {peer: rng.randrange(3) for peer in others}
+    groups = [tuple(p for p in others if at[p] == n) for n in range(2)]
+    places = tuple(Place(rng.choice(group), group, group) for group in groups if group)
+    return replace(segment, places=places)
+
+
+def met(works: dict[str, Work], rng: random.Random, near: bool = False) -> set[tuple[int, ...]]:
+    """Hashes that all come to in an exchange that is divided at random. `near`: in places, too."""
     run, peers = next(iter(works.values())).vector, [*works]
     cuts = {0, run.elements, *(rng.randrange(run.elements) for _ in range(rng.randrange(6)))}
     weights = {peer: 1 + i for i, peer in enumerate(peers)}
@@ -64,6 +75,7 @@ def met(works: dict[str, Work], rng: random.Random) -> set[tuple[int, ...]]:
         VectorSegment(span, PeerId(rng.choice(peers)), givers, takers)
         for span in pairwise(sorted(cuts))
     ]
+    divided = [placed(segment, rng) for segment in divided] if near else divided
     plan = RoundPlan(attempt=1, weight=sum(weights.values()), exponent=10, members=len(peers))
     wired = {p: wiring(run, divided, PeerId(p)) for p in peers}
     for peer, work in works.items():
@@ -71,9 +83,10 @@ def met(works: dict[str, Work], rng: random.Random) -> set[tuple[int, ...]]:
         assert not work.carry_out(Kind.CONTRIBUTE).code
         work.join(plan, wired[peer])
         assert not work.carry_out(Kind.EXCHANGE).code
-    for hop in (GIVE, RESULT):
+    for hop in (GIVE, GATHER, RESULT):
         frames = [(p, *f) for p in peers for f in sorted(wired[p].goes()) if f[0] == hop]
         rng.shuffle(frames)
+        frames.sort(key=lambda f: f[2] not in wired[f[0]].adds)  # passed on behind what is made
         for source, _, part, to, block in frames:
             assert (hop, part, source, block) in wired[to].comes(to) or source == to
             key = FrameKey("r", 1, 0, Role.ROUND, block, hop, port_of(part), source, to)
@@ -116,3 +129,18 @@ def test_a_version_hangs_on_what_was_given_alone(
     assert len(found) == 1
     two = {p: make(graph, stage, settings, p) for p in "ab"}
     assert not found & met(two, random.Random(0)), "who is in it counts"
+
+
+@pytest.mark.parametrize("make", [of_tensors, of_hashes])
+def test_sums_of_places_make_the_same_version(
+    laboratory: Any, monkeypatch: pytest.MonkeyPatch, make: Make
+) -> None:
+    for room in (vector, digest):
+        monkeypatch.setattr(room, "PIECE", 1000)
+    graph, settings = laboratory(job(6)).graph.bind(2), RoundSettings(method="diloco", replicas=6)
+    [stage] = cut(graph, [(0, len(graph.operators))])
+    found = set()
+    for seed in range(6):
+        works = {p: make(graph, stage, settings, p) for p in "abcdef"}
+        found |= met(works, random.Random(seed), near=seed > 0)
+    assert len(found) == 1
