@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..ir.graph import Graph, Operator
 from .cost import OperatorCost
+from .optimizer_states import counted_in_8_bits
 
 __all__ = ["Pairs", "Storages"]
 
@@ -100,7 +101,7 @@ class Storages:
     weights: Ints
     """Bytes by parameter or buffer."""
     numbers: Ints
-    """Trained numbers by parameter or buffer."""
+    """Trained numbers by parameter or buffer; with `in_8_bits`, bytes of one moment of them."""
     updated: Bools
     """By parameter or buffer: whether steps change it though it is not trained."""
     forward: Ints
@@ -112,7 +113,9 @@ class Storages:
         return len(self.forward)
 
     @classmethod
-    def of(cls, graph: Graph, costs: Sequence[OperatorCost]) -> Storages:
+    def of(
+        cls, graph: Graph, costs: Sequence[OperatorCost], *, in_8_bits: bool = False
+    ) -> Storages:
         n = len(graph.operators)
         storage: dict[str, int] = {}
         size: dict[int, int] = {}
@@ -156,6 +159,10 @@ class Storages:
             for p in graph.parameters
             if p.trainable
         }
+        if in_8_bits:
+            for p in graph.parameters:
+                if (name := f"param:{p.name}") in trained:
+                    trained[name] = counted_in_8_bits(p.spec.elements, 4 * trained[name])
         updates = {f"buffer:{b.name}" for b in graph.buffers if b.update}
         return cls(
             size=_filled(count, size, 0),

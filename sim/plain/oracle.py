@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...job import Train
+from .eight_bits import AdamW8bit
 
 __all__ = ["HalfLossError", "PlainLoopResult", "gradient", "learning_rate", "optimizer_of", "train"]
 
@@ -90,6 +91,8 @@ def _of_kind(kind: str, groups: list[dict[str, Any]], t: Train) -> torch.optim.O
         return torch.optim.SGD(groups, lr=t.lr, momentum=t.momentum)
     if kind == "lion":
         return _Signs(groups, {"lr": t.lr, "betas": betas})
+    if kind == "adamw8bit":
+        return AdamW8bit(groups, {"lr": t.lr, "betas": betas, "eps": t.eps})
     if kind == "adafactor":
         return torch.optim.Adafactor(groups, lr=t.lr)
     if kind == "muon":

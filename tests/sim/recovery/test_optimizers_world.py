@@ -19,6 +19,7 @@ from shoal.planner.requests.request import plan_request
 from shoal.planner.requests.requirements import read_spec
 from shoal.proto import broker_pb2
 from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.peer.optimizers.eight_bits import from_elements
 from shoal.tests.peer.optimizers.exact_muon import in_float64
 from shoal.tests.sim.played_rounds import Rounds, sites, sync_of
 from shoal.tests.sim.recovery.test_recovery import JOB, Lab
@@ -27,8 +28,14 @@ from shoal.tests.sim.virtual.test_head_in_blocks import plan_of, untied
 
 __all__ = ["untied"]
 
-OPTIMIZERS = {"muon": 0.01, "adafactor": 0.02, "lion": 1e-3}
+OPTIMIZERS = {"muon": 0.01, "adafactor": 0.02, "lion": 1e-3, "adamw8bit": 3e-3}
 """Learning rates."""
+DOUBLE = """
+from shoal.examples.gpt import gpt
+
+def double():
+    return gpt(layers=2, width=16, heads=2, length=12, dropout=0.0).double()
+"""
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("adafactor", "lion")]
 
 
@@ -65,6 +72,35 @@ def test_no_plan_changes_what_it_comes_to(
     assert got.losses == pytest.approx(wanted.losses, rel=1e-4)
     for name, tensor in wanted.weights.items():
         assert float((got.weights[name] - tensor).norm()) <= 1e-2 * float(tensor.norm()), name
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
+def test_no_plan_changes_what_adamw_with_moments_in_8_bits_comes_to(
+    seed: int,
+    laboratory: Callable[..., Any],
+    tmp_path: Path,
+    equal_training: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In float64, where the order of a sum decides of hardly any number what is next to it."""
+    from_elements(monkeypatch, 200)
+    (tmp_path / "model.py").write_text(DOUBLE)
+    job = small_job("gpt_bytes", tmp_path)
+    job = replace(
+        job,
+        name=f"double-{seed}",
+        model=replace(job.model, factory=f"{tmp_path / 'model.py'}:double", args={}),
+        train=replace(job.train, optimizer="adamw8bit", lr=OPTIMIZERS["adamw8bit"]),
+    )
+    lab = laboratory(job)
+    plan = random_plan(random.Random(f"8 bits {seed}"), len(lab.graph.operators), 3, lab.job.train)
+    wanted = lab.plain()
+    got = lab.train(lab.world([PeerSpec(name=f"p{i}") for i in range(5)]), plan)
+    equal_training(got, wanted)
+    # Were moments in 32 bits, it would come to something else.
+    other = replace(lab.job, train=replace(lab.job.train, optimizer="adamw"))
+    with pytest.raises(AssertionError, match="weights differ|loss|of"):
+        equal_training(got, laboratory(replace(other, name=f"double-{seed}-32")).plain())
 
 
 @pytest.mark.slow
