@@ -19,7 +19,8 @@ operators is followed, not bounded (`memory_table.py`).
                  + what i makes while it runs) + gradients received;
                  a stage that recomputes runs its forward before that, with its saved set in here
     update     = the optimizer's temporaries, when nothing is kept: two of the largest parameter
-                 (torch goes through them one by one on a CPU)
+                 (torch goes through them one by one on a CPU), with moments in 8 bits more of one
+                 with few elements (`optimizer_states.py`)
     meets      = of a run with rounds between replicas, while one is exchanged and no step is made:
                  so many bytes of each trained number, and the temporaries of the largest, which
                  are the update's; there are no gradients then

@@ -161,6 +161,7 @@ def step_in_8_bits(
             first=at,
         )
         for moment, signed in SIGNED.items():
-            for there, found in zip(kept[moment], encoded(made[moment], signed=signed), strict=True):
-                there.copy_(found)
+            codes, scales = encoded(made[moment], signed=signed)
+            kept[moment][0].copy_(codes)
+            kept[moment][1].copy_(scales)
     state["step"] = made["step"]

@@ -126,7 +126,8 @@ class StageOptimizer:
         """Bytes that the optimizer's state takes once every parameter had a gradient."""
         found = 0
         for name, p in self._named.items():
-            found += state_numbers(self._kinds[name], self.train, p) * self._state_dtype(name).itemsize
+            count = state_numbers(self._kinds[name], self.train, p)
+            found += count * self._state_dtype(name).itemsize
             if self.train.ema:
                 found += p.numel() * wide_dtype(p).itemsize
         return found
@@ -279,8 +280,8 @@ class StageOptimizer:
         return found | {f"{n}:{_SQUARE}": square for n, square in self.squares.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on from copies of what `state_tensors` gave; names of others' are passed over. Raises
-        ValueError for what is no state in 8 bits where one is due; others may lie as they are."""
+        """Goes on from copies of what `state_tensors` gave; names of others' are passed over.
+        Raises ValueError for what is no state in 8 bits where one is due."""
         in_8_bits: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             owner, _, part = name.rpartition(":")

@@ -1,5 +1,5 @@
-"""AdamW with moments in 8 bits, the boring way: whole tensors, the formulas of 2110.02861, and every
-number by itself to the nearest one of a table."""
+"""AdamW with moments in 8 bits, the boring way: whole tensors, the formulas of 2110.02861, block
+after block, and every number as the nearest one of a table."""
 
 from __future__ import annotations
 
