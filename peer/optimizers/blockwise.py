@@ -56,6 +56,29 @@ def _ends(signed: bool) -> Tensor:
     return ends
 
 
+@lru_cache
+def _first_codes(signed: bool) -> Tensor:
+    """Return the code of the lowest float32 number whose upper 16 bits are i, int32 (65536,):
+    among those numbers ends one code at most."""
+    upper = torch.arange(1 << 16, dtype=torch.int32)
+    rest = (upper >= 1 << 15).int() * 0xFFFF  # below 0 more is lower
+    lowest = ((upper << 16) + rest).view(torch.float32)
+    return torch.bucketize(lowest, _ends(signed), out_int32=True)
+
+
+def _codes(shares: Tensor, signed: bool) -> Tensor:
+    """Return the code of each number, finite or NaN, int32 of its shape."""
+    ends = _ends(signed).to(shares.device, shares.dtype)
+    if shares.dtype is not torch.float32 or shares.device.type != "cpu":
+        return torch.bucketize(shares, ends, out_int32=True)
+    # The same without a search, in a quarter of the time.
+    flat = shares.view(-1)
+    upper = (flat.view(torch.int32) >> 16).bitwise_and_(0xFFFF)
+    first = _first_codes(signed).index_select(0, upper)
+    behind = flat > torch.cat([ends, ends.new_tensor([torch.inf])]).index_select(0, first)
+    return first.add_(behind).view_as(shares)
+
+
 def encoded(moment: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     """Return the codes, uint8 (n,), and scales, float32 (blocks,), of a flat moment that begins
     with a block. One that holds a NaN or an infinity has such a scale: nothing in it is finite
@@ -64,9 +87,7 @@ def encoded(moment: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     rows = pad(moment, (0, -n % BLOCK)).view(-1, BLOCK)
     scales = rows.abs().amax(1).float()
     shares = rows / torch.where(scales > 0, scales, 1.0).to(rows.dtype)[:, None]
-    ends = _ends(signed).to(rows.device, rows.dtype)
-    codes = torch.bucketize(shares, ends, out_int32=True).to(torch.uint8)
-    return codes.view(-1)[:n], scales
+    return _codes(shares, signed).to(torch.uint8).view(-1)[:n], scales
 
 
 def decoded(codes: Tensor, scales: Tensor, *, signed: bool, dtype: torch.dtype) -> Tensor:

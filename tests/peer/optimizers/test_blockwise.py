@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from shoal.dag.cost.optimizer_states import BLOCK
 from shoal.job import Train
-from shoal.peer.optimizers.blockwise import SCALE, SIGNED, decoded, dynamic_table, encoded
+from shoal.peer.optimizers.blockwise import (
+    SCALE,
+    SIGNED,
+    _codes,
+    _ends,
+    decoded,
+    dynamic_table,
+    encoded,
+)
 from shoal.peer.sync import narrow
 from shoal.peer.sync.optimizer import StageOptimizer
 from shoal.sim.plain.eight_bits import AdamW8bit
@@ -67,6 +75,19 @@ def test_a_code_is_of_the_number_next_to_it(
         off = (found.double() / unit - shares).abs()
         assert bool((off <= distance.min(1).values + 1e-7).all())
         assert signed or torch.equal(found > 0, block > 0)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_without_a_search_are_those_of_a_search(signed: bool) -> None:
+    """At both ends of all numbers that begin with the same 16 bits, and around every end of a
+    code."""
+    upper = torch.arange(1 << 16, dtype=torch.int32) << 16
+    ends = _ends(signed)
+    beside = [torch.nextafter(ends, torch.tensor(to)) for to in (-torch.inf, torch.inf)]
+    both = torch.cat([upper.view(torch.float32), (upper + 0xFFFF).view(torch.float32)])
+    x = torch.cat([both, ends, *beside])
+    x = x[x != -torch.inf]  # which is no share: it is NaN
+    assert torch.equal(_codes(x, signed), torch.bucketize(x, ends, out_int32=True))
 
 
 def test_tables_are_those_of_the_paper() -> None:
