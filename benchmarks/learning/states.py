@@ -132,11 +132,13 @@ def _rounding(rule: str) -> Iterator[None]:
     if rule == "nearest":
         parts["rounded"] = lambda x, first, *, key: x.to(torch.bfloat16)
         ends[0] = blockwise.dynamic_table(False)[1] / 2
+        blockwise._first_codes.cache_clear()
     try:
         yield
     finally:
         parts["rounded"] = own
         ends[0] = first_end
+        blockwise._first_codes.cache_clear()
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ def encoded(moment: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     n = moment.numel()
     rows = pad(moment, (0, -n % BLOCK)).view(-1, BLOCK)
     scales = rows.abs().amax(1).float()
-    shares = rows / torch.where(scales > 0, scales, 1.0).to(rows.dtype)[:, None]
+    shares = rows / scales.to(rows.dtype)[:, None]  # NaN in a block of zeros, whose scale is 0
     return _codes(shares, signed).to(torch.uint8).view(-1)[:n], scales
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.dag.cost import optimizer_states
-from shoal.sim.plain import eight_bits
+from shoal.sim.plain import oracle
 
 __all__ = ["from_elements"]
 
@@ -14,4 +14,4 @@ def from_elements(patch: pytest.MonkeyPatch, least: int) -> None:
     """A parameter with so many elements or more has its moments in 8 bits until the patch is
     undone."""
     patch.setattr(optimizer_states, "LEAST", least)
-    patch.setattr(eight_bits, "LEAST", least)
+    patch.setattr(oracle, "LEAST_IN_8_BITS", least)

@@ -25,7 +25,7 @@ from shoal.peer.optimizers.blockwise import (
 )
 from shoal.peer.sync import narrow
 from shoal.peer.sync.optimizer import StageOptimizer
-from shoal.sim.plain.eight_bits import AdamW8bit
+from shoal.sim.plain.oracle import AdamW8bit
 
 TRAIN = Train(
     **{"steps": 9, "warmup": 0, "schedule": "constant", "lr": 0.01, "clip": 0.0, "no_decay": ()},
@@ -132,6 +132,17 @@ def test_it_goes_on_from_its_state_to_the_bit(dtype: torch.dtype) -> None:
     assert torch.equal(stepped(other, again, range(3, 6)), weight)
 
 
+def test_slices_change_nothing_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for size in (1 << 20, 2 * BLOCK):
+        monkeypatch.setattr(narrow, "SLICE", size)
+        weight = start(torch.bfloat16)
+        update = StageOptimizer(TRAIN, {"w": weight}, seed=3)
+        stepped(update, weight, range(3))
+        found.append({"": weight.detach(), **update.state_tensors()})
+    assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
+
+
 def test_small_gradients_beside_large_ones_make_no_large_steps() -> None:
     """A second moment that is rounded to 0 would divide a first moment by eps."""
     weight = start()
@@ -213,5 +224,5 @@ def test_bitsandbytes_comes_to_nearly_the_same() -> None:
         update.step(step, weight=1.0, norm=0.0)
     moved = (ours - start()).norm()
     to_theirs, to_32_bits = ((w - ours).norm().item() / moved.item() for w in (theirs, plain))
-    assert to_theirs < 0.02
+    assert to_theirs < 0.005
     assert to_theirs < to_32_bits / 2
