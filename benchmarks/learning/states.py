@@ -74,8 +74,10 @@ def figures(steps: int = 400, seeds: int = 3, only: str = "") -> list[Figure]:
 
 def _job(seed: int, steps: int, second: float, optimizer: str, state_dtype: str) -> Job:
     args = {"layers": 2, "width": 32, "heads": 2, "length": 32, "dropout": 0.0}
-    train = {"steps": steps, "batch": BATCH, "microbatch": BATCH, "lr": 2e-3, "eval_every": 0}
-    train |= {"optimizer": optimizer, "betas": [0.9, second], "state_dtype": state_dtype}
+    train: dict[str, Any] = {
+        **{"steps": steps, "batch": BATCH, "microbatch": BATCH, "lr": 2e-3, "eval_every": 0},
+        **{"optimizer": optimizer, "betas": [0.9, second], "state_dtype": state_dtype},
+    }
     return Job.from_table(
         {
             **{"version": 1, "name": "states", "seed": seed},

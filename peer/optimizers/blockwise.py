@@ -101,7 +101,7 @@ def decoded(codes: Tensor, scales: Tensor, *, signed: bool, dtype: torch.dtype) 
 def check_state(name: str, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
     """Raise ValueError for what is no whole state of a parameter's: another peer may have made it
     up."""
-    shapes = {"step": ((), torch.float32)}
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"step": ((), torch.float32)}
     for part in SIGNED:
         shapes[part] = tuple(parameter.shape), torch.uint8
         shapes[part + SCALE] = (blocks(parameter.numel()),), torch.float32

@@ -194,7 +194,7 @@ class StageOptimizer:
         return (
             (train.optimizer, train.momentum) == ("sgd", 0)
             and not any(group["weight_decay"] for group in self._groups())
-            and not any(map(self._is_narrow, self._named.values()))
+            and not any(map(self._is_narrow, self._named))
         )
 
     @torch.no_grad()

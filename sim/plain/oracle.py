@@ -134,7 +134,7 @@ def _table_of_8_bits(signed: bool) -> Tensor:
 
 def _written(moment: Tensor, table: Tensor) -> list[tuple[Tensor, float]]:
     kept = []
-    for block in moment.flatten().split(_BLOCK):
+    for block in torch.split(moment.flatten(), _BLOCK):
         most = float(block.abs().max().float())
         shares = block / most if most else block
         table = table.to(shares)
