@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from shoal.client.models import models
+from shoal.dag.cost.memory import MemoryModel
 from shoal.dag.plan.plan import PeerId
 from shoal.planner.base.interface import PeerOffer
+from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.requests.request import plan_request
 from shoal.planner.requests.requirements import read_spec
 from shoal.proto import broker_pb2
@@ -153,6 +155,10 @@ def test_the_planner_splits_a_head_only_where_parameters_may_be_cut(
     request = plan_request(spec, read_spec(spec), lab.graph, offers, None)
     split = any(form.head_parts for form in request.others)
     assert split == (optimizer in ("adamw", "lion"))
+    judge = CostModel(request)
+    memory = MemoryModel(request.graph, judge.costs, in_8_bits=optimizer == "adamw8bit")
+    whole = memory.stage(0, judge.operators).peak(train.state_bytes, 1)
+    assert judge.stage_bytes(0, judge.operators, 1) == whole
 
 
 @pytest.mark.slow
