@@ -108,7 +108,8 @@ class Train(Settings):
     is divided."""
     optimizer: Literal["adamw", "sgd", "muon", "adafactor", "lion", "adamw8bit"] = "adamw"
     """AdamW, SGD with momentum, or Muon for hidden matrices (`no_muon`) and AdamW for the rest, or
-    Adafactor, all as torch has them; or Lion (2302.06675, algorithm 2). "adamw8bit" is refused."""
+    Adafactor, all as torch has them; Lion (2302.06675, algorithm 2); or torch's AdamW with moments
+    in 8 bits (2110.02861)."""
     lr: float = 3e-4
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -163,12 +164,6 @@ class Train(Settings):
         for i, beta in enumerate(self.betas):
             if not 0.0 <= beta < 1.0:
                 raise SettingsError(f"betas[{i}]", f"is {beta}: expected a number in [0, 1)")
-        if self.optimizer == "adamw8bit":
-            raise SettingsError(
-                "optimizer",
-                'is "adamw8bit", which peers cannot keep the state of: expected "adamw" with '
-                'state_dtype = "bf16", "adafactor" or "lion" where memory is short',
-            )
         if self.whole and self.state_dtype != "fp32":
             raise SettingsError(
                 "state_dtype",
@@ -206,7 +201,13 @@ class Train(Settings):
     def whole(self) -> bool:
         """Whether a number's update follows from others of its parameter, so that no parameter may
         be cut into parts that are updated apart."""
-        return self.optimizer in ("muon", "adafactor")
+        return self.optimizer in ("muon", "adafactor") or self.in_8_bits
+
+    @property
+    def in_8_bits(self) -> bool:
+        """Whether moments of all but small parameters are in 8 bits, in blocks with a scale
+        each."""
+        return self.optimizer == "adamw8bit"
 
     @property
     def optimizer_slots(self) -> int:
@@ -215,13 +216,14 @@ class Train(Settings):
         columns."""
         if self.optimizer == "sgd":
             return int(self.momentum > 0)
-        return 2 if self.optimizer in ("adamw", "muon") else 1
+        return 2 if self.optimizer in ("adamw", "adamw8bit", "muon") else 1
 
     @property
     def state_bytes(self) -> int:
         """Bytes that the optimizer keeps of each trained number of at most 32 bits, the mean of
-        weights among them."""
-        return self.optimizer_slots * (2 if self.state_dtype == "bf16" else 4) + 4 * (self.ema > 0)
+        weights among them; of moments in 8 bits without what is beside them (`MemoryModel`)."""
+        each = 1 if self.in_8_bits else 2 if self.state_dtype == "bf16" else 4
+        return self.optimizer_slots * each + 4 * (self.ema > 0)
 
     @property
     def microbatch_size(self) -> int:

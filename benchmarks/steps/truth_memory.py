@@ -86,13 +86,14 @@ class Model:
     length: int = 0
     shape: tuple[int, ...] = ()
     labels: tuple[int, ...] = ()
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "adamw8bit", "sgd"] = "adamw"
     names: tuple[str, str] = ("x", "y")
 
 
 def models() -> Iterator[Model]:
     yield Model("gpt-192", lambda: gpt(4, 192, 6, 128, 0.1), 24, 4, 128)
     yield Model("gpt-384", lambda: gpt(3, 384, 6, 64, 0.0), 24, 4, 64)
+    yield Model("gpt-512-8bit", lambda: gpt(3, 512, 8, 64, 0.0), 24, 4, 64, optimizer="adamw8bit")
     yield Model("resnet-32", lambda: resnet(32, 2), 768, 128, 0, (1, 8, 8), (), "sgd")
     yield Model("unet-16", lambda: unet(16, 2), 24, 4, 0, (1, 64, 64), (1, 64, 64))
     yield Model("llama-256", llama, 24, 4, 128, names=("input_ids", "labels"))
@@ -200,7 +201,6 @@ class ModelRun:
         self.captured: Captured = capture(copy.deepcopy(model.make()), batch, dtype=dtype)
         self.graph = self.captured.graph.bind(model.microbatch)
         self.operators = len(self.graph.operators)
-        slots = 2 if model.optimizer == "adamw" else 1
         self.offers = tuple(
             PeerOffer(PeerId(f"p{i}"), device_memory_bytes=2**50, threads=1) for i in range(4)
         )
@@ -209,7 +209,11 @@ class ModelRun:
             self.offers,
             self.train.microbatches,
             model.microbatch,
-            options=PlannerOptions(optimizer_slots=slots, state_bytes=4 * slots),
+            options=PlannerOptions(
+                optimizer_slots=self.train.optimizer_slots,
+                state_bytes=self.train.state_bytes,
+                in_8_bits=self.train.in_8_bits,
+            ),
         )
         self.judge = CostModel(self.request)
 

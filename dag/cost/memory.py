@@ -19,7 +19,8 @@ operators is followed, not bounded (`memory_table.py`).
                  + what i makes while it runs) + gradients received;
                  a stage that recomputes runs its forward before that, with its saved set in here
     update     = the optimizer's temporaries, when nothing is kept: two of the largest parameter
-                 (torch goes through them one by one on a CPU)
+                 (torch goes through them one by one on a CPU), with moments in 8 bits more of one
+                 with few elements (`optimizer_states.py`)
     meets      = of a run with rounds between replicas, while one is exchanged and no step is made:
                  so many bytes of each trained number, and the temporaries of the largest, which
                  are the update's; there are no gradients then
@@ -61,7 +62,7 @@ class StageMemory:
     trainable: int
     """Bytes of the parameters that are trained; each gradient and copy is as large."""
     numbers: int
-    """Numbers in them; one of 64 bits counts as two."""
+    """Numbers in them; one of 64 bits counts as two. Where moments are in 8 bits, bytes of one."""
     changing: int
     """Bytes of the trained parameters, and of the buffers that steps update."""
     kept: int
@@ -134,10 +135,19 @@ class MemoryModel:
     """The memory that the intervals of one bound graph take; answers for any interval of its
     operators in time of its length."""
 
-    def __init__(self, graph: Graph, costs: Sequence[OperatorCost], meets: int = 0) -> None:
-        """`meets`: bytes of each trained number while a round is exchanged; 0: there are none."""
+    def __init__(
+        self,
+        graph: Graph,
+        costs: Sequence[OperatorCost],
+        meets: int = 0,
+        *,
+        in_8_bits: bool = False,
+    ) -> None:
+        """`meets`: bytes of each trained number while a round is exchanged; 0: there are none.
+        `in_8_bits`: the optimizer's moments are (`optimizer_states.py`), and what is asked for with
+        `state_bytes` of a number counts each number as the bytes of a moment of it."""
         self.meets = meets
-        self.storages = Storages.of(graph, costs)
+        self.storages = Storages.of(graph, costs, in_8_bits=in_8_bits)
         self.waiting = WaitingMemory(graph, costs)
         self._known: dict[tuple[int, int, bool], StageMemory] = {}
 

@@ -104,7 +104,7 @@ class MemoryTable:
         self.numbers = self._once(held, of.numbers)
         self.changing = self.trainable + self._once(held, of.weights * of.updated)
         each = np.zeros(len(self.positions) + 1, np.int64)
-        np.maximum.at(each, self._of(held.at), 2 * trained[held.what])
+        np.maximum.at(each, self._of(held.at), of.updating[held.what])
         self.update = np.zeros_like(self.weights)
         for j in range(1, len(self.update)):
             self.update[j, :j] = np.maximum(self.update[j - 1, :j], each[j])

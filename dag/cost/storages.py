@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..ir.graph import Graph, Operator
 from .cost import OperatorCost
+from .optimizer_states import counted_in_8_bits, update_in_8_bits
 
 __all__ = ["Pairs", "Storages"]
 
@@ -100,7 +101,9 @@ class Storages:
     weights: Ints
     """Bytes by parameter or buffer."""
     numbers: Ints
-    """Trained numbers by parameter or buffer."""
+    """Trained numbers by parameter or buffer; with `in_8_bits`, bytes of one moment of them."""
+    updating: Ints
+    """Bytes that its update takes while it is made, by parameter or buffer; 0: it has none."""
     updated: Bools
     """By parameter or buffer: whether steps change it though it is not trained."""
     forward: Ints
@@ -112,7 +115,9 @@ class Storages:
         return len(self.forward)
 
     @classmethod
-    def of(cls, graph: Graph, costs: Sequence[OperatorCost]) -> Storages:
+    def of(
+        cls, graph: Graph, costs: Sequence[OperatorCost], *, in_8_bits: bool = False
+    ) -> Storages:
         n = len(graph.operators)
         storage: dict[str, int] = {}
         size: dict[int, int] = {}
@@ -156,6 +161,14 @@ class Storages:
             for p in graph.parameters
             if p.trainable
         }
+        updating = {
+            f"param:{p.name}": 2 * p.spec.size_bytes for p in graph.parameters if p.trainable
+        }
+        if in_8_bits:
+            for p in graph.parameters:
+                if (name := f"param:{p.name}") in trained:
+                    trained[name] = counted_in_8_bits(p.spec.elements, 4 * trained[name])
+                    updating[name] = update_in_8_bits(p.spec.elements, updating[name])
         updates = {f"buffer:{b.name}" for b in graph.buffers if b.update}
         return cls(
             size=_filled(count, size, 0),
@@ -169,6 +182,7 @@ class Storages:
             held=Pairs.listed(held, n + 1),
             weights=_filled(len(place), weights, 0),
             numbers=np.array([trained.get(value, 0) for value in place], np.int64),
+            updating=np.array([updating.get(value, 0) for value in place], np.int64),
             updated=np.array([value in updates for value in place], bool),
             forward=np.array([_forward_bytes(c) for c in costs], np.int64),
             backward=np.array([_backward_bytes(c) for c in costs], np.int64),
@@ -192,6 +206,7 @@ class Storages:
             held=self.held.part(start, stop),
             weights=self.weights,
             numbers=self.numbers,
+            updating=self.updating,
             updated=self.updated,
             forward=self.forward[start:stop],
             backward=self.backward[start:stop],

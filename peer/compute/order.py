@@ -70,10 +70,11 @@ def check_memory(order: BuildOrder, graph: Graph, flow: Flow, of_rounds: int = 0
         for kind in filter(None, (flow, flow.full))
         for m in live_moments(kind.actions(order.peer), held, has_backward)
     )
-    state_bytes = order.training.train.state_bytes
+    train = order.training.train
     rounds = order.training.rounds if of_rounds else None
-    model = MemoryModel(graph, cost(graph), rounds.exchange_bytes if rounds else 0)
-    most = model.peer_bytes(plan, held, moments, state_bytes)
+    meets = rounds.exchange_bytes if rounds else 0
+    model = MemoryModel(graph, cost(graph), meets, in_8_bits=train.in_8_bits)
+    most = model.peer_bytes(plan, held, moments, train.state_bytes)
     each = rounds.stepping_bytes + rounds.summed_bytes(len(plan.stages)) if rounds else 0
     most += each * of_rounds
     if most > STOP_AT * order.memory_bytes:

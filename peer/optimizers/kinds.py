@@ -4,6 +4,9 @@ Muon (Jordan et al. 2024; 2502.16982 for its rate) is for hidden matrices: what 
 and a name that no glob of `train.no_muon` is for (`client/matrices.py` finds them). Everything else
 is AdamW's, by the same rate: a matrix's is multiplied with 0.2·√max(rows, columns), which makes
 updates as large as AdamW's are.
+
+"adamw8bit" is AdamW with moments in 8 bits (`blockwise.py`); a parameter of few elements is
+AdamW's.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...dag.cost.optimizer_states import counted_in_8_bits, is_in_8_bits
 from ...job import Train
 from .lion import Lion
 
@@ -22,6 +26,8 @@ __all__ = ["kind_of", "optimizer_of_kind", "state_numbers"]
 
 def kind_of(train: Train, name: str, parameter: Tensor) -> str:
     """Return which optimizer a parameter with this name in the user's model is for."""
+    if train.optimizer == "adamw8bit":
+        return "adamw8bit" if is_in_8_bits(parameter.numel()) else "adamw"
     if train.optimizer != "muon":
         return train.optimizer
     assert train.no_muon != "auto", "a submitter says which matrices are not hidden"
@@ -48,9 +54,12 @@ def optimizer_of_kind(
 
 
 def state_numbers(kind: str, train: Train, parameter: Tensor) -> int:
-    """Return how many numbers an optimizer keeps of a parameter that had a gradient."""
+    """Return how many numbers an optimizer keeps of a parameter that had a gradient; bytes of those
+    in 8 bits."""
     count = parameter.numel()
     match kind:
+        case "adamw8bit":
+            return 2 * counted_in_8_bits(count, 4 * count)
         case "adamw":
             return 2 * count
         case "sgd":

@@ -1,5 +1,5 @@
 """Updates of what is kept in fewer bits than it is computed in: bfloat16 weights, and optimizer
-states in bfloat16 (`train.state_dtype`).
+states in bfloat16 (`train.state_dtype`) or 8 bits (`peer/optimizers/blockwise.py`).
 
     for every slice of at most `SLICE` elements of a parameter, its gradient and its states:
         float32 copies  ->  torch's own step on them  ->  back, rounded
@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...dag.cost.optimizer_states import BLOCK, blocks
 from ...dag.ir.random import ROUNDED, rounded, rounding_key
+from ..optimizers.blockwise import SCALE, SIGNED, decoded, encoded
 
-__all__ = ["NARROW", "step_narrow", "step_whole", "wide_dtype"]
+__all__ = ["NARROW", "step_in_8_bits", "step_narrow", "step_whole", "wide_dtype"]
 
 NARROW = (torch.bfloat16, torch.float16)
 SLICE = ROUNDED
@@ -114,3 +116,52 @@ def step_whole(
         if flat.dtype is torch.bfloat16:
             found = rounded(found, at, key=rounding_key(seed, step, f"{name}:"))
         flat[part].copy_(found)
+
+
+def step_in_8_bits(
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    parameter: nn.Parameter,
+    state: dict[str, Any],
+    *,
+    seed: int,
+    step: int,
+    name: str,
+) -> None:
+    """As `step_narrow`, of AdamW over a whole parameter whose moments are in 8 bits between steps:
+    they are decoded, updated and encoded slice by slice, each of which is whole blocks."""
+    assert parameter.grad is not None, "a parameter without a gradient is left alone"
+    flat, grad = parameter.detach().view(-1), parameter.grad.reshape(-1)
+    before, made = dict(state), dict[str, Any]()
+    for moment in SIGNED if not before else ():
+        state[moment] = torch.empty_like(parameter, dtype=torch.uint8)
+        state[moment + SCALE] = flat.new_empty(blocks(flat.numel()), dtype=torch.float32)
+    for at in range(0, flat.numel(), SLICE):
+        end = min(at + SLICE, flat.numel())
+        kept = {
+            m: (state[m].view(-1)[at:end], state[m + SCALE][at // BLOCK : blocks(end)])
+            for m in SIGNED
+        }
+        made = {}
+        if before:
+            wide = wide_dtype(parameter)
+            made = {m: decoded(*kept[m], signed=s, dtype=wide) for m, s in SIGNED.items()}
+            made["step"] = before["step"].clone()
+        part = nn.Parameter(flat[at:end])  # of the same memory
+        part.grad = grad[at:end]
+        step_narrow(
+            optimizer,
+            group,
+            part,
+            made,
+            state_dtype=wide_dtype(parameter),
+            seed=seed,
+            step=step,
+            name=name,
+            first=at,
+        )
+        for moment, signed in SIGNED.items():
+            codes, scales = encoded(made[moment], signed=signed)
+            kept[moment][0].copy_(codes)
+            kept[moment][1].copy_(scales)
+    state["step"] = made["step"]

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from ...dag.transforms.split_weights import block_of, whole_name
 from ...job import Train
+from ..optimizers.blockwise import check_state
 from ..optimizers.kinds import kind_of, optimizer_of_kind, state_numbers
-from .narrow import NARROW, step_narrow, step_whole, wide_dtype
+from .narrow import NARROW, step_in_8_bits, step_narrow, step_whole, wide_dtype
 from .norm import square_of
 
 __all__ = ["KEPT", "StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
@@ -96,13 +97,14 @@ class StageOptimizer:
         self._boosts: dict[str, float] = {}
         self._averages: dict[str, Tensor] = {}
         self._named = {n: p for n, p in parameters.items() if p.requires_grad}
+        self._kinds = {n: kind_of(train, whole_name(n), p) for n, p in self._named.items()}
         groups: dict[str, list[dict[str, Any]]] = {}
         for name, parameter in self._named.items():
             if train.whole and block_of(name):
                 raise ValueError(f"{name} is a block: {train.optimizer} has to have it whole")
             user = whole_name(name)
             exempt = any(fnmatchcase(user, glob) for glob in train.no_decay)
-            pair = groups.setdefault(kind_of(train, user, parameter), [])
+            pair = groups.setdefault(self._kinds[name], [])
             if not pair:
                 pair += ({"params": [], "weight_decay": w} for w in (train.weight_decay, 0.0))
             pair[exempt]["params"].append(parameter)
@@ -113,8 +115,7 @@ class StageOptimizer:
 
     def _owner(self, name: str) -> torch.optim.Optimizer:
         """Return that of a parameter's."""
-        kind = kind_of(self.train, whole_name(name), self._named[name])
-        return self._optimizers[kind]
+        return self._optimizers[self._kinds[name]]
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         for optimizer in self._optimizers.values():
@@ -125,18 +126,20 @@ class StageOptimizer:
         """Bytes that the optimizer's state takes once every parameter had a gradient."""
         found = 0
         for name, p in self._named.items():
-            kind = kind_of(self.train, whole_name(name), p)
-            found += state_numbers(kind, self.train, p) * self._state_dtype(p).itemsize
+            count = state_numbers(self._kinds[name], self.train, p)
+            found += count * self._state_dtype(name).itemsize
             if self.train.ema:
                 found += p.numel() * wide_dtype(p).itemsize
         return found
 
-    def _state_dtype(self, parameter: Tensor) -> torch.dtype:
+    def _state_dtype(self, name: str) -> torch.dtype:
+        if self._kinds[name] == "adamw8bit":
+            return torch.uint8
         narrow = self.train.state_dtype == "bf16"
-        return torch.bfloat16 if narrow else wide_dtype(parameter)
+        return torch.bfloat16 if narrow else wide_dtype(self._named[name])
 
-    def _is_narrow(self, parameter: Tensor) -> bool:
-        return parameter.dtype in NARROW or self.train.state_dtype == "bf16"
+    def _is_narrow(self, name: str) -> bool:
+        return self._named[name].dtype in NARROW or self._state_dtype(name).itemsize < 4
 
     def step(self, step: int, *, weight: float, norm: float) -> None:
         """Turns the accumulated gradients (sums of weight·loss over the step's microbatches) into
@@ -191,7 +194,7 @@ class StageOptimizer:
         return (
             (train.optimizer, train.momentum) == ("sgd", 0)
             and not any(group["weight_decay"] for group in self._groups())
-            and not any(map(self._is_narrow, self._named.values()))
+            and not any(map(self._is_narrow, self._named))
         )
 
     @torch.no_grad()
@@ -209,7 +212,7 @@ class StageOptimizer:
         for optimizer in self._optimizers.values():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    if parameter.grad is None or not self._is_narrow(parameter):
+                    if parameter.grad is None or not self._is_narrow(names[parameter]):
                         continue
                     self._step_narrow(optimizer, group, names[parameter], step)
                     grads[parameter], parameter.grad = parameter.grad, None
@@ -225,14 +228,15 @@ class StageOptimizer:
         parameter, user = self._named[name], whole_name(name)
         state = optimizer.state[parameter]
         if self.train.whole:
-            step_whole(optimizer, group, parameter, state, seed=self._seed, step=step, name=user)
+            of_kind = step_in_8_bits if self._kinds[name] == "adamw8bit" else step_whole
+            of_kind(optimizer, group, parameter, state, seed=self._seed, step=step, name=user)
             return
         step_narrow(
             optimizer,
             group,
             parameter,
             state,
-            state_dtype=self._state_dtype(parameter),
+            state_dtype=self._state_dtype(name),
             seed=self._seed,
             step=step,
             name=user,
@@ -276,7 +280,9 @@ class StageOptimizer:
         return found | {f"{n}:{_SQUARE}": square for n, square in self.squares.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on from copies of what `state_tensors` gave; names of others' are passed over."""
+        """Goes on from copies of what `state_tensors` gave; names of others' are passed over.
+        Raises ValueError for what is no state in 8 bits where one is due."""
+        in_8_bits: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             owner, _, part = name.rpartition(":")
             if (parameter := self._named.get(owner)) is None or part.startswith(KEPT):
@@ -289,12 +295,21 @@ class StageOptimizer:
                     self._averages[owner] = tensor.to(parameter.device, wide, copy=True)
             elif part == _SQUARE:
                 self.squares[owner] = tensor.to(parameter.device, copy=True)
+            elif self._kinds[owner] == "adamw8bit":
+                in_8_bits.setdefault(owner, {})[part] = tensor
             else:
                 # Steps are counted on the host, whatever the device of the parameter.
                 of_step = part == "step"
                 there = tensor.device if of_step else parameter.device
-                dtype = tensor.dtype if of_step else self._state_dtype(parameter)
+                dtype = tensor.dtype if of_step else self._state_dtype(owner)
                 self._owner(owner).state[parameter][part] = tensor.to(there, dtype, copy=True)
+        for owner, state in in_8_bits.items():
+            parameter = self._named[owner]
+            check_state(owner, parameter, state)
+            self._owner(owner).state[parameter] = {
+                k: t.to(t.device if k == "step" else parameter.device, copy=True)
+                for k, t in state.items()
+            }
 
     def __repr__(self) -> str:
         return f"<StageOptimizer {self.train.optimizer}, {len(self._named)} parameters>"

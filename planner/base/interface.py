@@ -166,7 +166,9 @@ class PlannerOptions:
     optimizer_slots: int = 2
     """Numbers of optimizer state per trainable number, at most: AdamW 2, SGD with momentum 1."""
     state_bytes: int = 8
-    """Bytes of them, and of what else is kept: AdamW in fp32 8, in bf16 4."""
+    """Bytes of them, and of what else is kept: AdamW in fp32 8, in bf16 4, in 8 bits 2."""
+    in_8_bits: bool = False
+    """Whether moments are, with scales beside them, and those of small parameters not."""
     whole_parameters: bool = False
     """Whether the optimizer has to have parameters whole, so that the head is not split."""
     round_bytes: int = 0

@@ -58,7 +58,10 @@ class CostModel:
         self.chain = OperatorChain(request.graph, self.costs)
         self._structures: dict[Candidate, Structure] = {}
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
-        self.memory = MemoryModel(request.graph, self.costs, request.options.exchange_bytes)
+        options = request.options
+        self.memory = MemoryModel(
+            request.graph, self.costs, options.exchange_bytes, in_8_bits=options.in_8_bits
+        )
         self._cutter = Cutter(request.graph)
         # Before there is a plan, which says it itself (dag/cost/memory.py).
         self._state = request.options.standing_bytes, parse_strategy(self.strategy).traits.copies

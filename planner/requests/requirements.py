@@ -201,6 +201,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
             optimizer_slots=train.optimizer_slots,
             whole_parameters=train.whole,
             state_bytes=train.state_bytes,
+            in_8_bits=train.in_8_bits,
             round_bytes=_kept_bytes(job, stages or 1),
             exchange_bytes=job.rounds.exchange_bytes if job.rounds else 0,
             norm=train.clip > 0 or job.recovery.rebuilds or job.training.scales_loss,

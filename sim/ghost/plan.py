@@ -175,7 +175,7 @@ class GhostPlan:
         self._linear: dict[int, Linear] = {}
         self._shards: dict[int, Shards] = {}
         self._weighed: dict[Hashable, Weighed] = {}
-        self._state_bytes = order.training.train.state_bytes
+        self._train = order.training.train
 
     def linear(self, stage: int) -> Linear:
         if stage not in self._linear:
@@ -216,15 +216,16 @@ class GhostPlan:
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         """By stage, as planners reckon it."""
-        model = MemoryModel(self.graph, self._costs(self.graph))
+        costs = self._costs(self.graph)
+        model = MemoryModel(self.graph, costs, in_8_bits=self._train.in_8_bits)
         slots = self.plan.stages
         return tuple(model.stage(s.start, s.stop, slots[s.index].recompute) for s in self.stages)
 
     def standing_bytes(self, stage: int) -> int:
-        return self.memory[stage].standing(self._state_bytes)
+        return self.memory[stage].standing(self._train.state_bytes)
 
     def snapshot_bytes(self, stage: int) -> int:
-        return self.memory[stage].snapshot(self._state_bytes)
+        return self.memory[stage].snapshot(self._train.state_bytes)
 
     def kept_bytes(self, stage: int) -> int:
         """What a live microbatch keeps."""

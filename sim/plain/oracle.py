@@ -16,10 +16,21 @@ from torch import Tensor, nn
 
 from ...job import Train
 
-__all__ = ["HalfLossError", "PlainLoopResult", "gradient", "learning_rate", "optimizer_of", "train"]
+__all__ = [
+    "AdamW8bit",
+    "HalfLossError",
+    "PlainLoopResult",
+    "gradient",
+    "learning_rate",
+    "optimizer_of",
+    "train",
+]
 
 Batches = Callable[[int, int], Mapping[str, Tensor]]
 """(step, microbatch) -> the microbatch's inputs by argument name."""
+LEAST_IN_8_BITS = 4096
+"""Elements of a parameter below which its moments stay as they are."""
+_BLOCK = 256
 
 
 @dataclass
@@ -84,12 +95,71 @@ class _Signs(torch.optim.Optimizer):
                     self.state[p]["m"] = m * b2 + (1.0 - b2) * p.grad
 
 
+class AdamW8bit(torch.optim.Optimizer):
+    """AdamW with moments in 8 bits (2110.02861), block after block: between two steps they are
+    (indices of the nearest numbers of a table, largest number of the block)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        of_m, of_v = _table_of_8_bits(True), _table_of_8_bits(False)
+        for group in self.param_groups:
+            lr, decay, (b1, b2) = group["lr"], group["weight_decay"], group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                s = self.state[p]
+                wide = p.double() if p.dtype == torch.float64 else p.float()
+                grad, small = p.grad.to(wide.dtype), p.numel() < LEAST_IN_8_BITS
+                t = s["t"] = s.get("t", 0) + 1
+                m, v = torch.zeros_like(wide), torch.zeros_like(wide)
+                if t > 1:
+                    m, v = s["m"], s["v"]
+                    if not small:
+                        m, v = _read(m, of_m, wide), _read(v, of_v, wide)
+                m, v = torch.lerp(m, grad, 1 - b1), v * b2 + (1 - b2) * grad * grad
+                below = v.sqrt() / math.sqrt(1 - b2**t) + group["eps"]
+                p.copy_(wide * (1 - lr * decay) - lr / (1 - b1**t) * (m / below))
+                s["m"], s["v"] = (m, v) if small else (_written(m, of_m), _written(v, of_v))
+
+
+def _table_of_8_bits(signed: bool) -> Tensor:
+    """Return 256 numbers: 0, 1, and in each of seven decades below 1 middles of equal parts."""
+    found = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
+    for k in range(7):
+        edges = torch.linspace(0.1, 1, 2 ** (k + (not signed)) + 1, dtype=torch.float64)
+        middles = (edges[1:] + edges[:-1]) / 2 / 10 ** (6 - k)
+        found += [middles, -middles] if signed else [middles]
+    return torch.cat(found).sort().values.float()
+
+
+def _written(moment: Tensor, table: Tensor) -> list[tuple[Tensor, float]]:
+    kept = []
+    for block in torch.split(moment.flatten(), _BLOCK):
+        most = float(block.abs().max().float())
+        shares = block / most if most else block
+        table = table.to(shares)
+        above = torch.searchsorted(table, shares).clamp(1, 255)
+        low, high = table[above - 1], table[above]
+        index = torch.where(shares - low <= high - shares, above - 1, above)
+        if table[0] == 0:  # of second moments none comes to nothing
+            index = torch.where(shares > 0, index.clamp(min=1), 0)
+        kept.append((index, most))
+    return kept
+
+
+def _read(kept: list[tuple[Tensor, float]], table: Tensor, like: Tensor) -> Tensor:
+    table = table.to(like)
+    return torch.cat([table[index] * most for index, most in kept]).view_as(like)
+
+
 def _of_kind(kind: str, groups: list[dict[str, Any]], t: Train) -> torch.optim.Optimizer:
     betas = (t.betas[0], t.betas[1])
     if kind == "sgd":
         return torch.optim.SGD(groups, lr=t.lr, momentum=t.momentum)
     if kind == "lion":
         return _Signs(groups, {"lr": t.lr, "betas": betas})
+    if kind == "adamw8bit":
+        return AdamW8bit(groups, {"lr": t.lr, "betas": betas, "eps": t.eps})
     if kind == "adafactor":
         return torch.optim.Adafactor(groups, lr=t.lr)
     if kind == "muon":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -165,3 +166,19 @@ def test_one_stage_of_a_peer_is_the_peer(parts: int, schedule: str, recompute: b
     for k, (peer, found) in enumerate(judge.device_bytes(candidate).items()):
         assert peer == k
         assert found == judge.stage_bytes(at[k], at[k + 1], live[k, k], 0, recompute)
+
+
+@given(intervals)
+def test_moments_in_8_bits_are_counted_by_parameter(interval: tuple[int, int]) -> None:
+    """Of a small one as in 32 bits; of the others' updates more than two numbers an element."""
+    graph = known().graph
+    sizes = {f"param:{p.name}": p.spec.elements for p in graph.parameters}
+    names = {v for op in graph.operators[slice(*interval)] for v in op.reads if v in sizes}
+    counts = [sizes[name] for name in names]
+    assert interval != (0, known().count) or min(counts) < 4096 <= max(counts)
+    stage = MemoryModel(graph, known().costs, in_8_bits=True).stage(*interval)
+    plain = known().model.stage(*interval)
+    moments = sum(n + 4 * math.ceil(n / 256) if n >= 4096 else 4 * n for n in counts)
+    assert stage.standing(2) - plain.standing(0) == 2 * moments
+    assert stage.snapshot(2) - plain.snapshot(0) == 2 * moments
+    assert stage.update == max((32 * n if n >= 4096 else 8 * n for n in counts), default=0)

@@ -17,6 +17,7 @@ from shoal.peer.core.snapshots import SnapshotError, in_parts
 from shoal.peer.shell.workbench import code_of, code_of_action
 from shoal.tests.peer.compute.test_records import STEPS, STOP, case, coded, resumed, steps, taken  # noqa: F401
 from shoal.tests.peer.conftest import make_case  # noqa: F401  # a fixture
+from shoal.tests.peer.optimizers.eight_bits import from_elements
 
 Records = dict[str, Tensor]
 ODD_NAMES = (
@@ -60,6 +61,7 @@ def lies(honest: Records, rng: random.Random) -> Records:
         ("", {}),
         ("", {"optimizer": "sgd", "momentum": 0.9}),
         ("delta+topk:ratio=4", {}),
+        ("", {"optimizer": "adamw8bit"}),
     ],
 )
 def test_a_snapshot_that_a_keeper_made_up_is_the_snapshots_fault(
@@ -67,7 +69,9 @@ def test_a_snapshot_that_a_keeper_made_up_is_the_snapshots_fault(
     codec: str,
     train: dict[str, Any],
     seeds: range,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from_elements(monkeypatch, 20)
     made = case(steps=STEPS, **train)
     plan = made.plan(2, ["a", "b c"])
     plan = coded(plan, codec) if codec else plan

@@ -15,6 +15,7 @@ from shoal.dag.cost.memory import MemoryModel
 from shoal.dag.transforms.quantize import in_int8
 from shoal.peer.compute.records import load_records, write_records
 from shoal.peer.core.snapshots import SnapshotError
+from shoal.tests.peer.optimizers.eight_bits import from_elements
 
 STOP, STEPS = 2, 4
 
@@ -167,26 +168,36 @@ class Half(nn.Module):
         return F.cross_entropy(self.last(h.bfloat16()).float(), y)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize(("state_dtype", "state"), [("fp32", 4), ("bf16", 2)])
-def test_what_stands_is_what_the_plan_counts(make_case, optimizer, state_dtype, state):
+@pytest.mark.parametrize(
+    ("optimizer", "state_dtype", "state"),
+    [
+        *(("adamw", "fp32", 4), ("adamw", "bf16", 2), ("sgd", "fp32", 4), ("sgd", "bf16", 2)),
+        ("adamw8bit", "fp32", 0),
+    ],
+)
+def test_what_stands_is_what_the_plan_counts(make_case, optimizer, state_dtype, state, monkeypatch):
     """By hand, by the peer, and by the memory model that plans are made with."""
     rng = np.random.default_rng(0)
     data = {"x": rng.normal(size=(90, 6)).astype("f4"), "y": rng.integers(0, 4, 90)}
+    from_elements(monkeypatch, 32)
     made = make_case(Half(), **data, optimizer=optimizer, state_dtype=state_dtype)
     world = made.world(made.plan(1, ["a"]))
     steps(world, 0, 1)
     frozen, norm, last = 2 * (6 * 8 + 8), 16, 8 * 4 + 4
-    slots = 2 if optimizer == "adamw" else 1
-    by_hand = frozen + 2 * (4 * norm + 2 * last) + slots * state * (norm + last)
+    slots = 1 if optimizer == "sgd" else 2
+    states = slots * state * (norm + last)
+    if optimizer == "adamw8bit":  # of last.weight alone, with one scale
+        states = 2 * (4 * norm + (8 * 4 + 4) + 4 * 4)
+    by_hand = frozen + 2 * (4 * norm + 2 * last) + states
     device = world.devices["a"]
     assert device._work.standing_bytes == by_hand
     held = device._work.held[0]
     kept = held.strategy.state_tensors()
     moments = sum(t.nbytes for n, t in kept.items() if not n.endswith(":step"))
-    assert moments == slots * state * (norm + last) == held.strategy.size_bytes
+    assert moments == states == held.strategy.size_bytes
     graph = made.captured.graph.bind(2)
-    memory = MemoryModel(graph, cost(graph)).stage(0, len(graph.operators))
+    model = MemoryModel(graph, cost(graph), in_8_bits=made.train.in_8_bits)
+    memory = model.stage(0, len(graph.operators))
     assert memory.standing(made.train.state_bytes) == by_hand
     assert memory.snapshot(made.train.state_bytes) == by_hand - frozen - 4 * norm - 2 * last
     record = load_records([device.snapshot(1)()]).tensors

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from shoal.dag.plan.plan import CodecChoice
 from shoal.peer.compute.records import load_records, take_records, write_records
 from shoal.peer.core.snapshots import SnapshotError, in_parts
+from shoal.tests.peer.optimizers.eight_bits import from_elements
 
 STOP, STEPS = 3, 6
 
@@ -81,9 +82,11 @@ def equal(a, b):
         ("", {"optimizer": "sgd", "momentum": 0.0}),
         ("delta+topk:ratio=4", {}),
         ("ef+int4", {"optimizer": "sgd"}),
+        ("", {"optimizer": "adamw8bit"}),
     ],
 )
-def test_going_on_from_snapshots_equals_never_having_stopped(case, codec, train):
+def test_going_on_from_snapshots_equals_never_having_stopped(case, codec, train, monkeypatch):
+    from_elements(monkeypatch, 20)
     made = case(steps=STEPS, **train)
     plan = made.plan(2, ["a", "b c"])
     plan = coded(plan, codec) if codec else plan
@@ -102,9 +105,10 @@ def test_going_on_from_snapshots_equals_never_having_stopped(case, codec, train)
     assert equal(again.weights(), calm.weights())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "adafactor", "lion"])
-def test_another_cut_loads_by_name(case, optimizer):
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "adafactor", "lion", "adamw8bit"])
+def test_another_cut_loads_by_name(case, optimizer, monkeypatch):
     """Two stages become three, on other peers; parameters, statistics and slots are the same."""
+    from_elements(monkeypatch, 20)
     made = case(steps=STEPS, optimizer=optimizer, no_muon=("first.*",))
     calm = made.world(made.plan(2, ["a", "b"]))
     steps(calm, 0, STOP)

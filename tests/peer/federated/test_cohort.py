@@ -19,6 +19,7 @@ from shoal.job import Train
 from shoal.peer.federated.batches import Participant, batches
 from shoal.peer.federated.cohort import Cohort
 from shoal.sim.plain.oracle import learning_rate, optimizer_of
+from shoal.tests.peer.optimizers.eight_bits import from_elements
 from shoal.tests.peer.optimizers.exact_muon import in_float64
 
 SAMPLES = 200
@@ -84,6 +85,7 @@ TRAIN = {
     "sgd": Train(steps=9, batch=8, optimizer="sgd", lr=0.3, clip=0.4, warmup=0, momentum=0.9),
     "adamw": Train(steps=9, batch=8, lr=0.01, clip=0.0, warmup=2),
     "adafactor": Train(steps=9, batch=8, optimizer="adafactor", lr=0.05, clip=0.4, warmup=0),
+    "adamw8bit": Train(steps=9, batch=8, optimizer="adamw8bit", lr=0.01, clip=0.4, warmup=0),
     "lion": Train(steps=9, batch=8, optimizer="lion", lr=0.01, warmup=0),
     "muon": Train(
         **{"steps": 9, "batch": 8, "optimizer": "muon", "lr": 0.01, "clip": 0.4, "warmup": 2},
@@ -126,7 +128,7 @@ def alone(model: nn.Module, train: Train, steps: list[Mapping[str, Tensor]]) -> 
     ("name", "optimizer"),
     [
         *((name, optimizer) for name in MODELS for optimizer in ("sgd", "adamw")),
-        *(("masked", optimizer) for optimizer in ("muon", "adafactor", "lion")),
+        *(("masked", optimizer) for optimizer in ("muon", "adafactor", "lion", "adamw8bit")),
         ("normed", "muon"),
         ("attending", "muon"),
     ],
@@ -135,6 +137,7 @@ def test_each_comes_to_what_it_would_alone(
     name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_float64(monkeypatch)
+    from_elements(monkeypatch, 30)
     assert_as_alone(name, optimizer)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from shoal.job import Train
 from shoal.peer.sync.optimizer import StageOptimizer, clip_factor, learning_rate
 from shoal.sim.plain import oracle
+from shoal.tests.peer.optimizers.eight_bits import from_elements
 
 
 def model():
@@ -37,10 +38,11 @@ class Wrapped(nn.Module):
         return loss_of(self.inner, x)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "adafactor", "lion"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "adafactor", "lion", "adamw8bit"])
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
 @pytest.mark.parametrize("clip", [0.0, 0.5])
-def test_updates_equal_the_plain_loop(optimizer, schedule, clip):
+def test_updates_equal_the_plain_loop(optimizer, schedule, clip, monkeypatch):
+    from_elements(monkeypatch, 9)
     train = Train(
         steps=6, batch=8, microbatch=4, optimizer=optimizer, schedule=schedule, clip=clip, warmup=2,
         lr=0.05, no_decay=("*.bias", "1.*"), no_muon=("0.*",),
@@ -134,10 +136,12 @@ def test_clipping_only_ever_shrinks():
         {"optimizer": "muon", "no_muon": ("3.*",)},
         {"optimizer": "adafactor"},
         {"optimizer": "lion"},
+        {"optimizer": "adamw8bit"},
     ],
 )
-def test_an_optimizer_goes_on_from_its_state_to_the_bit(settings):
+def test_an_optimizer_goes_on_from_its_state_to_the_bit(settings, monkeypatch):
     """The other one holds one parameter more, in another order, and takes copies."""
+    from_elements(monkeypatch, 9)
     train = Train(steps=6, batch=4, microbatch=4, lr=0.05, no_decay=("*.bias",), **settings)
     first = model()
     one = StageOptimizer(train, dict(first.named_parameters()))
@@ -191,8 +195,9 @@ def run(module, parameters, update, steps):
         module.zero_grad()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "lion"])
-def test_boosted_parameters_are_updated_as_with_so_much_more_learning_rate(optimizer):
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "lion", "adamw8bit"])
+def test_boosted_parameters_are_updated_as_with_so_much_more_learning_rate(optimizer, monkeypatch):
+    from_elements(monkeypatch, 9)
     train, module, parameters, update, _ = trained(optimizer, 4)
     oracle_module = copy.deepcopy(module)
     mine = dict(oracle_module.named_parameters())

@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 from shoal.client.models import models
+from shoal.dag.cost.memory import MemoryModel
 from shoal.dag.plan.plan import PeerId
 from shoal.planner.base.interface import PeerOffer
+from shoal.planner.cost.cost_model import CostModel
 from shoal.planner.requests.request import plan_request
 from shoal.planner.requests.requirements import read_spec
 from shoal.proto import broker_pb2
 from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.peer.optimizers.eight_bits import from_elements
 from shoal.tests.peer.optimizers.exact_muon import in_float64
 from shoal.tests.sim.played_rounds import Rounds, sites, sync_of
 from shoal.tests.sim.recovery.test_recovery import JOB, Lab
@@ -27,8 +30,14 @@ from shoal.tests.sim.virtual.test_head_in_blocks import plan_of, untied
 
 __all__ = ["untied"]
 
-OPTIMIZERS = {"muon": 0.01, "adafactor": 0.02, "lion": 1e-3}
+OPTIMIZERS = {"muon": 0.01, "adafactor": 0.02, "lion": 1e-3, "adamw8bit": 3e-3}
 """Learning rates."""
+DOUBLE = """
+from shoal.examples.gpt import gpt
+
+def double():
+    return gpt(layers=2, width=16, heads=2, length=12, dropout=0.0).double()
+"""
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("adafactor", "lion")]
 
 
@@ -67,6 +76,35 @@ def test_no_plan_changes_what_it_comes_to(
         assert float((got.weights[name] - tensor).norm()) <= 1e-2 * float(tensor.norm()), name
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
+def test_no_plan_changes_what_adamw_with_moments_in_8_bits_comes_to(
+    seed: int,
+    laboratory: Callable[..., Any],
+    tmp_path: Path,
+    equal_training: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In float64, where the order of a sum decides of hardly any number what is next to it."""
+    from_elements(monkeypatch, 200)
+    (tmp_path / "model.py").write_text(DOUBLE)
+    job = small_job("gpt_bytes", tmp_path)
+    job = replace(
+        job,
+        name=f"double-{seed}",
+        model=replace(job.model, factory=f"{tmp_path / 'model.py'}:double", args={}),
+        train=replace(job.train, optimizer="adamw8bit", lr=OPTIMIZERS["adamw8bit"]),
+    )
+    lab = laboratory(job)
+    plan = random_plan(random.Random(f"8 bits {seed}"), len(lab.graph.operators), 3, lab.job.train)
+    wanted = lab.plain()
+    got = lab.train(lab.world([PeerSpec(name=f"p{i}") for i in range(5)]), plan)
+    equal_training(got, wanted)
+    other = copy.copy(lab)  # with moments in 32 bits it would come to something else
+    other.job = replace(lab.job, train=replace(lab.job.train, optimizer="adamw"))
+    with pytest.raises(AssertionError, match=r"the plain loop has|weights differ"):
+        equal_training(got, other.plain())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_torchs_own_muon_comes_to_the_same_losses(
@@ -80,15 +118,19 @@ def test_torchs_own_muon_comes_to_the_same_losses(
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_with_a_lost_peer_it_is_the_same_bit_for_bit(
-    optimizer: str, laboratory: Callable[..., Any], plans_once: None
+    optimizer: str,
+    laboratory: Callable[..., Any],
+    plans_once: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from_elements(monkeypatch, 200)
     muon = {"no_muon": ["bytes.weight", "positions.weight"]} if optimizer == "muon" else {}
     lab = Lab(laboratory, train={**JOB["train"], "optimizer": optimizer, **muon})
     for at, name in ((lab.calm.records // 2, "p0"), (lab.calm.records * 3 // 4, "p1")):
         lab.assert_same(lab.play({at: name}), f"{name} at {at}")
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor", "adamw8bit"])
 def test_a_plan_that_cuts_a_matrix_is_refused(
     optimizer: str, untied: Any, laboratory: Callable[..., Any]
 ) -> None:
@@ -100,7 +142,7 @@ def test_a_plan_that_cuts_a_matrix_is_refused(
         cut.train(world, plan_of(cut, ["a", "b", "c", "a", "b"]))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adafactor", "lion"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adafactor", "lion", "adamw8bit"])
 def test_the_planner_splits_a_head_only_where_parameters_may_be_cut(
     optimizer: str, untied: Any
 ) -> None:
@@ -113,15 +155,20 @@ def test_the_planner_splits_a_head_only_where_parameters_may_be_cut(
     request = plan_request(spec, read_spec(spec), lab.graph, offers, None)
     split = any(form.head_parts for form in request.others)
     assert split == (optimizer in ("adamw", "lion"))
+    judge = CostModel(request)
+    memory = MemoryModel(request.graph, judge.costs, in_8_bits=optimizer == "adamw8bit")
+    whole = memory.stage(0, judge.operators).peak(train.state_bytes, 1)
+    assert judge.stage_bytes(0, judge.operators, 1) == whole
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor", "adamw8bit"])
 def test_it_is_the_inner_optimizer_of_rounds(
     optimizer: str, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each replica against a plain loop of its own, over the rounds that were committed."""
     in_float64(monkeypatch)
+    from_elements(monkeypatch, 200)
     train = {"optimizer": optimizer, "lr": OPTIMIZERS[optimizer]}
     if optimizer == "muon":
         train["no_muon"] = ["bytes.weight", "positions.weight"]
