@@ -82,6 +82,17 @@ def test_tied_parameters_have_one_name_and_frozen_ones_no_gradient() -> None:
     assert reads.count("param:a.weight") == 2
 
 
+def test_a_part_with_several_names_has_its_own_tensors_afterwards() -> None:
+    module = Model(lambda self, x: self.again[1](self.linear(x)).mean() + self.seen)
+    module.again = nn.ModuleList([module.linear] * 3)
+    module.linear.register_buffer("scale", torch.ones(4))
+    before = {n: (t, t.detach().clone()) for n, t in module.state_dict(keep_vars=True).items()}
+    captured = capture(module, {"x": torch.randn(4, 4)})
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        assert tensor is before[name][0] and torch.equal(tensor, before[name][1]), name
+    assert captured.unproved == ()
+
+
 def test_batch_norm_statistics_are_values_and_the_momentum_is_in_the_update() -> None:
     graph = graph_of(
         lambda s, x: s.norm(s.linear(x)).square().mean(), norm=nn.BatchNorm1d(4, momentum=0.3)
