@@ -347,7 +347,7 @@ def _valued(tensor: Tensor, random: torch.Generator) -> Tensor:
         values = 0.5 + noise if _absent(tensor) else tensor + 0.02 * noise
     else:
         noise = torch.randn(tensor.shape, generator=random)
-        scale = tensor[0].numel() ** -0.5
+        scale = max(1, tensor.shape[1:].numel()) ** -0.5
         values = scale * noise if _absent(tensor) else tensor + 0.01 * noise
     return values.to(tensor.dtype)
 

@@ -66,11 +66,15 @@ def test_random_tensors_become_counter_based_ones() -> None:
 
 
 def test_tied_parameters_have_one_name_and_frozen_ones_no_gradient() -> None:
-    module = Model(lambda self, x: (self.b(self.a(x)) + self.cold(x)).mean() + self.spare.sum())
+    module = Model(
+        lambda self, x: (
+            (self.b(self.a(x)) + self.cold(x)).mean() + self.spare.sum() + self.none.sum()
+        )
+    )
     module.a = nn.Linear(4, 4, bias=False)
     module.b, module.cold = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
     module.b.weight = module.a.weight
-    module.spare = nn.Parameter(torch.zeros(2))
+    module.spare, module.none = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 4))
     captured = capture(module, {"x": torch.randn(4, 4)})
     by_name = {p.name: p for p in captured.graph.parameters}
     assert by_name["a.weight"].tied == ("b.weight",)
