@@ -32,7 +32,8 @@ def test_a_key_of_which_nothing_would_come_is_refused(table, keys, key, beside) 
     with pytest.raises(SettingsError) as caught:
         job(table, keys)
     said = str(caught.value)
-    assert said.startswith(f"`{key}` is ") and "changes nothing with" in said and beside in said
+    assert said.startswith(f"`{key}` is ") and "changes nothing with" in said
+    assert beside in said
 
 
 @pytest.mark.parametrize(
