@@ -280,6 +280,8 @@ class Job(Settings):
             key, _, text = change.partition("=")
             if key.strip() == "sync.method":  # before all others, which may say more of it
                 table["sync"] = with_method(table["sync"], str(_value(text.strip())))
+                if table["sync"]["kind"] == "allreduce":
+                    table["codec"]["sync"] = "none"
         for change in changes:
             _change(table, change)
         return replace(Job.from_table(table), folder=self.folder)

@@ -56,3 +56,11 @@ def test_what_the_planner_decides_leaves_no_idle_key() -> None:
     assert found.decided("local", 2).codec.sync == "int8"
     alike = found.decided("allreduce", 1)
     assert (alike.codec.sync, alike.sync.quorum, alike.sync.deadline) == ("none", "100%", "auto")
+
+
+def test_a_change_of_the_method_leaves_no_idle_key() -> None:
+    table = {"kind": "local", "every": 2, "quorum": "50%", "deadline": "3s"}
+    found = Job(model="a:b", steps=4, sync=table, codec={"sync": "int8"})
+    changed = found.with_changes(["sync.method=powersgd"])
+    said = changed.codec.sync, changed.sync.quorum, changed.sync.deadline
+    assert said == ("none", "100%", "auto")
