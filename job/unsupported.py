@@ -438,6 +438,10 @@ def idle(job: _Tables) -> Iterator[tuple[str, str]]:
         yield "codec.ratio", 'no role that is "adatopk" (a codec has its own: "topk:ratio=50")'
     if codec.error_budget != Codec.error_budget and "auto" not in asked:
         yield "codec.error_budget", 'no role that is "auto"'
+    rungs = job.recovery.ladder
+    for key, none in (("snapshot_every", "auto"), ("warm_spares", 0)):
+        if "snapshot" not in rungs and getattr(job.recovery, key) not in ("auto", none):
+            yield f"recovery.{key}", 'a ladder without "snapshot", in which none are taken'
     if kind != "allreduce":
         return
     if codec.feedback not in ("ef", "none") and codec.of("grad") in ("none", "lossless"):

@@ -15,6 +15,8 @@ IDLE = [
     ("codec", {"error_budget": 0.1}, "codec.error_budget", '"auto"'),
     ("codec", {"feedback": "ef21"}, "codec.feedback", 'codec.grad = "none"'),
     ("codec", {"sync": "int8"}, "codec.sync", "codec.grad is what"),
+    ("recovery", {"ladder": [], "snapshot_every": 9}, "recovery.snapshot_every", "ladder without"),
+    ("recovery", {"ladder": ["sibling"], "warm_spares": 2}, "recovery.warm_spares", "ladder"),
     ("sync", {"quorum": 1}, "sync.quorum", 'kind = "allreduce"'),
     ("sync", {"deadline": "3s"}, "sync.deadline", 'kind = "allreduce"'),
 ]
@@ -32,7 +34,8 @@ def test_a_key_of_which_nothing_would_come_is_refused(table, keys, key, beside) 
     with pytest.raises(SettingsError) as caught:
         job(table, keys)
     said = str(caught.value)
-    assert said.startswith(f"`{key}` is ") and "changes nothing with" in said
+    assert said.startswith(f"`{key}` is ")
+    assert "changes nothing with" in said
     assert beside in said
 
 
@@ -44,6 +47,7 @@ def test_a_key_of_which_nothing_would_come_is_refused(table, keys, key, beside) 
         ("codec", {"activation": "adatopk", "ratio": 20, "feedback": "none"}),
         ("codec", {"default": "topk:ratio=20", "feedback": "ef21"}),
         ("sync", {"kind": "auto", "quorum": 1, "deadline": "3s"}),
+        ("recovery", {"ladder": [], "warm_spares": 0}),
     ],
 )
 def test_one_that_says_what_is_done_is_taken(table, keys) -> None:

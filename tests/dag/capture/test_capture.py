@@ -93,7 +93,8 @@ def test_a_part_with_several_names_has_its_own_tensors_afterwards() -> None:
     before = {n: (t, t.detach().clone()) for n, t in module.state_dict(keep_vars=True).items()}
     captured = capture(module, {"x": torch.randn(4, 4)})
     for name, tensor in module.state_dict(keep_vars=True).items():
-        assert tensor is before[name][0] and torch.equal(tensor, before[name][1]), name
+        assert tensor is before[name][0], name
+        assert torch.equal(tensor, before[name][1]), name
     assert captured.unproved == ()
 
 
