@@ -27,8 +27,15 @@ __all__ = ["round_base", "with_base", "with_matrices"]
 
 def with_matrices(job: Job, graph: Graph, say: Callable[[str], None]) -> Job:
     """Return the job with `train.no_muon` said, where it is open. Raises SettingsError for globs of
-    [train] that name no parameter."""
+    [train] that name no parameter, and for a parameter that the optimizer cannot update."""
     _check_globs(job.train, graph)
+    empty = [p.name for p in graph.parameters if p.trainable and 0 in p.spec.shape]
+    if empty and job.train.whole:
+        raise SettingsError(
+            "train.optimizer",
+            f'is "{job.train.optimizer}", and "{empty[0]}" has no elements, by whose number torch '
+            'divides: freeze it (model.freeze), or take "adamw"',
+        )
     if job.train.optimizer != "muon" or job.train.no_muon != "auto":
         return job
     hidden = hidden_matrices(graph.bind(job.train.microbatch_size))
