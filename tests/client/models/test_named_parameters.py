@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoal.client.front import SimulationFront
 from shoal.client.matrices import with_matrices
 from shoal.client.submission import draft
 from shoal.dag.capture.capture import capture
@@ -57,6 +58,24 @@ def test_globs_that_name_some_and_the_defaults_are_taken(graph: Graph) -> None:
     settled(graph, no_decay=["*.bias", "*norm*", "scale"])
     cold = [replace(p, trainable=p.name != "none") for p in graph.parameters]
     settled(replace(graph, parameters=tuple(cold)), optimizer="adafactor")
+
+
+def test_jobs_that_share_a_capture_say_each_what_its_optimizer_has(tmp_path: Path) -> None:
+    x = np.arange(20) % 5
+    np.savez(tmp_path / "d.npz", x=x, y=x)
+    tables = {
+        "model": {"factory": f"{__name__}:Tied", "freeze": ["none"]},
+        "data": {"kind": "arrays", "source": str(tmp_path / "d.npz")},
+    }
+    front = SimulationFront(print)
+    try:
+        found = [
+            front.facts(Job(**tables, steps=2, batch=4, optimizer=name)).job.train.no_muon
+            for name in ("adamw", "muon")
+        ]
+    finally:
+        front.close()
+    assert found == ["auto", ("embed.weight",)]
 
 
 @pytest.mark.slow
