@@ -21,7 +21,7 @@ from ..peer.data.manifest import Manifest
 from ..proto.broker_pb2 import RunSpec, WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
 from .job_data import resolved
-from .matrices import round_base
+from .matrices import round_base, with_matrices
 from .models import models
 from .privacy import spent_epsilon, with_noise
 from .runs.half import half_spec
@@ -155,7 +155,8 @@ class SimulationFront:
             self._prepared[key] = self._open.enter_context(prepare(job, self._say))
         prepared = self._prepared[key]
         job = replace(job, data=prepared.job.data)  # which may say how many clients there are
-        return replace(prepared, job=with_noise(resolved(job, prepared.manifest)))
+        job = with_noise(resolved(job, prepared.manifest))
+        return replace(prepared, job=with_matrices(job, prepared.graph, lambda line: None))
 
 
 def _blobs() -> tuple[dict[str, bytes], Callable[[bytes], BlobRef]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from ..dag.ir.quantized import dequantized, quantized
 from ..dag.transforms.quantize import in_int8, kept_wide
 from ..dag.transforms.split_weights import scale_name
 from ..job import Job, SettingsError
+from ..job.training import Train
 from ..job.words import size_text, some_of
 from .models.adapters import plain_name
 
@@ -24,7 +26,16 @@ __all__ = ["round_base", "with_base", "with_matrices"]
 
 
 def with_matrices(job: Job, graph: Graph, say: Callable[[str], None]) -> Job:
-    """Return the job with `train.no_muon` said, where it is open."""
+    """Return the job with `train.no_muon` said, where it is open. Raises SettingsError for globs of
+    [train] that name no parameter, and for a parameter that the optimizer cannot update."""
+    _check_globs(job.train, graph)
+    empty = [p.name for p in graph.parameters if p.trainable and 0 in p.spec.shape]
+    if empty and job.train.whole:
+        raise SettingsError(
+            "train.optimizer",
+            f'is "{job.train.optimizer}", and "{empty[0]}" has no elements, by whose number torch '
+            'divides: freeze it (model.freeze), or take "adamw"',
+        )
     if job.train.optimizer != "muon" or job.train.no_muon != "auto":
         return job
     hidden = hidden_matrices(graph.bind(job.train.microbatch_size))
@@ -32,6 +43,20 @@ def with_matrices(job: Job, graph: Graph, say: Callable[[str], None]) -> Job:
     others = tuple(glob.escape(name) for name in flat if name not in hidden)
     say(f"muon: {len(hidden)} hidden matrices; everything else by AdamW")
     return replace(job, train=replace(job.train, no_muon=others))
+
+
+def _check_globs(train: Train, graph: Graph) -> None:
+    """Raise SettingsError for a glob, apart from the defaults, by which nothing is chosen."""
+    for key in ("no_decay", "no_muon"):
+        globs: tuple[str, ...] = () if (said := getattr(train, key)) == "auto" else said
+        for one in set(globs) - set(Train.no_decay):
+            if any(fnmatchcase(p.name, one) for p in graph.parameters):
+                continue
+            tied = [(t, p.name) for p in graph.parameters for t in p.tied if fnmatchcase(t, one)]
+            also = (
+                f': "{tied[0][0]}" is tied to "{tied[0][1]}", and goes by that name' if tied else ""
+            )
+            raise SettingsError(f"train.{key}", f'has "{one}", which names no parameter{also}')
 
 
 def with_base(job: Job, graph: Graph, say: Callable[[str], None]) -> Graph:

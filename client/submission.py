@@ -217,6 +217,13 @@ def _pretrained(
     job: Job, stored: Stored | None, outline: models.ModelOutline, graph: Graph, say: Say
 ) -> Pretrained | None:
     if stored is None:
+        for key in ("rename", "fresh"):
+            if said := getattr(job.model, key):
+                raise SettingsError(
+                    f"model.{key}",
+                    f"is {said if key == 'rename' else [*said]}, and no weights are read that it "
+                    "could be of: name them (model.weights), or leave it out",
+                )
         return None
     options = models.fit_options(outline.module, job, outline.changed)
     return fit(stored, wanted_by(graph), **options, say=say)

@@ -26,7 +26,7 @@ from .stripped import data_without, model_without, output_without, sync_without
 from .sync import AUDIT, Sync, with_method
 from .tables import LIVE, Codec, Data, Model, Output, Recovery
 from .training import LENGTHS, Train, Training
-from .unsupported import unsupported
+from .unsupported import idle, unsupported
 
 __all__ = ["Job"]
 
@@ -180,6 +180,10 @@ class Job(Settings):
         self.sync.client_compression.check_links(hosts=self.data.where == "peer")
         for key, problem in unsupported(self):
             raise SettingsError(key, f"is not supported yet: {problem}")
+        for key, what in idle(self):
+            table, _, name = key.partition(".")
+            value = json.dumps(plain(getattr(getattr(self, table), name)))
+            raise SettingsError(key, f"is {value}, and changes nothing with {what}: leave it out")
 
     def _refuse_codec(self, because: str) -> None:
         raise SettingsError(
@@ -276,6 +280,8 @@ class Job(Settings):
             key, _, text = change.partition("=")
             if key.strip() == "sync.method":  # before all others, which may say more of it
                 table["sync"] = with_method(table["sync"], str(_value(text.strip())))
+                if table["sync"]["kind"] == "allreduce":
+                    table["codec"]["sync"] = "none"
         for change in changes:
             _change(table, change)
         return replace(Job.from_table(table), folder=self.folder)
@@ -327,14 +333,16 @@ class Job(Settings):
     def decided(self, kind: Literal["allreduce", "local"], replicas: int) -> Job:
         """Return the job with what the planner says of it; "local": replicas train apart, as the
         job says."""
-        sync, data = self.sync, self.data
+        sync, data, codec = self.sync, self.data, self.codec
         if kind == "allreduce":
-            sync = replace(sync, kind=kind, every="auto", audit=AUDIT)
-            data = replace(data, partition=None)
+            sync = replace(
+                sync, kind=kind, every="auto", audit=AUDIT, deadline="auto", quorum="100%"
+            )
+            data, codec = replace(data, partition=None), replace(codec, sync="none")
         elif sync.kind not in ("gossip", "federated"):
             sync = replace(sync, kind=kind)
         plan = replace(self.plan, replicas=replicas)
-        return replace(self, plan=plan, sync=sync, data=data)
+        return replace(self, plan=plan, sync=sync, data=data, codec=codec)
 
     @property
     def one_of_many(self) -> Job:

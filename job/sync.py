@@ -352,5 +352,5 @@ def with_method(table: Mapping[str, Any], method: str) -> dict[str, Any]:
     options = {k: v for k, v in table.get("options", {}).items() if k in known}
     found = {**table, "kind": kind, "method": method, "options": options}
     if kind == "allreduce":  # after every step, by nobody else
-        found |= {"every": "auto", "audit": AUDIT}
+        found |= {"every": "auto", "audit": AUDIT, "deadline": "auto", "quorum": "100%"}
     return found

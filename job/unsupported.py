@@ -1,4 +1,5 @@
-"""What a job asks for that this version cannot do, and what it can do instead."""
+"""What a job asks for that this version cannot do, and what it can do instead; and what it says
+that would change nothing beside the rest of it."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from .methods import METHODS
 from .plan_options import PlanOptions
 from .rounds import method_of
 from .sync import Sync
-from .tables import Codec, Data, Model, Output, Recovery
+from .tables import CODEC_ROLES, Codec, Data, Model, Output, Recovery
 from .training import LossScale, Train
 
-__all__ = ["not_in_pipelines", "unsupported"]
+__all__ = ["idle", "not_in_pipelines", "unsupported"]
 
 
 class _Tables(Protocol):
@@ -409,3 +410,45 @@ def unsupported(job: _Tables) -> Iterator[tuple[str, str]]:
         yield "codec.feedback", '"dgc" keeps the momentum of SGD: it is with optimizer = "sgd"'
     if codec.snapshot not in (None, "none", "lossless", codec.default):
         yield "codec.snapshot", 'snapshots are exact: "none" and "lossless" are'
+
+
+_KEEPS = {
+    "momentum": ("sgd", "muon"),  # 0, which is none, is said with any
+    "betas": ("adamw", "muon", "lion"),
+    "eps": ("adamw", "muon"),
+    "no_muon": ("muon",),
+}
+"""Keys of [train] that some optimizers alone read."""
+
+
+def idle(job: _Tables) -> Iterator[tuple[str, str]]:
+    """(key, with what) for every key that says something else than its default, and of which
+    nothing would come: whoever wrote it believes that it is trained so."""
+    train, usual, codec, kind = job.train, Train(steps=1), job.codec, job.sync.kind
+    for key, optimizers in _KEEPS.items():
+        said = getattr(train, key)
+        if said not in (0, getattr(usual, key)) and train.optimizer not in optimizers:
+            yield f"train.{key}", f'optimizer = "{train.optimizer}"'
+    if train.schedule == "constant" and train.lr_final not in (1, usual.lr_final):
+        yield "train.lr_final", 'schedule = "constant"'
+    if job.data.validation and job.data.holdout != Data.holdout:
+        yield "data.holdout", "data.validation, which stands in its place"
+    asked = {codec.of(role) for role in CODEC_ROLES}
+    if codec.ratio != Codec.ratio and "adatopk" not in asked:
+        yield "codec.ratio", 'no role that is "adatopk" (a codec has its own: "topk:ratio=50")'
+    if codec.error_budget != Codec.error_budget and "auto" not in asked:
+        yield "codec.error_budget", 'no role that is "auto"'
+    rungs = job.recovery.ladder
+    for key, none in (("snapshot_every", "auto"), ("warm_spares", 0)):
+        if "snapshot" not in rungs and getattr(job.recovery, key) not in ("auto", none):
+            yield f"recovery.{key}", 'a ladder without "snapshot", in which none are taken'
+    if kind != "allreduce":
+        return
+    if codec.feedback not in ("ef", "none") and codec.of("grad") in ("none", "lossless"):
+        yield "codec.feedback", f'codec.grad = "{codec.of("grad")}", which loses nothing'
+    alike = 'sync.kind = "allreduce", where replicas exchange nothing'
+    if codec.sync != Codec.sync:
+        yield "codec.sync", f"{alike} (codec.grad is what carries gradients)"
+    for key in ("deadline", "quorum"):
+        if getattr(job.sync, key) != getattr(Sync, key):
+            yield f"sync.{key}", alike

@@ -27,8 +27,15 @@ _INSTEAD = {
     "history": "give messages, with earlier turns in front",
     "tools": "write what the model is told of tools into a message",
     "functions": "write what the model is told of functions into a message",
+    "input": "write it into the prompt",
+    "weight": "all records count alike",
+    "chat_template_kwargs": "give a template that does so of itself (data.template)",
+    **dict.fromkeys(("images", "videos", "audios"), "only text is learned here"),
 }
 """What to write in place of keys beside the messages."""
+_OF_CHAT = ("system", "tools", "functions", "chat_template_kwargs", "images", "videos", "audios")
+_ASSISTANTS = ("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", "ai")
+"""Roles, in small letters, of whom other trainers learn."""
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
 _ENDINGS = ".jsonl, .csv or .parquet"
 
@@ -51,6 +58,7 @@ class Records:
                 if isinstance(record, ValueError):
                     raise record
                 messages = _chat(record) if self.kind == "chat" else _instruction(record)
+                _check_text(messages)
             except ValueError as error:
                 self.refuse(place, str(error))
                 continue
@@ -129,10 +137,19 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
+def _check_text(messages: Messages) -> None:
+    """Raise ValueError for what JSON may write and no UTF-8 has: half a pair of surrogates."""
+    for number, message in enumerate(messages):
+        try:
+            message["content"].encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"message {number} has half of a character (a surrogate)") from None
+
+
 def _check_used(said: Mapping[str, Any], keys: Sequence[str], what: str) -> None:
     """Raise ValueError for keys that other trainers read, which would be left out here."""
     for key in keys:
-        if said.get(key) not in (None, "", [], {}):
+        if said.get(key) not in (None, "", [], {}) and (key, said[key]) != ("weight", 1):
             raise ValueError(f'{what} has "{key}", which would be left out: {_INSTEAD[key]}')
 
 
@@ -145,15 +162,21 @@ def _chat(record: Any) -> Messages:
         raise ValueError(
             f'expected a chat, {{"messages": [{{"role", "content"}}, …]}}, got {there}'
         )
-    _check_used(record, ("system", "tools", "functions"), "the chat")
+    _check_used(record, _OF_CHAT, "the chat")
     for number, message in enumerate(messages):
         for key in ("role", "content"):
             if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
                 raise ValueError(f'message {number} of the chat has no "{key}" that is text')
-        if message.get("weight", 1) not in (None, 1):
+        for key in ("weight", "train", "training", "loss"):
+            if message.get(key, 1) not in (None, 1):
+                raise ValueError(
+                    f'message {number} of the chat has the "{key}" {message[key]}: here all of '
+                    "the assistant's messages count alike"
+                )
+        if (role := message["role"]) != "assistant" and role.lower() in _ASSISTANTS:
             raise ValueError(
-                f'message {number} of the chat has the "weight" {message["weight"]}: here all of '
-                "the assistant's messages count alike"
+                f'message {number} of the chat has the "role" {role!r}, of whom nothing would be '
+                'learned: the role of the assistant is "assistant"'
             )
     return [dict(message) for message in messages]
 
@@ -178,7 +201,8 @@ def _instruction(record: Any) -> Messages:
                 more = record.get("input") if asked == "instruction" else None
                 if more is not None and not isinstance(more, str):
                     raise ValueError(f'"input" is {type(more).__name__}: expected text')
-                _check_used(record, ("system", "history"), "the instruction")
+                unread = ("system", "history", "weight", *(["input"] if more is None else []))
+                _check_used(record, unread, "the instruction")
                 user = f"{pair[0]}\n\n{more}" if more else pair[0]
                 return [_said("user", user), _said("assistant", pair[1])]
     there = sorted(map(str, record)) if isinstance(record, Mapping) else type(record).__name__

@@ -83,6 +83,12 @@ class Template:
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
+            if not number:
+                raise TemplateError(
+                    "the chat begins with the assistant, so nothing says where that begins: put a "
+                    "message in front, or give a template that marks the assistant's "
+                    '({% generation %}), or loss_on = "all"'
+                )
             before = self._text(messages[:number], prompt=True)
             after = self._text(messages[: number + 1])
             if not after.startswith(before) or not text.startswith(after):

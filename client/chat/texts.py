@@ -96,4 +96,8 @@ def _text(place: str, record: Any) -> str:
     text = record.get("text") if hasattr(record, "get") else None
     if not isinstance(text, str):
         raise DataError(f'{place} has no "text" that is text')
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{place} has half of a character (a surrogate) in its text") from None
     return text

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.func import functional_call
 
 from ...dag.analysis.lookups import beyond
 from ...dag.capture.capture import check_tensors
-from ...dag.capture.modes import uncompiled
+from ...dag.capture.modes import uncompiled, with_tensors
 from ...dag.ir.graph import Graph
 from ...dag.ir.recipe import Recipe
 from ...job import LIVE, Job
@@ -368,8 +367,12 @@ def check_takes(
         return
     buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            functional_call(module, buffers, (), dict(batch))
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+            with_tensors(module, buffers),
+        ):
+            module(**batch)
     except Exception as error:  # whatever the user's code raises
         text = str(error)
         if isinstance(error, MemoryError | NotImplementedError) or "allocate memory" in text:

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.nn.utils.stateless import _reparametrize_module
 
 from .export import ExportedModel
 
-__all__ = ["differing_constant", "in_mode", "only_flags_differ", "uncompiled"]
+__all__ = ["differing_constant", "in_mode", "only_flags_differ", "uncompiled", "with_tensors"]
 
 _aten = torch.ops.aten
 _FLAGS: dict[Any, tuple[int, Any]] = {
@@ -40,6 +41,15 @@ def uncompiled() -> Iterator[None]:
     for every mode that follows a forward; where that fails, torch leaves files (of graphs that it
     could not partition) in the working folder. A few calls are not worth a compiler either."""
     with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
+    """The module with other parameters and buffers, by its own names; each name of a tied one gets
+    the same tensor. A part that has several names is swapped once for each of them, so the last
+    swap is undone first (torch's `functional_call` leaves the other tensor in such a part)."""
+    with _reparametrize_module(module, tensors, tie_weights=True, stack_weights=True):
         yield
 
 

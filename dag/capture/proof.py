@@ -25,11 +25,10 @@ from torch import Tensor, nn
 from torch._export.utils import _compiling_state_context
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.utils.stateless import _reparametrize_module
 
 from ..ir.capture_errors import CaptureError, first_line, place_of, refused, text_of
 from .export import bare, forward_of
-from .modes import in_mode
+from .modes import in_mode, with_tensors
 from .python_state import Number, PythonState
 from .reseed import FIRST, OTHERS, drawn, reseed
 from .torch_calls import Call, CallTrace, TorchCalls, place_at, same_identity, unlike
@@ -132,7 +131,7 @@ def _session(forward: Forward, on_meta: bool, late: Late) -> Iterator[_Trial]:
     mode = nullcontext() if on_meta else fake or FakeTensorMode(allow_non_fake_inputs=True)
     with (
         torch.random.fork_rng(devices=[]),
-        _reparametrize_module(module, tensors, tie_weights=True),
+        with_tensors(module, tensors),
         mode,
     ):
         state = PythonState(module, forward.loss)

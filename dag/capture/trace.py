@@ -26,12 +26,11 @@ from torch._export.utils import _compiling_state_context
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .export import bare, forward_of
-from .modes import in_mode
+from .modes import in_mode, with_tensors
 
 __all__ = ["CaptureFingerprints", "ModuleChain", "UnclearError", "same_in_eval", "trace"]
 
@@ -141,7 +140,7 @@ def _run(
     recorder = _Recorder(chains, {id(t): n for n, t in tensors.items()})
     with (
         torch.random.fork_rng(devices=[]),
-        _reparametrize_module(module, tensors, tie_weights=True),
+        with_tensors(module, tensors),
         mode,
     ):
         given = {

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..ir.capture_errors import first_line, place_of, refused, text_of
@@ -30,7 +29,7 @@ from ..transforms.evaluation import evaluation
 from .draws_given import GivenDraws, UnlikeDrawsError
 from .export import forward_of
 from .from_fx import Names
-from .modes import in_mode
+from .modes import in_mode, with_tensors
 from .proof import PROOF_S, Forward, Late
 from .python_state import PythonState
 from .torch_calls import TorchCalls
@@ -118,7 +117,7 @@ class _Comparison:
     def run(self, batches: Sequence[Mapping[str, Tensor]]) -> str:
         """Raises CaptureError at the first difference. Returns why not all calls were compared."""
         module = self.forward.module
-        with _reparametrize_module(module, self.values.module, tie_weights=True):
+        with with_tensors(module, self.values.module):
             self.state = PythonState(module, self.forward.loss)
             before = {n: self.values.module[n].clone() for n in self._buffers()}
             draws: GivenDraws | None = None
@@ -348,7 +347,7 @@ def _valued(tensor: Tensor, random: torch.Generator) -> Tensor:
         values = 0.5 + noise if _absent(tensor) else tensor + 0.02 * noise
     else:
         noise = torch.randn(tensor.shape, generator=random)
-        scale = tensor[0].numel() ** -0.5
+        scale = max(1, tensor.shape[1:].numel()) ** -0.5
         values = scale * noise if _absent(tensor) else tensor + 0.01 * noise
     return values.to(tensor.dtype)
 

@@ -78,7 +78,7 @@ def _numbers(path: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _number(text: str | None) -> int | float | None:
-    for kind in (int, float):
+    for kind in (int, float) if "_" not in (text or "") else ():  # Python reads 2021_05 as 202105
         try:
             return kind(text or "")
         except ValueError:
@@ -98,11 +98,29 @@ def _array(path: Path, name: str, values: list[Any]) -> npt.NDArray[Any]:
                 f"{path}: row {row} has no number in {name!r}, or not as many as the first: "
                 "expected numbers, or lists of one length"
             )
+        if _is_wide(value, one):  # no value: the data may be private
+            raise DataError(
+                f"{path}: row {row} has a whole number of 2^63 or more in {name!r}: expected "
+                "smaller ones"
+            )
         first = one.shape
     array = np.asarray(values)
-    if array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
-        # No value: the data may be private.
+    if array.dtype.kind != "f":
+        return array.astype(np.int64)
+    with np.errstate(over="ignore"):
+        single = array.astype(np.float32)
+    lost = (np.isinf(single) & np.isfinite(array)).reshape(len(array), -1).any(1)
+    if lost.any():
         raise DataError(
-            f"{path}: {name!r} has whole numbers of 2^63 or more: expected smaller ones"
+            f"{path}: row {1 + int(lost.argmax())} has a number in {name!r} that is none of "
+            "float32, which columns with fractions become: expected less than 3.4e38"
         )
-    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+    return single
+
+
+def _is_wide(value: Any, one: npt.NDArray[Any]) -> bool:
+    """Whether a row has a whole number that int64 has not; beside others numpy makes a float of
+    it. one: the row as an array."""
+    if one.dtype.kind != "f" or not (np.abs(one) >= 2.0**63).any():
+        return one.dtype.kind == "u"
+    return any(isinstance(number, int) for number in np.asarray(value, object).ravel())

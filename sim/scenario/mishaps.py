@@ -173,6 +173,10 @@ class Churn(Settings):
             raise SettingsError(
                 "trace", "says when peers are gone, and so does `fail_per_hour`: expected one"
             )
+        if self.return_after != AWAY and not self.fail_per_hour:
+            raise SettingsError(
+                "return_after", "is of peers that fail by chance: expected it with `fail_per_hour`"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

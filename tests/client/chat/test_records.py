@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.client.chat.packing import best_fit, samples
 from shoal.client.chat.record_files import RecordFiles
 from shoal.client.chat.samples import read_records
-from shoal.client.chat.templates import IGNORED, Template
+from shoal.client.chat.templates import IGNORED, Template, TemplateError
 from shoal.job import Job, SettingsError
 from shoal.peer.data import DataError
 
@@ -174,6 +174,14 @@ def test_validation_is_never_trained_on(tmp_path: Path, there: str) -> None:
         ("chat", {"messages": SAID, "functions": "add"}, "functions"),
         ("chat", {"conversations": SAID, "system": "Be brief."}, "system"),
         ("chat", {"messages": [SAID[0], {**SAID[1], "weight": 0}]}, "weight"),
+        ("chat", {"messages": [SAID[0], {**SAID[1], "train": False}]}, "train"),
+        ("chat", {"messages": [SAID[0], {**SAID[1], "loss": False}]}, "loss"),
+        ("chat", {"messages": [*SAID, {**SAID[1], "role": "Assistant"}]}, "role"),
+        ("chat", {"conversations": [{"from": "bing", "value": "b"}], "messages": None}, "role"),
+        ("chat", {"messages": SAID, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ("chat", {"messages": SAID, "images": ["a.png"]}, "images"),
+        ("instructions", {"prompt": "a", "completion": "b", "input": "c"}, "input"),
+        ("instructions", {"prompt": "a", "completion": "b", "weight": 0.5}, "weight"),
         ("instructions", {"instruction": "a", "output": "b", "system": "c"}, "system"),
         ("instructions", {"prompt": "a", "completion": "b", "history": [["c", "d"]]}, "history"),
         ("instructions", {"instruction": "a", "output": "b", "input": ["c"]}, "input"),
@@ -187,9 +195,28 @@ def test_what_would_change_a_record_is_not_left_out_of_it(
         list(RecordFiles(str(tmp_path / "a.jsonl"), kind, None))
     empty: Any = {"weight": 1, "input": ""}.get(key)
     kept = {k: v for k, v in said.items() if k != key} | {key: empty, "id": 3, "source": "x"}
-    kept |= {"messages": SAID} if key == "weight" else {}
+    kept |= {"messages": SAID} if kind == "chat" and key not in ("system",) else {}
     (tmp_path / "a.jsonl").write_text(json.dumps(kept))
     assert len(list(RecordFiles(str(tmp_path / "a.jsonl"), kind, None))) == 1
+
+
+def test_half_a_character_is_refused_by_its_line(tmp_path: Path) -> None:
+    for said in (SAID[0], {**SAID[1], "content": "b\ud83d"}), (SAID[0], SAID[1]):
+        (tmp_path / "a.jsonl").write_text(json.dumps({"messages": said}))
+        if said[1] == SAID[1]:
+            assert len(list(RecordFiles(str(tmp_path / "a.jsonl"), "chat", None))) == 1
+            continue
+        with pytest.raises(DataError, match=r"a\.jsonl:1: message 1 has half of a character"):
+            list(RecordFiles(str(tmp_path / "a.jsonl"), "chat", None))
+
+
+def test_a_chat_that_the_assistant_begins_needs_a_template_that_marks() -> None:
+    chat = messages([("assistant", "a"), ("user", "b"), ("assistant", "c")])
+    with pytest.raises(TemplateError, match="begins with the assistant"):
+        Template(tokenizer(PLAIN), None, "assistant").ids(chat)
+    ids, labels = Template(tokenizer(MARKED), None, "assistant").ids(chat)
+    assert tokenizer(MARKED).decode([i for i in labels if i != IGNORED]) == "a<|end|>c<|end|>"
+    assert len(ids) == len(labels)
 
 
 @pytest.mark.parametrize("key", ["pack", "template", "loss_on", "bad_records", "validation"])

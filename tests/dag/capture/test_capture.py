@@ -66,11 +66,15 @@ def test_random_tensors_become_counter_based_ones() -> None:
 
 
 def test_tied_parameters_have_one_name_and_frozen_ones_no_gradient() -> None:
-    module = Model(lambda self, x: (self.b(self.a(x)) + self.cold(x)).mean() + self.spare.sum())
+    module = Model(
+        lambda self, x: (
+            (self.b(self.a(x)) + self.cold(x)).mean() + self.spare.sum() + self.none.sum()
+        )
+    )
     module.a = nn.Linear(4, 4, bias=False)
     module.b, module.cold = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
     module.b.weight = module.a.weight
-    module.spare = nn.Parameter(torch.zeros(2))
+    module.spare, module.none = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 4))
     captured = capture(module, {"x": torch.randn(4, 4)})
     by_name = {p.name: p for p in captured.graph.parameters}
     assert by_name["a.weight"].tied == ("b.weight",)
@@ -80,6 +84,18 @@ def test_tied_parameters_have_one_name_and_frozen_ones_no_gradient() -> None:
     assert captured.tensors["a.weight"].data_ptr() == module.a.weight.data_ptr()
     reads = [v for op in captured.graph.operators for v in op.reads]
     assert reads.count("param:a.weight") == 2
+
+
+def test_a_part_with_several_names_has_its_own_tensors_afterwards() -> None:
+    module = Model(lambda self, x: self.again[1](self.linear(x)).mean() + self.seen)
+    module.again = nn.ModuleList([module.linear] * 3)
+    module.linear.register_buffer("scale", torch.ones(4))
+    before = {n: (t, t.detach().clone()) for n, t in module.state_dict(keep_vars=True).items()}
+    captured = capture(module, {"x": torch.randn(4, 4)})
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        assert tensor is before[name][0], name
+        assert torch.equal(tensor, before[name][1]), name
+    assert captured.unproved == ()
 
 
 def test_batch_norm_statistics_are_values_and_the_momentum_is_in_the_update() -> None:

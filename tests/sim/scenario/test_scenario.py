@@ -381,6 +381,7 @@ def test_a_job_may_be_given_from_outside(tmp_path: Path) -> None:
             '`faults[0].with` is "a", as `who` is',
         ),
         (TWO + LINK + "[churn]\nfail_per_hour = -1\n", 15, "`churn.fail_per_hour` is -1.0"),
+        (TWO + LINK + '[churn]\nreturn_after = "9s"\n', 15, "expected it with `fail_per_hour`"),
         (
             TWO + LINK + '[churn]\nfail_per_hour = 1\ntrace = "a.csv"\n',
             16,

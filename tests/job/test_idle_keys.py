@@ -1,0 +1,70 @@
+"""A key that would change nothing beside the rest of the job is refused, not ignored."""
+
+import pytest
+
+from shoal.job import Job, SettingsError
+
+IDLE = [
+    ("train", {"optimizer": "sgd", "betas": [0.9, 0.99]}, "train.betas", 'optimizer = "sgd"'),
+    ("train", {"optimizer": "lion", "eps": 1e-6}, "train.eps", 'optimizer = "lion"'),
+    ("train", {"momentum": 0.5}, "train.momentum", 'optimizer = "adamw"'),
+    ("train", {"no_muon": ["*"]}, "train.no_muon", 'optimizer = "adamw"'),
+    ("train", {"schedule": "constant", "lr_final": 0.5}, "train.lr_final", "constant"),
+    ("data", {"validation": "b", "holdout": 0.3}, "data.holdout", "data.validation"),
+    ("codec", {"ratio": 20}, "codec.ratio", "adatopk"),
+    ("codec", {"error_budget": 0.1}, "codec.error_budget", '"auto"'),
+    ("codec", {"feedback": "ef21"}, "codec.feedback", 'codec.grad = "none"'),
+    ("codec", {"sync": "int8"}, "codec.sync", "codec.grad is what"),
+    ("recovery", {"ladder": [], "snapshot_every": 9}, "recovery.snapshot_every", "ladder without"),
+    ("recovery", {"ladder": ["sibling"], "warm_spares": 2}, "recovery.warm_spares", "ladder"),
+    ("sync", {"quorum": 1}, "sync.quorum", 'kind = "allreduce"'),
+    ("sync", {"deadline": "3s"}, "sync.deadline", 'kind = "allreduce"'),
+]
+
+
+BESIDE = {"train": {"steps": 4}, "data": {"kind": "chat", "source": "a"}}
+
+
+def job(table: str, keys: dict) -> Job:
+    return Job(model="a:b", **BESIDE | {table: BESIDE.get(table, {}) | keys})
+
+
+@pytest.mark.parametrize(("table", "keys", "key", "beside"), IDLE)
+def test_a_key_of_which_nothing_would_come_is_refused(table, keys, key, beside) -> None:
+    with pytest.raises(SettingsError) as caught:
+        job(table, keys)
+    said = str(caught.value)
+    assert said.startswith(f"`{key}` is ")
+    assert "changes nothing with" in said
+    assert beside in said
+
+
+@pytest.mark.parametrize(
+    ("table", "keys"),
+    [
+        ("train", {"optimizer": "muon", "betas": [0.9, 0.99], "eps": 1e-6, "momentum": 0.95}),
+        ("train", {"momentum": 0.0, "schedule": "constant", "lr_final": 1.0}),
+        ("codec", {"activation": "adatopk", "ratio": 20, "feedback": "none"}),
+        ("codec", {"default": "topk:ratio=20", "feedback": "ef21"}),
+        ("sync", {"kind": "auto", "quorum": 1, "deadline": "3s"}),
+        ("recovery", {"ladder": [], "warm_spares": 0}),
+    ],
+)
+def test_one_that_says_what_is_done_is_taken(table, keys) -> None:
+    job(table, keys)
+
+
+def test_what_the_planner_decides_leaves_no_idle_key() -> None:
+    asked = {"sync": {"kind": "auto", "quorum": 1, "deadline": "3s"}, "codec": {"sync": "int8"}}
+    found = Job(model="a:b", steps=4, **asked)
+    assert found.decided("local", 2).codec.sync == "int8"
+    alike = found.decided("allreduce", 1)
+    assert (alike.codec.sync, alike.sync.quorum, alike.sync.deadline) == ("none", "100%", "auto")
+
+
+def test_a_change_of_the_method_leaves_no_idle_key() -> None:
+    table = {"kind": "local", "every": 2, "quorum": "50%", "deadline": "3s"}
+    found = Job(model="a:b", steps=4, sync=table, codec={"sync": "int8"})
+    changed = found.with_changes(["sync.method=powersgd"])
+    said = changed.codec.sync, changed.sync.quorum, changed.sync.deadline
+    assert said == ("none", "100%", "auto")
