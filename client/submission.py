@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..compression.codec import parse
 from ..dag.analysis.samples import why_samples_meet
 from ..dag.capture.capture import Captured, capture
+from ..dag.capture.proof import Alone
 from ..dag.ir.convert import graph_to_bytes
 from ..dag.ir.graph import Graph, GraphError, Lowered
 from ..dag.ir.recipe import Recipe
@@ -137,14 +138,14 @@ def prepare(
         outline = models.outline(job, say)
         module = models.capturable(outline, job)
         check_tokenizer(job, module)
-        captured = _captured(job, data, module, sizes, say)
+        clients = client_sizes(job, data)
+        captured = _captured(job, data, module, sizes, clients.alone(job), say)
         sizes = captured.right_sizes(sizes, say)
         pretrained = _pretrained(job, stored, outline, captured.graph, say)
         ignoring = _surveyed(job, data, module, captured.graph, say)
         sizes = _divisions(job, data, module, captured.graph, ignoring, sizes, say)
         depends = partial(_depends, job, data, module, captured.graph, ignoring)
-        clients = client_sizes(job, data)
-        job = with_stages(job, captured.graph, clients, depends, say)
+        job = with_stages(job, captured.graph, clients.trained, depends, say)
         job = with_matrices(job, captured.graph, say)
         graph = with_base(job, captured.graph, say)
         core, sizes = _core(graph, job.train.microbatch_size, sizes, say)
@@ -166,7 +167,7 @@ def prepare(
             microbatch_sizes=sizes,
             local=data.local,
             pretrained=pretrained,
-            client_sizes=clients,
+            client_sizes=clients.trained,
             client_data=data.of_clients,
         )
 
@@ -187,20 +188,20 @@ def draft(
         outline = models.outline(job, say)
         module = models.capturable(outline, job)
         check_tokenizer(job, module)
-        captured = _captured(job, data, module, sizes, say)
+        clients = client_sizes(job, data)
+        captured = _captured(job, data, module, sizes, clients.alone(job), say)
         graph, sizes = captured.graph, captured.right_sizes(sizes, say)
         pretrained = _pretrained(job, stored, outline, graph, say)
         ignoring = _surveyed(job, data, module, graph, say)
         sizes = _divisions(job, data, module, graph, ignoring, sizes, say)
         depends = partial(_depends, job, data, module, graph, ignoring)
-        clients = client_sizes(job, data)
-        job = with_stages(job, graph, clients, depends, say)
+        job = with_stages(job, graph, clients.trained, depends, say)
         job = with_matrices(job, graph, say)
     read = pretrained.entries if pretrained and job.model.where == "url" else {}
     if words := takes(starting_bytes(graph, lambda n: n in read or outline.is_made(n))):
         say(f"submitting it uploads the weights that it begins with: {words}")
     graph = with_base(job, graph, say)
-    spec = spec_of(job, graph, sizes, clients)
+    spec = spec_of(job, graph, sizes, clients.trained)
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
     spec.client_data.extend(_ref(m.to_json().encode()) for m in data.of_clients)
@@ -236,7 +237,12 @@ def _ref(data: bytes) -> BlobRef:
 
 
 def _captured(
-    job: Job, data: JobData, module: nn.Module, choices: tuple[int, ...], say: Say
+    job: Job,
+    data: JobData,
+    module: nn.Module,
+    choices: tuple[int, ...],
+    alone: Alone,
+    say: Say,
 ) -> Captured:
     _check_format(job, module)
     with models.ready(module, job):
@@ -249,6 +255,7 @@ def _captured(
             named=plain_name(module),
             sizes=(job.train.microbatch_size,),
             choices=choices,
+            alone=alone,
             samples=None if data.local else lambda m, n: reader_of(job, data).batch(0, m, n),
         )
         check_names(name for name, _ in captured.graph.metrics)

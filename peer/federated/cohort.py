@@ -25,7 +25,7 @@ from .batches import Participant
 from .shared_features import Distribution, SharedFeatures
 from .vhl_loss import VirtualData
 
-__all__ = ["Cohort", "Trained"]
+__all__ = ["Cohort", "Trained", "as_rows"]
 
 AHEAD_BYTES = 16 << 20
 """Of inputs that are read before their step."""
@@ -50,6 +50,12 @@ class Trained:
     values: dict[str, Tensor]
     steps: tuple[int, ...]
     losses: Tensor
+
+
+def as_rows(values: Tensor) -> Tensor:
+    """Return what copies have of a tensor, (copies, *shape), as (copies, numbers); of a scalar, too,
+    which is one number."""
+    return values.unsqueeze(-1).flatten(1)
 
 
 class _IdleError(Exception):
@@ -327,7 +333,7 @@ class _Stack:
                 grads[name] = grads[name] + self._bends[name][: self._active].view_as(grads[name])
         if self._train.clip > 0 and grads:
             squares = sum(
-                (g.double().flatten(1).square().sum(1) for g in grads.values()),
+                (as_rows(g.double()).square().sum(1) for g in grads.values()),
                 torch.zeros(self._active, dtype=torch.float64, device=found.losses.device),
             )
             factors = [clip_factor(n, self._train.clip) for n in squares.sqrt().tolist()]

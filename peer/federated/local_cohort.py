@@ -40,7 +40,7 @@ from .client_evaluation import ClientEvaluation
 from .client_means import finite, hidden_mean, mean_of, pieces, rows_of
 from .client_states import ClientStates, RoundStates
 from .client_steps import ClientSteps, OwnSamples
-from .cohort import Cohort, Trained
+from .cohort import Cohort, Trained, as_rows
 from .control_variates import ControlVariates
 from .shared_features import shared_features
 from .sparse_updates import SparseUpdates
@@ -283,13 +283,13 @@ class LocalCohort(ClientSteps):
         for some in trained:
             total = torch.zeros(len(some.participants), dtype=torch.float64)
             for name in self._trained:
-                now, began = some.values[name].detach().flatten(1), self._executor.parameters[name]
+                now, began = as_rows(some.values[name].detach()), self._executor.parameters[name]
                 for at in pieces(now.shape[1]):
                     moved = now[:, at] - began.detach().reshape(-1)[at]
                     total += moved.double().square().sum(1).cpu()
             for name in self._updated:
                 if (values := some.values[name]).is_floating_point():
-                    total += torch.where(values.isfinite().flatten(1).all(1), 0.0, torch.nan).cpu()
+                    total += torch.where(as_rows(values.isfinite()).all(1), 0.0, torch.nan).cpu()
             squares |= zip(some.participants, total.tolist(), strict=True)
             losses |= zip(some.participants, some.losses.tolist(), strict=True)
             yield some

@@ -73,12 +73,28 @@ def attending() -> Classifier:
     return Classifier(nn.Linear(12, 36), Attention(), nn.Linear(12, 4))
 
 
+class Scaled(Classifier):
+    """Logits times a scalar that is trained."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.layers(x) * self.scale, y)
+
+
+def scaled() -> Scaled:
+    return Scaled(nn.Linear(12, 4))
+
+
 MODELS = {
     "attending": attending,
     "masked": masked,
     "plain": plain,
     "normed": normed,
     "partly frozen": partly_frozen,
+    "scaled": scaled,
 }
 TRAIN = {
     "sgd": Train(steps=9, batch=8, optimizer="sgd", lr=0.3, clip=0.4, warmup=0, momentum=0.9),
