@@ -99,9 +99,9 @@ def prove(
     alone: Alone = NONE_ALONE,
 ) -> Proved:
     """Raises CaptureError unless forward does the same in every call, whatever Python and numpy
-    draw, and with each number of samples in `sizes`. Finds the `choices` with which it does not.
-    Ends early, and says so, when it is `late`. `alone`: whether batches have one sample. The module, and all random state, are as they
-    were."""
+    draw, and with each number of samples in `sizes`, and with one where `alone` says that there is.
+    Finds the `choices` with which it does not. Ends early, and says so, when it is `late`. The
+    module, and all random state, are as they were."""
     wrong: dict[int, str] = {}
     state = PythonState(forward.module, forward.loss)
     for train in (True, False):

@@ -44,7 +44,8 @@ Read = Callable[[Indices], Mapping[str, Tensor]]
 class Trained:
     """What some participants came to, in the order of `participants`. values: by name, of trained
     parameters and of buffers that steps update, (participants, *shape). steps, losses:
-    (participants,) each; losses are the mean over a participant's steps."""
+    (participants,) each; steps are those that were made, without those whose batch has no sample
+    that counts; losses are the mean over them."""
 
     participants: tuple[int, ...]
     values: dict[str, Tensor]
@@ -53,8 +54,8 @@ class Trained:
 
 
 def as_rows(values: Tensor) -> Tensor:
-    """Return what copies have of a tensor, (copies, *shape), as (copies, numbers); of a scalar, too,
-    which is one number."""
+    """Return what copies have of a tensor, (copies, *shape), as (copies, numbers): of a scalar
+    one."""
     return values.unsqueeze(-1).flatten(1)
 
 
@@ -158,7 +159,7 @@ class Cohort:
         return Trained(
             tuple(one.number for one, _ in cohort),
             stack.values(),
-            tuple(len(plan) for _, plan in cohort),
+            tuple(int(made) for made in counts.tolist()),
             (losses / counts).cpu(),
         )
 
