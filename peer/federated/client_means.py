@@ -39,7 +39,7 @@ def rows_of(trained: Iterable[Trained], participants: Sequence[int]) -> dict[str
         places = [at[n] for n in some.participants]
         for name, values in some.values.items():
             dtype = torch.float32 if values.is_floating_point() else torch.int64
-            rows = as_rows(values.detach().to("cpu", dtype)).contiguous().view(torch.float32)
+            rows = as_rows(values.detach().to("cpu", dtype)).view(torch.float32)
             if name not in found:
                 found[name] = torch.empty(len(participants), rows.shape[1])
             found[name][places] = rows
