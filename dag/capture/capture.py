@@ -105,10 +105,9 @@ def capture(
     precision are operators of the graph; weights and the loss stay fp32, or what `kept` says.
     `named`: from the module's names to those of the graph. `core`: also the form for peers with the
     core operator set, at the example's microbatch size. `sizes`: numbers of samples that a
-    microbatch will have, `choices`: those that it may have; `alone`: whether
-    other batches than these have one. `samples`: of the data, to try the
-    module with; without them random ones are taken. `clock`: gives seconds; the proof of the
-    capture ends after PROOF_S of them. Tensors on `meta` give the same graph. The module, and what
+    microbatch will have, `choices`: those that it may have; `alone`: whether other batches
+    have one. `samples`: of the data, to try the module with; without them random ones are taken.
+    `clock`: gives seconds; the proof of the capture ends after PROOF_S of them. Tensors on `meta` give the same graph. The module, and what
     its functions remember, are as they were afterwards. Raises CaptureError, and GraphError for an
     operator without core form.
     """
@@ -137,8 +136,7 @@ def capture(
     running = frozenset(n for n, name in names.buffers.items() if name in changing)
     forward = Forward(module, inputs, loss, running)
     until = clock() + PROOF_S
-    late = lambda: clock() >= until  # noqa: E731
-    proved = prove(forward, sizes or (batch,), choices, late, alone)
+    proved = prove(forward, sizes or (batch,), choices, late := lambda: clock() >= until, alone)
     size = min(2, *sizes, batch)
     untried = prove_values(forward, plain, names, constants, size, samples, late)
     known |= constants
