@@ -107,9 +107,9 @@ def capture(
     core operator set, at the example's microbatch size. `sizes`: numbers of samples that a
     microbatch will have, `choices`: those that it may have; `alone`: whether other batches
     have one. `samples`: of the data, to try the module with; without them random ones are taken.
-    `clock`: gives seconds; the proof of the capture ends after PROOF_S of them. Tensors on `meta` give the same graph. The module, and what
-    its functions remember, are as they were afterwards. Raises CaptureError, and GraphError for an
-    operator without core form.
+    `clock`: gives seconds; the proof of the capture ends after PROOF_S of them. Tensors on `meta`
+    give the same graph. The module, and what its functions remember, are as they were afterwards.
+    Raises CaptureError, and GraphError for an operator without core form.
     """
     batch = _batch_of(inputs)
     _refuse_kinds(module)
