@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..dag.capture.proof import Alone
 from ..job import Job, SettingsError
 from ..job.clients.partitioning import Partitioning
 from ..job.tables import Data
@@ -25,6 +26,7 @@ from .chat.texts import OF_TOKENIZERS, has_tokenizer, read_text
 
 __all__ = [
     "AskPeers",
+    "ClientSizes",
     "JobData",
     "check_tokenizer",
     "client_sizes",
@@ -97,16 +99,40 @@ def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData
     return JobData(manifest=manifest, shards=shards)
 
 
-def client_sizes(job: Job, data: JobData) -> tuple[int, ...]:
-    """Return how many samples each client of federated training trains on; none for other
-    training. Raises SettingsError, DataError."""
+@dataclass(frozen=True, slots=True)
+class ClientSizes:
+    """Samples of each client of federated training: those that it trains on, and of a partition
+    those that it holds out. Nothing of other training."""
+
+    trained: tuple[int, ...] = ()
+    held_out: tuple[int, ...] = ()
+
+    def alone(self, job: Job) -> Alone:
+        """Return why a batch of a client has one sample: `train.batch` leaves it over."""
+        batch, steps = job.train.batch, job.sync.local.steps
+
+        def left(sizes: tuple[int, ...], does: str, most: int = 0) -> str:
+            for n in filter(None, sizes):
+                reached = batch == 1 or not 0 < most < -(-n // batch)
+                if n % batch == 1 % batch and reached:
+                    return f"a client {does} {n} samples, and in batches of {batch} one is alone"
+            return ""
+
+        if job.sync.virtual_data != "none":  # whose noise is in every batch
+            return Alone(evaluated=left(self.held_out, "holds out"))
+        return Alone(left(self.trained, "trains on", steps), left(self.held_out, "holds out"))
+
+
+def client_sizes(job: Job, data: JobData) -> ClientSizes:
+    """Return how many samples clients have. Raises SettingsError, DataError."""
     if job.sync.kind != "federated":
-        return ()
+        return ClientSizes()
     if data.of_clients:
-        return tuple(m.train for m in data.of_clients)
+        return ClientSizes(tuple(m.train for m in data.of_clients))
     assert job.data.partition is not None, "checked by the job"
     found = partition_of(job.data.partition, job.data.targets, reader_of(job, data))
-    return tuple((found.sizes - found.held_out_sizes).tolist())
+    trained = found.sizes - found.held_out_sizes
+    return ClientSizes(tuple(trained.tolist()), tuple(found.held_out_sizes.tolist()))
 
 
 def with_clients(job: Job, found: JobData) -> tuple[Job, JobData]:

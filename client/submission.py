@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..compression.codec import parse
 from ..dag.analysis.samples import why_samples_meet
 from ..dag.capture.capture import Captured, capture
+from ..dag.capture.proof import Alone
 from ..dag.ir.convert import graph_to_bytes
 from ..dag.ir.graph import Graph, GraphError, Lowered
 from ..dag.ir.recipe import Recipe
@@ -45,6 +46,7 @@ from .files.weight_writer import write_values
 from .further_classes import with_feature_statistics, with_virtual_classes
 from .job_data import (
     AskPeers,
+    ClientSizes,
     JobData,
     check_tokenizer,
     client_sizes,
@@ -130,7 +132,7 @@ class _Outlined(NamedTuple):
     captured: Captured
     pretrained: Pretrained | None
     sizes: tuple[int, ...]
-    clients: tuple[int, ...]
+    clients: ClientSizes
 
 
 def _outlined(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> _Outlined:
@@ -146,14 +148,14 @@ def _outlined(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> _Outlin
     outline = models.outline(job, say)
     module = models.capturable(outline, job)
     check_tokenizer(job, module)
-    captured = _captured(job, data, module, sizes, say)
+    clients = client_sizes(job, data)
+    captured = _captured(job, data, module, sizes, clients.alone(job), say)
     graph, sizes = captured.graph, captured.right_sizes(sizes, say)
     pretrained = _pretrained(job, stored, outline, graph, say)
     ignoring = _surveyed(job, data, module, graph, say)
     sizes = _divisions(job, data, module, graph, ignoring, sizes, say)
     depends = partial(_depends, job, data, module, graph, ignoring)
-    clients = client_sizes(job, data)
-    job = with_matrices(with_stages(job, graph, clients, depends, say), graph, say)
+    job = with_matrices(with_stages(job, graph, clients.trained, depends, say), graph, say)
     return _Outlined(job, data, outline, module, captured, pretrained, sizes, clients)
 
 
@@ -187,7 +189,7 @@ def prepare(
             microbatch_sizes=sizes,
             local=data.local,
             pretrained=pretrained,
-            client_sizes=clients,
+            client_sizes=clients.trained,
             client_data=data.of_clients,
         )
 
@@ -205,7 +207,7 @@ def draft(
     if words := takes(starting_bytes(graph, lambda n: n in read or outline.is_made(n))):
         say(f"submitting it uploads the weights that it begins with: {words}")
     graph = with_base(job, graph, say)
-    spec = spec_of(job, graph, sizes, clients)
+    spec = spec_of(job, graph, sizes, clients.trained)
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
     spec.client_data.extend(_ref(m.to_json().encode()) for m in data.of_clients)
@@ -248,7 +250,12 @@ def _ref(data: bytes) -> BlobRef:
 
 
 def _captured(
-    job: Job, data: JobData, module: nn.Module, choices: tuple[int, ...], say: Say
+    job: Job,
+    data: JobData,
+    module: nn.Module,
+    choices: tuple[int, ...],
+    alone: Alone,
+    say: Say,
 ) -> Captured:
     _check_format(job, module)
     with models.ready(module, job):
@@ -261,6 +268,7 @@ def _captured(
             named=plain_name(module),
             sizes=(job.train.microbatch_size,),
             choices=choices,
+            alone=alone,
             samples=None if data.local else lambda m, n: reader_of(job, data).batch(0, m, n),
         )
         check_names(name for name, _ in captured.graph.metrics)

@@ -101,6 +101,13 @@ def _not_federated(job: _Tables) -> Iterator[tuple[str, str]]:
         return
     if job.data.kind != "arrays":
         yield "data.kind", f'"arrays" is, {federated}'
+    for key in ("passes", "tokens"):
+        if getattr(job.train, key) is not None:
+            why = "what a run sees of the data hangs on who is in which round"
+            yield f"train.{key}", f"it is not, {federated}: {why}; expected rounds"
+    if job.sync.collective != "auto":
+        why = "no stage of a client has a second holder"
+        yield "sync.collective", f'"auto" is, {federated}: {why}'
     yield from _not_clients(job, partition.kind if partition is not None else "by-peer")
     if job.plan.pipelines not in (1, "auto"):
         yield "plan.pipelines", f"1 is, {federated}: a client is trained by one"
@@ -298,6 +305,19 @@ def _not_private(job: _Tables) -> Iterator[tuple[str, str]]:
 
 def _not_clients(job: _Tables, kind: str) -> Iterator[tuple[str, str]]:
     """What cannot be of clients whose data is where the job says. kind: of their partition."""
+    partition = job.data.partition
+    if kind in ("dirichlet", "shards") and not job.data.targets:
+        why = 'there are no labels to divide by, with data.targets = ""'
+        yield "data.partition.kind", f'"iid" and "by-key" are, {why}'
+    if partition is not None and partition.held_out:
+        evaluated = job.train.evaluated_batches and job.data.holdout
+        why = "samples that clients hold out are tried where the version is evaluated"
+        if not evaluated:
+            yield (
+                "data.partition.held_out",
+                f"0 is, without evaluations: {why}; to have some, set data.holdout, "
+                "train.eval_every and train.eval_batches above 0",
+            )
     where = f'with sync.kind = "federated" and data.where = "{job.data.where}"'
     if job.data.where != "peer" and kind == "by-peer":
         yield "data.partition.kind", f'"iid", "dirichlet", "shards" and "by-key" are, {where}'

@@ -20,6 +20,7 @@ from ...job.settings import plain
 from ...net.blobs.client import BlobClient
 from ...net.file_names import is_file_name
 from ...peer.data.manifest import Manifest
+from ...peer.rounds.methods.round_strategies import STRATEGIES
 from ...proto.broker_pb2 import Checkpoint, RunSpec
 from ...proto.common_pb2 import BlobRef
 from ..access import Access
@@ -206,7 +207,15 @@ def changed(before: Job, after: Job) -> str:
         had, has = _at(plain(before), key), _at(plain(after), key)
         if had != has:
             return _first(key, had, has)
-    return ""
+    return "sync.method" if _reads_otherwise(before, after) else ""
+
+
+def _reads_otherwise(before: Job, after: Job) -> bool:
+    """Whether what replicas share of one method has a name with another one, which means something
+    else by it: one's momentum is a sum of moves, and another's their mean."""
+    chosen = [job.sync.chosen for job in (before, after)]
+    slots = [{*STRATEGIES[name].slots} if name in STRATEGIES else set() for name in chosen]
+    return chosen[0] != chosen[1] and bool(slots[0] & slots[1])
 
 
 def _at(table: Any, key: str) -> Any:

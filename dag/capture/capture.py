@@ -36,7 +36,7 @@ from .blocks import repeats, shortened
 from .export import export, functional
 from .from_fx import Converted, Names, convert
 from .modes import differing_constant, in_mode, only_flags_differ, uncompiled
-from .proof import PROOF_S, Forward, prove
+from .proof import NONE_ALONE, PROOF_S, Alone, Forward, prove
 from .python_state import PythonState
 from .repeat import DifferError, repeated
 from .trace import same_in_eval
@@ -92,6 +92,7 @@ def capture(
     core: bool = False,
     sizes: Sequence[int] = (),
     choices: Sequence[int] = (),
+    alone: Alone = NONE_ALONE,
     samples: Samples | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Captured:
@@ -104,11 +105,11 @@ def capture(
     precision are operators of the graph; weights and the loss stay fp32, or what `kept` says.
     `named`: from the module's names to those of the graph. `core`: also the form for peers with the
     core operator set, at the example's microbatch size. `sizes`: numbers of samples that a
-    microbatch will have, `choices`: those that it may have. `samples`: of the data, to try the
-    module with; without them random ones are taken. `clock`: gives seconds; the proof of the
-    capture ends after PROOF_S of them. Tensors on `meta` give the same graph. The module, and what
-    its functions remember, are as they were afterwards. Raises CaptureError, and GraphError for an
-    operator without core form.
+    microbatch will have, `choices`: those that it may have; `alone`: whether other batches
+    have one. `samples`: of the data, to try the module with; without them random ones are taken.
+    `clock`: gives seconds; the proof of the capture ends after PROOF_S of them. Tensors on `meta`
+    give the same graph. The module, and what its functions remember, are as they were afterwards.
+    Raises CaptureError, and GraphError for an operator without core form.
     """
     batch = _batch_of(inputs)
     _refuse_kinds(module)
@@ -135,7 +136,7 @@ def capture(
     running = frozenset(n for n, name in names.buffers.items() if name in changing)
     forward = Forward(module, inputs, loss, running)
     until = clock() + PROOF_S
-    proved = prove(forward, sizes or (batch,), choices, late := lambda: clock() >= until)
+    proved = prove(forward, sizes or (batch,), choices, late := lambda: clock() >= until, alone)
     size = min(2, *sizes, batch)
     untried = prove_values(forward, plain, names, constants, size, samples, late)
     known |= constants

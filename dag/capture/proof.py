@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from .python_state import Number, PythonState
 from .reseed import FIRST, OTHERS, drawn, reseed
 from .torch_calls import Call, CallTrace, TorchCalls, place_at, same_identity, unlike
 
-__all__ = ["PROOF_S", "Forward", "Late", "Proved", "prove"]
+__all__ = ["NONE_ALONE", "PROOF_S", "Alone", "Forward", "Late", "Proved", "prove"]
 
 _FEW, _MORE = 2, 5
 """Samples of the two microbatches that say how numbers follow the batch size."""
@@ -67,6 +67,16 @@ class Forward:
     known: frozenset[str]
 
 
+class Alone(NamedTuple):
+    """Why a batch has one sample, in words, which is trained or evaluated on; empty: none has."""
+
+    trained: str = ""
+    evaluated: str = ""
+
+
+NONE_ALONE = Alone()
+
+
 @dataclass(frozen=True)
 class Proved:
     """What was found of forward. `wrong`: those of the choices with which it does something else,
@@ -85,22 +95,24 @@ def prove(
     sizes: Sequence[int],
     choices: Sequence[int],
     late: Late = lambda: False,
+    alone: Alone = NONE_ALONE,
 ) -> Proved:
     """Raises CaptureError unless forward does the same in every call, whatever Python and numpy
-    draw, and with each number of samples in `sizes`. Finds the `choices` with which it does not.
-    Ends early, and says so, when it is `late`. The module, and all random state, are as they
-    were."""
+    draw, and with each number of samples in `sizes`, and with one where `alone` says that there is.
+    Finds the `choices` with which it does not. Ends early, and says so, when it is `late`. The
+    module, and all random state, are as they were."""
     wrong: dict[int, str] = {}
     state = PythonState(forward.module, forward.loss)
     for train in (True, False):
+        one = alone.trained or ("" if train else alone.evaluated)
         for on_meta in (True, False):
             with (
                 state.restored(),
                 in_mode(forward.module, train),
-                _session(forward, on_meta, late) as trial,
+                _session(forward, on_meta, late, one) as trial,
             ):
                 try:
-                    found = trial.all(sizes, choices)
+                    found = trial.all((*sizes, 1) if one else sizes, choices)
                 except _LateError:
                     mode = "train" if train else "eval"
                     untried = {n: "it was not tried in time" for n in choices if n not in wrong}
@@ -121,7 +133,7 @@ def prove(
 
 
 @contextmanager
-def _session(forward: Forward, on_meta: bool, late: Late) -> Iterator[_Trial]:
+def _session(forward: Forward, on_meta: bool, late: Late, one: str) -> Iterator[_Trial]:
     """Trials with everything that the module has on `meta`, or as it is under a fake mode."""
     module = forward.module
     tensors: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -137,7 +149,7 @@ def _session(forward: Forward, on_meta: bool, late: Late) -> Iterator[_Trial]:
         state = PythonState(module, forward.loss)
         with state.restored():
             takes = {n: t.requires_grad for n, t in tensors.items()}
-            yield _Trial(forward, tensors, takes, state, "meta" if on_meta else None, late)
+            yield _Trial(forward, tensors, takes, state, "meta" if on_meta else None, late, one)
 
 
 @dataclass
@@ -151,6 +163,8 @@ class _Trial:
     state: PythonState
     device: str | None
     late: Late
+    one: str = ""
+    """Why a batch of this mode has one sample."""
     first: CallTrace = field(default_factory=lambda: CallTrace([], ()))
     drew: bool = False
     """Whether a forward drew numbers of Python's or numpy's."""
@@ -249,9 +263,8 @@ class _Trial:
             where, what = text_of(call.where), f"{call.name} gets other numbers {says}"
         else:
             return None
-        return refused(
-            where, f"what forward does depends on the batch size: {what}", _sized(samples)
-        )
+        advice = _sized(samples, self.one if samples == 1 else "")
+        return refused(where, f"what forward does depends on the batch size: {what}", advice)
 
     # ------------------------------------------------------------ one call
 
@@ -345,11 +358,13 @@ def _samples(samples: int) -> str:
     return "one sample" if samples == 1 else f"{samples} samples"
 
 
-def _sized(samples: int) -> str:
+def _sized(samples: int, one: str) -> str:
     more = ", or set train.microbatch to 2 or more" if samples == 1 else ""
+    if one:
+        more = ", or choose another train.batch"
     return (
-        f"a microbatch may have {_samples(samples)}: write it for a batch of any size (no branch "
-        f"on x.shape[0], squeeze(-1) for squeeze(), a norm that takes one sample){more}"
+        f"{one or f'a microbatch may have {_samples(samples)}'}: write it for a batch of any size "
+        f"(no branch on x.shape[0], squeeze(-1) for squeeze(), a norm that takes one sample){more}"
     )
 
 

@@ -85,9 +85,12 @@ def effective_lengths(
 ) -> npt.NDArray[np.float64]:
     """Return what the local steps of SGD of each client count for together, (clients,), a_i of
     FedNova (Wang et al. 2020, 2007.07481): of t steps with momentum m, of which step k counts for
-    1 + m + ... + m^(t - k), that is (t - m (1 - m^t) / (1 - m)) / (1 - m).
+    1 + m + ... + m^(t - k), that is (t - m (1 - m^t) / (1 - m)) / (1 - m); t (t + 1) / 2 where m
+    is 1.
 
     The arguments are those of `client_steps`."""
     each = client_steps(sizes, batch, passes=passes, steps=steps)
     left = 1.0 - momentum
+    if not left:
+        return np.asarray(each * (each + 1.0) / 2.0, np.float64)
     return np.asarray((each - momentum * (1.0 - momentum**each) / left) / left, np.float64)

@@ -125,6 +125,12 @@ class ClientCompression(Settings):
                 'is "ef" with compression = "none", where clients send all: leave it out, or name '
                 'one of "topk", "bcrs", "bcrs+opwa"',
             )
+        if self.compression == "none" and self.client_links is not None:
+            raise SettingsError(
+                "client_links",
+                'are given with compression = "none", where no client sends by its link: leave '
+                'them out, or name one of "topk", "bcrs", "bcrs+opwa"',
+            )
         for key, kind in _ONLY_OF.items():
             if not self.compression.startswith(kind) and getattr(options, key) != getattr(
                 usual, key

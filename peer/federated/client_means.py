@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...dag.rounds.vector import PIECE
-from .cohort import Trained
+from .cohort import Trained, as_rows
 
 __all__ = ["finite", "hidden_mean", "mean_of", "pieces", "rows_of"]
 
@@ -39,7 +39,7 @@ def rows_of(trained: Iterable[Trained], participants: Sequence[int]) -> dict[str
         places = [at[n] for n in some.participants]
         for name, values in some.values.items():
             dtype = torch.float32 if values.is_floating_point() else torch.int64
-            rows = values.detach().to("cpu", dtype).reshape(len(places), -1).view(torch.float32)
+            rows = as_rows(values.detach().to("cpu", dtype)).view(torch.float32)
             if name not in found:
                 found[name] = torch.empty(len(participants), rows.shape[1])
             found[name][places] = rows
@@ -106,7 +106,7 @@ def _added(values: Tensor, weights: Sequence[float]) -> Tensor:
     if not values.is_floating_point():
         return values.amax(0)
     by = torch.tensor(weights, dtype=torch.float64, device=values.device)
-    rows = values.flatten(1)
+    rows = as_rows(values)
     found = torch.empty(rows.shape[1], dtype=torch.float64, device=values.device)
     for at in pieces(len(found)):
         found[at] = torch.tensordot(by, rows[:, at].double(), 1)

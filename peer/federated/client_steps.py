@@ -272,6 +272,8 @@ def why_not_in_steps(graph: Graph, method: str) -> str:
         return "it has running statistics of whole batches"
     if any(takes_key(op.target) for op in graph.operators):
         return "it draws random numbers (dropout), other ones than where a client has one peer"
+    if graph.weight and method_of(method).normalises:
+        return f"it weighs its losses, so a step may be none, and {method} counts them"
     if graph.weight and method == "fedprox":
         return "it weighs its losses, by how much the stages do not know that fedprox draws back"
     return ""

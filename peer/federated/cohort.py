@@ -25,7 +25,7 @@ from .batches import Participant
 from .shared_features import Distribution, SharedFeatures
 from .vhl_loss import VirtualData
 
-__all__ = ["Cohort", "Trained"]
+__all__ = ["Cohort", "Trained", "as_rows"]
 
 AHEAD_BYTES = 16 << 20
 """Of inputs that are read before their step."""
@@ -44,12 +44,19 @@ Read = Callable[[Indices], Mapping[str, Tensor]]
 class Trained:
     """What some participants came to, in the order of `participants`. values: by name, of trained
     parameters and of buffers that steps update, (participants, *shape). steps, losses:
-    (participants,) each; losses are the mean over a participant's steps."""
+    (participants,) each; steps are those that were made, without those whose batch has no sample
+    that counts; losses are the mean over them."""
 
     participants: tuple[int, ...]
     values: dict[str, Tensor]
     steps: tuple[int, ...]
     losses: Tensor
+
+
+def as_rows(values: Tensor) -> Tensor:
+    """Return what copies have of a tensor, (copies, *shape), as (copies, numbers): of a scalar
+    one."""
+    return values.unsqueeze(-1).flatten(1)
 
 
 class _IdleError(Exception):
@@ -152,7 +159,7 @@ class Cohort:
         return Trained(
             tuple(one.number for one, _ in cohort),
             stack.values(),
-            tuple(len(plan) for _, plan in cohort),
+            tuple(int(made) for made in counts.tolist()),
             (losses / counts).cpu(),
         )
 
@@ -327,7 +334,7 @@ class _Stack:
                 grads[name] = grads[name] + self._bends[name][: self._active].view_as(grads[name])
         if self._train.clip > 0 and grads:
             squares = sum(
-                (g.double().flatten(1).square().sum(1) for g in grads.values()),
+                (as_rows(g.double()).square().sum(1) for g in grads.values()),
                 torch.zeros(self._active, dtype=torch.float64, device=found.losses.device),
             )
             factors = [clip_factor(n, self._train.clip) for n in squares.sqrt().tolist()]

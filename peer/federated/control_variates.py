@@ -20,7 +20,7 @@ from ...dag.ir.graph import Graph
 from ..rounds.methods.fed_opt import CONTROL
 from ..rounds.methods.round_strategy import State
 from .client_states import RoundStates
-from .cohort import Trained
+from .cohort import Trained, as_rows
 
 __all__ = ["ControlVariates"]
 
@@ -56,7 +56,7 @@ class ControlVariates:
             own = self._states.rows(some.participants)
             if self._to_gradient > 0:
                 moved = [began[n].detach() - some.values[n].detach() for n in self._sizes]
-                whole = torch.cat([m.flatten(1) for m in moved], dim=1).to("cpu", torch.float32)
+                whole = torch.cat([as_rows(m) for m in moved], dim=1).to("cpu", torch.float32)
                 own = own - self._mean + whole * self._to_gradient
             self._states.keep(some.participants, own)
             yield some

@@ -40,7 +40,7 @@ from .client_evaluation import ClientEvaluation
 from .client_means import finite, hidden_mean, mean_of, pieces, rows_of
 from .client_states import ClientStates, RoundStates
 from .client_steps import ClientSteps, OwnSamples
-from .cohort import Cohort, Trained
+from .cohort import Cohort, Trained, as_rows
 from .control_variates import ControlVariates
 from .shared_features import shared_features
 from .sparse_updates import SparseUpdates
@@ -177,6 +177,8 @@ class LocalCohort(ClientSteps):
         squares: dict[int, float] = {}
         losses: dict[int, float] = {}
         seen = self._measured(trained, squares, losses)
+        if self._method.normalises or self._controls:
+            seen = self._all_steps(seen, {p.number: len(plan) for p, plan in mine})
         if cohorts.privacy is not None:
             clip, count = self._clip, len(numbers)
             self._rows = hidden_mean(seen, self._moving, squares, clip=clip, count=count)
@@ -283,15 +285,31 @@ class LocalCohort(ClientSteps):
         for some in trained:
             total = torch.zeros(len(some.participants), dtype=torch.float64)
             for name in self._trained:
-                now, began = some.values[name].detach().flatten(1), self._executor.parameters[name]
+                now, began = as_rows(some.values[name].detach()), self._executor.parameters[name]
                 for at in pieces(now.shape[1]):
                     moved = now[:, at] - began.detach().reshape(-1)[at]
                     total += moved.double().square().sum(1).cpu()
             for name in self._updated:
                 if (values := some.values[name]).is_floating_point():
-                    total += torch.where(values.isfinite().flatten(1).all(1), 0.0, torch.nan).cpu()
+                    total += torch.where(as_rows(values.isfinite()).all(1), 0.0, torch.nan).cpu()
             squares |= zip(some.participants, total.tolist(), strict=True)
             losses |= zip(some.participants, some.losses.tolist(), strict=True)
+            yield some
+
+    def _all_steps(
+        self, trained: Iterable[Trained], wanted: Mapping[int, int]
+    ) -> Iterator[Trained]:
+        """Pass clients on that made the `wanted` steps, by number, which their move is divided by
+        here and at others. Raises DataError for one that had a batch in which nothing counts."""
+        for some in trained:
+            for number, made in zip(some.participants, some.steps, strict=True):
+                if made != wanted[number]:
+                    raise DataError(
+                        f"client {number} made {made} of {wanted[number]} steps in round "
+                        f"{self._start.round}, as no sample counts in a batch of the others, and "
+                        "fednova and scaffold divide what it moved by all of them: expected a "
+                        "larger train.batch, or another sync.method"
+                    )
             yield some
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...compression.sparse.select import largest
 from .client_states import RoundStates
-from .cohort import Trained
+from .cohort import Trained, as_rows
 
 __all__ = ["SparseUpdates"]
 
@@ -44,7 +44,7 @@ class SparseUpdates:
         """Yield participants as if each had moved by what it sends, and nothing else. Raises
         DataError where the rest cannot be kept."""
         for some in trained:
-            moved = [(some.values[n] - t).flatten(1) for n, t in self._base.items()]
+            moved = [as_rows(some.values[n] - t) for n, t in self._base.items()]
             whole = torch.cat(moved, dim=1)  # (participants, numbers of an update)
             if self._rests is not None:
                 whole += self._rests.rows(some.participants).to(whole.device)

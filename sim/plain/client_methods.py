@@ -202,6 +202,8 @@ class FedNova(FedAvg):
     def length(steps: int, momentum: float) -> float:
         """a: the sum of what each step's gradient counts for."""
         left = 1 - momentum
+        if not left:
+            return steps * (steps + 1) / 2
         return (steps - momentum * (1 - momentum**steps) / left) / left
 
 

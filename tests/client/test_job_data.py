@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.client.job_data import check_tokenizer, resolved
+from shoal.client.job_data import ClientSizes, check_tokenizer, resolved
 from shoal.job import Job, SettingsError
 from shoal.peer.data import Manifest, Sampler
 
@@ -73,3 +73,31 @@ def test_text_is_no_bytes_for_a_model_with_a_tokenizer(tmp_path: Path, name: str
 def test_only_text_has_a_tokenizer() -> None:
     with pytest.raises(SettingsError, match="are numbers already"):
         Job(model={"factory": "m.py:make"}, data={"kind": "arrays", "tokenizer": "bytes"}, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("trained", "held_out", "local", "alone"),
+    [
+        ((8, 16), (), {"passes": 1}, ("", "")),
+        ((8, 17), (), {"passes": 1}, ("trains on 17", "")),
+        ((1, 8), (), {"passes": 1}, ("trains on 1 ", "")),
+        ((17,), (), {"steps": 2}, ("", "")),
+        ((17,), (), {"steps": 3}, ("trains on 17", "")),
+        ((8,), (0, 9), {"passes": 1}, ("", "holds out 9")),
+    ],
+)
+def test_a_client_has_a_sample_alone_where_whole_batches_leave_one(
+    trained: tuple[int, ...], held_out: tuple[int, ...], local: dict[str, int], alone: tuple[str]
+) -> None:
+    job = Job(
+        model={"factory": "m.py:make"},
+        data={"kind": "arrays", "source": "x.npz", "partition": {"kind": "iid", "clients": 4}},
+        sync={"kind": "federated", "local": local},
+        rounds=1,
+        batch=8,
+    )
+    for found, words in zip(ClientSizes(trained, held_out).alone(job), alone, strict=True):
+        assert words in found
+        assert bool(found) == bool(words)
+    one = replace(job, train=replace(job.train, batch=1))
+    assert ClientSizes((5,)).alone(one).trained

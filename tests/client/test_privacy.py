@@ -146,8 +146,8 @@ def test_a_model_with_running_statistics_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submission, "with_noise", lambda job: job)
-    x = np.zeros((40, 3), np.float32)
-    np.savez(tmp_path / "x.npz", x=x, y=np.zeros(40, np.int64))
+    x = np.zeros((120, 3), np.float32)
+    np.savez(tmp_path / "x.npz", x=x, y=np.zeros(120, np.int64))
     (tmp_path / "m.py").write_text(
         "from torch import nn\n\n"
         "def f():\n"

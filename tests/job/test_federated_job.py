@@ -438,6 +438,26 @@ def test_what_is_masked_is_in_no_snapshot_and_takes_more_room() -> None:
         ({"data": {"where": "peer"}}, "data.partition", "each host that has the data is a client"),
         ({"data": {"kind": "text"}}, "data.kind", "not supported yet"),
         ({"plan": {"pipelines": 2}}, "plan.pipelines", "a client is trained by one"),
+        ({"train": {"passes": 3}}, "train.passes", "expected rounds"),
+        ({"train": {"tokens": 3}}, "train.tokens", "expected rounds"),
+        ({"sync": {"collective": "ring"}}, "sync.collective", "no stage of a client"),
+        ({"sync": {"client_links": {"up": "1Mbit"}}}, "sync.client_links", "leave them out"),
+        (
+            {"data": {"targets": "", "partition": {"kind": "shards", "clients": 4}}},
+            *("data.partition.kind", "no labels to divide by"),
+        ),
+        *(
+            (
+                {"data": {"partition": {"kind": "iid", "clients": 4, "held_out": 0.2}, **data}}
+                | {"train": {"rounds": 5, **train}},
+                *("data.partition.held_out", "without evaluations"),
+            )
+            for data, train in (
+                ({"holdout": 0.0}, {}),
+                ({}, {"eval_every": 0}),
+                ({}, {"eval_batches": 0}),
+            )
+        ),
         ({"sync": {"kind": "local"}, "plan": {"replicas": 2}}, "train.rounds", "not supported"),
         (
             {"sync": {"kind": "local"}, "train": {"steps": 5}, "plan": {"replicas": 2}},

@@ -110,6 +110,27 @@ def test_statistics_of_features_stay() -> None:
         assert bool(found) == bool(key)
 
 
+@pytest.mark.parametrize(
+    ("was", "becomes", "may"),
+    [
+        ("fedadam", "fedavgm", False),  # a mean of moves, taken for their sum
+        ("fedavgm", "fedadam", False),
+        ("fedavg", "fedadam", True),
+        ("fedadam", "fedavg", True),
+        ("fedadam", "fedadam", True),
+    ],
+)
+def test_what_replicas_share_is_never_read_as_something_else(
+    was: str, becomes: str, may: bool
+) -> None:
+    clients = {"kind": "iid", "clients": 4}
+    data = {"kind": "arrays", "source": "x.npz", "partition": clients}
+    table = {**JOB, "data": data, "sync": {"kind": "federated", "method": was}}
+    before = Job.from_table(table).resolved(8)
+    found = resume.changed(before, before.with_changes([f"sync.method={becomes}"]))
+    assert found == ("" if may else "sync.method")
+
+
 # ---------------------------------------------------------------- files
 
 

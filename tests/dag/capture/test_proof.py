@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.dag.capture.export import forward_of
-from shoal.dag.capture.proof import Forward, prove
+from shoal.dag.capture.proof import NONE_ALONE, Alone, Forward, prove
 from shoal.dag.capture.reseed import drawn, reseed
 from shoal.dag.ir.capture_errors import CaptureError
 
@@ -45,7 +45,9 @@ class Net(nn.Module):
         return F.cross_entropy(self.b(self.function(self, self.a(x)).relu()), y)
 
 
-def proved(function, *sizes: int, choices: tuple[int, ...] = ()) -> dict[int, str]:
+def proved(
+    function, *sizes: int, choices: tuple[int, ...] = (), alone: Alone = NONE_ALONE
+) -> dict[int, str]:
     module = Net(function)
     inputs = {"x": torch.zeros(4, 8), "y": torch.zeros(4, dtype=torch.long)}
     own = [module.random, module.numpys]
@@ -53,7 +55,8 @@ def proved(function, *sizes: int, choices: tuple[int, ...] = ()) -> dict[int, st
     values = module.average.clone(), module.numbers.copy(), list(module.queue)
     outside = calls, dict(store), Net.shared
     try:
-        return prove(Forward(module, inputs, None, frozenset()), sizes or (2,), choices).wrong
+        forward = Forward(module, inputs, None, frozenset())
+        return prove(forward, sizes or (2,), choices, alone=alone).wrong
     finally:
         assert module.__dict__.keys() == before[0].keys()
         assert all(module.__dict__[k] is v for k, v in before[0].items())
@@ -357,6 +360,23 @@ def test_a_batch_size_that_is_another_computation_is_refused_or_not_chosen(
     wrong = proved(function, 3, choices=(2, 4, size))
     assert list(wrong) == [size]
     assert says.split(".*")[0] in wrong[size]
+
+
+def statistics_in_training(self, h):
+    return F.batch_norm(h, None, None, training=True) if self.training else h
+
+
+def test_a_batch_of_one_sample_is_tried_where_there_is_one() -> None:
+    """Clients' batches have as many samples as are left, however large microbatches are."""
+    trained, evaluated = Alone("ann has 9"), Alone(evaluated="bo holds out 9")
+    for function in (branch_for_one, statistics_in_training):
+        assert proved(function, 3) == {}
+        with pytest.raises(CaptureError, match=r"(?s)batch size.*ann has 9: write.*train\.batch"):
+            proved(function, 3, alone=trained)
+    with pytest.raises(CaptureError, match="bo holds out 9"):
+        proved(branch_for_one, 3, alone=evaluated)
+    assert proved(statistics_in_training, 3, alone=evaluated) == {}
+    assert proved(expanded_for_more, 3, alone=trained) == {}
 
 
 def test_a_proof_that_runs_out_of_time_says_so_and_chooses_no_size_that_it_did_not_try(

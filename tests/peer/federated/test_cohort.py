@@ -74,12 +74,28 @@ def attending() -> Classifier:
     return Classifier(nn.Linear(12, 36), Attention(), nn.Linear(12, 4))
 
 
+class Scaled(Classifier):
+    """Logits times a scalar that is trained."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.layers(x) * self.scale, y)
+
+
+def scaled() -> Scaled:
+    return Scaled(nn.Linear(12, 4))
+
+
 MODELS = {
     "attending": attending,
     "masked": masked,
     "plain": plain,
     "normed": normed,
     "partly frozen": partly_frozen,
+    "scaled": scaled,
 }
 TRAIN = {
     "sgd": Train(steps=9, batch=8, optimizer="sgd", lr=0.3, clip=0.4, warmup=0, momentum=0.9),
@@ -177,15 +193,18 @@ def assert_as_alone(name: str, optimizer: str) -> None:
     def read(places: np.ndarray) -> dict[str, Tensor]:
         return {n: t[torch.from_numpy(places)] for n, t in tensors.items()}
 
-    found = dict[int, dict[str, Tensor]]()
+    found, made = dict[int, dict[str, Tensor]](), dict[int, int]()
     for trained in Cohort(graph, train, most=3).work(
         version, [*zip(some, plans, strict=True)], read
     ):
+        made |= zip(trained.participants, trained.steps, strict=True)
         for k, number in enumerate(trained.participants):
             found[number] = {n: t[k] for n, t in trained.values.items()}
     assert found.keys() == {p.number for p in some}
     for participant, steps in zip(some, plans, strict=True):
         expected = alone(model, train, [read(places) for places in steps])
+        counts = [name != "masked" or bool((read(places)["y"] > 2).any()) for places in steps]
+        assert made[participant.number] == sum(counts)
         still = {n for n, p in model.named_parameters() if not p.requires_grad}
         assert not still & found[participant.number].keys(), "what is frozen comes to nothing else"
         for value, tensor in expected.items():

@@ -43,6 +43,16 @@ def test_each_sends_its_largest_numbers_of_all_parameters_together() -> None:
     assert mean["norm.running_mean"].tolist() == [0.5], "whole, by the same weights"
 
 
+def test_a_scalar_is_a_number_among_the_others() -> None:
+    base = {"w": torch.tensor([1.0, 2.0]), "scale": torch.tensor(3.0)}
+    moved = {"w": torch.tensor([[1.0, 4.0]]), "scale": torch.tensor([-2.0])}
+    some = Trained((5,), {n: t + moved[n] for n, t in base.items()}, (1,), torch.zeros(1))
+    updates = SparseUpdates(base, {5: 2})
+    mean = mean_of(updates.sent([some]), {5: 3})
+    assert {n: t.tolist() for n, t in mean.items()} == {"w": [1.0, 6.0], "scale": 1.0}
+    assert {n: t.tolist() for n, t in updates.by_name().items()} == {"w": [0, 1], "scale": [1]}
+
+
 def test_what_nobody_sent_stays_to_the_bit() -> None:
     g = torch.Generator().manual_seed(0)
     base = {"w": torch.randn(50, generator=g)}

@@ -385,6 +385,33 @@ def test_clients_moves_and_own_samples_are_told_as_a_plain_loop_has_them(
             assert [n.mean, n.least, n.median, n.most] == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fednova", "scaffold"])
+def test_who_divides_by_steps_wants_each_to_be_one(
+    laboratory: Callable[[Job], Any], tmp_path: Path, method: str
+) -> None:
+    """Clients whose batch has nothing that counts make fewer, which only their peers know."""
+    job = job_of(tmp_path, "fednova", 2)
+    sync = replace(job.sync, method=method, weight="equal", local=LocalWork(steps=6), options={})
+    train = replace(job.train, momentum=0.0)
+    job = replace(job, name=f"masked {method}", sync=sync, train=train)
+    mean = "nn.functional.cross_entropy(made, y)"
+    masked = "nn.functional.cross_entropy(made, y, reduction='none') * (y == 2)).sum() / {{}}"
+    text = MODEL.replace("def small", "import torch\n\n\ndef small", 1).replace(
+        f'"loss": {mean}', f'"loss": ({masked.format("(y == 2).sum().clamp(min=1)")}'
+    )
+    (tmp_path / "model.py").write_text(
+        text.replace('"accuracy": right', '"weight": (y == 2).sum().float()')
+    )
+    lab = laboratory(job)
+    world = world_of(lab)
+    run = world.submit(lab.spec)
+    world.finish(run)
+    state = world.events(run)[-1].state
+    assert state.phase == FAILED
+    assert "of 6 steps in round" in state.reason.text
+
+
 def exported(world: Any, run: str) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in [e.weights for e in world.events(run) if e.HasField("weights")][-1].files:
