@@ -153,7 +153,9 @@ class Reader:
         for name, words in (("shoal", " -m shoal.cli"), ("python", "")):
             (programs / name).write_text(f'#!/bin/sh\nexec "{python}"{words} "$@"\n')
             (programs / name).chmod(0o755)
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "SHOAL_"))}
+        # In another environment than this one nothing of this one's may be found.
+        others = ("XDG_", "SHOAL_", *(() if python == sys.executable else ("PYTHON", "OMP_")))
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(others)}
         self.env |= {"HOME": str(folder), "SHOAL_BROKER": f"127.0.0.1:{self.port}"}
         self.env["PATH"] = f"{programs}{os.pathsep}{self.env['PATH']}"
         self.typed: list[Typed] = []
