@@ -133,11 +133,11 @@ def test_a_bar_has_the_time_by_pace_or_by_the_rule_that_ends_the_run(
     shown.start_task(task)
     column = next(c for c in shown.columns if isinstance(c, TimeLeft))
     assert str(column.render(shown.tasks[0])) == "-:--:--"
-    for step in range(101):
-        now_s = float(step)
+    for done in range(101):
+        now_s = float(done)
         at_s = 900.0 + now_s  # of the broker's clock
         stop = on_clock(shown, stop_at_s, at_s)
-        shown.update(task, completed=step, stop_at_s=stop)
+        shown.update(task, completed=done, stop_at_s=stop)
     assert str(column.render(shown.tasks[0])) == left
 
 
