@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
@@ -12,7 +13,9 @@ from rich.text import Text
 
 from .callbacks import Callback
 from .readable import Evaluated, Event, Reached, Step
-from .run import Run
+
+if TYPE_CHECKING:
+    from .run import Run
 
 __all__ = ["Bar", "TimeLeft", "on_clock", "progress_bar", "time_left"]
 
