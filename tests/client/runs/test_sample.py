@@ -110,7 +110,11 @@ def test_an_adapter_speaks_as_peft_has_it(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, asked)
     assert found.stdout == printable_lines(f"before: {wanted_before}\nafter:  {wanted}\n")
     loaded = [line for line in found.stderr.splitlines() if line.startswith("load")]
-    assert [line.split(" ")[1] for line in loaded] == ["the", "the", str(home / "adapter")]
+    assert loaded == [
+        "loading the model",
+        "loaded the weights that it began with; it answers",
+        f"loaded {home / 'adapter'}; it answers",
+    ]
 
 
 @torch.no_grad()
