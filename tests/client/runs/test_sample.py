@@ -38,10 +38,11 @@ def nobody(name: str) -> Any:
 
 
 @torch.no_grad()
-def plain_text(model: Any, prompt: str, words: Any = None) -> str:
+def plain_text(model: Any, prompt: str, words: Any = None, system: str = "") -> str:
     """Greedy by hand: the whole text through the model for each token."""
     words = words or tokenizer()
-    chat = [{"role": "user", "content": prompt}]
+    chat = [{"role": "system", "content": system}] if system else []
+    chat.append({"role": "user", "content": prompt})
     text = words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     ids = words(text, add_special_tokens=False).input_ids
     said: list[int] = []
@@ -227,6 +228,10 @@ def test_the_verb_speaks(tmp_path: Path) -> None:
     asked = ["sample", str(tmp_path / "model"), "--prompt", PROMPT, "--tokens", str(TOKENS)]
     found = CliRunner().invoke(app, [*asked, "--json"])
     assert json.loads(found.stdout)["text"] == plain_text(model, PROMPT)
+    wanted = plain_text(model, PROMPT, system="Say little.")
+    assert wanted != plain_text(model, PROMPT)
+    found = CliRunner().invoke(app, [*asked, "--json", "--system", "Say little."])
+    assert json.loads(found.stdout)["text"] == wanted
     assert (
         CliRunner().invoke(app, asked).stdout == printable_lines(plain_text(model, PROMPT)) + "\n"
     )
