@@ -31,6 +31,7 @@ from .placement.placing import PoolScheduler
 from .records.space import make_room
 from .registry import RunRegistry
 from .runs.choosing import choose
+from .runs.run import Run
 
 __all__ = ["ClientRequests"]
 
@@ -168,7 +169,7 @@ class ClientRequests:
         found = Description(
             broker=self._members.broker_id,
             peers=[_state(m, now) for m in members.values()],
-            runs=[_told(run.state) for run in self._registry.runs.values()],
+            runs=[_told(run, now) for run in self._registry.runs.values()],
             links=self._probing.links.states(members, now),
         )
         if event.peer:
@@ -176,8 +177,10 @@ class ClientRequests:
         return [Answer(event.request, found)]
 
 
-def _told(state: RunState) -> RunState:
+def _told(run: Run, now: float) -> RunState:
     """How a run stands, for everybody: whoever knows a blob's whole name may fetch it."""
+    state = run.state
+    state.left_s = run.record.left_s(now)
     for reason in (state.reason, *(r.reason for r in state.replicas)):
         if reason.text:
             reason.text = _BLOB.sub(lambda name: f"{name[0][:12]}…", reason.text)

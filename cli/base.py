@@ -253,6 +253,7 @@ def state_row(state: RunState) -> dict[str, Any]:
         "steps": state.steps,
         "term": state.term,
         "round": state.round,
+        "left_s": state.left_s or None,
         "replicas": [
             {"replica": r.replica, "phase": phase_name(r), "term": r.term, "step": r.step}
             for r in state.replicas

@@ -40,6 +40,7 @@ def sample(
     from contextlib import ExitStack
 
     with ExitStack() as open_until_then, few_collections():
+        echo("loading the model", err=True)
         from ..client.runs.sample import speaker, speaker_before
 
         def opened(name: str) -> Run:
@@ -51,14 +52,10 @@ def sample(
         for key, make in (("before", speaker_before), ("text", speaker)):
             if key == "text" or before:
                 one = make(run, opened)
+                echo(f"loaded {one.weights}; it answers", err=True)
                 found[key] = one.says(prompt, tokens, system)
-                weights = one.weights
+                label = {"before": "before: ", "text": "after:  "}[key] if before else ""
+                if not json:
+                    echo(f"{label}{found[key]}")
     if json:
-        print_json({"prompt": prompt, "weights": weights, **found})
-        return
-    if before:
-        echo(f"before: {found['before']}")
-        echo(f"after:  {found['text']}")
-    else:
-        echo(found["text"])
-    echo(f"by {weights}", err=True)
+        print_json({"prompt": prompt, "weights": one.weights, **found})

@@ -227,10 +227,12 @@ def _describe(
         shown = [_shown_link(row) for row in link_rows]
         print_table(count_of(len(shown), "measured link"), LINK_COLUMNS, shown)
     if runs:
-        shown_runs = [row | _apart(row) for row in run_rows]
+        shown_runs = [row | _apart(row) | _left(row) for row in run_rows]
         columns = list(RUN_COLUMNS)
         if any(row["apart"] for row in shown_runs):
             columns[5:5] = ROUNDS_COLUMNS
+        if any(row["left"] for row in shown_runs):
+            columns[-1:-1] = ["left"]
         title = f"{count_of(len(run_rows), 'run')} at {client.address}"
         print_table(title, columns, shown_runs)
     if share_rows:
@@ -252,6 +254,13 @@ def _apart(row: Mapping[str, Any]) -> dict[str, str]:
     named = "; ".join(f"replica {i} {text}" for i, text in enumerate(stand[:MOST_REPLICAS]))
     more = len(replicas) - MOST_REPLICAS
     return {"round": str(row["round"]), "apart": f"{named}; and {more} more" if more > 0 else named}
+
+
+def _left(row: Mapping[str, Any]) -> dict[str, str]:
+    """For people: how long it is about to go on; "": not known."""
+    from ..client.show.plan_lines import long_time_text
+
+    return {"left": long_time_text(row["left_s"]) if row["left_s"] else ""}
 
 
 def _link_row(link: LinkState) -> dict[str, Any]:

@@ -270,6 +270,7 @@ def _captured(
             choices=choices,
             alone=alone,
             samples=None if data.local else lambda m, n: reader_of(job, data).batch(0, m, n),
+            say=say,
         )
         check_names(name for name, _ in captured.graph.metrics)
         captured = with_state(captured, module)

@@ -1971,7 +1971,7 @@ class Weights(_message.Message):
     def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., starting: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
 
 class RunState(_message.Message):
-    __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term", "inexact_from", "pausing", "round", "replicas")
+    __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term", "inexact_from", "pausing", "round", "replicas", "stop_at_s", "left_s")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -1983,6 +1983,8 @@ class RunState(_message.Message):
     PAUSING_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    STOP_AT_S_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
     run: str
     phase: Phase
     reason: _common_pb2.Reason
@@ -1994,7 +1996,9 @@ class RunState(_message.Message):
     pausing: bool
     round: int
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaState]
-    def __init__(self, run: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., name: _Optional[str] = ..., term: _Optional[int] = ..., inexact_from: _Optional[int] = ..., pausing: _Optional[bool] = ..., round: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ...) -> None: ...
+    stop_at_s: float
+    left_s: float
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., name: _Optional[str] = ..., term: _Optional[int] = ..., inexact_from: _Optional[int] = ..., pausing: _Optional[bool] = ..., round: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., stop_at_s: _Optional[float] = ..., left_s: _Optional[float] = ...) -> None: ...
 
 class ReplicaState(_message.Message):
     __slots__ = ("replica", "phase", "reason", "step", "term", "inexact_from", "pausing")

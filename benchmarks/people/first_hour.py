@@ -6,13 +6,16 @@ Each page of docs/tutorials is typed as it is written, in an empty folder with a
 fails where a command fails or shows something else than the page, where anybody would see a
 traceback, where nothing is to be seen for over a minute, and where Shoal prints a word that no
 page of docs/ has, in this form or another. `--here` takes this environment rather than a fresh
-one. Figures, of each page: minutes, and the longest silence.
+one. Figures, of each page: minutes, the longest silence, and how many processes wanted a core
+meanwhile (`load`): beside others than its own, both say less.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,7 +64,8 @@ def faults(typed: Sequence[Typed], known: frozenset[str]) -> Iterator[str]:
         if "Traceback (most recent call last)" in one.output:
             yield f"{one.command}: a traceback"
         if one.silent_s > SILENT_S and not one.stays:
-            yield f"{one.command}: silent for {one.silent_s:.0f} s"
+            behind = f" behind {one.silent_after!r}" if one.silent_after else ""
+            yield f"{one.command}: silent for {one.silent_s:.0f} s{behind}"
         ours = re.search(r"(?:^|exec )shoal ", one.command) and not any(
             other in one.command for other in OF_OTHERS
         )
@@ -91,9 +95,11 @@ def main(given: Sequence[str]) -> None:
                 continue
             print(f"{page.stem} …", file=sys.stderr, flush=True)
             reader, began = Reader(Path(folder) / page.stem, python), time.monotonic()
+            loads = [os.getloadavg()[0]]
             try:
                 for line in lines(page.read_text(encoding="utf-8"), python):
                     reader.types(line)
+                    loads.append(os.getloadavg()[0])
             except PageError as error:
                 wrong.append(f"{page.stem}: {error}")
             finally:
@@ -103,6 +109,7 @@ def main(given: Sequence[str]) -> None:
             silent = max((t.silent_s for t in reader.typed if not t.stays), default=0.0)
             figures.append(Figure(f"{page.stem}_minutes", minutes, "min", "lower"))
             figures.append(Figure(f"{page.stem}_silent", silent, "s", "lower"))
+            figures.append(Figure(f"{page.stem}_load", statistics.mean(loads), "", "lower"))
     report("first_hour", [*figures, Figure("faults", len(wrong), "", "lower")], options.json)
     if wrong:
         raise SystemExit("\n".join(wrong))

@@ -66,13 +66,14 @@ def missing(shown: Sequence[str], output: str) -> list[str]:
 @dataclass
 class Typed:
     """A command as it went. stays: in a terminal of its own. silent_s: the longest that nothing was
-    to be seen."""
+    to be seen, behind the row silent_after (empty: the command)."""
 
     command: str
     stays: bool = False
     rows: list[str] = field(default_factory=list)
     seconds: float = 0.0
     silent_s: float = 0.0
+    silent_after: str = ""
 
     @property
     def output(self) -> str:
@@ -102,9 +103,10 @@ class _Terminal:
         self._rows.put(None)
 
     def _saw(self) -> None:
-        now = time.monotonic()
-        self.typed.silent_s = max(self.typed.silent_s, now - self._seen)
-        self._seen, self.typed.seconds = now, now - self._began
+        now, typed = time.monotonic(), self.typed
+        if now - self._seen > typed.silent_s:
+            typed.silent_s, typed.silent_after = now - self._seen, "".join(typed.rows[-1:]).strip()
+        self._seen, typed.seconds = now, now - self._began
 
     def waits_for(self, row: str) -> None:
         """Read on until a row of the page comes. Raises PageError."""
@@ -153,7 +155,9 @@ class Reader:
         for name, words in (("shoal", " -m shoal.cli"), ("python", "")):
             (programs / name).write_text(f'#!/bin/sh\nexec "{python}"{words} "$@"\n')
             (programs / name).chmod(0o755)
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "SHOAL_"))}
+        # In another environment than this one nothing of this one's may be found.
+        others = ("XDG_", "SHOAL_", *(() if python == sys.executable else ("PYTHON", "OMP_")))
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(others)}
         self.env |= {"HOME": str(folder), "SHOAL_BROKER": f"127.0.0.1:{self.port}"}
         self.env["PATH"] = f"{programs}{os.pathsep}{self.env['PATH']}"
         self.typed: list[Typed] = []

@@ -110,9 +110,24 @@ class RunRecord:
     def state(self) -> RunState:
         return self._state([replica.state for replica in self.replicas])
 
-    def _state(self, replicas: list[ReplicaState]) -> RunState:
+    def left_s(self, now: float) -> float:
+        """Seconds until the last step of a run that trains, by its pace or by the rule that ends
+        it, whichever is sooner; 0: not known."""
+        state, replicas = self.state, self.replicas
+        if state.phase != RUNNING:
+            return 0.0
+        ends = [self.stop.ends_at()]
+        if self.run.requirements.cohorts is None:  # of which a step is a round
+            paces = [
+                pace for r in replicas if (pace := r.round_step_s if self.rounds else r.step_s)
+            ]
+            pace = sum(paces) / len(paces) if paces else 0.0
+            ends.append(now + (state.steps - state.step) * pace if pace else 0.0)
+        return max(0.0, min((at for at in ends if at), default=now) - now)
+
+    def _state(self, replicas: list[ReplicaState], now: float = 0.0) -> RunState:
         """A run stands where the one of its replicas does that is farthest; it has ended when all
-        have."""
+        have. now: when it comes to stand so, if that is news."""
         open_ = [r for r in replicas if r.phase not in (DONE, FAILED, CANCELLED)]
         first = max(open_ or replicas, key=lambda r: _FAR.index(r.phase))
         rounds, step = self.rounds, first.step
@@ -130,6 +145,7 @@ class RunRecord:
             pausing=any(r.pausing for r in replicas),
             round=rounds.versions.round if rounds is not None else 0,
             replicas=replicas,
+            stop_at_s=self.stop.ends_at(now if first.phase == RUNNING else 0.0),
         )
 
     def watched(self, start: int) -> Watched:
@@ -145,7 +161,7 @@ class RunRecord:
         """One of its replicas stands like this from now on."""
         states = [state if r.id == state.replica else r.state for r in self.replicas]
         number = next(r.number for r in self.replicas if r.id == state.replica)
-        return self.publish(RunEvent(state=self._state(states)), number, now)
+        return self.publish(RunEvent(state=self._state(states, now)), number, now)
 
     def publish(
         self, event: RunEvent, replica: int, now: float, planned: PlanWithReport | None = None

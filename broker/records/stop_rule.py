@@ -48,6 +48,12 @@ class StopRule:
         if self.wanted.time is not None and seconds >= self.wanted.time:
             self.why = f"it has lasted {seconds:.0f} s: train.stop.time is {self.wanted.time:g} s"
 
+    def ends_at(self, began_s: float = 0.0) -> float:
+        """Return when time ends the run, seconds of the broker's clock; 0: it does not, or has not
+        begun. began_s: when it may begin, if it has not."""
+        began_s = self._began_s or began_s
+        return began_s + self.wanted.time if self.wanted.time is not None and began_s else 0.0
+
     def kept(self) -> StopKept:
         """Everything, for `restore`."""
         return StopKept(began_s=self._began_s, best=self._best, worse=self._worse, why=self.why)

@@ -1,5 +1,5 @@
 """What is called while a run is followed: of a program's own, for TensorBoard, for Weights &
-Biases, and a bar for people."""
+Biases."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ from ..files.records import read_run
 from .readable import Evaluated, Event, Reached, Step
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from .run import Run
 
 __all__ = [
-    "Bar",
     "Callback",
     "Callbacks",
     "Logs",
@@ -188,65 +184,6 @@ class WandbLog(Callback):
         if self._run is not None:
             self._run.finish()
             self._run = None
-
-
-def progress_bar(console: Console) -> Progress:
-    """Return a bar of steps, not begun; its tasks have the field `figures`."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
-        console=console,
-    )
-
-
-class Bar(Callback):
-    """A progress bar with loss, held-out loss and the time that is left, on a terminal or in a
-    notebook."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self.bar = progress_bar(Console(stderr=True))
-        self.task = self.bar.add_task("waiting", total=None, figures="")
-        self.held_out = ""
-        self.bar.start()
-
-    def on_event(self, run: Run, event: Event) -> None:
-        if isinstance(event, Reached):
-            total = event.steps or None
-            self.bar.update(self.task, description=event.phase, total=total, completed=event.step)
-
-    def on_evaluation(self, run: Run, evaluation: Step | Evaluated) -> None:
-        if isinstance(evaluation, Evaluated):
-            self._hold_out(evaluation.loss)
-
-    def _hold_out(self, loss: float | None) -> None:
-        if loss is not None:
-            self.held_out = f" · held-out {loss:.4f}"
-
-    def on_step(self, run: Run, step: Step) -> None:
-        self._hold_out(step.eval_loss)
-        figures = f"loss {step.loss:.4f}{self.held_out} · {step.seconds:.2f} s/step"
-        self.bar.update(self.task, figures=figures)
-        self.bar.update(self.task, completed=max(step.step + 1, self._done()))
-
-    def _done(self) -> int:
-        """Steps until now: of replicas that train apart each counts its own."""
-        return int(self.bar.tasks[0].completed)
-
-    def close(self) -> None:
-        self.bar.stop()
 
 
 def on_screen() -> bool:

@@ -109,13 +109,15 @@ class Round(Event):
 class Reached(Event):
     """The run has come into a phase: "queued", "running", "paused", "done", "failed",
     "cancelled", …. reason: in words, or empty. step, steps: committed, and wanted. round: committed
-    ones."""
+    ones. stop_at_s: of the broker's clock, when train.stop.time ends it; None: nothing does, or no
+    step could begin yet."""
 
     phase: str
     reason: str
     step: int
     steps: int
     round: int
+    stop_at_s: float | None = None
 
     def __str__(self) -> str:
         why = f": {self.reason}" if self.reason else ""
@@ -166,6 +168,7 @@ def phase(state: RunState, **of: Any) -> Reached:
         step=state.step,
         steps=state.steps,
         round=state.round,
+        stop_at_s=state.stop_at_s or None,
         **of,
     )
 

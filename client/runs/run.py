@@ -20,7 +20,7 @@ from ...proto.broker_pb2 import RunState
 from ..errors import BrokerUnreachable, ClientError, RecordError, Refused, RunFailed
 from ..files.hub import push
 from ..files.records import Recorder, local_folder, output_of, own_job, read_run, write_run
-from .callbacks import Bar, Callbacks, Logs, loggers, on_screen
+from .callbacks import Callbacks, Logs, loggers, on_screen
 from .history import History
 from .readable import Event, Reached, phase, readable
 from .weights import CheckpointWriter
@@ -119,7 +119,11 @@ class Run:
 
         Raises RunFailed when it failed or was cancelled, and whatever a callback raises.
         """
-        shown = [*callbacks, Bar()] if (on_screen() if bar is None else bar) else [*callbacks]
+        shown = [*callbacks]
+        if on_screen() if bar is None else bar:
+            from .bar import Bar  # which is slow to import, and imports this
+
+            shown.append(Bar())
         told = Callbacks(self, shown)
         try:
             recorder, played = self.recorder(*callbacks), RoundRows(keep=False)

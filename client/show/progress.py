@@ -19,7 +19,7 @@ from ...net.finite import finite
 from ...net.interrupts import uninterrupted
 from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from ..files.records import evaluation_numbers, step_numbers
-from ..runs.callbacks import progress_bar
+from ..runs.bar import on_clock, progress_bar, time_left
 from ..runs.run import Run
 from ..runs.weights import CheckpointWriter
 from .formation import formation_lines
@@ -147,7 +147,7 @@ def row_of(
         case "state":
             phase = Phase.Name(event.state.phase).lower()
             row |= {"phase": phase, "step": event.state.step, "steps": event.state.steps}
-            row |= {"round": event.state.round}
+            row |= {"round": event.state.round, "stop_at_s": event.state.stop_at_s or None}
         case "round_begun":
             work = [
                 {"replica": w.replica, "first_step": w.first_step, "steps": w.steps}
@@ -251,10 +251,11 @@ class _Lines:
         if notable or time.monotonic() >= self.next_at:
             self.next_at = time.monotonic() + LINE_EVERY_S
             done = f"step {event.step.step + 1}/{state.steps}"
-            left = (state.steps - event.step.step - 1) * self.pace_s
+            by_steps_s: float | None = (state.steps - event.step.step - 1) * self.pace_s
             if _apart(state):
-                done, left = f"replica {event.replica}, its step {event.step.step + 1}", 0.0
-            if left > 0:
+                done = f"replica {event.replica}, its step {event.step.step + 1}"
+                by_steps_s = None
+            if left := time_left(by_steps_s, state.stop_at_s, event.at_s):
                 line += f" · {long_time_text(left)} left"
             print(f"{done} · {line}", file=sys.stderr, flush=True)
 
@@ -266,7 +267,7 @@ class _Bar:
         self.told = told
         self.console = Console(stderr=True)
         self.bar = progress_bar(self.console)
-        self.task = self.bar.add_task("waiting", total=None, figures="")
+        self.task = self.bar.add_task("waiting", total=None, figures="", stop_at_s=0.0)
 
     def __enter__(self) -> None:
         self.bar.start()
@@ -275,6 +276,8 @@ class _Bar:
         self.bar.stop()
 
     def show(self, event: RunEvent, state: RunState, round: RoundRow | None) -> None:
+        stop_at_s = on_clock(self.bar, state.stop_at_s, event.at_s)
+        self.bar.update(self.task, stop_at_s=stop_at_s)
         if event.HasField("step"):
             line = self.told.step(event, state)
             if _apart(state):

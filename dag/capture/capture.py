@@ -95,6 +95,7 @@ def capture(
     alone: Alone = NONE_ALONE,
     samples: Samples | None = None,
     clock: Callable[[], float] = time.monotonic,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Captured:
     """The training graph of a module, for microbatches of any size.
 
@@ -107,9 +108,10 @@ def capture(
     core operator set, at the example's microbatch size. `sizes`: numbers of samples that a
     microbatch will have, `choices`: those that it may have; `alone`: whether other batches
     have one. `samples`: of the data, to try the module with; without them random ones are taken.
-    `clock`: gives seconds; the proof of the capture ends after PROOF_S of them. Tensors on `meta`
-    give the same graph. The module, and what its functions remember, are as they were afterwards.
-    Raises CaptureError, and GraphError for an operator without core form.
+    `clock`: gives seconds; the proof of the capture ends after PROOF_S of them, and `say` hears
+    when it begins. Tensors on `meta` give the same graph. The module, and what its functions
+    remember, are as they were afterwards. Raises CaptureError, and GraphError for an operator
+    without core form.
     """
     batch = _batch_of(inputs)
     _refuse_kinds(module)
@@ -135,6 +137,7 @@ def capture(
     changing = {b.name for b in graph.buffers if b.update is not None}
     running = frozenset(n for n, name in names.buffers.items() if name in changing)
     forward = Forward(module, inputs, loss, running)
+    say(f"checking the capture, for {PROOF_S:g} s at most")
     until = clock() + PROOF_S
     proved = prove(forward, sizes or (batch,), choices, late := lambda: clock() >= until, alone)
     size = min(2, *sizes, batch)

@@ -9,6 +9,7 @@ torch's own ones too.
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import types
@@ -156,6 +157,8 @@ class PythonState:
             self._value(value.__func__, name)
         elif isinstance(value, types.FunctionType):
             self._function(value)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._cache(value, name)
         elif isinstance(value, (random.Random, torch.Generator)) or _is_numpy(value):
             self._generator(value, name)
         elif _has_attributes(value):
@@ -260,6 +263,20 @@ class PythonState:
             self._one(f"variable {name} around {function.__name__}", get, put)
             self._value(_contents(cell), f"variable {name} around {function.__name__}")
         self._globals(function.__globals__, set(_names(function.__code__)))
+
+    def _cache(self, function: functools._lru_cache_wrapper[Any], name: str) -> None:
+        """What functools keeps of a function cannot be read: it is emptied where calls were added,
+        among whose results are tensors without values."""
+        if not self._new(function):
+            return
+        before = function.cache_info().misses
+
+        def restore() -> None:
+            if function.cache_info().misses != before:
+                function.cache_clear()
+
+        self._kept.append(_Kept(name, restore))
+        self._value(function.__wrapped__, name)
 
     def _globals(self, table: dict[str, Any], names: set[str]) -> None:
         for name in sorted(names & table.keys()):

@@ -240,9 +240,10 @@ def unfollowed(place: Place | None) -> CaptureError:
     if place is None:
         return refused(
             text_of(None),
-            "a tensor comes from where no operator made it (other threads, callbacks, code that "
-            "changes storages)",
-            "make every tensor from the inputs and parameters with torch operations",
+            "a tensor comes from where no operator made it (a library's functools.lru_cache, other "
+            "threads, callbacks, code that changes storages)",
+            "make every tensor from the inputs and parameters with torch operations, in each call "
+            "anew; where a library keeps one, write its few lines into the forward",
         )
     return refused(
         text_of(place),

@@ -163,6 +163,7 @@ def main() -> None:
     """Write the folder that the command line names."""
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         raise SystemExit(f"{__doc__}\nexpected one FOLDER")
+    print("unpacking SmolLM2-135M-Instruct", flush=True)
     try:
         made = make_folder(Path(sys.argv[1]))
     except ModuleNotFoundError as error:

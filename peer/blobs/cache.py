@@ -18,14 +18,17 @@ from ...net.web.web import WebError
 from ...proto import common_pb2
 from .weight_shards import WeightShard
 
-__all__ = ["BlobCache", "BlobMismatchError", "Fetch", "FromWeb"]
+__all__ = ["KEPT_S", "BlobCache", "BlobMismatchError", "Fetch", "FromWeb"]
 
 Fetch = Callable[[str, int, int], Iterator[bytes]]
 """(hash, offset, length; 0: to the end) -> the bytes in order, in pieces. Blocks."""
 FromWeb = Callable[[WeightShard], Fetch]
 """Fetches a shard from the URL that it names."""
 
+KEPT_S = 86_400.0
+"""How long after their last use blobs of a process that was killed may stay for the next one."""
 _HASH = re.compile(r"[0-9a-f]{64}")
+_FILE = re.compile(r"[0-9a-f]{64}(\.part)?")
 _READ_BYTES = 1 << 20
 
 
@@ -37,7 +40,8 @@ class BlobCache:
     """Fetches through `fetch` what is not here yet; where that came with wrong content, once more
     through `alone`. Keeps at most `limit_bytes`, the latest used, and all of the last `settle_s`.
 
-    A fetch that breaks leaves a part, which the next one goes on from. Safe from several threads
+    A fetch that breaks leaves a part, which the next one goes on from, as does one in a process to
+    come (`take_over`). Safe from several threads
     and processes that share the folder: whoever has the lock of a part fetches, the others wait and
     find it whole. A file that is pushed out stays readable for whoever has it open or mapped.
     """
@@ -54,6 +58,17 @@ class BlobCache:
         self.folder = folder
         self.limit_bytes, self.settle_s = limit_bytes, settle_s
         self._fetch, self._alone = fetch, alone
+
+    def take_over(self) -> None:
+        """Take over what a process that was killed has left in the folder and used in the last
+        KEPT_S: as parts, which are believed once their hash was seen again, when they are wanted.
+        To be called before anything else."""
+        for path in [p for p in self.folder.iterdir() if _FILE.fullmatch(p.name)]:
+            if time.time() - path.stat().st_mtime > KEPT_S:
+                path.unlink()
+            elif not path.suffix:
+                path.rename(path.with_suffix(".part"))
+        self._make_room("")
 
     def path(self, name: str, most_bytes: int | None = None, fetch: Fetch | None = None) -> Path:
         """Path of the whole blob with this hash, of which no more than `most_bytes` are fetched
@@ -180,14 +195,15 @@ class BlobCache:
         self, name: str, part: IO[bytes], most_bytes: int, fetch: Fetch, alone: Fetch | None
     ) -> None:
         path = self.folder / f"{name}.part"
+        began_empty = part.seek(0, os.SEEK_END) == 0
         try:
             try:
                 self._fill(name, part, fetch, most_bytes)
             except BlobMismatchError:
-                if alone is None:
+                if alone is None and began_empty:
                     raise
                 part.truncate(0)
-                self._fill(name, part, alone, most_bytes)
+                self._fill(name, part, alone or fetch, most_bytes)
         except BlobMismatchError:  # nothing of it is worth keeping
             path.unlink()
             raise
@@ -201,6 +217,8 @@ class BlobCache:
         part.seek(0)
         while data := part.read(_READ_BYTES):
             digest.update(data)
+        if digest.hexdigest() == name:
+            return
         size = part.tell()
         try:
             for piece in self._bounded(name, fetch(name, size, 0), most_bytes - size):
@@ -226,10 +244,11 @@ class BlobCache:
             yield piece
 
     def _make_room(self, but: str) -> None:
-        """Removes the longest unused until the rest is within the limit."""
+        """Removes the longest unused until the rest is within the limit, parts that nobody fetches
+        among them."""
         found = []
         for path in self.folder.iterdir():
-            if _HASH.fullmatch(path.name):
+            if _FILE.fullmatch(path.name):
                 with suppress(FileNotFoundError):  # somebody else makes room
                     stat = path.stat()
                     found.append((stat.st_mtime_ns, stat.st_size, path))
@@ -237,13 +256,23 @@ class BlobCache:
         for used_ns, size, path in sorted(found, key=lambda f: f[0]):
             if total <= self.limit_bytes or used_ns / 1e9 > settled:
                 return
-            if path.name != but:
-                path.unlink(missing_ok=True)
+            if path.name != but and _let_go(path):
                 total -= size
 
     def __repr__(self) -> str:
         sizes = [p.stat().st_size for p in self.folder.iterdir() if _HASH.fullmatch(p.name)]
         return f"<BlobCache {len(sizes)} blobs, {sum(sizes)} bytes>"
+
+
+def _let_go(path: Path) -> bool:
+    """Remove a file that nobody has locked; return whether it is gone."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        path.unlink()
+    return True
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:

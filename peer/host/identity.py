@@ -3,7 +3,9 @@
 FOLDER/peer.json   {"peer": "home-1-3fa2c1", "starts": 7}
 FOLDER/lock        held by the running process, of any host that shares the folder by a file system
                    with locks (NFS of Linux has them), and names both; free when it is gone
-FOLDER/scratch/    what this process fetched; emptied at every start and at the end
+FOLDER/scratch/    copies of this host's own data; emptied at every start and at the end
+FOLDER/blobs/      what this process fetched, and after one that was killed what that did
+                   (peer/blobs/cache.py); removed at the end
 FOLDER/snapshots/  what a run can go on from; stays until the broker says that nobody needs it
 FOLDER/clients/    state of clients of the newest federated run that has such; stays until another
                    one is worked on here
@@ -59,6 +61,10 @@ class Incarnation:
     scratch: Path
 
     @property
+    def blobs(self) -> Path:
+        return self.scratch.with_name("blobs")
+
+    @property
     def snapshots(self) -> Path:
         return self.scratch.with_name("snapshots")
 
@@ -85,15 +91,18 @@ class Identity:
             self._write(peer, starts + 1)
             scratch = self.folder / "scratch"
             shutil.rmtree(scratch, ignore_errors=True)  # of a start that was killed
-            scratch.mkdir()
+            scratch.mkdir(mode=0o700)
+            me = Incarnation(peer, secrets.token_hex(8), starts + 1, scratch)
+            me.blobs.mkdir(mode=0o700, exist_ok=True)
         except BaseException:
             with suppress(OSError):
                 self._lock.close()
             raise
-        return Incarnation(peer, secrets.token_hex(8), starts + 1, scratch)
+        return me
 
     def __exit__(self, *error: object) -> None:
-        shutil.rmtree(self.folder / "scratch", ignore_errors=True)
+        for name in ("scratch", "blobs"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         assert self._lock is not None
         self._lock.close()
 

@@ -66,7 +66,6 @@ const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 // ------------------------------------------------------------ a run
 
 function figures(run) {
-  const left = run.steps - run.step;
   const rows = [
     ["step", `${run.step} of ${run.steps}`],
     ["round", run.replicas.length > 1 ? `${run.round_number}, ${count(run.replicas.length, "replica")}` : null],
@@ -77,7 +76,7 @@ function figures(run) {
     ["tokens/s", run.tokens_per_s ? short(run.tokens_per_s) : null],
     ["sent per step", run.sent_bytes_per_step ? bytes(run.sent_bytes_per_step) : null],
     ["peers compute", run.busy ? `${Math.round(100 * run.busy)} %` : null],
-    ["left", run.phase === "running" && run.step_s && left ? seconds(left * run.step_s) : null],
+    ["left", run.left_s ? seconds(run.left_s) : null],
     ["sent per round", run.round ? bytes(run.round.sent_bytes) : null],
     ["wait for the exchange", run.round && run.round.seconds ? `${Math.round(100 * run.round.waited_s / run.round.seconds)} %` : null],
     ["recoveries", run.recoveries || null],

@@ -198,6 +198,7 @@ def _run(state: RunState, digest: Digest) -> dict[str, Any]:
         "reason": clean(state.reason.text, 2000),
         "step": state.step,
         "steps": state.steps,
+        "left_s": state.left_s,
         "term": state.term,
         "round_number": state.round,
         "replicas": [

@@ -118,6 +118,28 @@ def test_describe_shows_peers_and_runs(world) -> None:
     assert [(r.run, r.phase, r.steps) for r in answer.runs] == [(run, RUNNING, 3)]
 
 
+@pytest.mark.parametrize(("stop", "ends"), [("8s", 8.0), ("1h", 20 * 2.0)])
+def test_time_that_is_left_is_by_pace_or_by_the_rule_that_ends_the_run(world, stop, ends) -> None:
+    def left_s() -> float:
+        return world.only(world.handle(DescribeAsked("q")), Answer).message.runs[0].left_s
+
+    world.now = 50.0
+    run = world.start("a", steps=20, train={"stop": {"time": stop}})
+    began = world.now
+    for step in range(3):
+        world.now += 2.0
+        world.report("a", run, step)
+        assert left_s() == pytest.approx(began + ends - world.now)
+    states = [e.state for e in world.watched(run).events if e.HasField("state")]
+    assert [s.stop_at_s - began for s in states if s.phase == RUNNING] == [
+        8.0 if stop == "8s" else 3600.0
+    ]
+    world.now = began + 100.0  # a step takes longer than the run may
+    assert left_s() == (0.0 if stop == "8s" else pytest.approx(17 * 2.0))
+    world.cancel(run)
+    assert left_s() == 0.0
+
+
 # ---------------------------------------------------------------- leaving
 
 

@@ -62,7 +62,7 @@ def test_arrays_of_tables_and_of_several_files_are_those_of_one(tmp_path: Path) 
     for name in ("part-*.npz", "*.npy", "p.parquet"):
         assert read(name) == wanted, name
     lines = "".join(f"{a},{b},{y}\n" for (a, b), y in zip(X, Y, strict=True))
-    (tmp_path / "c.csv").write_text("a,b,y\n" + lines)
+    (tmp_path / "c.csv").write_text("a,b,y\n" + lines, encoding="utf-8-sig")  # as Excel does
     np.savez(tmp_path / "columns.npz", a=X[:, 0], b=X[:, 1], y=Y)
     assert read("c.csv", "a,b") == read("columns.npz", "a,b")
 
@@ -87,6 +87,13 @@ def test_a_table_without_numbers_is_refused_by_its_row(
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(DataError, match=says):
         resolve(tmp_path / "out", kind="arrays", source=str(tmp_path / "a.csv"))
+
+
+def test_a_row_with_fewer_numbers_than_the_first_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"x": [[1.0, 2.0], [3.0]], "y": [0, 1]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="row 2 has no number in 'x', or not as many as the first"):
+        resolve(tmp_path / "out", kind="arrays", source=str(tmp_path / "a.parquet"))
 
 
 def test_a_column_that_is_whole_in_one_file_is_a_number_in_all(tmp_path: Path) -> None:

@@ -455,9 +455,10 @@ def test_a_prepared_job_has_everything_that_peers_need(arrays: Path, tmp_path: P
         inside = prepared.weights.parent
     assert not inside.exists()  # nothing stays behind
     assert said[:2] == ["reading the data", "capturing the model"]
-    assert len(said) == 4
-    assert said[2].startswith("no microbatches of 1: ")  # a batch norm
-    assert said[3] == (
+    assert said[2] == "checking the capture, for 60 s at most"
+    assert len(said) == 5
+    assert said[3].startswith("no microbatches of 1: ")  # a batch norm
+    assert said[4] == (
         "microbatches of 2, whatever the plan: its buffers take statistics of each microbatch"
     )
     assert read_run(tmp_path / "r-1")["tokens_per_step"] == 8

@@ -12,11 +12,13 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 import shoal
 from shoal.client import Client, Evaluated, Event, Reached, RunFailed, Step
 from shoal.client.files.records import write_run
 from shoal.client.runs import callbacks
+from shoal.client.runs.bar import TimeLeft, on_clock, progress_bar
 from shoal.client.runs.callbacks import check_logs
 from shoal.client.runs.readable import readable
 from shoal.job import Job, SettingsError
@@ -117,6 +119,26 @@ def test_a_bar_shows_loss_and_what_is_done(
     assert "3/3" in shown
     assert "loss 1.8000 · held-out 1.9000" in shown
     assert not callbacks.on_screen()
+
+
+@pytest.mark.parametrize(
+    ("stop_at_s", "left"), [(0.0, "0:10:00"), (2000.0, "0:10:00"), (1030.0, "0:00:30")]
+)
+def test_a_bar_has_the_time_by_pace_or_by_the_rule_that_ends_the_run(
+    stop_at_s: float, left: str
+) -> None:
+    now_s = 0.0
+    shown = progress_bar(Console(), get_time=lambda: now_s)
+    task = shown.add_task("running", total=700, figures="", stop_at_s=0.0)
+    shown.start_task(task)
+    column = next(c for c in shown.columns if isinstance(c, TimeLeft))
+    assert str(column.render(shown.tasks[0])) == "-:--:--"
+    for done in range(101):
+        now_s = float(done)
+        at_s = 900.0 + now_s  # of the broker's clock
+        stop = on_clock(shown, stop_at_s, at_s)
+        shown.update(task, completed=done, stop_at_s=stop)
+    assert str(column.render(shown.tasks[0])) == left
 
 
 def test_events_have_plain_fields_and_say_what_they_are(client: Client) -> None:

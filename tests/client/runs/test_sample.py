@@ -21,6 +21,7 @@ from shoal.client.models.adapters import of_adapter, plain_name, save_config
 from shoal.client.runs import weights
 from shoal.client.runs.sample import SampleError, Speaker, speaker, speaker_before
 from shoal.job import Job
+from shoal.net.printable import printable_lines
 
 from ..chat.chats import other_words, tokenizer, write_chats, write_model
 from ..files.test_pretrained import Lab, lab  # noqa: F401 (a fixture)
@@ -37,10 +38,11 @@ def nobody(name: str) -> Any:
 
 
 @torch.no_grad()
-def plain_text(model: Any, prompt: str, words: Any = None) -> str:
+def plain_text(model: Any, prompt: str, words: Any = None, system: str = "") -> str:
     """Greedy by hand: the whole text through the model for each token."""
     words = words or tokenizer()
-    chat = [{"role": "user", "content": prompt}]
+    chat = [{"role": "system", "content": system}] if system else []
+    chat.append({"role": "user", "content": prompt})
     text = words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     ids = words(text, add_special_tokens=False).input_ids
     said: list[int] = []
@@ -105,6 +107,15 @@ def test_an_adapter_speaks_as_peft_has_it(tmp_path: Path) -> None:
     assert wanted != wanted_before
     assert says(speaker(str(home), nobody)) == wanted
     assert says(speaker_before(str(home), nobody)) == wanted_before
+    asked = ["sample", str(home), "--before", "--prompt", PROMPT, "--tokens", str(TOKENS)]
+    found = CliRunner().invoke(app, asked)
+    assert found.stdout == printable_lines(f"before: {wanted_before}\nafter:  {wanted}\n")
+    loaded = [line for line in found.stderr.splitlines() if line.startswith("load")]
+    assert loaded == [
+        "loading the model",
+        "loaded the weights that it began with; it answers",
+        f"loaded {home / 'adapter'}; it answers",
+    ]
 
 
 @torch.no_grad()
@@ -217,6 +228,13 @@ def test_the_verb_speaks(tmp_path: Path) -> None:
     asked = ["sample", str(tmp_path / "model"), "--prompt", PROMPT, "--tokens", str(TOKENS)]
     found = CliRunner().invoke(app, [*asked, "--json"])
     assert json.loads(found.stdout)["text"] == plain_text(model, PROMPT)
+    wanted = plain_text(model, PROMPT, system="Say little.")
+    assert wanted != plain_text(model, PROMPT)
+    found = CliRunner().invoke(app, [*asked, "--json", "--system", "Say little."])
+    assert json.loads(found.stdout)["text"] == wanted
+    assert (
+        CliRunner().invoke(app, asked).stdout == printable_lines(plain_text(model, PROMPT)) + "\n"
+    )
 
 
 @pytest.mark.parametrize(

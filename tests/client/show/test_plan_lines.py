@@ -18,6 +18,7 @@ from shoal.proto.broker_pb2 import (
     Plan,
     PlanReport,
     Prediction,
+    ReplicaState,
     RunEvent,
     RunState,
     Spare,
@@ -82,6 +83,23 @@ def test_a_step_that_is_skipped_is_told_at_once(capsys: pytest.CaptureFixture[st
     assert [line.partition(" · ")[0] for line in said] == ["step 1/4", "step 3/4"]
     assert "skipped: overflow at loss scale 65536" in said[1]
     assert "skipped" not in said[0]
+
+
+@pytest.mark.parametrize(
+    ("stop_at_s", "left"), [(0.0, "10 min"), (1900.0, "10 min"), (430.0, "30 s")]
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_time_left_is_by_pace_or_by_the_rule_that_ends_the_run(
+    capsys: pytest.CaptureFixture[str], stop_at_s: float, left: str, apart: bool
+) -> None:
+    run: Any = SimpleNamespace(id="r-1", client=SimpleNamespace(names=lambda: NAMES))
+    state = RunState(run="r-1", steps=1000, stop_at_s=stop_at_s)
+    if apart:  # whose steps say nothing of the run's
+        state.replicas.extend(ReplicaState(replica=r) for r in ("r-1", "r-1.1"))
+        left = {0.0: "", 1900.0: "25 min"}.get(stop_at_s, left)
+    done = StepDone(step=399, seconds=1.0, outcome=Outcome(loss=2.0))
+    _Lines(_Told(run, 0, verbose=False)).show(RunEvent(at_s=400.0, step=done), state, None)
+    assert capsys.readouterr().err.rstrip().partition("s/step")[2] == (left and f" · {left} left")
 
 
 def test_what_a_pipe_gets(capsys: pytest.CaptureFixture[str]) -> None:

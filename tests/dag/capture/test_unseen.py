@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.nn.utils import parametrizations
 
 from shoal.dag.capture.capture import CaptureError, capture
 from shoal.tests.dag.capture.test_capture import Model
+from shoal.tests.dag.capture.test_models import run
 
 X = {"x": torch.zeros(4, 4)}
 
@@ -72,7 +75,17 @@ def drops_a_layer(self, x):
     return (self.linear(h) if not self.training or random.random() >= 0.5 else h).mean()
 
 
+@functools.lru_cache
+def scale_of(part: nn.Linear) -> Tensor:
+    return part.weight.detach().abs().mean()
+
+
+def keeps_a_scale(self, x):
+    return (self.linear(x) * scale_of(self.linear)).mean()
+
+
 LINES = [
+    (keeps_a_scale, "part.weight.detach()", "an earlier call made.*function of the inputs"),
     (drops_a_layer, "random.random() >= 0.5", "random numbers of Python's.*draw with torch"),
     (data_read, "self.linear.weight.data.sum", r"`\.data` is not followed.*detach"),
     (data_written, "h.data.mul_", r"`\.data` is not followed"),
@@ -95,6 +108,39 @@ def test_what_an_export_does_not_see_is_refused_with_its_line(function, line, sa
     assert line in str(caught.value).split("\n")[0]
     assert "github" not in str(caught.value)
     assert module.linear.weight.requires_grad
+
+
+@functools.lru_cache
+def places(n: int) -> Tensor:
+    return torch.arange(float(n))
+
+
+@pytest.mark.parametrize("called_before", [False, True])
+def test_a_table_that_functools_keeps_is_captured_and_stays_one_of_numbers(called_before) -> None:
+    module = Model(lambda self, x: (self.linear(x) * places(x.shape[1])).mean())
+    inputs = {"x": torch.randn(4, 4)}
+    places.cache_clear()
+    if called_before:
+        module(**inputs)
+    captured = capture(module, inputs)
+    graph = captured.graph
+    made = run(graph, captured.tensors, inputs)[graph.loss]
+    assert places(4).tolist() == [0.0, 1.0, 2.0, 3.0]
+    torch.testing.assert_close(made, module(**inputs).detach())
+
+
+def test_a_table_that_a_library_keeps_is_refused_with_what_to_write() -> None:
+    library = """
+import functools, torch
+@functools.lru_cache
+def places(n): return torch.arange(float(n))
+def turned(h): return h * places(h.shape[1])
+"""
+    names: dict[str, Any] = {}
+    exec(compile(library, f"{torch.__path__[0]}/turning.py", "exec"), names)
+    turned = names["turned"]
+    with pytest.raises(CaptureError, match=r"a library's functools\.lru_cache.*into the forward"):
+        capture(Model(lambda self, x: turned(self.linear(x)).mean()), X)
 
 
 def kinds() -> dict[str, tuple[nn.Module, str]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shoal.peer.blobs.cache import BlobCache, BlobMismatchError
+from shoal.peer.blobs.cache import KEPT_S, BlobCache, BlobMismatchError
 from shoal.proto import common_pb2
 
 
@@ -159,7 +162,7 @@ def test_after_a_fetch_that_failed_those_who_waited_take_turns(tmp_path: Path) -
     for thread in threads:
         thread.join()
     assert ends == [b"shared blob"] * 6
-    assert [offset for _, offset, _ in store.asked] == [0, 6, 11], "each goes on"
+    assert [offset for _, offset, _ in store.asked] == [0, 6], "each goes on; the third has all"
     assert [p.name for p in tmp_path.iterdir()] == [name_of(b"shared blob")]
 
 
@@ -209,10 +212,8 @@ def test_a_part_that_is_none_of_it_is_fetched_anew(tmp_path: Path, there: bytes)
     store = Store(b"0123456789")
     name = name_of(b"0123456789")
     (tmp_path / f"{name}.part").write_bytes(there)
-    cache = BlobCache(tmp_path, store.fetch)
-    with pytest.raises(BlobMismatchError):
-        cache.path(name)
-    assert cache.path(name).read_bytes() == b"0123456789"
+    assert BlobCache(tmp_path, store.fetch).path(name).read_bytes() == b"0123456789"
+    assert store.asked == [(name, len(there), 0), (name, 0, 0)]
 
 
 def test_wrong_content_of_several_is_fetched_once_more_from_one(tmp_path: Path) -> None:
@@ -222,3 +223,41 @@ def test_wrong_content_of_several_is_fetched_once_more_from_one(tmp_path: Path) 
     cache = BlobCache(tmp_path, liars.fetch, alone=store.fetch)
     assert cache.path(name).read_bytes() == b"good"
     assert [len(s.asked) for s in (liars, store)] == [1, 1]
+
+
+def test_what_a_killed_process_left_is_used_once_its_hash_was_seen_again(tmp_path: Path) -> None:
+    blobs = [bytes([i]) * 7 for i in range(5)]
+    names = [name_of(b) for b in blobs]
+    _, torn, damaged, longer, old = names
+    for name, data in zip(names, blobs, strict=True):
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / torn).write_bytes(blobs[1][:4])  # as by a power cut
+    (tmp_path / damaged).write_bytes(b"evil!!!")
+    (tmp_path / longer).write_bytes(blobs[3] + b"more")
+    os.utime(tmp_path / old, (0, time.time() - KEPT_S - 60))
+    store = Store(*blobs)
+    cache = BlobCache(tmp_path, store.fetch)
+    cache.take_over()
+    assert not any(cache.has(name) for name in names), "others are given nothing of it"
+    assert [cache.path(name).read_bytes() for name in names] == blobs
+    assert store.asked == [
+        *((torn, 4, 0), (damaged, 7, 0), (damaged, 0, 0), (longer, 11, 0), (longer, 0, 0)),
+        (old, 0, 0),
+    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(names)
+
+
+def test_what_was_left_is_within_the_limit_and_the_oldest_go(tmp_path: Path) -> None:
+    blobs = [bytes([i]) * 4 for i in range(4)]
+    for age, data in enumerate(blobs):
+        (tmp_path / name_of(data)).write_bytes(data)
+        os.utime(tmp_path / name_of(data), (0, time.time() - 600 - age))
+    cache = BlobCache(tmp_path, Store(*blobs, b"new1").fetch, limit_bytes=12)
+    cache.take_over()
+    left = {name_of(data) + ".part" for data in blobs[:3]}
+    assert {p.name for p in tmp_path.iterdir()} == left
+    with open(tmp_path / f"{name_of(blobs[2])}.part", "ab") as fetched:
+        fcntl.flock(fetched, fcntl.LOCK_EX)
+        cache.path(name_of(b"new1"))
+    gone = {name_of(blobs[1]) + ".part"}
+    assert {p.name for p in tmp_path.iterdir()} == left - gone | {name_of(b"new1")}

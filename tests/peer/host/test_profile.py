@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -129,6 +130,26 @@ def test_an_identity_stays_and_its_counter_grows(tmp_path: Path) -> None:
         assert first.boot != second.boot
         assert list(second.scratch.iterdir()) == []
     assert not second.scratch.exists()
+
+
+def test_what_was_fetched_outlives_a_kill_and_no_good_end(tmp_path: Path) -> None:
+    killed = """
+import os, sys
+from pathlib import Path
+from shoal.peer.host.identity import Identity
+
+with Identity(Path(sys.argv[1]), "a") as me:
+    for folder in (me.scratch, me.blobs):
+        (folder / "left").write_text("x")
+    os.kill(os.getpid(), 9)
+"""
+    ended = subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+    assert ended.returncode == -9
+    with Identity(tmp_path, "a") as me:
+        assert not list(me.scratch.iterdir()), "copies of private data"
+        assert [p.name for p in me.blobs.iterdir()] == ["left"]
+        assert {f.stat().st_mode & 0o777 for f in (me.scratch, me.blobs)} == {0o700}
+    assert not me.blobs.exists()
 
 
 def test_two_processes_on_one_identity_are_told_apart(tmp_path: Path) -> None:

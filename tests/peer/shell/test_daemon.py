@@ -26,11 +26,12 @@ from shoal.client import submission
 from shoal.dag.ir.convert import graph_to_bytes
 from shoal.job import Job
 from shoal.net.blobs.client import BlobClient
+from shoal.peer.blobs.cache import BlobCache, Fetch
 from shoal.peer.entry.worker import work
 from shoal.peer.host.config import PeerConfig
 from shoal.peer.host.host import Host
 from shoal.peer.host.identity import Identity
-from shoal.peer.shell import owner
+from shoal.peer.shell import daemon, owner
 from shoal.peer.shell.daemon import Worker
 from shoal.proto import broker_pb2, broker_pb2_grpc
 from shoal.sim.shaped.forwarder import Forwarder
@@ -147,7 +148,49 @@ async def cluster(tmp_path: Path, ready: submission.Prepared) -> AsyncIterator[C
     lanes = {"compute", "data", "sending", "arriving", "keeping"}
     left = {t.name for t in set(threading.enumerate()) - threads}
     assert not left & lanes
-    assert not [w.me.scratch for w in made.workers if os.path.exists(w.me.scratch)]  # noqa: ASYNC240
+    folders = [f for w in made.workers for f in (w.me.scratch, w.me.blobs)]
+    assert not [f for f in folders if os.path.exists(f)]  # noqa: ASYNC240
+
+
+@pytest.mark.slow
+async def test_who_was_killed_fetches_nothing_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: Counter[tuple[str, str]] = Counter()
+
+    class Counted(BlobCache):
+        """Counts the bytes that come of whole blobs, by peer and blob: a range cannot be checked,
+        and is not kept."""
+
+        def __init__(self, folder: Path, fetch: Fetch, **more: Any) -> None:
+            def counted(name: str, offset: int, length: int) -> Iterator[bytes]:
+                for piece in fetch(name, offset, length):
+                    if not length:
+                        came[folder.parent.name, name] += len(piece)
+                    yield piece
+
+            super().__init__(folder, counted, **more)
+
+    async def trained() -> Counter[tuple[str, str]]:
+        came.clear()
+        cluster.join("p0", "p1")
+        await cluster.members(2)
+        async for event in cluster.watch(await cluster.submit(steps=1)):
+            if event.HasField("weights"):
+                break
+        for worker in cluster.workers:
+            worker.stop(now=True)
+        assert await asyncio.gather(*cluster.ends.values()) == [0, 0]
+        return came.copy()
+
+    monkeypatch.setattr(daemon, "BlobCache", Counted)
+    tidy = Identity.__exit__
+    # A process that is killed tidies up nothing; its lock is the kernel's.
+    monkeypatch.setattr(Identity, "__exit__", lambda self, *_: self._lock.close())
+    first = await trained()
+    assert {peer for peer, _ in first} == {"p0", "p1"}
+    monkeypatch.setattr(Identity, "__exit__", tidy)
+    assert not await trained()
 
 
 async def test_a_run_goes_from_submission_to_stored_weights(cluster: Cluster) -> None:
