@@ -11,6 +11,7 @@ go out together, since one may hang on the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from ....dag.plan.plan import PeerId
@@ -36,6 +37,9 @@ from .. import events as e
 
 __all__ = ["RoundExchange", "run_of", "segments_of"]
 
+_NOT_YET = math.inf, 0.0
+"""When a contribution began to leave, and when others had all of it: nothing has left."""
+
 
 def run_of(replica: str) -> str:
     """The run that a replica is of: frames between replicas have its id."""
@@ -56,7 +60,8 @@ def segments_of(plan: broker_pb2.RoundPlan | broker_pb2.RoundAudit) -> Iterator[
 
 class RoundExchange:
     """The attempt of the round under way, and what came too early. plan: None until there is one.
-    late: frames without effect, so far. sent_bytes: of the round."""
+    late: frames without effect, so far. sent_bytes: of the round. upload_bytes: of its own
+    contribution, in this attempt."""
 
     def __init__(self, peer: PeerId, replica: str, vector: RunVector) -> None:
         self.plan: broker_pb2.RoundPlan | None = None
@@ -68,6 +73,7 @@ class RoundExchange:
         self.begun = False
         """Whether frames of the attempt are exchanged."""
         self.late = self.sent_bytes = 0
+        self._gave, self.upload_bytes = _NOT_YET, 0
         self._peer, self._run, self._vector = peer, run_of(replica), vector
         self._awaited: set[RoundFrame] = set()
         """Frames that are to come."""
@@ -86,7 +92,8 @@ class RoundExchange:
 
     def planned(self, plan: broker_pb2.RoundPlan) -> None:
         """In place of what there is."""
-        self.plan, self.begun = plan, False
+        self.plan, self.begun, self._gave = plan, False, _NOT_YET
+        self.upload_bytes = 0
         self._forget_audit()
         self.wiring = wiring(
             self._vector, segments_of(plan), self._peer, plan.fragment, by_client=plan.by_client
@@ -173,6 +180,29 @@ class RoundExchange:
         return [e.SendFrame(key) for key in keys]
 
     # ------------------------------------------------------------ frames
+
+    def queued(self, key: FrameKey, size_bytes: int) -> None:
+        """A frame is encoded."""
+        self.sent_bytes += size_bytes
+        self.upload_bytes += size_bytes * self._is_given(key)
+
+    def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> None:
+        """A frame is with who it is for, and `began_s` to leave; None: over a break, which is no
+        time of the line's."""
+        if self._is_given(key):
+            self._gave = min(self._gave[0], -math.inf if began_s is None else began_s), now
+
+    def _is_given(self, key: FrameKey) -> bool:
+        """Whether a frame is of the contribution to the present attempt."""
+        plan = self.plan
+        at = (key.step, key.term, key.hop)
+        return plan is not None and at == (plan.round, plan.attempt, GIVE)
+
+    @property
+    def upload_s(self) -> float:
+        """How long the contribution took to leave; 0: it did not, or a connection broke."""
+        began_s, ended_s = self._gave
+        return ended_s - began_s if math.isfinite(began_s) else 0.0
 
     def _key(self, hop: int, share: Share) -> FrameKey:
         assert self.plan is not None
