@@ -101,7 +101,9 @@ class HostsPolicy(FederatedPolicy):
             return found
         network = as_uploaded(network, _shown(view.run, peers))
         lines = dict(zip(peers, lines_of(network).tolist(), strict=True))
-        return replace(found, groups=[replace(group, lines=lines) for group in found.groups])
+        [group] = found.groups
+        group = replace(group, lines=lines, together=self._cohorts.sends.by_links)
+        return replace(found, groups=[group])
 
     def lines(
         self, view: RoundView, numbers: Sequence[int], took_s: float, now: float

@@ -41,8 +41,8 @@ class ExchangeGroup:
     neither gives the other a sum or a version, as long as there is another who can. scale: what
     the mean of parameters is multiplied by; 0: nothing. share, by_client: as in RoundPlan. whole:
     whether one of them adds up all. lines: what each gives to all others together, bytes/s, by
-    which they add up more or less; none: all add up as much. behind: those of them that have an
-    older version, and take the new one from the others, who make it."""
+    which they add up more or less; none: all add up as much. together: as in RoundPlan. behind:
+    those of them that have an older version, and take the new one from the others, who make it."""
 
     weights: Mapping[int, int]
     joiners: Sequence[int] = ()
@@ -53,6 +53,7 @@ class ExchangeGroup:
     by_client: bool = False
     whole: bool = False
     lines: Mapping[int, float] = field(default_factory=dict)
+    together: bool = False
     behind: Sequence[int] = ()
 
 

@@ -237,9 +237,12 @@ class Assignment(Part):
         elif self.rounds is not None:
             self.rounds.queued(key, size_bytes)
 
-    def frame_acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> None:
-        if key.role is Role.ROUND and self.rounds is not None:
-            self.rounds.acknowledged(key, began_s, now)
+    def frame_acknowledged(
+        self, key: FrameKey, began_s: float | None, now: float
+    ) -> list[e.Instruction]:
+        if key.role is not Role.ROUND or self.rounds is None:
+            return []
+        return self.rounds.acknowledged(key, began_s, now)
 
     def sent_again(self, size_bytes: int) -> None:
         """Bytes of frames that a broken connection lost."""

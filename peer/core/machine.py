@@ -176,9 +176,9 @@ class PeerMachine:
         if part is not None and not part.takes(key):
             part = None
         if isinstance(event, e.FrameAcknowledged):
-            if part is not None:
-                part.frame_acknowledged(key, event.began_s, now)
             out = self._traffic.acknowledged(key, event.began_s, now)
+            if part is not None:
+                out += part.frame_acknowledged(key, event.began_s, now)
             return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
         if isinstance(event, e.FrameQueued):
             if part is not None:

@@ -6,7 +6,9 @@ Pure.
 Frames of an attempt are taken once it has begun here; an earlier one keeps its place until then,
 those of any other have no effect. Parts are added up as they come, and the result of a part goes
 out when all have given theirs; where each client's contribution comes by itself, those of all parts
-go out together, since one may hang on the others.
+go out together, since one may hang on the others. So they do where contributions end together
+(`RoundPlan.together`), once this peer's own has left too: results would hold up contributions that
+others wait for, and acknowledgements, by which uploads are measured.
 """
 
 from __future__ import annotations
@@ -74,6 +76,8 @@ class RoundExchange:
         """Whether frames of the attempt are exchanged."""
         self.late = self.sent_bytes = 0
         self._gave, self.upload_bytes = _NOT_YET, 0
+        self._leaving: set[FrameKey] = set()
+        """Frames of the contribution that are on their way, where results wait for them."""
         self._peer, self._run, self._vector = peer, run_of(replica), vector
         self._awaited: set[RoundFrame] = set()
         """Frames that are to come."""
@@ -93,7 +97,7 @@ class RoundExchange:
     def planned(self, plan: broker_pb2.RoundPlan) -> None:
         """In place of what there is."""
         self.plan, self.begun, self._gave = plan, False, _NOT_YET
-        self.upload_bytes = 0
+        self.upload_bytes, self._leaving = 0, set()
         self._forget_audit()
         self.wiring = wiring(
             self._vector, segments_of(plan), self._peer, plan.fragment, by_client=plan.by_client
@@ -137,7 +141,9 @@ class RoundExchange:
         """Send what is given, and take frames, those too that came early."""
         self.begun = True
         me = self._peer
-        out = self._send(self._key(GIVE, s) for s in self.wiring.gives if s.peer != me)
+        keys = [self._key(GIVE, s) for s in self.wiring.gives if s.peer != me]
+        self._leaving = {*keys} if self._together else set()
+        out = self._send(keys)
         alone = [part for part in self.wiring.adds if self._is_summed(part)]
         early, self._early = self._early, {}
         for key in early:
@@ -168,10 +174,19 @@ class RoundExchange:
         return [*dict.fromkeys(peer for _, peer in sorted(lacks))], bool(given)
 
     def _is_summed(self, part: Span) -> bool:
-        if self.wiring.by_client:
-            return not any(hop == GIVE for hop, *_ in self._awaited)
+        if self._all_at_once:
+            return not self._leaving and not any(hop == GIVE for hop, *_ in self._awaited)
         givers = self.wiring.adds.get(part, ())
         return not any((GIVE, part, g.peer, 0) in self._awaited for g in givers)
+
+    @property
+    def _together(self) -> bool:
+        return self.plan is not None and self.plan.together
+
+    @property
+    def _all_at_once(self) -> bool:
+        """Whether results of all parts go out together."""
+        return self.wiring.by_client or self._together
 
     def _summed(self, part: Span) -> list[e.Instruction]:
         return self._send(self._key(RESULT, s) for s in self.wiring.results if s.part == part)
@@ -186,11 +201,16 @@ class RoundExchange:
         self.sent_bytes += size_bytes
         self.upload_bytes += size_bytes * self._is_given(key)
 
-    def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> None:
+    def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> list[e.Instruction]:
         """A frame is with who it is for, and `began_s` to leave; None: over a break, which is no
         time of the line's."""
-        if self._is_given(key):
-            self._gave = min(self._gave[0], -math.inf if began_s is None else began_s), now
+        if not self._is_given(key):
+            return []
+        self._gave = min(self._gave[0], -math.inf if began_s is None else began_s), now
+        if key not in self._leaving:
+            return []
+        self._leaving.discard(key)
+        return [i for part in self.wiring.adds if self._is_summed(part) for i in self._summed(part)]
 
     def _is_given(self, key: FrameKey) -> bool:
         """Whether a frame is of the contribution to the present attempt."""
@@ -246,7 +266,7 @@ class RoundExchange:
         self._unshown.discard(self._frame(key))
         out: list[e.Instruction] = [e.Release(key, taken=True)]
         if key.hop == GIVE and self._is_summed(part):
-            for done in self.wiring.adds if self.wiring.by_client else (part,):
+            for done in self.wiring.adds if self._all_at_once else (part,):
                 out += self._summed(done)
         return out
 

@@ -301,9 +301,9 @@ class Rounds:
         """A frame of a round is encoded."""
         self._exchange.queued(key, size_bytes)
 
-    def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> None:
+    def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> list[e.Instruction]:
         """A frame of a round is with who it is for."""
-        self._exchange.acknowledged(key, began_s, now)
+        return self._exchange.acknowledged(key, began_s, now)
 
     # ------------------------------------------------------------ reports
 
