@@ -319,6 +319,7 @@ WIDE = MODEL.replace(
 )
 
 
+@pytest.mark.slow
 def test_uploads_end_together_once_a_round_has_shown_what_lines_carry(
     laboratory: Callable[[Job], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
