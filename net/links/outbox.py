@@ -259,9 +259,9 @@ class Outbox:
 
     @property
     def rests(self) -> bool:
-        """Whether `pull` has nothing but a piece of what can wait."""
-        found = [lane.patient for lane in self.waiting if lane.ready]
-        return bool(found) and all(found)
+        """Whether `pull` has nothing but a piece of a round, which no window keeps short."""
+        found = [lane for lane in self.waiting if lane.ready]
+        return found == [self._lanes[Role.ROUND]]
 
     def pull(self, now: float) -> Announcement | Chunk | None:
         """What goes next, or None when nothing may go. `now`: seconds, to learn from when the link
