@@ -315,7 +315,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class RoundReport(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "more", "mean_moved", "losses", "local_s", "masks", "parts", "signed")
+    __slots__ = ("run", "term", "round", "attempt", "hashes", "drift", "sent_bytes", "waited_s", "problem", "lacks", "evaluation", "clients_moved", "left_out", "lost", "more", "mean_moved", "losses", "local_s", "masks", "parts", "signed", "upload_s", "upload_bytes")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +337,8 @@ class RoundReport(_message.Message):
     MASKS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     SIGNED_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_S_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     round: int
@@ -358,7 +360,9 @@ class RoundReport(_message.Message):
     masks: MemberMasks
     parts: _containers.RepeatedScalarFieldContainer[int]
     signed: SignedStatement
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., more: _Optional[int] = ..., mean_moved: _Optional[float] = ..., losses: _Optional[_Iterable[float]] = ..., local_s: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., signed: _Optional[_Union[SignedStatement, _Mapping]] = ...) -> None: ...
+    upload_s: float
+    upload_bytes: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., hashes: _Optional[_Iterable[int]] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., lacks: _Optional[_Iterable[str]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., clients_moved: _Optional[float] = ..., left_out: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., more: _Optional[int] = ..., mean_moved: _Optional[float] = ..., losses: _Optional[_Iterable[float]] = ..., local_s: _Optional[float] = ..., masks: _Optional[_Union[MemberMasks, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., signed: _Optional[_Union[SignedStatement, _Mapping]] = ..., upload_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links", "again_bytes")
@@ -737,7 +741,7 @@ class SampleRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RoundPlan(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "fragment", "final", "by_client", "members", "keys", "unclaimed", "scale", "share")
+    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "fragment", "final", "by_client", "together", "members", "keys", "unclaimed", "scale", "share")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -750,6 +754,7 @@ class RoundPlan(_message.Message):
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
     BY_CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     UNCLAIMED_FIELD_NUMBER: _ClassVar[int]
@@ -767,12 +772,13 @@ class RoundPlan(_message.Message):
     fragment: int
     final: bool
     by_client: bool
+    together: bool
     members: int
     keys: _containers.RepeatedCompositeFieldContainer[SignedStatement]
     unclaimed: bool
     scale: float
     share: float
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., members: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SignedStatement, _Mapping]]] = ..., unclaimed: _Optional[bool] = ..., scale: _Optional[float] = ..., share: _Optional[float] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., together: _Optional[bool] = ..., members: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SignedStatement, _Mapping]]] = ..., unclaimed: _Optional[bool] = ..., scale: _Optional[float] = ..., share: _Optional[float] = ...) -> None: ...
 
 class SignedStatement(_message.Message):
     __slots__ = ("statement", "signature", "certificate")
@@ -1849,7 +1855,7 @@ class RoundMember(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., weight: _Optional[int] = ..., unit: _Optional[int] = ..., term: _Optional[int] = ..., group: _Optional[int] = ..., attempt: _Optional[int] = ..., source: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class RoundDone(_message.Message):
-    __slots__ = ("round", "attempt", "members", "hash", "drift", "sent_bytes", "waited_s", "seconds", "microbatches", "joined", "exchange_s", "clients_moved", "mean_moved", "sums", "uploads", "going", "clients")
+    __slots__ = ("round", "attempt", "members", "hash", "drift", "sent_bytes", "waited_s", "seconds", "microbatches", "joined", "exchange_s", "clients_moved", "mean_moved", "sums", "uploads", "going", "clients", "lines")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -1867,6 +1873,7 @@ class RoundDone(_message.Message):
     UPLOADS_FIELD_NUMBER: _ClassVar[int]
     GOING_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: int
     members: _containers.RepeatedCompositeFieldContainer[RoundMember]
@@ -1884,7 +1891,22 @@ class RoundDone(_message.Message):
     uploads: ClientUploads
     going: _containers.RepeatedScalarFieldContainer[int]
     clients: ClientReports
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., seconds: _Optional[float] = ..., microbatches: _Optional[int] = ..., joined: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., exchange_s: _Optional[float] = ..., clients_moved: _Optional[float] = ..., mean_moved: _Optional[float] = ..., sums: _Optional[int] = ..., uploads: _Optional[_Union[ClientUploads, _Mapping]] = ..., going: _Optional[_Iterable[int]] = ..., clients: _Optional[_Union[ClientReports, _Mapping]] = ...) -> None: ...
+    lines: _containers.RepeatedCompositeFieldContainer[HostLine]
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., members: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., hash: _Optional[int] = ..., drift: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ..., seconds: _Optional[float] = ..., microbatches: _Optional[int] = ..., joined: _Optional[_Iterable[_Union[RoundMember, _Mapping]]] = ..., exchange_s: _Optional[float] = ..., clients_moved: _Optional[float] = ..., mean_moved: _Optional[float] = ..., sums: _Optional[int] = ..., uploads: _Optional[_Union[ClientUploads, _Mapping]] = ..., going: _Optional[_Iterable[int]] = ..., clients: _Optional[_Union[ClientReports, _Mapping]] = ..., lines: _Optional[_Iterable[_Union[HostLine, _Mapping]]] = ...) -> None: ...
+
+class HostLine(_message.Message):
+    __slots__ = ("replica", "term", "bytes_per_s", "update_bytes_per_s", "latency_s")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    term: int
+    bytes_per_s: float
+    update_bytes_per_s: float
+    latency_s: float
+    def __init__(self, replica: _Optional[int] = ..., term: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., update_bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ...) -> None: ...
 
 class ClientReports(_message.Message):
     __slots__ = ("clients", "losses", "seconds", "bytes")

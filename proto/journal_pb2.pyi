@@ -96,7 +96,7 @@ class StopKept(_message.Message):
     def __init__(self, began_s: _Optional[float] = ..., best: _Optional[float] = ..., worse: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class RoundsKept(_message.Message):
-    __slots__ = ("round", "attempt", "committed", "work", "members", "joiners", "exponent", "next", "returned", "done_at_s", "holders", "before", "past", "met", "sums", "stateful", "homes", "trained", "states_lost", "unmasked", "finishing", "chosen", "liars", "total")
+    __slots__ = ("round", "attempt", "committed", "work", "members", "joiners", "exponent", "next", "returned", "done_at_s", "holders", "before", "past", "lines", "met", "sums", "stateful", "homes", "trained", "states_lost", "unmasked", "finishing", "chosen", "liars", "total")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class RoundsKept(_message.Message):
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
     MET_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
     STATEFUL_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +135,7 @@ class RoundsKept(_message.Message):
     holders: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RoundMember]
     before: int
     past: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RoundWork]
+    lines: _containers.RepeatedCompositeFieldContainer[_broker_pb2.HostLine]
     met: _containers.RepeatedCompositeFieldContainer[MetPairs]
     sums: int
     stateful: _containers.RepeatedScalarFieldContainer[int]
@@ -145,7 +147,7 @@ class RoundsKept(_message.Message):
     chosen: _broker_pb2.Cohort
     liars: _containers.RepeatedScalarFieldContainer[str]
     total: int
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., committed: _Optional[int] = ..., work: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., joiners: _Optional[_Iterable[int]] = ..., exponent: _Optional[int] = ..., next: _Optional[int] = ..., returned: _Optional[_Iterable[_Union[_broker_pb2.SampleRange, _Mapping]]] = ..., done_at_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., before: _Optional[int] = ..., past: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., met: _Optional[_Iterable[_Union[MetPairs, _Mapping]]] = ..., sums: _Optional[int] = ..., stateful: _Optional[_Iterable[int]] = ..., homes: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., states_lost: _Optional[bool] = ..., unmasked: _Optional[_Iterable[str]] = ..., finishing: _Optional[bool] = ..., chosen: _Optional[_Union[_broker_pb2.Cohort, _Mapping]] = ..., liars: _Optional[_Iterable[str]] = ..., total: _Optional[int] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., committed: _Optional[int] = ..., work: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., joiners: _Optional[_Iterable[int]] = ..., exponent: _Optional[int] = ..., next: _Optional[int] = ..., returned: _Optional[_Iterable[_Union[_broker_pb2.SampleRange, _Mapping]]] = ..., done_at_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[_broker_pb2.RoundMember, _Mapping]]] = ..., before: _Optional[int] = ..., past: _Optional[_Iterable[_Union[_broker_pb2.RoundWork, _Mapping]]] = ..., lines: _Optional[_Iterable[_Union[_broker_pb2.HostLine, _Mapping]]] = ..., met: _Optional[_Iterable[_Union[MetPairs, _Mapping]]] = ..., sums: _Optional[int] = ..., stateful: _Optional[_Iterable[int]] = ..., homes: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ..., states_lost: _Optional[bool] = ..., unmasked: _Optional[_Iterable[str]] = ..., finishing: _Optional[bool] = ..., chosen: _Optional[_Union[_broker_pb2.Cohort, _Mapping]] = ..., liars: _Optional[_Iterable[str]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class MetPairs(_message.Message):
     __slots__ = ("replicas",)

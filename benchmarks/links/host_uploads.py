@@ -1,25 +1,29 @@
 """Uploads of hosts whose uplinks are unlike, by BCRS (2408.14736), as real processes: a broker and
 20 peers on shaped paths, each with data of its own.
 
-    python benchmarks/links/host_uploads.py [--hosts 20] [--rounds 3] [--json FILE]
+    python benchmarks/links/host_uploads.py [--hosts 20] [--rounds 4] [--json FILE]
 
 Uplinks are 0.5 to 20 Mbit/s, evenly apart, and every way takes 25 ms; the broker measures all that
-by itself. The least ratio is 0.01, and the update has 7 million numbers, of which the slowest sends
-a hundredth in 5 to 6 s. All hosts train 8 samples in a step, and begin within a second: they share
-the machine's cores. An upload lasts from when its host begins to when the last of its frames is
-acknowledged.
+by itself, in the first round by its probes, and then by the uploads of rounds gone by. The least
+ratio is 0.01, and the update has 7 million numbers, of which the slowest sends a hundredth in 5 to
+6 s. All hosts train 8 samples in a step, and begin within a second: they share the machine's cores.
+An upload lasts from when its host begins to when the last of its frames is acknowledged.
 
     uploads_spread       of those that are not clamped and add nothing up, the longest over the
-                         shortest, less 1, in the median round (bar 0.15)
-    uploads_spread_all   of those that add up as well: their own results, and the contributions of
-                         all others, go through the same two cores meanwhile
+                         shortest, less 1, in the median round after the first (bar 0.15)
+    uploads_spread_first the same of the first round
+    uploads_spread_all   of those that add up as well, after the first round: their own results, and
+                         the contributions of all others, go through the same cores meanwhile
     uploads_seconds      the longest upload of those in uploads_spread
     uploads_of_fedavg    how long the slowest would take for all numbers, by its uplink
+    uploads_wait         how many threads stood ready and had no core, in the mean from when a round
+                         closed to when it was committed; and for each round on standard error
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -34,12 +38,14 @@ import numpy as np
 from shoal.benchmarks.table import Figure, arguments, report
 from shoal.client import Client, connect
 from shoal.client.front import SimulationFront
+from shoal.client.runs.run import Run
 from shoal.dag.rounds.vector_segment import GIVE
 from shoal.job import Job
 from shoal.proto.broker_pb2 import DONE, RunEvent
 from shoal.sim.cluster import wait_for_peers
 from shoal.sim.processes import LocalCluster
 from shoal.sim.scenario.scenario import Scenario
+from shoal.sim.shaped.contention import snapshot, waited_s
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping
 
@@ -165,28 +171,54 @@ def min_and_max(times: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return min(a for a, _ in times), max(b for _, b in times)
 
 
-def figures(rounds: Sequence[Sequence[Upload]]) -> list[Figure]:
+def spread(given: Sequence[Upload]) -> float:
+    lasts = [u.ended_s - u.began_s for u in given]
+    return max(lasts) / min(lasts) - 1
+
+
+def figures(rounds: Sequence[Sequence[Upload]], waiting: Sequence[float]) -> list[Figure]:
     spreads, all_of, longest = list[float](), list[float](), list[float]()
-    for given in rounds:
+    for number, (given, waited) in enumerate(zip(rounds, waiting, strict=True)):
         first = min(u.began_s for u in given)
-        for u in given:
+        for u in sorted(given, key=lambda u: u.kept):
             print(
                 f"{u.host}: {u.kept / ELEMENTS:.2%} of its numbers, from {u.began_s - first:.2f} "
                 f"to {u.ended_s - first:.2f} s{', and adds up' * u.adds_up}",
                 file=sys.stderr,
             )
-        lasts = [u.ended_s - u.began_s for u in given if u.kept < ELEMENTS]
-        senders = [u.ended_s - u.began_s for u in given if u.kept < ELEMENTS and not u.adds_up]
-        all_of.append(max(lasts) / min(lasts) - 1)
-        spreads.append(max(senders) / min(senders) - 1)
-        longest.append(max(senders))
+        unclamped = [u for u in given if u.kept < ELEMENTS]
+        senders = [u for u in unclamped if not u.adds_up]
+        all_of.append(spread(unclamped))
+        spreads.append(spread(senders))
+        longest.append(max(u.ended_s - u.began_s for u in senders))
+        print(
+            f"round {number}: spread {spreads[-1]:.2f} of {len(senders)}, {all_of[-1]:.2f} of all "
+            f"{len(unclamped)}, the longest {longest[-1]:.1f} s; {waited:.1f} threads waited",
+            file=sys.stderr,
+        )
     alone = 4 * ELEMENTS / (LEAST * MBIT)
     return [
-        Figure("uploads_spread", statistics.median(spreads), "ratio", "lower"),
-        Figure("uploads_spread_all", statistics.median(all_of), "ratio", "lower"),
-        Figure("uploads_seconds", statistics.median(longest), "s", "lower"),
+        Figure("uploads_spread", statistics.median(spreads[1:] or spreads), "ratio", "lower"),
+        Figure("uploads_spread_first", spreads[0], "ratio", "lower"),
+        Figure("uploads_spread_all", statistics.median(all_of[1:] or all_of), "ratio", "lower"),
+        Figure("uploads_seconds", statistics.median(longest[1:] or longest), "s", "lower"),
         Figure("uploads_of_fedavg", alone, "s", "lower"),
+        Figure("uploads_wait", statistics.mean(waiting), "threads", "lower"),
     ]
+
+
+def watched(run: Run, pid: int) -> tuple[list[RunEvent], list[float]]:
+    """Return a run's events and, by round, how many threads of all below this process had no core
+    from when the round closed to when it was committed."""
+    events, waiting, since = list[RunEvent](), list[float](), (0.0, snapshot({}))
+    for event in run.watch():
+        events.append(event)
+        if event.HasField("round_planned"):
+            since = time.monotonic(), snapshot({"all": pid})
+        elif event.HasField("round_done"):
+            waited = waited_s(since[1], snapshot({"all": pid}))["all"]
+            waiting.append(waited / (time.monotonic() - since[0]))
+    return events, waiting
 
 
 def wait_for_links(client: Client, hosts: int) -> None:
@@ -202,10 +234,12 @@ def wait_for_links(client: Client, hosts: int) -> None:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--hosts", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--keep", type=Path, help="leave traces and logs in this new folder")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, ExitStack() as running:
-        folder = Path(name)
+        folder = asked.keep or Path(name)
+        folder.mkdir(exist_ok=True)
         job = job_of(folder, asked.hosts, asked.rounds)
         scenario = scenario_of(folder, asked.hosts)
         cluster = running.enter_context(LocalCluster(peers=[], folder=folder / "cluster"))
@@ -217,9 +251,9 @@ def main() -> None:
             wait_for_peers(cluster, SimulationFront(), asked.hosts)
             wait_for_links(client, asked.hosts)
             run = client.submit(job)
-            events = [*run.watch()]
+            events, waiting = watched(run, os.getpid())
         assert events[-1].state.phase == DONE, events[-1].state.reason.text
-        report("uploads of hosts", figures(uploads(folder, events, run.id)), asked.json)
+        report("uploads of hosts", figures(uploads(folder, events, run.id), waiting), asked.json)
 
 
 if __name__ == "__main__":

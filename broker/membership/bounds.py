@@ -102,8 +102,9 @@ def sound_round(report: RoundReport) -> None:
     """Bounds what a round took and what came of it, in place."""
     for part in ("drift", "clients_moved", "mean_moved"):
         setattr(report, part, _measured(getattr(report, part)))
-    report.waited_s = _seconds(report.waited_s)
+    report.waited_s, report.upload_s = _seconds(report.waited_s), _seconds(report.upload_s)
     report.sent_bytes = min(report.sent_bytes, MOST_BYTES)
+    report.upload_bytes = min(report.upload_bytes, MOST_BYTES)
     if report.HasField("evaluation"):
         _sound_results(report.evaluation)
 

@@ -6,17 +6,19 @@ the others go on from its version.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.cohorts import cohort_of
-from ...proto.broker_pb2 import RoundBegun, RoundWork, SampleRange
+from ...proto.broker_pb2 import HostLine, RoundBegun, RoundWork, SampleRange
 from ..records.rounds import RoundRecord
 from ..records.run import RunRecord
 from .federated import FederatedPolicy
 from .round_view import LinksAmong, PlannedAttempt, RoundView, unknown_links
-from .uploads import Links, lines_of, sending_to_all
+from .uploads import Links, as_uploaded, lines_of, sending_to_all, shown_line
 
 __all__ = ["HostsPolicy"]
 
@@ -76,7 +78,7 @@ class HostsPolicy(FederatedPolicy):
         if not self._cohorts.sends.by_links or len(peers) < max(2, len(numbers)):
             return None
         found = network([*peers.values()])
-        return None if found is None else sending_to_all(found)
+        return None if found is None else sending_to_all(found, _shown(run, peers))
 
     def begun(
         self, run: RunRecord, numbers: Sequence[int], work: Sequence[RoundWork]
@@ -97,8 +99,33 @@ class HostsPolicy(FederatedPolicy):
         network = view.network([*peers.values()], now) if len(peers) > 1 else None
         if network is None:
             return found
+        network = as_uploaded(network, _shown(view.run, peers))
         lines = dict(zip(peers, lines_of(network).tolist(), strict=True))
-        return replace(found, groups=[replace(group, lines=lines) for group in found.groups])
+        [group] = found.groups
+        group = replace(group, lines=lines, together=self._cohorts.sends.by_links)
+        return replace(found, groups=[group])
+
+    def lines(
+        self, view: RoundView, numbers: Sequence[int], took_s: float, now: float
+    ) -> list[HostLine]:
+        """Return what the uploads of these replicas have shown, by what their peers say; no upload
+        took longer than the exchange."""
+        peers, found = _first_peers(view.run, numbers), list[HostLine]()
+        if not self._cohorts.sends.by_links or len(peers) < 2:
+            return found
+        network, update = view.network([*peers.values()], now), self._update(view.run)
+        if network is None:
+            return found
+        for i, n in enumerate(peers):
+            said, work = view.made.get(n, {}).values(), view.rounds.work.given[n]
+            whole = int(update.bytes(np.array(work.kept, np.int64)).sum())
+            sent = sum(r.upload_bytes for r in said)
+            seconds = min(took_s, max((r.upload_s for r in said), default=0.0))
+            line = shown_line(network, i, sent, whole, seconds)
+            if line is not None:
+                line.replica, line.term = n, view.run.replicas[n].term
+                found.append(line)
+        return found
 
     @property
     def _hands_on(self) -> bool:
@@ -131,3 +158,10 @@ def _first_peers(run: RunRecord, numbers: Sequence[int]) -> dict[int, PeerId]:
     being planned anew has none."""
     plans = ((n, run.replicas[n].plan) for n in numbers)
     return {n: plan.stages[0].holders[0] for n, plan in plans if plan is not None}
+
+
+def _shown(run: RunRecord, numbers: Iterable[int]) -> list[HostLine | None]:
+    """Return what uploads of rounds gone by have shown of these replicas' lines."""
+    assert run.rounds is not None, f"run {run.id} has no rounds"
+    lines = run.rounds.lines
+    return [lines.line(n, run.replicas[n].term) for n in numbers]

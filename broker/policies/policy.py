@@ -17,6 +17,7 @@ from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import (
     ClientReports,
     ClientUploads,
+    HostLine,
     RoundBegun,
     RoundMember,
     RoundStart,
@@ -258,6 +259,13 @@ class RoundPolicy:
         """Return what clients of these replicas sent of their updates in the round; None: there are
         no clients, or they send all."""
         return None
+
+    def lines(
+        self, view: RoundView, numbers: Sequence[int], took_s: float, now: float
+    ) -> Sequence[HostLine]:
+        """Return what the uploads of these replicas in the round, whose exchange took so long, have
+        shown of their lines."""
+        return ()
 
     def reports(self, view: RoundView, numbers: Sequence[int]) -> ClientReports | None:
         """Return what is known of the clients of these replicas, for the submitter's rule; None:

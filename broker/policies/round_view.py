@@ -42,8 +42,9 @@ class ExchangeGroup:
     the mean of parameters is multiplied by; 0: nothing. share, by_client: as in RoundPlan. whole:
     whether one of them adds up all. lines: what each gives to all others together, bytes/s, by
     which they add up more or less; none: all add up as much. places: by peer, the number of its
-    place, of which one gives the sum of what all of it give; empty: each gives by itself. behind:
-    those of them that have an older version, and take the new one from the others, who make it."""
+    place, of which one gives the sum of what all of it give; empty: each gives by itself. together:
+    as in RoundPlan. behind: those of them that have an older version, and take the new one from
+    the others, who make it."""
 
     weights: Mapping[int, int]
     joiners: Sequence[int] = ()
@@ -55,6 +56,7 @@ class ExchangeGroup:
     whole: bool = False
     lines: Mapping[int, float] = field(default_factory=dict)
     places: Mapping[PeerId, int] = field(default_factory=dict)
+    together: bool = False
     behind: Sequence[int] = ()
 
 

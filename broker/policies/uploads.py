@@ -15,7 +15,7 @@ The paper counts 2·CR·V: a place as large as a number, where ours takes 1 to 2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -27,15 +27,27 @@ from ...dag.rounds.cohorts import WEIGHT_UNIT
 from ...dag.rounds.permutation import Domain, key
 from ...job.clients.client_compression import ClientLinks, Spread, spread_of
 from ...job.units import Duration, Rate
+from ...proto.broker_pb2 import HostLine
 from .segments import adds_up
 
-__all__ = ["Links", "Update", "lines_of", "links_of", "sending_to_all", "weights_of"]
+__all__ = [
+    "Links",
+    "Update",
+    "as_uploaded",
+    "lines_of",
+    "links_of",
+    "sending_to_all",
+    "shown_line",
+    "weights_of",
+]
 
 _LEAST = 0.1
 """Of its mean, the least that a normal draw comes to."""
 _BELL = NormalDist()
 _FASTEST = 1e12
 """Bytes/s that a line without a limit counts for."""
+_TRIPS, _LONG_S = 4.0, 0.1
+"""A shorter upload, in round trips or seconds, tells of its latency and its processes."""
 
 Counts = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -80,19 +92,56 @@ def lines_of(network: Network) -> Numbers:
     return found
 
 
-def sending_to_all(network: Network) -> Links:
+def sending_to_all(network: Network, shown: Sequence[HostLine | None]) -> Links:
     """Return the links by which peers, two at least, give what others add up, in the order of
-    `network`. Who adds up what is as `lines_of` (`broker/policies/segments.py`): all but the own
-    part goes by the line, each part by its pair."""
+    `network`: those that uploads of rounds gone by have shown, or else (None) what follows from
+    pairs and lines. Who adds up what is as `lines_of` (`broker/policies/segments.py`): all but the
+    own part goes by the line, each part by its pair."""
+    network = as_uploaded(network, shown)
     apart, lines = _apart(network), lines_of(network)
     fastest = lines.max()
     adding = np.where([adds_up(line, fastest) for line in lines], lines, 0.0)
     parts = adding / adding.sum()
     sent = apart & (parts > 0)
     by_pair = np.where(sent, network.bandwidth / np.where(sent, parts, 1.0), np.inf).min(1)
-    latency = np.where(apart, network.latency_s, 0.0).max(1)
     by_line = lines / np.maximum(1.0 - parts, 1.0 / _FASTEST)
-    return Links(latency, np.minimum(by_line, by_pair))
+    found = np.minimum(by_line, by_pair)
+    for i, line in enumerate(shown):
+        found[i] = found[i] if line is None else line.update_bytes_per_s
+    return Links(_longest(network), found)
+
+
+def as_uploaded(network: Network, shown: Sequence[HostLine | None]) -> Network:
+    """Return the network in which the line of each peer, in the order of `network`, is the one that
+    its uploads have shown; None: none has. Pairs of such a peer carry as much."""
+    latency, bandwidth, up = network.latency_s.copy(), network.bandwidth.copy(), network.up.copy()
+    for i, line in enumerate(shown):
+        if line is not None:
+            latency[i], bandwidth[i], up[i] = line.latency_s, line.bytes_per_s, line.bytes_per_s
+    return replace(network, latency_s=latency, bandwidth=bandwidth, up=up)
+
+
+def shown_line(
+    network: Network, peer: int, sent_bytes: int, update_bytes: int, seconds: float
+) -> HostLine | None:
+    """Return what an upload of a peer, by its number in `network`, has shown: `sent_bytes` of its
+    update, which has `update_bytes`, left in `seconds`, from the first byte to the last
+    acknowledgement. None: nothing. Those of its update are known, and it does not send more."""
+    latency_s = float(_longest(network)[peer])
+    there_s = 2 * latency_s
+    if not sent_bytes or seconds < max(_LONG_S, _TRIPS * there_s):
+        return None
+    rate, of_all = (
+        min(size / (seconds - there_s), _FASTEST)
+        for size in (min(sent_bytes, update_bytes), update_bytes)
+    )
+    return HostLine(bytes_per_s=rate, update_bytes_per_s=of_all, latency_s=latency_s)
+
+
+def _longest(network: Network) -> Numbers:
+    """Return the longest latency from each to another one, (peers,) seconds."""
+    found: Numbers = np.where(_apart(network), network.latency_s, 0.0).max(1)
+    return found
 
 
 def _apart(network: Network) -> npt.NDArray[np.bool_]:

@@ -1,11 +1,12 @@
-"""What of a run's rounds outlives the broker: a ledger of versions, a ledger of work,
-and where the state of clients is."""
+"""What of a run's rounds outlives the broker: a ledger of versions, a ledger of work, where the
+state of clients is, and how fast hosts sent."""
 
 from __future__ import annotations
 
 from ...proto.broker_pb2 import Checkpoint, RoundPosition, RunEvent
 from ...proto.journal_pb2 import RoundsKept
 from .client_homes import ClientHomes
+from .host_lines import HostLines
 from .version_ledger import VersionLedger
 from .work_ledger import WorkLedger
 
@@ -25,6 +26,7 @@ class RoundRecord:
     ) -> None:
         """`homes`: of clients that have state."""
         self.versions, self.work, self.homes = versions, work, homes
+        self.lines = HostLines()
 
     def begin_from(self, saved: Checkpoint) -> None:
         """The run goes on from the version of another one."""
@@ -70,6 +72,7 @@ class RoundRecord:
             case "round_done":
                 if self.homes is not None:
                     self.homes.done(event.round_done, work.given)
+                self.lines.done(event.round_done)
                 work.done(event.round_done)
                 versions.done(event.round_done, event.at_s)
 
@@ -79,6 +82,7 @@ class RoundRecord:
         found.MergeFrom(self.work.kept())
         if self.homes is not None:
             self.homes.keep(found)
+        self.lines.keep(found)
         return found
 
     def restore(self, kept: RoundsKept) -> None:
@@ -86,3 +90,4 @@ class RoundRecord:
         self.work.restore(kept)
         if self.homes is not None:
             self.homes.restore(kept)
+        self.lines.restore(kept)

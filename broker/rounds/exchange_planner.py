@@ -96,6 +96,7 @@ class ExchangePlanner:
                     scale=exchange.scale,
                     share=exchange.share,
                     by_client=exchange.by_client,
+                    together=exchange.together,
                 )
         if any(sum(claims_due(plan, peer)) > MOST_CLAIMS for peer, plan in made.items()):
             for plan in made.values():

@@ -164,6 +164,7 @@ class RoundUnderWay:
             member.term = member.term if member.replica in equal else 0  # it takes it from others
         if (uploads := self.policy.uploads(self.view, members)) is not None:
             done.uploads.CopyFrom(uploads)
+        done.lines.extend(self.policy.lines(self.view, members, done.exchange_s, now))
         if (reports := self.policy.reports(self.view, members)) is not None:
             done.clients.CopyFrom(reports)
         return done

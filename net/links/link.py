@@ -169,7 +169,8 @@ class Link:
     def pull(self, now: float) -> Parts | None:
         """The next message to write, or None: nothing to say, or the link is down. Small records
         share a message, since each costs both sides as much as 50 KiB do; a piece ends it that is
-        large, or of what can wait."""
+        large. One of a round goes alone: an acknowledgement in front of it would come when
+        all of it has, seconds later on a slow uplink that many links share."""
         said = self.say(now)
         return None if said is None else seal([part for r in said[0] for part in encoded(r)])
 
@@ -190,6 +191,8 @@ class Link:
                 found = self._acks.popleft()
             elif self._partial:
                 found = self._partial.pop(next(iter(self._partial)))
+            elif records and outbox.rests:
+                break
             else:
                 piece = outbox.pull(now)
                 if piece is None:

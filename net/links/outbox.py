@@ -257,6 +257,12 @@ class Outbox:
                 return True
         return False
 
+    @property
+    def rests(self) -> bool:
+        """Whether `pull` has nothing but a piece of a round, which no window keeps short."""
+        found = [lane for lane in self.waiting if lane.ready]
+        return found == [self._lanes[Role.ROUND]]
+
     def pull(self, now: float) -> Announcement | Chunk | None:
         """What goes next, or None when nothing may go. `now`: seconds, to learn from when the link
         asks again how large pieces may be."""

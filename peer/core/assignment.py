@@ -231,11 +231,18 @@ class Assignment(Part):
             return self._snapshots_changed(self.keeping.refused(key, why))
         return [e.Release(key), *self.fail("frame", f"refused {key}: {why}")]
 
-    def frame_queued(self, role: Role, size_bytes: int) -> None:
-        if role is not Role.ROUND:
+    def frame_queued(self, key: FrameKey, size_bytes: int) -> None:
+        if key.role is not Role.ROUND:
             self._sent_bytes += size_bytes
         elif self.rounds is not None:
-            self.rounds.queued(size_bytes)
+            self.rounds.queued(key, size_bytes)
+
+    def frame_acknowledged(
+        self, key: FrameKey, began_s: float | None, now: float
+    ) -> list[e.Instruction]:
+        if key.role is not Role.ROUND or self.rounds is None:
+            return []
+        return self.rounds.acknowledged(key, began_s, now)
 
     def sent_again(self, size_bytes: int) -> None:
         """Bytes of frames that a broken connection lost."""

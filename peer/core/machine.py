@@ -172,16 +172,18 @@ class PeerMachine:
         if role is Role.PROBE:
             out = self.probes.frame(event, key, now)
             return out if isinstance(event, e.FrameRefused) else self._learn(out)
-        if isinstance(event, e.FrameAcknowledged):
-            out = self._traffic.acknowledged(key, event.began_s, now)
-            return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
         part = self.assignment
         if part is not None and not part.takes(key):
             part = None
+        if isinstance(event, e.FrameAcknowledged):
+            out = self._traffic.acknowledged(key, event.began_s, now)
+            if part is not None:
+                out += part.frame_acknowledged(key, event.began_s, now)
+            return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
         if isinstance(event, e.FrameQueued):
             if part is not None:
                 if role is not Role.SNAPSHOT:
-                    part.frame_queued(role, event.size_bytes)
+                    part.frame_queued(key, event.size_bytes)
                 self._traffic.queued(key, event.size_bytes, now)
             out = []
         elif part is None:

@@ -7,11 +7,14 @@ Frames of an attempt are taken once it has begun here; an earlier one keeps its 
 those of any other have no effect. Parts are added up as they come, and the result of a part goes
 out when all have given theirs; so does the sum of a place, whose other peers get the result as it
 comes. Where each client's contribution comes by itself, those of all parts
-go out together, since one may hang on the others.
+go out together, since one may hang on the others. So they do where contributions end together
+(`RoundPlan.together`), once this peer's own has left too: results would hold up contributions that
+others wait for, and acknowledgements, by which uploads are measured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ....dag.plan.plan import PeerId
@@ -25,6 +28,9 @@ from .. import events as e
 
 __all__ = ["RoundExchange", "run_of"]
 
+_NOT_YET = math.inf, 0.0
+"""When a contribution began to leave, and when others had all of it: nothing has left."""
+
 
 def run_of(replica: str) -> str:
     """The run that a replica is of: frames between replicas have its id."""
@@ -33,7 +39,8 @@ def run_of(replica: str) -> str:
 
 class RoundExchange:
     """The attempt of the round under way, and what came too early. plan: None until there is one.
-    late: frames without effect, so far. sent_bytes: of the round."""
+    late: frames without effect, so far. sent_bytes: of the round. upload_bytes: of its own
+    contribution, in this attempt."""
 
     def __init__(self, peer: PeerId, replica: str, vector: RunVector) -> None:
         self.plan: broker_pb2.RoundPlan | None = None
@@ -45,6 +52,9 @@ class RoundExchange:
         self.begun = False
         """Whether frames of the attempt are exchanged."""
         self.late = self.sent_bytes = 0
+        self._gave, self.upload_bytes = _NOT_YET, 0
+        self._leaving: set[FrameKey] = set()
+        """Frames of the contribution that are on their way, where results wait for them."""
         self._peer, self._run, self._vector = peer, run_of(replica), vector
         self._awaited: set[RoundFrame] = set()
         """Frames that are to come."""
@@ -63,7 +73,8 @@ class RoundExchange:
 
     def planned(self, plan: broker_pb2.RoundPlan) -> None:
         """In place of what there is."""
-        self.plan, self.begun = plan, False
+        self.plan, self.begun, self._gave = plan, False, _NOT_YET
+        self.upload_bytes, self._leaving = 0, set()
         self._forget_audit()
         self.wiring = wiring(
             self._vector, segments_of(plan), self._peer, plan.fragment, by_client=plan.by_client
@@ -108,7 +119,9 @@ class RoundExchange:
         """Send what is given, and take frames, those too that came early."""
         self.begun = True
         me = self._peer
-        out = self._send(self._key(GIVE, s) for s in self.wiring.gives if s.peer != me)
+        keys = [self._key(GIVE, s) for s in self.wiring.gives if s.peer != me]
+        self._leaving = {*keys} if self._together else set()
+        out = self._send(keys)
         parts = dict.fromkeys((*self.wiring.adds, *(s.part for s in self.wiring.sums)))
         alone = [part for part in parts if self._is_summed(part)]
         early, self._early = self._early, {}
@@ -141,10 +154,19 @@ class RoundExchange:
         return [*dict.fromkeys(peer for _, peer in sorted(lacks))], bool(given)
 
     def _is_summed(self, part: Span) -> bool:
-        if self.wiring.by_client:
-            return not any(hop == GIVE for hop, *_ in self._awaited)
+        if self._all_at_once:
+            return not self._leaving and not any(hop == GIVE for hop, *_ in self._awaited)
         givers = self.wiring.heard(part)
         return not any((g.hop, part, g.peer, 0) in self._awaited for g in givers)
+
+    @property
+    def _together(self) -> bool:
+        return self.plan is not None and self.plan.together
+
+    @property
+    def _all_at_once(self) -> bool:
+        """Whether results of all parts go out together."""
+        return self.wiring.by_client or self._together
 
     def _summed(self, part: Span) -> list[e.Instruction]:
         """All of a part that is added up here has come."""
@@ -159,6 +181,34 @@ class RoundExchange:
         return [e.SendFrame(key) for key in keys]
 
     # ------------------------------------------------------------ frames
+
+    def queued(self, key: FrameKey, size_bytes: int) -> None:
+        """A frame is encoded."""
+        self.sent_bytes += size_bytes
+        self.upload_bytes += size_bytes * self._is_given(key)
+
+    def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> list[e.Instruction]:
+        """A frame is with who it is for, and `began_s` to leave; None: over a break, which is no
+        time of the line's."""
+        if not self._is_given(key):
+            return []
+        self._gave = min(self._gave[0], -math.inf if began_s is None else began_s), now
+        if key not in self._leaving:
+            return []
+        self._leaving.discard(key)
+        return [i for part in self.wiring.adds if self._is_summed(part) for i in self._summed(part)]
+
+    def _is_given(self, key: FrameKey) -> bool:
+        """Whether a frame is of the contribution to the present attempt."""
+        plan = self.plan
+        at = (key.step, key.term, key.hop)
+        return plan is not None and at == (plan.round, plan.attempt, GIVE)
+
+    @property
+    def upload_s(self) -> float:
+        """How long the contribution took to leave; 0: it did not, or a connection broke."""
+        began_s, ended_s = self._gave
+        return ended_s - began_s if math.isfinite(began_s) else 0.0
 
     def _key(self, hop: int, share: Share) -> FrameKey:
         assert self.plan is not None
@@ -204,7 +254,7 @@ class RoundExchange:
         if key.hop == RESULT and self.wiring.sums:
             return out + self._results(part)
         if key.hop in (GIVE, GATHER) and self._is_summed(part):
-            for done in self.wiring.adds if self.wiring.by_client else (part,):
+            for done in self.wiring.adds if self._all_at_once else (part,):
                 out += self._summed(done)
         return out
 

@@ -297,8 +297,13 @@ class Rounds:
         report.message.round.lacks.append(key.source)
         return [*out, report]
 
-    def queued(self, size_bytes: int) -> None:
-        self._exchange.sent_bytes += size_bytes
+    def queued(self, key: FrameKey, size_bytes: int) -> None:
+        """A frame of a round is encoded."""
+        self._exchange.queued(key, size_bytes)
+
+    def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> list[e.Instruction]:
+        """A frame of a round is with who it is for."""
+        return self._exchange.acknowledged(key, began_s, now)
 
     # ------------------------------------------------------------ reports
 
@@ -324,6 +329,8 @@ class Rounds:
             left_out=found.left_out,
             lost=found.lost,
             sent_bytes=self._exchange.sent_bytes,
+            upload_s=self._exchange.upload_s if attempt else 0.0,
+            upload_bytes=self._exchange.upload_bytes if attempt else 0,
             more=self.start.more if self.start is not None and not attempt else 0,
             waited_s=self._busy_s + now - (now if self._waits_since is None else self._waits_since),
         )

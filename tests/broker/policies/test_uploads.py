@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from shoal.broker.policies.uploads import (
     Links,
     Update,
+    as_uploaded,
     lines_of,
     links_of,
     sending_to_all,
+    shown_line,
     weights_of,
 )
 from shoal.compression.sparse.topk import TopK
@@ -22,6 +24,7 @@ from shoal.dag.cost.network import Network
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.cohorts import WEIGHT_UNIT as UNIT
 from shoal.job.clients.client_compression import ClientLinks
+from shoal.proto.broker_pb2 import HostLine
 
 ELEMENTS = 150
 RATIOS = st.floats(0.005, 1.0)
@@ -115,7 +118,7 @@ def test_a_host_sends_all_but_its_own_part_by_its_line_and_each_part_by_its_pair
     network = Network(
         tuple(PeerId(f"p{i}") for i in range(peers)), latency, bandwidth, up, np.full(peers, np.inf)
     )
-    lines, links, size = lines_of(network).tolist(), sending_to_all(network), 1000.0
+    lines, links, size = lines_of(network).tolist(), sending_to_all(network, [None] * peers), 1000.0
     for i in range(peers):
         others = [j for j in range(peers) if j != i]
         assert lines[i] == min(up[i], max(bandwidth[i, j] for j in others))
@@ -124,3 +127,49 @@ def test_a_host_sends_all_but_its_own_part_by_its_line_and_each_part_by_its_pair
         takes = max(sum(parts.values()) / lines[i], *(parts[j] / bandwidth[i, j] for j in others))
         assert size / links.bytes_per_s[i] == pytest.approx(takes, abs=1e-6)
         assert links.latency_s[i] == max(latency[i, j] for j in others)
+
+
+@given(st.integers(2, 6), st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_uploads_of_rounds_gone_by_count_more_than_what_was_measured(peers: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ids, up = tuple(PeerId(f"p{i}") for i in range(peers)), rng.uniform(1e3, 1e6, peers)
+    latency, bandwidth = rng.uniform(0.0, 0.3, (peers, peers)), np.full((peers, peers), 1e6)
+    network = Network(ids, latency, bandwidth, up, np.full(peers, np.inf))
+    shown = [
+        HostLine(bytes_per_s=1e3 + i, update_bytes_per_s=2e3 + i, latency_s=0.01 * i)
+        if rng.random() < 0.5
+        else None
+        for i in range(peers)
+    ]
+    lines, links = lines_of(as_uploaded(network, shown)), sending_to_all(network, shown)
+    believed = [u if s is None else s.bytes_per_s for u, s in zip(up.tolist(), shown, strict=True)]
+    assert lines.tolist() == believed
+    told = Network(ids, latency, bandwidth, np.array(believed), np.full(peers, np.inf))
+    others = sending_to_all(told, [None] * peers)
+    for i, line in enumerate(shown):
+        if line is None:
+            assert links.bytes_per_s[i] == others.bytes_per_s[i]
+            assert links.latency_s[i] == others.latency_s[i]
+        else:
+            assert (links.bytes_per_s[i], links.latency_s[i]) == (2e3 + i, 0.01 * i)
+    assert (network.up == up).all(), "what was measured stays"
+
+
+@given(st.floats(0.0, 0.5), st.integers(1, 10**9), st.floats(1e3, 1e8), st.floats(0.1, 2.0))
+@settings(max_examples=60, deadline=None)
+def test_an_upload_shows_the_line_that_it_went_by_if_it_took_long_enough(
+    latency: float, whole: int, rate: float, share: float
+) -> None:
+    peers, pairs = (PeerId("a"), PeerId("b")), np.full((2, 2), 1e4)
+    times = np.array([[9.0, latency], [0.3, 9.0]])
+    network = Network(peers, times, pairs, pairs[0], pairs[0])
+    sent, goes_s = int(share * whole), whole / rate
+    shown = shown_line(network, 0, sent, whole, 2 * latency + goes_s)
+    if 2 * latency + goes_s < 0.1 or goes_s < 6 * latency or not sent:
+        assert shown is None, "that tells of its latency"
+    else:
+        assert shown is not None
+        assert shown.update_bytes_per_s == pytest.approx(rate)
+        assert shown.bytes_per_s == pytest.approx(rate * min(1.0, sent / whole))
+        assert shown.latency_s == latency

@@ -112,6 +112,24 @@ def test_an_urgent_frame_waits_for_no_more_than_the_piece_that_is_out(pair):
     assert (content.number, content.data.nbytes) == (header.number, 10)
 
 
+def test_nothing_waits_in_the_message_of_a_piece_of_a_round(pair):
+    a, b, role = *pair, Role.ROUND
+    for other in Role:
+        a.allow(other, 50)
+    run(a, b)
+    b.send(key(ACT, source="b", destination="a"), payload(10))
+    for message in messages(b):
+        a.receive(message, 0.0)  # its acknowledgement waits to be said
+    a.send(key(role), payload(1 << 20))
+    first = decode(b"".join(a.pull(0.0)))
+    assert Ack(1) in first
+    assert not any(isinstance(m, FrameHeader | Piece) for m in first)
+    a.send(key(ACT), payload(10))
+    urgent = decode(b"".join(a.pull(0.0)))
+    assert [m.key.role for m in urgent if isinstance(m, FrameHeader)] == [ACT]
+    assert role in {m.key.role for m in messages(a) if isinstance(m, FrameHeader)}
+
+
 def test_a_snapshot_gets_every_sixteenth_piece_of_a_busy_link(pair):
     a, b = pair
     a.send(key(SNAP), payload(10 * MIN_CHUNK_BYTES // 4))

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from shoal.broker.events import Persist, Publish, RunAsked, RunId
+from shoal.broker.links.probing import Probing
 from shoal.broker.policies import segments
 from shoal.broker.records.run import RunRecord
 from shoal.broker.round_rows import samples_of
 from shoal.broker.rounds.exchange_planner import ExchangePlanner
+from shoal.dag.cost.network import Network, uniform
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.cohorts import cohort_of, places_of
 from shoal.job import Job
@@ -24,6 +26,7 @@ from shoal.job.clients.client_compression import CompressionOptions
 from shoal.job.clients.local_work import LocalWork
 from shoal.job.clients.partitioning import Partitioning
 from shoal.peer.core.events import BeginRound
+from shoal.peer.core.events import Tell as PeerTell
 from shoal.peer.data.sources import resolve
 from shoal.peer.federated.batches import Participant, batches
 from shoal.proto import broker_pb2
@@ -35,9 +38,10 @@ from shoal.sim.plain.plain_cohorts import (
     method_of,
     positions_of,
 )
+from shoal.sim.virtual.wan import Wan
 from shoal.sim.virtual.world import PeerSpec
 
-from .test_federated_world import exported, job_of
+from .test_federated_world import MODEL, exported, job_of
 
 SAMPLES = (24, 41, 32)
 
@@ -307,6 +311,56 @@ def test_hosts_send_as_much_as_their_measured_uplinks_carry_in_the_same_time(
         else:
             assert least < kept[1] < kept[2] < UPDATE, kept
     assert all(d.uploads.clients == 3 for d in done)
+
+
+WIDE = MODEL.replace(
+    "nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)",
+    "nn.Linear(6, 160), nn.Tanh(), nn.Linear(160, 160), nn.Tanh(), nn.Linear(160, 3)",
+)
+
+
+@pytest.mark.slow
+def test_uploads_end_together_once_a_round_has_shown_what_lines_carry(
+    laboratory: Callable[[Job], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probes say that all lines are alike; and a broker that starts again goes by what it knew."""
+
+    def believed(self: Probing, peers: Sequence[PeerId], now: float) -> Network:
+        return uniform(peers, 0.02, 1e5)
+
+    monkeypatch.setattr(Probing, "network", believed)
+    job = job_of(tmp_path, "fedavg", 5)
+    (tmp_path / "model.py").write_text(WIDE)
+    hosts = Hosts.of(laboratory(replace(job, name="wide")), tmp_path, (*SAMPLES, 20))
+    options = CompressionOptions(least_ratio=0.05, alpha=0.0)
+    sync = replace(hosts.job.sync, per_round=4, compression="bcrs", compression_options=options)
+    hosts.job = replace(hosts.job, sync=sync)
+    hosts.spec.job = hosts.job.to_json()
+    names = (*(PeerId(p.name) for p in hosts.peers), PeerId("broker"))
+    rates = {"h0": 1.2e4, "h1": 4e3, "h2": 8e3, "h3": 1e4}
+    up = np.array([rates.get(name, 1e7) for name in names])
+    world = hosts.lab.world(hosts.peers, wan=Wan(replace(uniform(names, 0.02, 1e7), up=up)))
+    Monitor(world)
+    run, checks, lasted = world.submit(hosts.spec), world.observe, dict[tuple[int, str], float]()
+
+    def observe(seen: Any) -> None:
+        checks(seen)
+        if isinstance(seen.record, Publish) and seen.record.event.round_begun.round == 3:
+            world.restart_broker(1.0)
+        if isinstance(seen.record, PeerTell) and seen.record.message.round.attempt:
+            said = seen.record.message.round
+            lasted[said.round, seen.who] = said.upload_s
+
+    world.observe = observe
+    world.finish(run)
+    hosts.assert_expected(world, run)
+    spreads = []
+    for number in range(5):
+        found = [s for (at, _), s in lasted.items() if at == number and s]
+        assert len(found) == 3, "one adds up, and sends nothing"
+        spreads.append(max(found) / min(found) - 1)
+    assert spreads[0] > 1
+    assert max(spreads[3:]) < 0.15, "of both brokers"
 
 
 def test_hosts_add_up_as_much_as_their_lines_carry(
