@@ -29,7 +29,7 @@ from shoal.dag.plan.plan import PeerId
 from shoal.dag.rounds.secret_sharing import joined
 from shoal.dag.rounds.sums import WeightedSum
 from shoal.dag.rounds.vector import PIECE, Span
-from shoal.dag.rounds.vector_segment import GIVE, RESULT, UNDIVIDED
+from shoal.dag.rounds.vector_segment import GIVE, RESULT, UNDIVIDED, Giver
 from shoal.dag.rounds.wiring import port_of
 from shoal.dag.schedule.flow import Role
 from shoal.job.sync import AUDIT
@@ -170,7 +170,7 @@ def receipts(members: int, elements: int) -> Iterator[Figure]:
                 continue
             for name in names[1:]:
                 comes(GIVE, part, name)
-            heard = timed("check", partial(mine.heard, part, [(PeerId(n), 1) for n in names]))
+            heard = timed("check", partial(mine.heard, part, [(Giver(n, 1), 1) for n in names]))
             timed("sign", partial(mine.sign, RESULT, part, 0, [held], heard))
             key = key._replace(hop=RESULT)
             sent += len(mine.header(key, part)) * (members - 1)
@@ -212,7 +212,7 @@ def audits(members: int, elements: int) -> Iterator[Figure]:
                 mine.keep(key, part, receipt)
                 sent += held.nbytes + len(frame.codec_header)
             timed("add", partial(total.add, values, 1))
-        heard = mine.heard(part, [(name, 1) for name in names])
+        heard = mine.heard(part, [(Giver(name, 1), 1) for name in names])
         made = memoryview(timed("add", total.mean).numpy().tobytes())
         timed("check", partial(mine.sign, RESULT, part, 0, [made], heard))
     yield from (

@@ -18,7 +18,7 @@ import numpy as np
 from shoal.benchmarks.sync.exposed import ARGS, FLOPS, ghosts
 from shoal.benchmarks.sync.worlds import MBIT, Field
 from shoal.benchmarks.table import Figure, arguments, report
-from shoal.broker.policies import policy
+from shoal.broker.policies import places, policy
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.plan import PeerId
 from shoal.sim.virtual.control import BROKER
@@ -68,12 +68,12 @@ def main() -> int:
     ]
     found = []
     with Field(JOB) as field:
-        for places in (True, False):
-            with patch.object(policy, "places_of", policy.places_of if places else nowhere):
+        for near in (True, False):
+            with patch.object(policy, "places_of", places.places_of if near else nowhere):
                 ran = field.play(specs, network(names), device=ghosts(), settled_s=SETTLED_S)
             last = ran.rounds[-2].round_done
             print(
-                f"{'in places' if places else 'each by itself'}: an exchange takes "
+                f"{'in places' if near else 'each by itself'}: an exchange takes "
                 f"{last.exchange_s:.1f} s, and {last.sent_bytes / 1e9:.2f} GB are sent",
                 flush=True,
             )

@@ -196,7 +196,7 @@ class RoundAttempt(Generic[V]):
         if self.receipts is None:
             return b""
         by = self.wiring.adders.get(part, self.peer) if key.hop == RESULT else self.peer
-        return self.receipts.header(by, key, part)
+        return self.receipts.header(key, part, signer=by)
 
     def end(self) -> None:
         """Frees what was exchanged."""
@@ -220,10 +220,12 @@ class RoundAttempt(Generic[V]):
                 f"{'none' if arrived.absent else repr(arrived.spec)} by {arrived.codec!r}"
             )
         by = self.wiring.adders[part] if key.hop == RESULT else PeerId(key.source)
-        receipt = self.receipts.read(by, part, arrived) if self.receipts is not None else None
+        receipt = (
+            self.receipts.read(part, arrived, signer=by) if self.receipts is not None else None
+        )
         values = self._algebra.decode(part, arrived.data, coding)
         if self.receipts is not None and receipt is not None:
-            self.receipts.keep(by, key, part, receipt)
+            self.receipts.keep(key, part, receipt, signer=by)
         if key.hop in (GIVE, GATHER):
             written = WrittenPart((arrived.data,), values)
             self.add(part, PeerId(key.source), written, key.microbatch)

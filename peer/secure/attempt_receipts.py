@@ -96,15 +96,17 @@ class AttemptReceipts:
         )
         return receipt.SerializeToString(deterministic=True)
 
-    def header(self, by: PeerId, key: FrameKey, part: Span) -> bytes:
-        """Return what stands in front of a frame that is sent, signed by this peer or, if it passes
-        on a result, by who made it; nothing with a version."""
-        found = self._kept[key.hop, by].get((part, key.microbatch))
+    def header(self, key: FrameKey, part: Span, *, signer: PeerId | None = None) -> bytes:
+        """Return what stands in front of a frame that is sent; nothing with a version. `signer`: of
+        a result that is passed on, who made it."""
+        found = self._kept[key.hop, signer or PeerId(key.source)].get((part, key.microbatch))
         return b"" if found is None else found.SerializeToString()
 
-    def read(self, signer: PeerId, part: Span, arrived: Arrived) -> SignedStatement | None:
-        """Return the receipt that came with a frame; None with a version, which has none. Raises
-        TensorSpecError for one that is not of `signer`, or not of these bytes."""
+    def read(
+        self, part: Span, arrived: Arrived, *, signer: PeerId | None = None
+    ) -> SignedStatement | None:
+        """Return the receipt that came with a frame; None with a version, which has none. `signer`:
+        as in `header`. Raises TensorSpecError for one of somebody else, or not of these bytes."""
         key = arrived.key
         if key.hop not in (GIVE, GATHER, RESULT):
             if arrived.codec_header:
@@ -118,15 +120,23 @@ class AttemptReceipts:
         about = receipt.run, receipt.round, receipt.attempt, receipt.hop
         expected = self._run, self._plan.round, self._plan.attempt, key.hop
         at = receipt.start, receipt.stop, receipt.block
-        if by != signer or about != expected or at != (*part, key.microbatch):
+        if by != (signer or key.source) or about != expected or at != (*part, key.microbatch):
             raise TensorSpecError(f"{key}: its receipt is of {by}, for another frame")
         if receipt.hash != data_hash([arrived.data]):
             raise TensorSpecError(f"{key}: its receipt is for other bytes")
         return said
 
-    def keep(self, signer: PeerId, key: FrameKey, part: Span, receipt: SignedStatement) -> None:
+    def keep(
+        self,
+        key: FrameKey,
+        part: Span,
+        receipt: SignedStatement,
+        *,
+        signer: PeerId | None = None,
+    ) -> None:
         """Keep the receipt of a frame that was taken; of several the first, as of frames."""
-        self._kept[key.hop, signer].setdefault((part, key.microbatch), receipt)
+        of = self._kept[key.hop, signer or PeerId(key.source)]
+        of.setdefault((part, key.microbatch), receipt)
 
     def heard(self, part: Span, givers: Iterable[tuple[Giver, int]]) -> bytes:
         """Return the hash of the receipts of all that is added up of a part. `givers`: with the
