@@ -170,7 +170,9 @@ def receipts(members: int, elements: int) -> Iterator[Figure]:
                 continue
             for name in names[1:]:
                 comes(GIVE, part, name)
-            heard = timed("check", partial(mine.heard, part, [(Giver(n, 1), 1) for n in names]))
+            heard = timed(
+                "check", partial(mine.heard, part, [(Giver(PeerId(n), 1), 1) for n in names])
+            )
             timed("sign", partial(mine.sign, RESULT, part, 0, [held], heard))
             key = key._replace(hop=RESULT)
             sent += len(mine.header(key, part)) * (members - 1)

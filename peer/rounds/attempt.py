@@ -195,7 +195,7 @@ class RoundAttempt(Generic[V]):
         """Return what stands in front of a frame that is sent."""
         if self.receipts is None:
             return b""
-        by = self.wiring.adders.get(part, self.peer) if key.hop == RESULT else self.peer
+        by = self.wiring.adders.get(part) if key.hop == RESULT else None
         return self.receipts.header(key, part, signer=by)
 
     def end(self) -> None:
@@ -219,10 +219,9 @@ class RoundAttempt(Generic[V]):
                 f"{key}: expected {expected!r} by {coding.name}, got "
                 f"{'none' if arrived.absent else repr(arrived.spec)} by {arrived.codec!r}"
             )
-        by = self.wiring.adders[part] if key.hop == RESULT else PeerId(key.source)
-        receipt = (
-            self.receipts.read(part, arrived, signer=by) if self.receipts is not None else None
-        )
+        by, receipt = self.wiring.adders[part] if key.hop == RESULT else None, None
+        if self.receipts is not None:
+            receipt = self.receipts.read(part, arrived, signer=by)
         values = self._algebra.decode(part, arrived.data, coding)
         if self.receipts is not None and receipt is not None:
             self.receipts.keep(key, part, receipt, signer=by)

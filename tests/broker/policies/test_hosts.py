@@ -52,7 +52,8 @@ class Hosts:
             },
         )
         assert job.rounds is not None
-        wish = SimpleNamespace(sync=job.sync, cohorts=job.rounds.cohorts, seed=SEED)
+        cohorts = job.rounds.cohorts
+        wish = SimpleNamespace(sync=job.sync, cohorts=cohorts, seed=SEED, adds_by_place=False)
         spec = SimpleNamespace(client_sizes=[8] * HOSTS, update_elements=ELEMENTS)
         run = SimpleNamespace(requirements=wish, spec=spec, id="r")
         self.policy, self.lines = HostsPolicy(cast(SubmittedRun, run)), HostLines()

@@ -143,8 +143,8 @@ def test_a_result_that_is_passed_on_counts_with_the_receipt_of_who_made_it() -> 
     assert receipts(B).read(PART, passed, signer=A) is not None
     with pytest.raises(TensorSpecError, match="its receipt is of a, for another frame"):
         receipts(B).read(PART, passed)
+    other = replace(passed, data=memoryview(bytearray(b"others!")))
     with pytest.raises(TensorSpecError, match="for other bytes"):
-        other = replace(passed, data=memoryview(bytearray(b"others!")))
         receipts(B).read(PART, other, signer=A)
 
 
