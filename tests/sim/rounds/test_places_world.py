@@ -4,6 +4,9 @@ give, and passes on the result. Versions are those of plain loops, whoever is lo
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +19,15 @@ from shoal.dag.schedule.flow import Role
 from shoal.net.identity.receipts import ATTEMPT, proves, read_receipt
 from shoal.net.identity.statements import signer
 from shoal.peer.core.events import SendFrame
-from shoal.proto.broker_pb2 import DONE
+from shoal.proto.broker_pb2 import DONE, RunSpec
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.identities import check_named
 from shoal.sim.virtual.wan import Wan
 from shoal.sim.virtual.world import PeerSpec, World
+from shoal.tests.sim.clients.test_federated_world import job_of
 from shoal.tests.sim.lying_devices import Lie, devices
 from shoal.tests.sim.played_rounds import Rounds, done_of, inside_of, lies_of, outcome
+from shoal.tests.sim.rounds.test_secure_world import PRIVACY
 
 pytestmark = pytest.mark.usefixtures("plans_once")
 
@@ -174,3 +179,34 @@ def test_whoever_is_lost_in_an_exchange_the_version_is_that_of_those_who_are_lef
     assert world.broker.ended[run].phase == DONE, outcome(world, run)
     assert sum(not p.alive for p in world.peers.values()) == 1
     rounds.assert_expected(world, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("privacy", [None, PRIVACY], ids=["masks", "masks and noise"])
+def test_masks_stay_on_sums_of_places(
+    laboratory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, privacy: Any
+) -> None:
+    """Who gives the sum of a place sees masks as who adds up all does; versions are those without
+    masks, to the bit."""
+    for room in ("dag.rounds.vector", "dag.rounds.digest", "broker.policies.places"):
+        monkeypatch.setattr(f"shoal.{room}.PIECE", 4)
+    monkeypatch.setattr("shoal.broker.policies.segments.UNDIVIDED", 4)
+    job = job_of(tmp_path, "fedavg", 2)
+    job = replace(job, plan=replace(job.plan, replicas=PEERS))
+    lab = laboratory(replace(job, sync=replace(job.sync, per_round=10)))
+    found = []
+    for secure in (True, False):
+        sync = replace(lab.job.sync, secure=secure, weight="equal", privacy=privacy)
+        spec = RunSpec()
+        spec.CopyFrom(lab.spec)
+        spec.job = replace(lab.job, sync=sync).to_json()
+        world, frames = lab.world(SPECS, wan=wan(), log=False), Frames()
+        world.observe = partial(frames, world)
+        world.after(120.0, lambda: None)
+        world.until(lambda world=world: world.now >= 120.0)
+        run = world.submit(spec)
+        world.finish(run)
+        assert world.broker.ended[run].phase == DONE, world.broker.ended[run].reason.text
+        assert frames.sent[GATHER, False]
+        found.append([d.hash for d in done_of(world, run)])
+    assert found[0] == found[1]
