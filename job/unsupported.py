@@ -447,7 +447,7 @@ def idle(job: _Tables) -> Iterator[tuple[str, str]]:
     train, usual, codec, kind = job.train, Train(steps=1), job.codec, job.sync.kind
     for key, optimizers in _KEEPS.items():
         said = getattr(train, key)
-        if said not in (0, getattr(usual, key)) and train.optimizer not in optimizers:
+        if said and said != getattr(usual, key) and train.optimizer not in optimizers:
             yield f"train.{key}", f'optimizer = "{train.optimizer}"'
     if train.schedule == "constant" and train.lr_final not in (1, usual.lr_final):
         yield "train.lr_final", 'schedule = "constant"'

@@ -18,7 +18,7 @@ from ...net.web.web import WebError
 from ...proto import common_pb2
 from .weight_shards import WeightShard
 
-__all__ = ["KEPT_S", "BlobCache", "BlobMismatchError", "Fetch", "FromWeb"]
+__all__ = ["KEPT_S", "BlobCache", "BlobMismatchError", "Fetch", "FromWeb", "take_over"]
 
 Fetch = Callable[[str, int, int], Iterator[bytes]]
 """(hash, offset, length; 0: to the end) -> the bytes in order, in pieces. Blocks."""
@@ -58,17 +58,6 @@ class BlobCache:
         self.folder = folder
         self.limit_bytes, self.settle_s = limit_bytes, settle_s
         self._fetch, self._alone = fetch, alone
-
-    def take_over(self) -> None:
-        """Take over what a process that was killed has left in the folder and used in the last
-        KEPT_S: as parts, which are believed once their hash was seen again, when they are wanted.
-        To be called before anything else."""
-        for path in [p for p in self.folder.iterdir() if _FILE.fullmatch(p.name)]:
-            if time.time() - path.stat().st_mtime > KEPT_S:
-                path.unlink()
-            elif not path.suffix:
-                path.rename(path.with_suffix(".part"))
-        self._make_room("")
 
     def path(self, name: str, most_bytes: int | None = None, fetch: Fetch | None = None) -> Path:
         """Path of the whole blob with this hash, of which no more than `most_bytes` are fetched
@@ -262,6 +251,17 @@ class BlobCache:
     def __repr__(self) -> str:
         sizes = [p.stat().st_size for p in self.folder.iterdir() if _HASH.fullmatch(p.name)]
         return f"<BlobCache {len(sizes)} blobs, {sum(sizes)} bytes>"
+
+
+def take_over(folder: Path) -> None:
+    """Take over what a process that was killed has left in a cache's folder and used in the last
+    KEPT_S: as parts, which are believed once their hash was seen again, when they are wanted. To be
+    called before there is a cache."""
+    for path in [p for p in folder.iterdir() if _FILE.fullmatch(p.name)]:
+        if time.time() - path.stat().st_mtime > KEPT_S:
+            path.unlink()
+        elif not path.suffix:
+            path.rename(path.with_suffix(".part"))
 
 
 def _let_go(path: Path) -> bool:

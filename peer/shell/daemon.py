@@ -139,7 +139,6 @@ class Worker:
             self._loop, lambda: upstream.blobs, self._fellows, config.web, opened.down
         )
         cache = BlobCache(me.blobs, self._fetching.from_all, alone=self._fetching.from_broker)
-        cache.take_over()
         serve_blobs(opened.server, cache, self._shares_with, opened.up)
         self._bench = DeviceRuntime(
             me.peer,

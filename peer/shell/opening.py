@@ -10,6 +10,7 @@ from ...net.identity.credential import Credential
 from ...net.local import joined, local_address, split
 from ...net.transports.grpc_transport import SERVER_OPTIONS
 from ...proto import broker_pb2
+from ..blobs.cache import take_over
 from ..compute.device import TorchDevice
 from ..compute.stretch import StretchedDevice
 from ..core.snapshots import SnapshotStore
@@ -92,6 +93,7 @@ def open_worker(
         )
     )
     snapshots = SnapshotStore(me.snapshots)
+    take_over(me.blobs)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     host = config.host or local_address(split(to_dial(config.via, config.broker))[0])
     listens = joined(host, listen(server, host, config.port, credentials))

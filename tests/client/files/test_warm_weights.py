@@ -63,7 +63,7 @@ async def submitted(lab: Lab, steps: int, then: Callable[[Run], str]) -> str:
 
 def fetched(lab: Lab, name: str) -> set[str]:
     """What is in its cache."""
-    return set(os.listdir(lab.folder / name / "scratch"))
+    return set(os.listdir(lab.folder / name / "blobs"))
 
 
 async def test_it_has_it_while_others_train(lab: Lab, frozen: set[str]) -> None:

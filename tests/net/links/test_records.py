@@ -37,8 +37,10 @@ def test_it_is_as_a_frozen_dataclass_with_slots(values):
 
 def test_every_record_of_the_wire_and_the_machine_can_be_hashed():
     for module in (frame, messages, transport, events):
-        for name in module.__all__:
-            kind = getattr(module, name)
-            if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
+        here = {n: v for n, v in vars(module).items() if isinstance(v, type)}
+        kinds = {n: k for n, k in here.items() if k.__module__ == module.__name__}
+        assert kinds
+        for name, kind in kinds.items():
+            if hasattr(kind, "__dataclass_fields__"):
                 assert kind.__hash__ is not None, name
                 assert hasattr(kind, "__slots__"), name

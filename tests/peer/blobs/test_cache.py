@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.peer.blobs.cache import KEPT_S, BlobCache, BlobMismatchError
+from shoal.peer.blobs.cache import KEPT_S, BlobCache, BlobMismatchError, take_over
 from shoal.proto import common_pb2
 
 
@@ -236,8 +236,8 @@ def test_what_a_killed_process_left_is_used_once_its_hash_was_seen_again(tmp_pat
     (tmp_path / longer).write_bytes(blobs[3] + b"more")
     os.utime(tmp_path / old, (0, time.time() - KEPT_S - 60))
     store = Store(*blobs)
+    take_over(tmp_path)
     cache = BlobCache(tmp_path, store.fetch)
-    cache.take_over()
     assert not any(cache.has(name) for name in names), "others are given nothing of it"
     assert [cache.path(name).read_bytes() for name in names] == blobs
     assert store.asked == [
@@ -252,12 +252,12 @@ def test_what_was_left_is_within_the_limit_and_the_oldest_go(tmp_path: Path) -> 
     for age, data in enumerate(blobs):
         (tmp_path / name_of(data)).write_bytes(data)
         os.utime(tmp_path / name_of(data), (0, time.time() - 600 - age))
+    take_over(tmp_path)
     cache = BlobCache(tmp_path, Store(*blobs, b"new1").fetch, limit_bytes=12)
-    cache.take_over()
-    left = {name_of(data) + ".part" for data in blobs[:3]}
+    left = {name_of(data) + ".part" for data in blobs}
     assert {p.name for p in tmp_path.iterdir()} == left
     with open(tmp_path / f"{name_of(blobs[2])}.part", "ab") as fetched:
         fcntl.flock(fetched, fcntl.LOCK_EX)
         cache.path(name_of(b"new1"))
-    gone = {name_of(blobs[1]) + ".part"}
+    gone = {name_of(data) + ".part" for data in (blobs[1], blobs[3])}
     assert {p.name for p in tmp_path.iterdir()} == left - gone | {name_of(b"new1")}

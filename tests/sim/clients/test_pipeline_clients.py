@@ -115,7 +115,7 @@ def assert_plain(lab: Any, world: Any, run: str) -> dict[str, Tensor]:
     return got
 
 
-ADAMW = {"optimizer": "adamw", "lr": 0.01, "clip": 0.5, "schedule": "linear"}
+ADAMW = {"optimizer": "adamw", "lr": 0.01, "clip": 0.5, "schedule": "linear", "momentum": 0.0}
 
 
 @pytest.mark.parametrize(
