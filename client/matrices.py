@@ -30,7 +30,7 @@ def with_matrices(job: Job, graph: Graph, say: Callable[[str], None]) -> Job:
     [train] that name no parameter, and for a parameter that the optimizer cannot update."""
     _check_globs(job.train, graph)
     empty = [p.name for p in graph.parameters if p.trainable and 0 in p.spec.shape]
-    if empty and job.train.whole:
+    if empty and job.train.optimizer in ("muon", "adafactor"):
         raise SettingsError(
             "train.optimizer",
             f'is "{job.train.optimizer}", and "{empty[0]}" has no elements, by whose number torch '

@@ -138,6 +138,7 @@ class _Outlined(NamedTuple):
 def _outlined(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> _Outlined:
     """Capture the model and resolve the data, into `folder`. Raises ValueError for what cannot
     run."""
+    job.check_idle()
     _check_codecs(job)
     job = fetched(job, say)
     check_tokenizer(job)

@@ -180,6 +180,10 @@ class Job(Settings):
         self.sync.client_compression.check_links(hosts=self.data.where == "peer")
         for key, problem in unsupported(self):
             raise SettingsError(key, f"is not supported yet: {problem}")
+
+    def check_idle(self) -> None:
+        """Raises SettingsError for a key that says something of which nothing would come. Asked
+        where a job is submitted: what a broker has taken once it takes again."""
         for key, what in idle(self):
             table, _, name = key.partition(".")
             value = json.dumps(plain(getattr(getattr(self, table), name)))

@@ -434,8 +434,8 @@ def unsupported(job: _Tables) -> Iterator[tuple[str, str]]:
 
 _KEEPS = {
     "momentum": ("sgd", "muon"),  # 0, which is none, is said with any
-    "betas": ("adamw", "muon", "lion"),
-    "eps": ("adamw", "muon"),
+    "betas": ("adamw", "adamw8bit", "muon", "lion"),
+    "eps": ("adamw", "adamw8bit", "muon"),
     "no_muon": ("muon",),
 }
 """Keys of [train] that some optimizers alone read."""
@@ -451,7 +451,7 @@ def idle(job: _Tables) -> Iterator[tuple[str, str]]:
             yield f"train.{key}", f'optimizer = "{train.optimizer}"'
     if train.schedule == "constant" and train.lr_final not in (1, usual.lr_final):
         yield "train.lr_final", 'schedule = "constant"'
-    if job.data.validation and job.data.holdout != Data.holdout:
+    if job.data.validation and job.data.holdout not in (0, Data.holdout):
         yield "data.holdout", "data.validation, which stands in its place"
     asked = {codec.of(role) for role in CODEC_ROLES}
     if codec.ratio != Codec.ratio and "adatopk" not in asked:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...dag.plan.plan import PeerId
+from ...dag.rounds.vector_segment import segment_of
 from ...proto.broker_pb2 import RoundPlan, RoundReport
 
 __all__ = ["Disputes", "doubted"]
@@ -160,6 +161,6 @@ def _parts(
             continue
         for segment, part in zip(plan.segments, report.parts, strict=True):
             sources = (v.source for v in segment.versions if v.destination == peer)
-            by = PeerId(next(sources, segment.aggregator))
+            by = PeerId(next(sources, segment_of(segment).takes_from(peer)))
             found.append(((segment.start, segment.stop), part, by))
     return found

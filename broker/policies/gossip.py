@@ -85,7 +85,7 @@ class GossipPolicy(RoundPolicy):
 
     def late(self, view: RoundView, waiting: Sequence[int]) -> Blame:
         """Return the replicas that most wait for, else all that wait."""
-        for lacks in (view.lacks, view.sums_lack):
+        for lacks in view.lacks.values():
             blamed = Counter(n for about in lacks.values() for n in about)
             if blamed:
                 most, inside = max(blamed.values()), view.rounds.versions.inside

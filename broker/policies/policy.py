@@ -214,12 +214,12 @@ class RoundPolicy:
     def late(self, view: RoundView, waiting: Sequence[int]) -> Blame:
         """Return who is left out of the next attempt, as the time of this one is over and some wait
         for their version: who has said nothing of others, and who speaks against one of whom
-        nothing was to come any more. What others say makes disputes."""
-        lacks, sums = dict(view.lacks), dict(view.sums_lack)
-        nobody = set[int]()
-        # Who lacks a sum lacks it because of whoever's contribution lacks, if somebody's does.
-        said = lacks if any(lacks.get(n, nobody) - {n} for n in waiting) else sums
-        both = {n: lacks.get(n, nobody) | sums.get(n, nobody) for n in waiting}
+        nothing was to come any more. What others say makes disputes: who lacks one thing lacks it
+        because of whoever lacks what it is made of, if somebody does."""
+        each, nobody = [dict(lacks) for lacks in view.lacks.values()], set[int]()
+        others = [{n: lacks.get(n, nobody) - {n} for n in waiting} for lacks in each]
+        said = next((lacks for lacks in others if any(lacks.values())), {})
+        both = {n: nobody.union(*(lacks.get(n, nobody) for lacks in each)) for n in waiting}
         out, pairs = [n for n in waiting if not both[n] - {n}], list[tuple[int, int]]()
         known = view.disputes.between(view.rounds.versions.inside)
         for by in [n for n in waiting if n not in out]:

@@ -15,6 +15,7 @@ from ..records.run import RunRecord
 from .disputes import Disputes
 
 __all__ = [
+    "LACKS",
     "Blame",
     "ExchangeGroup",
     "LinksAmong",
@@ -24,6 +25,10 @@ __all__ = [
     "unknown_links",
 ]
 
+LACKS = ("late", "ungathered", "unsummed", "unpassed")
+"""What a member may lack of an attempt, as it says it: contributions, sums of places, results or
+versions from who made them, results from who passes them on. Of each it may be for lack of those
+before that another one lacks it."""
 NetworkOf = Callable[[Sequence[PeerId], float], Network | None]
 """The links among peers, as they are known at a time."""
 LinksAmong = Callable[[Sequence[PeerId]], Network | None]
@@ -88,8 +93,8 @@ class RoundView:
 
     attempt, plans: the present attempt, and by peer what it does in it; None: there is none, or an
     earlier start of the broker made it. made: by replica, what its holders say of its version.
-    troubled: replicas that cannot make the version of this attempt, or are waited for. lacks,
-    sums_lack: by replica, others whose contributions, or sums, it says that it lacks.
+    troubled: replicas that cannot make the version of this attempt, or are waited for. lacks: by
+    what it is, and by replica, others of whom it says that it lacks that.
     """
 
     run: RunRecord
@@ -100,8 +105,9 @@ class RoundView:
     plans: dict[PeerId, RoundPlan] = field(default_factory=dict)
     made: dict[int, dict[PeerId, RoundReport]] = field(default_factory=dict)
     troubled: set[int] = field(default_factory=set)
-    lacks: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    sums_lack: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    lacks: Mapping[str, defaultdict[int, set[int]]] = field(
+        default_factory=lambda: {what: defaultdict(set) for what in LACKS}
+    )
 
     @property
     def rounds(self) -> RoundRecord:
@@ -123,5 +129,5 @@ class RoundView:
 
     def forgive(self) -> None:
         """Forget what replicas lack: it tells nothing of the next attempt."""
-        self.lacks.clear()
-        self.sums_lack.clear()
+        for lacks in self.lacks.values():
+            lacks.clear()

@@ -23,6 +23,9 @@ from ...proto.broker_pb2 import RoundSegment
 
 __all__ = ["Replicated", "adds_up", "meeting", "segments", "sliced"]
 
+_MOST_SEGMENTS = 256
+"""So many a segment for each gatherer comes to: a member makes about three claims of each, and has
+1,024 to make (`exchange_planner.py`)."""
 _MOST_NEAR = MOST_RECEIPTS // 2 * PIECE
 """Elements: a part, of which there is a receipt, has half of PIECE at least, or is the last."""
 
@@ -117,7 +120,8 @@ def segments(
     cuts = sorted({at for replica in everybody for at in (*replica.bounds, *replica.ties)})
     apart_peers = {p for m in members if m.number in apart for p in m.plan.peers}
     near = {p: at for p, at in places.items() if p not in apart_peers}
-    finer *= max(Counter(near.values()).values(), default=1)  # each of a place gives some sums
+    most = max(Counter(near.values()).values(), default=1)  # so each of a place gives some sums
+    finer *= max(1, min(most, _MOST_SEGMENTS // len(adders)))
     found: list[VectorSegment] = []
     for start, stop in pairwise(cuts):
         slices = min(len(adders) * finer, max(1, (stop - start) // UNDIVIDED))
@@ -127,9 +131,8 @@ def segments(
             sources = [s[at % len(s)] for at, s in zip(firsts, free, strict=True)]
             versions = [*zip(joiners, sources, strict=True)]
             made = _segment(members, makers, versions, (first, last), adder)
-            found.append(
-                replace(made, places=_near(made, near, len(found) // len(adders))) if near else made
-            )
+            at = sum(divmod(len(found), len(adders)))
+            found.append(replace(made, places=_near(made, near, at)) if near else made)
     return found
 
 

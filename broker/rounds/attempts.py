@@ -13,7 +13,7 @@ from ...proto.broker_pb2 import RoundDone, RoundMember, RoundPlanned, RoundRepor
 from ..events import Instruction, Log
 from ..membership.member import Member, clean
 from ..policies.policy import RoundPolicy
-from ..policies.round_view import Blame, PlannedAttempt, RoundView
+from ..policies.round_view import LACKS, Blame, PlannedAttempt, RoundView
 from ..runs.run import Run
 from .claims import ClaimVerdict
 from .contributions import Contributions
@@ -284,15 +284,14 @@ class Attempts:
             for other in counts:
                 bad.pop(other, None)
             return [self._note(f"{text}: {why}", now, at=f", attempt {said.attempt}")], True
-        known = number in view.lacks or number in view.sums_lack
-        self._blame(number, member.id, said.lacks, sums=said.problem.code == "unsummed")
+        known = any(number in lacks for lacks in view.lacks.values())
+        self._blame(number, member.id, said.lacks, said.problem.code)
         fields = (("run", self._run.id), ("peer", member.id), ("why", why))
         return [] if known else [Log("round_hindered", fields, "warning")], False
 
-    def _blame(self, number: int, peer: PeerId, lacks: Iterable[str], *, sums: bool) -> None:
+    def _blame(self, number: int, peer: PeerId, lacks: Iterable[str], what: str) -> None:
         """A peer of a replica lacks what others are to send it by its plan; of whom it waits for
-        nothing, it says nothing. `sums`: sums or versions, which those may lack as well, because
-        of whoever's contribution lacks."""
+        nothing, it says nothing. `what`: one of LACKS; anything else is said of contributions."""
         view, due = self._view, set[str]()
         plan = view.plans.get(peer)
         for s in segments_of(plan) if plan is not None else ():
@@ -301,7 +300,7 @@ class Attempts:
             due |= {source for source, destination in s.versions if destination == peer}
         lacked, replicas = due & set(lacks), self._run.replicas
         about = [n for n in self._versions.inside if lacked & set(replicas[n].record.peers)]
-        (view.sums_lack if sums else view.lacks)[number].update(about or [number])
+        view.lacks[what if what in LACKS else LACKS[0]][number].update(about or [number])
 
 
 def _sound(reported: float) -> float:

@@ -46,8 +46,9 @@ from .exchange_planner import ExchangePlanner
 
 __all__ = ["SumAudits"]
 
-_Sum = tuple[int, int, bytes, bytes]
-"""Where a part begins and ends, the hash of its sum, and of what that is of."""
+_Sum = tuple[int, int, bytes, bytes, tuple[bytes, ...]]
+"""Where a part begins and ends, the hash of its sum and of what that is of, and what gatherers of
+places are said to have signed: who is to be believed of these is of the same mind in all."""
 
 
 @dataclass
@@ -222,7 +223,7 @@ class SumAudits:
         """All have added up the segment whose sum somebody says is another."""
         adder, says = PeerId(case.segment.aggregator), dict[PeerId, _Sum | None]()
         for peer, audit in case.found.items():
-            says[peer] = _sum_of(audit) if audit.HasField("sum") else None
+            says[peer] = _sum_of(case.segment, audit) if audit.HasField("sum") else None
         others = [p for p, found in says.items() if found is not None]
         says[adder] = None
         sum_, times = Counter(says.values()).most_common(1)[0]
@@ -258,6 +259,7 @@ class SumAudits:
         return ClaimVerdict(about, None, mute, apart, why=why, parted=parted)
 
 
-def _sum_of(audit: SumAudit) -> _Sum:
+def _sum_of(segment: RoundSegment, audit: SumAudit) -> _Sum:
     told = RoundReceipt.FromString(audit.sum.statement)
-    return told.start, told.stop, told.hash, told.heard
+    places = tuple(audit.heard[len(segment.givers) :])
+    return told.start, told.stop, told.hash, told.heard, places

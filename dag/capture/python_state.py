@@ -265,14 +265,14 @@ class PythonState:
         self._globals(function.__globals__, set(_names(function.__code__)))
 
     def _cache(self, function: functools._lru_cache_wrapper[Any], name: str) -> None:
-        """What functools keeps of a function cannot be read: it is emptied where calls were added,
-        among whose results are tensors without values."""
+        """What functools keeps of a function cannot be read: it is emptied now, and wherever calls
+        were added, among whose results are tensors without values."""
         if not self._new(function):
             return
-        before = function.cache_info().misses
+        function.cache_clear()
 
         def restore() -> None:
-            if function.cache_info().misses != before:
+            if function.cache_info().misses:
                 function.cache_clear()
 
         self._kept.append(_Kept(name, restore))

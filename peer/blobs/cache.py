@@ -266,7 +266,7 @@ def take_over(folder: Path) -> None:
 
 def _let_go(path: Path) -> bool:
     """Remove a file that nobody has locked; return whether it is gone."""
-    with suppress(FileNotFoundError), open(path, "rb") as file:
+    with suppress(FileNotFoundError), open(path, "r+b") as file:  # NFS locks what may be written
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

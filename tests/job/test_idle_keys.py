@@ -32,7 +32,7 @@ def job(table: str, keys: dict) -> Job:
 @pytest.mark.parametrize(("table", "keys", "key", "beside"), IDLE)
 def test_a_key_of_which_nothing_would_come_is_refused(table, keys, key, beside) -> None:
     with pytest.raises(SettingsError) as caught:
-        job(table, keys)
+        job(table, keys).check_idle()
     said = str(caught.value)
     assert said.startswith(f"`{key}` is ")
     assert "changes nothing with" in said
@@ -43,6 +43,8 @@ def test_a_key_of_which_nothing_would_come_is_refused(table, keys, key, beside) 
     ("table", "keys"),
     [
         ("train", {"optimizer": "muon", "betas": [0.9, 0.99], "eps": 1e-6, "momentum": 0.95}),
+        ("train", {"optimizer": "adamw8bit", "betas": [0.9, 0.99], "eps": 1e-6}),
+        ("data", {"validation": "b", "holdout": 0.0}),
         ("train", {"momentum": 0.0, "schedule": "constant", "lr_final": 1.0}),
         ("codec", {"activation": "adatopk", "ratio": 20, "feedback": "none"}),
         ("codec", {"default": "topk:ratio=20", "feedback": "ef21"}),
@@ -51,7 +53,15 @@ def test_a_key_of_which_nothing_would_come_is_refused(table, keys, key, beside) 
     ],
 )
 def test_one_that_says_what_is_done_is_taken(table, keys) -> None:
-    job(table, keys)
+    job(table, keys).check_idle()
+
+
+@pytest.mark.parametrize(("table", "keys"), [idle[:2] for idle in IDLE])
+def test_what_a_broker_has_taken_once_it_takes_again(table, keys) -> None:
+    """A journal is read by a broker that refuses more than the one that wrote it."""
+    made = job(table, keys)
+    found = Job.from_json(made.to_json())
+    assert (found.train, found.codec, found.sync) == (made.train, made.codec, made.sync)
 
 
 def test_what_the_planner_decides_leaves_no_idle_key() -> None:

@@ -46,6 +46,7 @@ class Lie:
     agrees         it comes to the same wrong sum as who is in `to` where it adds up theirs again
     again          it gives others than before where sums are added up again, and signs both
     hides          what it gives there is not signed
+    blames         it claims that gatherers signed other sums than those that it adds up again
     mute           it does not say what came of what it adds up again
     """
 
@@ -137,6 +138,9 @@ class _Liar(_Signing):
             self._falsify()
         if action.kind is Kind.EXCHANGE and lie.kind == "place" and not self._falsified:
             self._falsify_places()
+        if action.kind is Kind.EXCHANGE and lie.kind == "blames" and not self._falsified:
+            self._answers, self._falsified = self.rounds.answer_audit, True
+            self.rounds.answer_audit = self._blaming  # type: ignore[method-assign]
         if action.kind is Kind.EXCHANGE and lie.kind == "mute":
             self.rounds.answer_audit = self._nothing  # type: ignore[method-assign]
         result = super().compute(step, action)
@@ -152,6 +156,14 @@ class _Liar(_Signing):
         said = signed(self.me, ATTEMPT, told.SerializeToString(deterministic=True))
         object.__setattr__(round_, "said", said)
         return result
+
+    def _blaming(self, order: RoundAudit) -> RoundAnswer:
+        found = self._answers(order)
+        for audit, segment in zip(found.audits, order.segments, strict=False):
+            for at in range(len(segment.givers), len(audit.heard)):
+                self.lie.told += 1
+                audit.heard[at] = bytes(32)
+        return found
 
     def _nothing(self, order: RoundAudit) -> RoundAnswer:
         self.lie.told += 1

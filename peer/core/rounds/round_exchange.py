@@ -6,10 +6,10 @@ Pure.
 Frames of an attempt are taken once it has begun here; an earlier one keeps its place until then,
 those of any other have no effect. Parts are added up as they come, and the result of a part goes
 out when all have given theirs; so does the sum of a place, whose other peers get the result as it
-comes. Where each client's contribution comes by itself, those of all parts
-go out together, since one may hang on the others. So they do where contributions end together
-(`RoundPlan.together`), once this peer's own has left too: results would hold up contributions that
-others wait for, and acknowledgements, by which uploads are measured.
+comes. Where each client's contribution comes by itself, those of all parts go out together, since
+one may hang on the others. So they do where contributions end together (`RoundPlan.together`), once
+this peer's own has left too, or the plan's patience is over: results would hold up contributions
+that others wait for, and acknowledgements, by which uploads are measured.
 """
 
 from __future__ import annotations
@@ -145,13 +145,30 @@ class RoundExchange:
         """Whether all is here that the version is made of."""
         return self.begun and not self._awaited
 
-    def lacking(self) -> tuple[list[PeerId], bool]:
-        """Return the peers that are waited for, and whether for contributions: else for sums, of
-        which who makes them is not to blame, since it waits for somebody as well; so is it with
-        the sum of a place."""
-        given = [(part, peer) for hop, part, peer, _ in self._awaited if hop == GIVE]
-        lacks = given or [(part, peer) for _, part, peer, _ in self._awaited]
-        return [*dict.fromkeys(peer for _, peer in sorted(lacks))], bool(given)
+    def lacking(self) -> tuple[list[PeerId], str]:
+        """Return the peers that are waited for, and for what (`broker/policies/round_view.py`):
+        for contributions, else for sums of places, for what is made of all, or for what is passed
+        on. Of all but the first those are not to blame who wait for somebody as well."""
+        found = dict[str, list[tuple[Span, PeerId]]]()
+        for hop, part, peer, _ in self._awaited:
+            what = {GIVE: "late", GATHER: "ungathered"}.get(hop, "unsummed")
+            if hop == RESULT and peer != self.wiring.adders[part]:
+                what = "unpassed"
+            found.setdefault(what, []).append((part, peer))
+        code = next((c for c in ("late", "ungathered", "unsummed") if c in found), "unpassed")
+        lacks = found.get(code, [])
+        return [*dict.fromkeys(peer for _, peer in sorted(lacks))], code if lacks else "unsummed"
+
+    @property
+    def leaves(self) -> bool:
+        """Whether results wait for the own contribution to leave."""
+        return bool(self._leaving)
+
+    def waits_no_longer(self) -> list[e.Instruction]:
+        """Send what waits until the own contribution has left, as far as it is there."""
+        self._leaving = set()
+        parts = self.wiring.adds if self._together and self.begun else ()
+        return [i for part in parts if self._is_summed(part) for i in self._summed(part)]
 
     def _is_summed(self, part: Span) -> bool:
         if self._all_at_once:

@@ -365,14 +365,14 @@ class Rounds:
             found.round, found.attempt = exchange.order.round, exchange.order.attempt
             found.turn = exchange.order.turn
             return [e.Tell(broker_pb2.PeerMessage(round_answer=found))]
+        waited = exchange.waits_no_longer() if exchange.leaves else []
         if self._applied or self._holds or not exchange.begun:
-            return []
-        lacks, contributions = exchange.lacking()
-        code = "late" if contributions else "unsummed"
+            return waited
+        lacks, code = exchange.lacking()
         result = e.RoundResult(code=code, why=f"waits for {', '.join(lacks) or 'its device'}")
         report = self._report(exchange.attempt, now, result)
         report.message.round.lacks.extend(lacks)
-        return [report]
+        return [*waited, report]
 
     # ------------------------------------------------------------ the end
 

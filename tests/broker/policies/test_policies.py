@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.broker.policies.disputes import Disputes
 from shoal.broker.policies.policies import POLICIES, policy_of
 from shoal.broker.policies.policy import RoundPolicy
-from shoal.broker.policies.round_view import RoundView
+from shoal.broker.policies.round_view import LACKS, RoundView
 from shoal.job.sync import METHODS
 from shoal.proto.broker_pb2 import RoundPlanned, RunEvent
 from shoal.tests.hostile.scripted_rounds import ScriptedRounds
@@ -34,7 +34,7 @@ def asked(kind: str, seed: int) -> tuple[RoundPolicy, RoundView]:
     view = RoundView(run.record, game.world.machine.members, lambda peers, now: None, Disputes())
     for _ in range(rng.randint(0, 3)):
         view.disputes.accuse(rng.randrange(REPLICAS), rng.randrange(REPLICAS), 3)
-    for words in (view.lacks, view.sums_lack):
+    for words in view.lacks.values():
         for _ in range(rng.randint(0, 3)):
             words[rng.randrange(REPLICAS)].add(rng.randrange(REPLICAS))
     view.troubled = {n for n in range(REPLICAS) if rng.random() < 0.2}
@@ -51,7 +51,7 @@ def asked(kind: str, seed: int) -> tuple[RoundPolicy, RoundView]:
 def known(view: RoundView) -> object:
     """All that a policy may read and must leave as it is."""
     rounds = view.rounds.kept().SerializeToString(deterministic=True)
-    return rounds, copy.deepcopy((view.lacks, view.sums_lack, view.troubled, vars(view.disputes)))
+    return rounds, copy.deepcopy((view.lacks, view.troubled, vars(view.disputes)))
 
 
 def test_every_kind_of_rounds_has_a_policy() -> None:
@@ -117,3 +117,19 @@ def test_a_round_waits_for_the_steps_of_a_pipeline_that_trains_clients() -> None
     found = policy.lasts_s(view.run, view.rounds)
     assert found == pytest.approx(2 * steps * 0.25 + 30.0)
     assert found > least
+
+
+@pytest.mark.parametrize("what", LACKS)
+def test_who_lacks_something_is_asked_before_who_lacks_what_is_made_of_it(what: str) -> None:
+    """Else an honest adder would be blamed for a gatherer that gives no sum."""
+    policy, view = asked("local", 0)
+    for lacks in view.lacks.values():
+        lacks.clear()
+    for made in LACKS[LACKS.index(what) :]:
+        view.lacks[made][2].add(3)
+        view.lacks[made][0].add(3)
+    view.lacks[what].clear()
+    view.lacks[what][0].add(1)
+    view.disputes = Disputes()
+    blame = policy.late(view, [0, 2])
+    assert blame.disputes == [(0, 1)]

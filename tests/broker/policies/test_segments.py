@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.policies.segments import Replicated, segments, sliced
+from shoal.broker.rounds.claims import claims_due
+from shoal.broker.rounds.exchange_planner import MOST_CLAIMS
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.outline import Outline, StageOutline, TiedGroup
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.rounds.vector import Entry, RunVector
 from shoal.dag.rounds.vector_segment import segment_of
 from shoal.dag.rounds.wiring import wiring
+from shoal.proto.broker_pb2 import RoundPlan
 
 ELEMENTS = 400_000
 
@@ -199,3 +202,18 @@ def test_of_a_place_one_is_between_the_others_and_who_adds_up(
         whole = wiring(vector, found, peer)
         assert (mine.comes(peer), mine.goes()) == (whole.comes(peer), whole.goes())
         assert mine.adders == whole.adders
+
+
+@pytest.mark.parametrize(("members", "places"), [(24, 2), (64, 2), (64, 4), (300, 3)])
+def test_with_places_no_member_has_more_to_claim_than_a_message_has_room_for(
+    members: int, places: int
+) -> None:
+    elements = 124_000_000
+    found = segments(
+        [whole(i, 1.0, elements) for i in range(members)],
+        places={PeerId(f"p{i}"): i % places for i in range(members)},
+    )
+    assert any(s.places for s in found)
+    told = sliced(found)
+    for peer, mine in told.items():
+        assert sum(claims_due(RoundPlan(segments=mine), peer)) <= MOST_CLAIMS

@@ -59,7 +59,7 @@ def _all_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """And there are parts enough for all to do so."""
     monkeypatch.setattr("shoal.broker.policies.segments.UNDIVIDED", 64)
     for room in ("dag.rounds.vector", "dag.rounds.digest", "broker.policies.places"):
-        monkeypatch.setattr(f"shoal.{room}.PIECE", 64)
+        monkeypatch.setattr(f"shoal.{room}.PIECE", 128)
 
 
 class Frames:
@@ -146,6 +146,20 @@ def test_an_adder_who_lies_is_told_from_those_who_give_it_sums_of_places(
     world, run = rounds.play(SPECS, wan=wan(), signs=True, device=devices(lie), **ALL)
     assert lie.told
     assert [found.peer for found in lies_of(world, run)] == [who]
+    rounds.assert_expected(world, run)
+
+
+@pytest.mark.parametrize("accuser", ["p1", "p2", "p4"])
+def test_no_gatherer_is_blamed_for_a_wrong_sum_by_what_one_alone_claims(
+    rounds: Rounds, accuser: str
+) -> None:
+    adder, claims = Lie("p3", "wrong", first=1), Lie(accuser, "blames", first=1)
+    world, run = rounds.play(SPECS, wan=wan(), signs=True, device=devices(adder, claims), **ALL)
+    assert adder.told
+    assert claims.told
+    assert {found.peer for found in lies_of(world, run)} == {"p3"}
+    honest = {0, 1, 2, 4, 5} - {int(accuser[1:])}
+    assert not any(f"replica {n} " in e.note for e in world.events(run) for n in honest)
     rounds.assert_expected(world, run)
 
 
