@@ -72,7 +72,7 @@ ORDER = {
         < part < assignment attachment < drain part_events < machine""",
     "peer/rounds": """
         coding local < side_by_side < methods < algebra
-        < held_entries place_sums tensors < attempt < round_frames < work""",
+        < early_frames held_entries place_sums tensors < attempt < round_frames < work""",
     "peer/data": """
         manifest paced < columns_of_files file_types sample_keys sampler < reader shard_writer
         < sources < partition survey""",

@@ -31,7 +31,7 @@ def time_left(by_steps_s: float | None, stop_at_s: float, now_s: float) -> float
 
 
 class TimeLeft(ProgressColumn):
-    """Of a task, as H:MM:SS."""
+    """Time left of a task, as H:MM:SS."""
 
     max_refresh = 0.5  # seconds, so that it does not flicker
 

@@ -72,7 +72,7 @@ class VectorSegment:
 
     @property
     def added(self) -> tuple[Giver, ...]:
-        """What is added up to all: of a place its sum, where the first of its givers stands."""
+        """Givers of what is added up to all: of a place its sum, in place of its first giver."""
         by = {peer: place for place in self.places for peer in place.givers}
         found: dict[PeerId, Giver] = {}
         for giver in self.givers:

@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 
 class PlaceSums(Generic[V]):
-    """Those that are made here, by `wiring`: of the own place or, where sums are added up again, of
+    """Sums that are made here, by `wiring`: of the own place or, where sums are added up again, of
     all. Not locked."""
 
     def __init__(

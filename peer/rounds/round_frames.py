@@ -12,7 +12,8 @@ from ...dag.rounds.vector_segment import AUDIT, GATHER, GIVE, RESULT
 from ...dag.rounds.wiring import RoundWiring, span_of
 from ...net.links.frame import Arrived, FrameKey, Payload
 from .algebra import RoundAlgebra
-from .attempt import AddedAgain, EarlyFrames, RoundAttempt, most_of_any
+from .attempt import AddedAgain, RoundAttempt
+from .early_frames import EarlyFrames, most_of_any
 from .held_entries import HeldEntries
 
 __all__ = ["RoundFrames"]
