@@ -396,7 +396,7 @@ def test_who_divides_by_steps_wants_each_to_be_one(
     train = replace(job.train, momentum=0.0)
     job = replace(job, name=f"masked {method}", sync=sync, train=train)
     mean = "nn.functional.cross_entropy(made, y)"
-    masked = "nn.functional.cross_entropy(made, y, reduction='none') * (y == 2)).sum() / {{}}"
+    masked = "nn.functional.cross_entropy(made, y, reduction='none') * (y == 2)).sum() / {}"
     text = MODEL.replace("def small", "import torch\n\n\ndef small", 1).replace(
         f'"loss": {mean}', f'"loss": ({masked.format("(y == 2).sum().clamp(min=1)")}'
     )
