@@ -99,9 +99,9 @@ def segments(
     its contribution, and takes the version from those that make it. `disputes`: pairs of replicas
     of which neither gives the other a sum or a version, as long as there is another who can.
     `whole`: the first who may adds up all. `places`: by peer, the number of its place, if it has
-    one; those of the place of who adds up give to that one, and of each other place with several
-    one gives the sum. Raises ValueError when the replicas' vectors differ in
-    length, or there is no member that makes the version."""
+    one; who is at the place of who adds up gives to that one, and of each other place with several
+    one gives the sum. Raises ValueError when the replicas' vectors differ in length, or there is no
+    member that makes the version."""
     apart = {n for pair in disputes if pair <= {m.number for m in members} for n in pair}
     makers = [m for m in members if not any(m is j for j in joiners)]
     adders = [m for m in makers if m.number not in apart] or makers
