@@ -13,7 +13,9 @@ from ..net.blobs.client import BlobClient, Sent
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from .access import Access
 from .files.sending import send
+from .files.shards import LARGE_BYTES, Pretrained
 from .files.uplink import Uplink, takes
+from .files.weight_files import find
 from .submission import Prepared, Say, spec_of
 
 __all__ = ["transfer", "upload", "upload_graph"]
@@ -43,7 +45,7 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
             spec.recipe.CopyFrom(await blobs.store(prepared.recipe.to_bytes()))
         if words := takes(size + stored_bytes, uplink.rate):
             say(words)
-        spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
+        spec.weights.append(await _own_weights(blobs, prepared, say))
         for path in prepared.shards.values():
             await blobs.store(path)
         if pretrained is not None:
@@ -57,6 +59,16 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
     transfer(access, store, uplink.sent)
     return spec
+
+
+async def _own_weights(blobs: BlobClient, prepared: Prepared, say: Say) -> WeightFile:
+    """Store the weights that the submitter has in memory: in shards, which peers keep by their
+    hashes and give each other, where a file has enough for one."""
+    file = prepared.weights
+    if file.stat().st_size <= LARGE_BYTES:
+        return WeightFile(blob=await blobs.store(file))
+    stored = find((str(file),))  # its hashes go with it, for it is in a folder of this submission
+    return await send(blobs, Pretrained(stored, stored.entries), say, cache=file.parent / "hashes")
 
 
 def upload_graph(access: Access, graph: Graph) -> None:

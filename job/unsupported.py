@@ -343,9 +343,13 @@ def _not_scaled(job: _Tables) -> Iterator[tuple[str, str]]:
             yield "train.loss_scale", f'it is with model.dtype = "fp16", here "{job.model.dtype}"'
         return
     with_it = 'with model.dtype = "fp16"'
-    if job.sync.kind != "allreduce":
-        why = "replicas that train apart would each have a scale, and what they meet in has none"
-        yield "sync.kind", f'"allreduce" is, {with_it}: {why}'
+    method = job.sync.of_rounds
+    if method is not None and (method.normalises or method.controls):
+        why = "it divides what clients moved by steps, and does not know which were skipped"
+        yield "sync.method", f"any but {job.sync.chosen!r} is, {with_it}: {why}"
+    if method is not None and method.features:
+        why = "the loss of its features is not scaled"
+        yield "sync.method", f"any but {job.sync.chosen!r} is, {with_it}: {why}"
     if job.sync.within != "exact":
         why = "a method that keeps what it did not send would keep infinities of a skipped step"
         yield "sync.method", f'"exact" is, {with_it}: {why}'

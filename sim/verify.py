@@ -47,6 +47,22 @@ def verify(
     its length did (`train.stop`), its own steps are compared.
     """
     job = replace(job, train=replace(job.train, no_muon=facts.job.train.no_muon))
+    try:
+        _verify(job, followed, facts, front, one_stage, say, expected)
+    except oracle.HalfLossError as error:
+        say(f"not verified: {error}, which no scale of {job.train.loss_scale.init_scale:g} is")
+
+
+def _verify(
+    job: Job,
+    followed: Following,
+    facts: Facts,
+    front: Front,
+    one_stage: Callable[[Job], Sequence[float]],
+    say: Callable[[str], None],
+    expected: float | None,
+) -> None:
+    """As `verify`. Raises HalfLossError."""
     if job.sync.kind == "federated":
         _verify_cohorts(job, followed, facts, front, say, expected)
         return
@@ -60,11 +76,7 @@ def verify(
         against = "one-stage run"
     else:
         say("training the plain loop")
-        try:
-            wanted, against = _plain(job, followed, facts, front), "single process"
-        except oracle.HalfLossError as error:
-            say(f"not verified: {error}, which no scale of {job.train.loss_scale.init_scale:g} is")
-            return
+        wanted, against = _plain(job, followed, facts, front), "single process"
     compare(followed.summary, followed.losses, wanted, against)
     if expected is None:
         both = zip(followed.losses, wanted, strict=True)
@@ -193,6 +205,8 @@ def _verify_cohorts(
         size = followed.microbatch_size
         try:
             wanted = expected_versions(module, facts.job, followed.events, reader, size=size)
+        except oracle.HalfLossError:
+            raise
         except ValueError as error:  # of a model with running statistics
             say(f"not verified: {error}")
             return

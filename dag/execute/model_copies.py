@@ -39,8 +39,9 @@ RECORDED_AFTER, MOST_RECORDS = 16, 8
 one size of batches."""
 
 Tensors = Mapping[str, Tensor]
-_Shape = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
-"""Which parameters are trained, and the strides of everything: a record holds for no others."""
+_Shape = tuple[tuple[str, ...], tuple[tuple[int, ...], ...], float]
+"""Which parameters are trained, the strides of everything, and the scale of losses: a record holds
+for no others."""
 _Made = tuple[list[Tensor | None], list[Tensor]]
 
 
@@ -80,14 +81,16 @@ class ModelCopies:
         inputs: Mapping[str, Tensor],
         keys: Sequence[int] = (),
         loss_of: LossOf | None = None,
+        scale: float = 1.0,
     ) -> CopiesForward:
         """`parameters`, `buffers`: by name, those that operators read at least, (copies, *shape);
         gradients are those of parameters that require one, none where none does. `inputs`: by
         argument, (copies, batch, ...). `keys`: of each copy's random numbers (`dag/ir/random.py`),
         where operators draw some. `loss_of`: in place of the graph's loss; such steps are never
-        replayed from a record, which would keep what the first one's loss read."""
+        replayed from a record, which would keep what the first one's loss read. `scale`: gradients
+        are those of losses times it."""
         batch = next(iter(inputs.values())).shape[1]
-        return self._of(batch).run(parameters, buffers, inputs, keys, loss_of)
+        return self._of(batch).run(parameters, buffers, inputs, keys, loss_of, scale)
 
     def evaluate(
         self, version: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
@@ -145,6 +148,7 @@ class _Bound:
         inputs: Tensors,
         keys: Sequence[int],
         loss_of: LossOf | None = None,
+        scale: float = 1.0,
     ) -> CopiesForward:
         """Run the copies; see `ModelCopies.run`."""
         standing = {f"param:{n}": p for n, p in parameters.items()}
@@ -152,11 +156,11 @@ class _Bound:
         trained = tuple(v for v in self._standing if standing[v].requires_grad)
         flat = [standing[v].detach() for v in self._standing]
         flat += [inputs[value.removeprefix("in:")] for value in self.module.takes]
-        shape = trained, (flat[-1].shape, *(t.stride() for t in flat))
+        shape = trained, (flat[-1].shape, *(t.stride() for t in flat)), scale
         if loss_of is not None:
-            made = self._made(trained, keys, flat, loss_of)
+            made = self._made(trained, keys, flat, loss_of, scale)
         elif (recorded := self._records.get(shape)) is None:
-            made = self._made(trained, keys, flat)
+            made = self._made(trained, keys, flat, scale=scale)
             self._count(shape, flat)
         else:
             with torch.no_grad():
@@ -182,7 +186,7 @@ class _Bound:
         if self._apart or self._came[shape] != RECORDED_AFTER or len(self._records) >= MOST_RECORDS:
             return
         try:
-            found = record(lambda *values: self._made(shape[0], (), values), flat)
+            found = record(lambda *values: self._made(shape[0], (), values, scale=shape[2]), flat)
         except RuntimeError as error:
             _log.info("copies run without a record: %s", error)
             return
@@ -194,6 +198,7 @@ class _Bound:
         keys: Sequence[int],
         flat: Sequence[Tensor],
         loss_of: LossOf | None = None,
+        scale: float = 1.0,
     ) -> _Made:
         """Gradients of `trained`, and what the module gives. `flat`: what stands in the model,
         then inputs."""
@@ -214,7 +219,9 @@ class _Bound:
         wanted = [leaves[v] for v in trained]
         grads: list[Tensor | None] = []
         if wanted:
-            grads += torch.autograd.grad(total.sum(), wanted, allow_unused=True)
+            whole = total.sum()
+            seed = torch.full_like(whole, scale)
+            grads += torch.autograd.grad(whole, wanted, seed, allow_unused=True)
         if counts is not None:
             grads = [None if g is None else _where(counts, g) for g in grads]
         return grads, [made[value].detach() for value in self._gives(trained)]

@@ -52,7 +52,7 @@ from .frame_codecs.codings import Codings
 from .frame_codecs.streams import Streams
 from .graph_checks import check_specs, checked_core
 from .inputs import CheckedReader
-from .local_job import local_steps
+from .local_job import local_steps, trains_in_steps
 from .order import BuildOrder, check_host_memory, check_memory
 from .store import Store
 
@@ -471,12 +471,12 @@ def _check_scaled(order: BuildOrder) -> None:
     overflowed before anything changes by them."""
     plan = order.plan
     found = {plan.strategy(k).word for k in range(len(plan.stages))} - {"mean"}
-    found |= {"rounds"} if order.training.rounds else set()
     found |= {"updates that wait for no norm"} if plan.without_norm else set()
+    found |= {"clients in a pipeline"} if trains_in_steps(order) else set()
     if found:
         raise PlanError(
             f"losses are scaled (fp16), and the plan has {', '.join(sorted(found))}: expected one "
-            'with the norm, the strategy "mean" for all stages, and no rounds'
+            'with the norm, and the strategy "mean" for all stages'
         )
 
 

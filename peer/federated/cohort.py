@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ...dag.execute.model_copies import CopiesForward, ModelCopies
 from ...dag.ir.graph import Graph
 from ...job import Train
+from ..optimizers.loss_scaler import LossScaler
 from ..sync.optimizer import StageOptimizer, clip_factor
 from .batches import Participant
 from .shared_features import Distribution, SharedFeatures
@@ -59,9 +60,10 @@ def as_rows(values: Tensor) -> Tensor:
     return values.unsqueeze(-1).flatten(1)
 
 
-class _IdleError(Exception):
-    """Copy in whose batch no sample counts: that one makes no step, and its optimizer must not
-    count one, so copies train one after the other."""
+class _ApartError(Exception):
+    """Copies of which not all make a step: in the batch of one no sample counts, or its scaled
+    gradients overflow. Its optimizer must not count one, and another scale of losses be its own, so
+    copies train one after the other."""
 
 
 class Cohort:
@@ -76,14 +78,16 @@ class Cohort:
         mu: float = 0.0,
         virtual: VirtualData | None = None,
         features: SharedFeatures | None = None,
+        scales_loss: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         """`mu`: how strongly participants are drawn back to the version (FedProx). `virtual`: noise
         that they train on as well, where `graph` has classes for it. `features`: of all clients, on
-        which they train what lies above their own."""
+        which they train what lies above their own. `scales_loss`: as [train] says, by a scale that
+        begins anew with each participant."""
         self._graph, self._train, self._most, self._mu = graph, train, most, mu
         self._virtual, self._device = virtual, torch.device(device)
-        self._features = features
+        self._features, self._scales_loss = features, scales_loss
         self._known: Distribution | None = None
         self._at: Train | None = None
         self._copies = (
@@ -113,7 +117,7 @@ class Cohort:
             some = longest[first : first + self._most]
             try:
                 yield self._together(version, some, read, rate, key, round_, corrections)
-            except _IdleError:
+            except _ApartError:
                 for one in some:
                     yield self._together(version, [one], read, rate, key, round_, corrections)
 
@@ -129,7 +133,10 @@ class Cohort:
     ) -> Trained:
         train = self._train if rate is None else self._constant(rate)
         bends = corrections([p.number for p, _ in cohort]) if corrections else {}
-        stack = _Stack(self._graph, train, version, len(cohort), self._device, self._mu, bends)
+        scaler = LossScaler(train.loss_scale) if self._scales_loss else None
+        stack = _Stack(
+            self._graph, train, version, len(cohort), self._device, self._mu, bends, scaler
+        )
         weighs, device = self._graph.weight is not None, self._device
         losses = torch.zeros(len(cohort), dtype=torch.float64, device=device)
         counts = torch.tensor([len(plan) for _, plan in cohort], device=device).double()
@@ -148,7 +155,7 @@ class Cohort:
                     stack, [plan[step] for plan in plans[:active]], read, keys, some, round_, step
                 )
             if weighs and len(cohort) > 1 and not bool(found.weights.all()):
-                raise _IdleError
+                raise _ApartError
             stack.update(found)
             if weighs:
                 known = found.weights != 0
@@ -210,7 +217,7 @@ class Cohort:
         if self._virtual:
             inputs, loss_of = self._virtual.beside(inputs, mine, round_, step, self._device)
         standing = stack.of(which)
-        made = self._copies.run(*standing, inputs, keys, loss_of)
+        made = self._copies.run(*standing, inputs, keys, loss_of, stack.scale)
         if self._features is None or self._known is None:
             return made
         drawn = self._features.drawn(self._known, mine, round_, step)
@@ -265,8 +272,10 @@ class _Stack:
         device: torch.device,
         mu: float,
         bends: Mapping[str, Tensor],
+        scaler: LossScaler | None,
     ) -> None:
-        self._bends = bends
+        """`scaler`: of losses, of all copies: they overflow together, or train one by one."""
+        self._bends, self._scaler = bends, scaler
         self._graph, self._train, self._active, self._steps = graph, train, copies, 0
         self._mu, self._began = mu, {n: t.detach().to(device) for n, t in version.items()}
 
@@ -318,13 +327,30 @@ class _Stack:
         }
         return chosen, {n: b[which] for n, b in buffers.items()}
 
+    @property
+    def scale(self) -> float:
+        """What losses of the next step are multiplied with."""
+        return 1.0 if self._scaler is None else self._scaler.scale
+
     @torch.no_grad()
     def update(self, found: CopiesForward) -> None:
-        """One step of the optimizer by each copy's own mean gradient, clipped by its own norm."""
+        """One step of the optimizer by each copy's own mean gradient, clipped by its own norm; none
+        where scaled gradients of all copies overflow. Raises _ApartError where those of some do."""
         grads = {n: g for n, g in found.grads.items() if g is not None}
-        weights = None
-        if self._graph.weight is not None:
-            weights = torch.where(found.weights == 0, 1.0, found.weights)
+        # Of one copy, whether a sample of its batch counts.
+        counts = 1.0 if self._graph.weight is None else float(bool(found.weights.any()))
+        weights = None if self._graph.weight is None else found.weights
+        if self._scaler is not None:
+            weights = self.scale * (torch.ones_like(found.losses) if weights is None else weights)
+            finite = [as_rows(g.isfinite()).all(1) for g in grads.values()]
+            sound = torch.stack(finite).all(0).tolist() if finite else [True]
+            if any(sound) and not all(sound):
+                raise _ApartError
+            if counts:
+                self._scaler.update(overflowed=not all(sound))
+            grads = grads if all(sound) else {}  # which leaves all as it is
+        if weights is not None:
+            weights = torch.where(weights == 0, 1.0, weights)
         for name, grad in grads.items():
             if weights is not None:
                 grads[name] = grad / weights.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
@@ -342,8 +368,6 @@ class _Stack:
                 by = torch.tensor(factors, device=found.losses.device)
                 for name, grad in grads.items():
                     grads[name] = grad * by.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
-        # Of one copy, whether a sample of its batch counts.
-        counts = 1.0 if weights is None else float(bool(found.weights.any()))
         for copy, (leaves, optimizer) in enumerate(self._apart[: self._active]):
             for name, leaf in leaves.items():
                 leaf.grad = grads[name][copy] if name in grads else None

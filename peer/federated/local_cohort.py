@@ -99,6 +99,7 @@ class LocalCohort(ClientSteps):
             mu=self._mu,
             virtual=virtual_data(graph, training),
             features=shared_features(graph, training, executor.device),
+            scales_loss=training.scales_loss,
             device=executor.device,
         )
         privacy, numbers = self._cohorts.privacy, sum(p.numel() for p in self._moving.values())

@@ -8,6 +8,10 @@ gradients are those of scale · loss, and every holder divides them by the scale
 So does torch.amp.GradScaler with its own factors. Which of the two it is, the global norm of the
 gradients says, which all peers have from one place: it is finite where all gradients are. So all
 holders come to one scale, each by itself. It is a power of two, which rounds no gradient.
+
+Between rounds each replica has its own, which goes where its optimizer goes: into its snapshots,
+and to the beginning with an optimizer that begins anew. So each client of federated training, whose
+optimizer always does, begins with init_scale.
 """
 
 from __future__ import annotations

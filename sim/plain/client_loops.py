@@ -15,6 +15,7 @@ from torch import nn
 
 from .client_methods import ClientUpdate, FedAvg, Named, Rate, copies, rate_of
 from .client_updates import overlapped, sent
+from .oracle import gradient, move
 from .round_oracle import plain
 
 __all__ = ["ClientWork", "FederatedResult", "train_cohorts"]
@@ -55,6 +56,7 @@ def train_cohorts(
     momentum: float = 0.0,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     clip: float = 0.0,
+    scaler: Callable[[], torch.amp.GradScaler] | None = None,
     aggregate: Callable[[Sequence[Named]], Named] | None = None,
     overlap: tuple[float, int] | None = None,
     feedback: bool = False,
@@ -66,7 +68,8 @@ def train_cohorts(
     takes the inputs of `batches` by name and returns a mean loss, or a mapping with "loss".
 
     `optimizer` makes the local one, fresh for each client, in place of SGD with `momentum`; its
-    rate is `lr`. `clip`: the largest norm of a gradient, 0: any. `aggregate`: what is made of what
+    rate is `lr`. `clip`: the largest norm of a gradient, 0: any. `scaler` makes what scales losses
+    under fp16, fresh for each client too. `aggregate`: what is made of what
     clients moved, in place of their weighted mean. `overlap`: gamma and D, by which numbers that
     few clients sent count for more. `feedback`: whether what a client does not send is added to
     what it moves next. `positions`: by a round's number and what the version before moved, which
@@ -100,19 +103,22 @@ def train_cohorts(
                     p.copy_(began[name])
                 for name, buffer in result.buffers.items():
                     local.get_buffer(name).copy_(buffer)
-            own = make(local)
+            own, scales = make(local), scaler() if scaler is not None else None
             for group in own.param_groups:
                 group["lr"] = rate
             losses[work.client] = []
             for batch in work.batches:
-                losses[work.client] += plain([local], [batches(batch)])
+                if scales is None:
+                    losses[work.client] += plain([local], [batches(batch)])
+                else:
+                    losses[work.client].append(gradient(local, [batches(batch)], scales)[0])
+                    scales.unscale_(own)
                 for name, p in weights.items():
                     if p.grad is not None:
                         p.grad += method.bend(work.client, name, p.detach())
                 if clip:
                     nn.utils.clip_grad_norm_(weights.values(), clip)
-                own.step()
-                own.zero_grad()
+                move(own, scales)
             for name, buffer in local.named_buffers():
                 if name not in averaged and not torch.equal(buffer, buffers[name]):
                     raise ValueError(f"training changes the buffer {name}")

@@ -22,7 +22,9 @@ __all__ = [
     "PlainLoopResult",
     "gradient",
     "learning_rate",
+    "move",
     "optimizer_of",
+    "scaler_of",
     "train",
 ]
 
@@ -194,6 +196,24 @@ def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
     return _Several([_of_kind(kind, groups(part), t) for kind, part in parts])
 
 
+def scaler_of(t: Train) -> torch.amp.GradScaler:
+    """Return torch's own scaler of losses, with the job's settings."""
+    asked = t.loss_scale
+    return torch.amp.GradScaler(
+        "cpu", init_scale=asked.init_scale, growth_interval=asked.growth_interval
+    )
+
+
+def move(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+    """Updates by what is in `grad`, divided by the scale already, unless that is not finite."""
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.zero_grad()
+
+
 def gradient(
     module: nn.Module,
     microbatches: Iterable[Mapping[str, Tensor]],
@@ -237,11 +257,7 @@ def train(
     where these are only the first of them. `fp16`: as torch does it; a step that its scaler skips
     is one of the schedule. Raises HalfLossError."""
     seen, optimizer = PlainLoopResult(), optimizer_of(module, t)
-    scaler, asked = None, t.loss_scale
-    if fp16:
-        scaler = torch.amp.GradScaler(
-            "cpu", init_scale=asked.init_scale, growth_interval=asked.growth_interval
-        )
+    scaler = scaler_of(t) if fp16 else None
     trainable = [p for p in module.parameters() if p.requires_grad]
     for step in range(steps):
         loss, weight = gradient(module, (batches(step, m) for m in range(microbatches)), scaler)
@@ -262,12 +278,7 @@ def train(
                     p.grad *= t.clip / norm
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(t, step, lasting or steps)
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
-        optimizer.zero_grad()
+        move(optimizer, scaler)
         seen.losses.append(loss)
         seen.norms.append(float(norm))
     return seen

@@ -36,7 +36,7 @@ from .client_methods import (
 )
 from .client_updates import shared_positions
 from .hidden import hidden_mean
-from .oracle import learning_rate, optimizer_of
+from .oracle import learning_rate, optimizer_of, scaler_of
 from .plain_impro import ImproClient
 from .plain_vhl import VhlClient, with_places
 from .robust import AGGREGATES
@@ -272,6 +272,7 @@ def local_training(job: Job) -> dict[str, Any]:
         "momentum": job.train.momentum,
         "optimizer": lambda local: optimizer_of(local, job.train),
         "clip": job.train.clip,
+        "scaler": (lambda: scaler_of(job.train)) if job.model.dtype == "fp16" else None,
     }
 
 
@@ -289,7 +290,8 @@ def _held_out(
     training = module.training
     module.eval()
     for m in range(job.train.evaluated_batches * (job.train.batch // size)):
-        out = torch.func.functional_call(module, dict(state), (), reader.held_out(m, size))
+        with torch.autocast("cpu", torch.float16, enabled=job.model.dtype == "fp16"):
+            out = torch.func.functional_call(module, dict(state), (), reader.held_out(m, size))
         loss = out if isinstance(out, Tensor) else out["loss"]
         weight = 1.0 if isinstance(out, Tensor) else float(out.get("weight", 1.0))
         total, weights = total + float(loss) * weight, weights + weight

@@ -19,7 +19,7 @@ from . import round_methods
 from .oracle import gradient
 from .round_buffers import WithBuffers
 from .round_log import committed_rounds
-from .round_oracle import Batches, Gradients, PlainMethod, PlainResult, train
+from .round_oracle import Batches, Gradients, PlainMethod, PlainResult, Scalers, train
 
 __all__ = ["METHODS", "batches_of", "beside", "method_of", "train_rounds"]
 
@@ -86,12 +86,12 @@ def by_microbatch(size: int) -> Gradients:
     statistics of one."""
 
     def gradients(
-        modules: Sequence[nn.Module], batches: Sequence[Mapping[str, Tensor]]
+        modules: Sequence[nn.Module], batches: Sequence[Mapping[str, Tensor]], scalers: Scalers
     ) -> list[float]:
         losses = []
-        for module, batch in zip(modules, batches, strict=True):
+        for module, batch, scaler in zip(modules, batches, scalers, strict=True):
             parts = zip(*(torch.split(t, size) for t in batch.values()), strict=True)
-            loss, _ = gradient(module, (dict(zip(batch, p, strict=True)) for p in parts))
+            loss, _ = gradient(module, (dict(zip(batch, p, strict=True)) for p in parts), scaler)
             losses.append(loss)
         return losses
 
@@ -109,7 +109,7 @@ def train_rounds(
     steps: int,
 ) -> PlainResult:
     """Trains copies of the module on what the events say was committed. `microbatches`: of one of
-    the `steps` of the run."""
+    the `steps` of the run. Raises HalfLossError."""
     rounds = committed_rounds(
         events,
         microbatches=microbatches,
@@ -119,7 +119,16 @@ def train_rounds(
     batches = batches_of(reader, microbatches, microbatch_size)
     method = WithBuffers(method_of(job), module)
     gradients = by_microbatch(microbatch_size)
-    return train(module, rounds, batches, job.train, method, steps=steps, gradients=gradients)
+    return train(
+        module,
+        rounds,
+        batches,
+        job.train,
+        method,
+        steps=steps,
+        gradients=gradients,
+        fp16=job.model.dtype == "fp16",
+    )
 
 
 def beside(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...job import Train
-from .oracle import learning_rate, optimizer_of
+from .oracle import learning_rate, move, optimizer_of, scaler_of
 
 __all__ = [
     "Batches",
@@ -33,8 +33,11 @@ __all__ = [
 
 Batches = Callable[[Sequence[int]], Mapping[str, Tensor]]
 """Numbers of samples in the run's sequence -> their inputs by argument name."""
-Gradients = Callable[[Sequence[nn.Module], Sequence[Mapping[str, Tensor]]], list[float]]
-"""Leaves each module's gradient of its batch in `grad`, and returns the losses."""
+Scalers = Sequence[torch.amp.GradScaler | None]
+"""Of each replica under fp16; None: its losses are not scaled."""
+Gradients = Callable[[Sequence[nn.Module], Sequence[Mapping[str, Tensor]], Scalers], list[float]]
+"""Leaves each module's gradient of its batch in `grad`, of scaled losses, and returns the losses as
+they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +98,33 @@ class Round:
 
 
 class PlainReplica:
-    """A copy of the module with an optimizer of its own. `weights` has trained parameters once."""
+    """A copy of the module with an optimizer of its own and, under fp16, a scaler of its own.
+    `weights` has trained parameters once."""
 
-    def __init__(self, module: nn.Module, t: Train, optimizer: torch.optim.Optimizer) -> None:
-        self.module, self.train, self.optimizer = module, t, optimizer
+    def __init__(
+        self,
+        module: nn.Module,
+        t: Train,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self.module, self.train, self.optimizer, self.scaler = module, t, optimizer, scaler
         self.weights = {n: p for n, p in module.named_parameters() if p.requires_grad}
 
     def update(self, rate: float) -> None:
         """Clips the norm of what backward left in `grad`, and updates."""
         grads = [p.grad for p in self.weights.values() if p.grad is not None]
+        if not grads:
+            return
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         norm = nn.utils.get_total_norm(grads)
         if 0 < self.train.clip < norm:
             for grad in grads:
                 grad *= self.train.clip / norm
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        move(self.optimizer, self.scaler)
 
 
 class PlainMethod:
@@ -156,11 +169,12 @@ class PlainMethod:
 
 @dataclass
 class PlainResult:
-    """`losses`: by round, of each member's local steps. `shared`: the version that all have agreed
-    on."""
+    """`losses`: by round, of each member's local steps; `scales`: of these, under fp16. `shared`:
+    the version that all have agreed on."""
 
     replicas: dict[int, PlainReplica] = field(default_factory=dict)
     losses: list[dict[int, list[float]]] = field(default_factory=list)
+    scales: list[dict[int, list[float]]] = field(default_factory=list)
     shared: dict[str, Tensor] = field(default_factory=dict)
 
     def mean(self) -> dict[str, Tensor]:
@@ -172,8 +186,11 @@ class PlainResult:
         }
 
 
-def plain(modules: Sequence[nn.Module], batches: Sequence[Mapping[str, Tensor]]) -> list[float]:
-    """One backward after the other."""
+def plain(
+    modules: Sequence[nn.Module], batches: Sequence[Mapping[str, Tensor]], scalers: Scalers = ()
+) -> list[float]:
+    """One backward after the other, of losses that are not scaled."""
+    assert not any(scalers), "losses are scaled"
     losses = []
     for module, batch in zip(modules, batches, strict=True):
         out = module(**batch)
@@ -194,10 +211,12 @@ def train(
     optimizer: Callable[[nn.Module, Train], torch.optim.Optimizer] = optimizer_of,
     gradients: Gradients = plain,
     committed: Callable[[int, PlainResult], None] = lambda count, result: None,
+    fp16: bool = False,
 ) -> PlainResult:
     """Every replica starts as `module`. Members step side by side: local step j of all of them
     before j + 1 of any. `steps`: of the whole run, for learning rates; `committed` sees each
-    round's number and all that there is after it."""
+    round's number and all that there is after it. `fp16`: losses are scaled, by a scale that begins
+    where the optimizer does."""
     result = PlainResult()
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
     method.begin({n: p.detach().clone() for n, p in named.items()})
@@ -205,7 +224,8 @@ def train(
 
     def begin(number: int) -> None:
         own = copy.deepcopy(module)
-        replica = result.replicas[number] = PlainReplica(own, t, optimizer(own, t))
+        scaler = scaler_of(t) if fp16 else None
+        replica = result.replicas[number] = PlainReplica(own, t, optimizer(own, t), scaler)
         method.join(number, replica)
 
     for count, r in enumerate(rounds):
@@ -215,14 +235,22 @@ def train(
             elif m.fresh:
                 replica = result.replicas[m.replica]
                 replica.optimizer = optimizer(replica.module, t)
+                replica.scaler = scaler_of(t) if fp16 else None
         method.begins(r, result.replicas)
         losses: dict[int, list[float]] = {m.replica: [] for m in r.members}
+        scales: dict[int, list[float]] = {m.replica: [] for m in r.members}
         for j in range(max(m.steps for m in r.members)):
             now = [m for m in r.members if j < m.steps]
             moving = [result.replicas[m.replica] for m in now]
-            found = gradients([x.module for x in moving], [batches(m.part(j)) for m in now])
+            found = gradients(
+                [x.module for x in moving],
+                [batches(m.part(j)) for m in now],
+                [x.scaler for x in moving],
+            )
             for m, replica, loss in zip(now, moving, found, strict=True):
                 losses[m.replica].append(loss)
+                if replica.scaler is not None:
+                    scales[m.replica].append(replica.scaler.get_scale())
                 at = m.at[j] if m.at else r.start + r.every * j / m.steps
                 replica.update(learning_rate(t, at, steps))
                 method.stepped(j, m.replica, replica)
@@ -232,6 +260,7 @@ def train(
                 begin(number)
             method.take(number, source, result.replicas)
         result.losses.append(losses)
+        result.scales.append(scales)
         committed(count, result)
     method.finish(result.replicas)
     return result

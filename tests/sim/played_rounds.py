@@ -67,8 +67,8 @@ def sync_of(method: str) -> dict[str, Any]:
 class Rounds:
     """Plays a job of rounds, again and again with other tables."""
 
-    def __init__(self, laboratory: Any) -> None:
-        self.lab = laboratory(Job.from_table(JOB))
+    def __init__(self, laboratory: Any, job: Mapping[str, Any] = JOB) -> None:
+        self.lab = laboratory(Job.from_table(dict(job)))
         self.orders = Orders()
 
     def spec(self, **tables: Any) -> RunSpec:
