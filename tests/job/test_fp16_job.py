@@ -36,8 +36,6 @@ def test_a_step_under_fp16_always_has_a_norm() -> None:
 @pytest.mark.parametrize(
     ("key", "tables"),
     [
-        ("sync.kind", {"sync": {"kind": "local"}, "plan": {"replicas": 2}}),
-        ("sync.kind", {"sync": {"kind": "auto"}}),
         ("sync.method", {"sync": {"method": "powersgd"}}),
         ("recovery.ladder", {"recovery": {"ladder": ["neighbour"]}}),
         ("codec.activation_grad", {"codec": {"activation_grad": "topk:ratio=10"}}),
@@ -54,6 +52,32 @@ def test_what_would_remember_a_skipped_step_is_refused(key: str, tables: dict[st
     assert caught.value.key == key
     train = {"train": {"steps": 3}, **tables}
     Job(model={**FP16, "dtype": "bf16"}, **train)
+
+
+@pytest.mark.parametrize("method", ["fednova", "scaffold", "fedimpro", "fedavg"])
+def test_clients_whose_steps_are_counted_do_not_skip_any(method: str) -> None:
+    partition = {"kind": "iid", "clients": 4}
+    table: dict[str, Any] = {
+        "version": 1,
+        "name": method,
+        "model": FP16,
+        "data": {"kind": "arrays", "source": "x.npz", "partition": partition},
+        "sync": {"kind": "federated", "method": method, "local": {"steps": 2}},
+        "train": {"rounds": 2, "batch": 4, "optimizer": "sgd"},
+    }
+    if method == "fedavg":
+        assert Job.from_table(table).training.scales_loss
+        return
+    with pytest.raises(SettingsError, match=r'with model\.dtype = "fp16"') as caught:
+        Job.from_table(table)
+    assert caught.value.key == "sync.method"
+
+
+@pytest.mark.parametrize("sync", [{"kind": "local"}, {"kind": "auto"}, {"kind": "gossip"}], ids=str)
+def test_replicas_that_train_apart_may_scale_losses(sync: dict[str, Any]) -> None:
+    replicas = "auto" if sync["kind"] == "auto" else 2
+    job = Job(model=FP16, steps=3, sync=sync, plan={"replicas": replicas})
+    assert job.train.loss_scale.init_scale == 65536.0
 
 
 @pytest.mark.parametrize(
