@@ -48,7 +48,7 @@ def check(lab: Any, world: Any, run: str, monkeypatch: pytest.MonkeyPatch) -> li
             update()
             mine.append(scaler.get_scale() < before)
 
-        scaler.update = updated
+        monkeypatch.setattr(scaler, "update", updated)
         return scaler
 
     monkeypatch.setattr(plain_cohorts, "scaler_of", noted)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.job import Job
-from shoal.proto.broker_pb2 import DONE
+from shoal.proto.broker_pb2 import DONE, RunEvent
 from shoal.sim.processes import LocalCluster
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping
@@ -72,7 +72,7 @@ def test_weights_of_a_live_module_come_once(tmp_path: Path) -> None:
 
         join()
         client = stack.enter_context(shoal.connect(here))
-        run, before, seen = client.submit(job(tmp_path)), 0, []
+        run, before, seen = client.submit(job(tmp_path)), 0, list[RunEvent]()
         for event in run.watch():
             seen.append(event)
             if event.HasField("step") and not before:
