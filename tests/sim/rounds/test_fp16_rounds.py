@@ -104,6 +104,7 @@ def test_every_replica_has_the_scales_of_its_own_loop(
     assert {*skipped[0]} == {*skipped[1]} == {True, False}, "the test shows too little"
 
 
+@pytest.mark.slow
 def test_one_replica_overflows_and_another_does_not(scaled: Rounds) -> None:
     train = {"steps": 18, "loss_scale": {"init_scale": 2.0**20, "growth_interval": 2}}
     world, run = scaled.play(FOUR, plan={"replicas": 3, "stages": 1}, train=train)
@@ -143,9 +144,8 @@ def fresh(rounds: Rounds, world: World, run: str) -> list[bool]:
     return [m.fresh for r in log for m in r.members]
 
 
-@pytest.mark.parametrize(
-    "share", [0.35, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.1, 0.5, 0.8))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.1, 0.35, 0.5])
 def test_who_comes_back_by_the_version_of_others_begins_with_the_first_scale(
     scaled: Rounds, share: float
 ) -> None:
