@@ -284,9 +284,9 @@ class RoundSettings(Settings):
         return known and not (self.secure or self.privacy is not None or self.most_rows)
 
     @property
-    def adds_by_place(self) -> bool:
-        """Whether peers near each other may add up what they give first: of vectors that go whole,
-        a sum takes no more than two."""
+    def goes_whole(self) -> bool:
+        """Whether numbers go as they are, all of them. Then no bit hangs on where parts begin, and
+        peers near each other may add up what they give first: a sum takes no more than two."""
         compressed = self.cohorts is not None and self.cohorts.sends.compression != "none"
         own = method_of(self.method).own_codec or self.codec != "none"
         return not (own or compressed or self.most_rows)

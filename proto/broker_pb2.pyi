@@ -741,7 +741,7 @@ class SampleRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RoundPlan(_message.Message):
-    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "fragment", "final", "by_client", "together", "members", "keys", "unclaimed", "scale", "share")
+    __slots__ = ("run", "term", "round", "attempt", "weight", "exponent", "segments", "dials", "patience_s", "fragment", "final", "by_client", "together", "members", "part", "keys", "unclaimed", "scale", "share")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -756,6 +756,7 @@ class RoundPlan(_message.Message):
     BY_CLIENT_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     UNCLAIMED_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
@@ -774,11 +775,12 @@ class RoundPlan(_message.Message):
     by_client: bool
     together: bool
     members: int
+    part: int
     keys: _containers.RepeatedCompositeFieldContainer[SignedStatement]
     unclaimed: bool
     scale: float
     share: float
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., together: _Optional[bool] = ..., members: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SignedStatement, _Mapping]]] = ..., unclaimed: _Optional[bool] = ..., scale: _Optional[float] = ..., share: _Optional[float] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., weight: _Optional[int] = ..., exponent: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RoundSegment, _Mapping]]] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., patience_s: _Optional[float] = ..., fragment: _Optional[int] = ..., final: _Optional[bool] = ..., by_client: _Optional[bool] = ..., together: _Optional[bool] = ..., members: _Optional[int] = ..., part: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SignedStatement, _Mapping]]] = ..., unclaimed: _Optional[bool] = ..., scale: _Optional[float] = ..., share: _Optional[float] = ...) -> None: ...
 
 class SignedStatement(_message.Message):
     __slots__ = ("statement", "signature", "certificate")

@@ -9,8 +9,8 @@ bytes an element in place of 4, a member sends
     to one of another, of m' members   N/R · (2/m + 1/m')
 
 An exchange takes as long as its slowest pair, or the line of who sends or receives most. So it is
-where every member has a part to add up, which a piece of the vector is at least: of a smaller
-vector few pairs would carry whole sums, where all carry halves without places.
+where every peer has a part to add up: of fewer parts few pairs would carry whole sums, where all
+carry halves without places.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.vector import PIECE
+from ...dag.rounds.vector import part_elements
 from ...planner.network.communities import Grouping, linked
 
 __all__ = ["exchange_s", "places_of"]
@@ -37,7 +37,7 @@ def places_of(network: Network, elements: int) -> dict[PeerId, int]:
     """Return by peer the number of its place; empty where places save little. `elements`: of the
     vector."""
     n = len(network.peers)
-    if not _LEAST <= n <= _MOST or elements < n * PIECE:
+    if not _LEAST <= n <= _MOST or elements < n * part_elements(elements, n):
         return {}
     rate = np.minimum(network.bandwidth, network.bandwidth.T)
     np.fill_diagonal(rate, np.inf)

@@ -178,7 +178,7 @@ class RoundPolicy:
         self, view: RoundView, members: Sequence[RoundMember], now: float
     ) -> Mapping[PeerId, int]:
         """Return by peer the place of those whose contributions may be added up there first."""
-        if not self._submitted.requirements.adds_by_place:
+        if not self._submitted.requirements.goes_whole:
             return {}
         plans = [p for m in members if (p := view.run.replicas[m.replica].plan) is not None]
         peers = dict.fromkeys(peer for plan in plans for peer in plan.peers)

@@ -92,6 +92,7 @@ def segments(
     disputes: Collection[frozenset[int]] = (),
     whole: bool = False,
     places: Mapping[PeerId, int] = MappingProxyType({}),
+    part: int = 0,
 ) -> list[VectorSegment]:
     """The segments of a round, ascending; `finer` times as many as it takes to divide them evenly,
     where a round exchanges strided parts of them. Where members do not come to one version
@@ -100,8 +101,8 @@ def segments(
     of which neither gives the other a sum or a version, as long as there is another who can.
     `whole`: the first who may adds up all. `places`: by peer, the number of its place, if it has
     one; who is at the place of who adds up gives to that one, and of each other place with several
-    one gives the sum. Raises ValueError when the replicas' vectors differ in length, or there is no
-    member that makes the version."""
+    one gives the sum. `part`: as in RoundPlan. Raises ValueError when the replicas' vectors differ
+    in length, or there is no member that makes the version."""
     apart = {n for pair in disputes if pair <= {m.number for m in members} for n in pair}
     makers = [m for m in members if not any(m is j for j in joiners)]
     adders = [m for m in makers if m.number not in apart] or makers
@@ -122,9 +123,10 @@ def segments(
     near = {p: at for p, at in places.items() if p not in apart_peers}
     most = max(Counter(near.values()).values(), default=1)  # so each of a place gives some sums
     finer *= max(1, min(most, _MOST_SEGMENTS // len(adders)))
-    found: list[VectorSegment] = []
+    least, found = min(part or UNDIVIDED, UNDIVIDED), list[VectorSegment]()
     for start, stop in pairwise(cuts):
-        slices = min(len(adders) * finer, max(1, (stop - start) // UNDIVIDED))
+        slices = min(len(adders) * finer, max(1, (stop - start) // least))
+        slices -= slices % len(adders) if slices > len(adders) else 0
         turn = [adders[(len(found) + i) % len(adders)] for i in range(slices)]
         for adder, (first, last) in zip(turn, _divided((start, stop), turn), strict=True):
             firsts = [(len(found) + i) * alike for i, _ in enumerate(joiners)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ...dag.plan.plan import PeerId
+from ...dag.rounds.vector import part_elements
 from ...dag.rounds.vector_segment import segment_of
 from ...proto.broker_pb2 import DialOrder, RoundAudit, RoundPlan, RoundSegment
 from ..membership.member import dial
@@ -65,6 +66,9 @@ class ExchangePlanner:
             for n, w in weights
             if (p := self._run.replicas[n].record.plan)
         }
+        vector = max((r.bounds[-1] for r in whole.values()), default=0)
+        by_numbers = self._run.submitted.requirements.goes_whole
+        part = part_elements(vector, len(exchange.weights)) if by_numbers else 0
         found = segments(
             [whole[n] for n in exchange.weights if n in whole],
             [whole[n] for n in (*exchange.behind, *exchange.joiners) if n in whole],
@@ -73,6 +77,7 @@ class ExchangePlanner:
             disputes=exchange.apart,
             whole=exchange.whole,
             places=exchange.places,
+            part=part,
         )
         mine = sliced(found)
         patience = self.attempt_s / 2
@@ -88,6 +93,7 @@ class ExchangePlanner:
                     attempt=versions.attempt,
                     weight=weight,
                     members=len(exchange.weights),
+                    part=part,
                     exponent=versions.exponent,
                     segments=mine.get(peer, ()),
                     patience_s=patience,

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from .vector import RunVector, Span
 
 __all__ = ["StreamKey", "VectorNoise", "gaussian", "known_key", "secret_key"]
 
+_STREAM = 1 << 12
+"""Elements of an entry that have one stream of noise, as many as the smallest part has."""
 StreamKey = Callable[[int, int, int], bytes]
 """By the run's seed, a round and an attempt, the key of the noise in a sum: 32 bytes."""
 
@@ -51,9 +54,17 @@ def gaussian(key: bytes, label: str, elements: int) -> Tensor:
     return torch.from_numpy(found[:elements])
 
 
+class _Stream(NamedTuple):
+    """at: what is wanted of its elements."""
+
+    label: str
+    elements: int
+    at: slice
+
+
 class VectorNoise:
     """Noise in the sums of a run, by parts of its vector: the same however that is divided, as each
-    piece of an entry has a stream of its own."""
+    _STREAM elements of an entry have a stream of their own."""
 
     def __init__(self, vector: RunVector, seed: int, key: StreamKey) -> None:
         self._vector, self._seed, self._key = vector, seed, key
@@ -61,11 +72,7 @@ class VectorNoise:
     def of_sum(self, part: Span, round_: int, attempt: int) -> Tensor:
         """Return what who adds up adds, by its deviation: (elements,), float64."""
         key = self._key(self._seed, round_, attempt)
-        each = [
-            gaussian(key, f"{piece.entry.value} {piece.start}", piece.elements)
-            for piece in self._vector.pieces(part)
-        ]
-        return torch.cat(each)
+        return torch.cat([gaussian(key, s.label, s.elements)[s.at] for s in self._streams(part)])
 
     def of_giver(self, giver: str, part: Span, round_: int, attempt: int, bits: int) -> Tensor:
         """Return the share of one that gives, with a deviation of 2^bits: (elements,), int64. The
@@ -73,7 +80,15 @@ class VectorNoise:
         theorem 1: what it lacks of that is below exp(-4^bits))."""
         key = self._key(self._seed, round_, attempt)
         each = [
-            discrete_gaussian(key, f"{giver} {p.entry.value} {p.start}", p.elements, bits)
-            for p in self._vector.pieces(part)
+            discrete_gaussian(key, f"{giver} {s.label}", s.elements, bits)[s.at]
+            for s in self._streams(part)
         ]
         return torch.cat(each)
+
+    def _streams(self, part: Span) -> Iterator[_Stream]:
+        for piece in self._vector.pieces(part):
+            entry = piece.entry
+            for start in range(piece.start - piece.start % _STREAM, piece.stop, _STREAM):
+                elements = min(_STREAM, entry.spec.elements - start)
+                at = slice(max(0, piece.start - start), min(piece.stop - start, elements))
+                yield _Stream(f"{entry.value} {start}", elements, at)

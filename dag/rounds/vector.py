@@ -10,7 +10,9 @@ integers the largest counts, and no sum.
 
 What is encoded, summed and hashed at once is a *piece*: PIECE elements of one entry at most,
 counted from its beginning. Pieces follow from the graph alone, so that neither a cut nor who adds
-up what changes a bit. A *part* is what one frame has: whole pieces side by side.
+up what changes a bit. A *part* is what one frame has: whole pieces side by side. Where numbers go
+as they are, it begins and ends anywhere, for sums are the same however they are cut
+(`part_elements`); then a piece may be in several parts, and what is in one is a piece there.
 """
 
 from __future__ import annotations
@@ -26,10 +28,31 @@ from ..plan.cut import Cutter
 from ..plan.outline import Outline
 from .fragments import fragment_of
 
-__all__ = ["PIECE", "Entry", "RunVector", "Span", "VectorPiece", "with_elements"]
+__all__ = [
+    "PIECE",
+    "Entry",
+    "RunVector",
+    "Span",
+    "VectorPiece",
+    "part_elements",
+    "with_elements",
+]
 
 PIECE = 1 << 20
 """Elements of a piece, and of a part, at most: 4 MB in fp32, as a frame's buffers are."""
+_LEAST, _LONG = 1 << 12, 1 << 16
+"""Elements of a part, at least, and of one of which few on their way fill a link: 16 and 256 KB."""
+_MOST_SHARES = 16
+
+
+def part_elements(elements: int, members: int) -> int:
+    """Return how many elements a part has at most where numbers go as they are, of a vector of
+    `elements` that so many members add up. Each pair has its share of the vector in four parts, as
+    many as a link has frames on their way; where these are long in up to sixteen, for results go
+    while other parts come. Of more than 16 members each has fewer: it has frames with all."""
+    share = elements // max(1, min(members, _MOST_SHARES))
+    return min(PIECE, max(_LEAST, min(share // 4, _LONG), share // 16))
+
 
 Span = tuple[int, int]
 """Elements [start, stop) of the vector."""
@@ -67,6 +90,11 @@ class VectorPiece:
     entry: Entry
     start: int
     stop: int
+
+    @property
+    def whole_start(self) -> int:
+        """Where the piece begins that the graph has here; `start`, unless it is cut."""
+        return self.start - self.start % PIECE
 
     @property
     def elements(self) -> int:
@@ -116,16 +144,23 @@ class RunVector:
     def _at(self, entry: int) -> int:
         return self.entries[entry].start if entry < len(self.entries) else self.elements
 
-    @cached_property
-    def _bounds(self) -> list[int]:
-        """Where pieces begin, and the end."""
-        found = [i for e in self.entries for i in range(e.start, e.stop, PIECE)]
-        return [*found, self.elements]
-
     def aligned(self, position: int) -> int:
         """Where the piece of an element begins; of the end, the end."""
-        bounds = self._bounds
-        return bounds[max(0, bisect_right(bounds, position) - 1)]
+        entry = self._entry_at(position)
+        return self.elements if entry is None else position - (position - entry.start) % PIECE
+
+    def _uncut(self, position: int) -> int:
+        """Where the number of an element begins: an integer has two."""
+        entry = self._entry_at(position)
+        if entry is None:
+            return self.elements
+        return position - (position - entry.start) % 2 if entry.integer else position
+
+    def _entry_at(self, position: int) -> Entry | None:
+        """The entry that an element is of; None for the end."""
+        if position >= self.elements:
+            return None
+        return self.entries[bisect_right(self.entries, position, key=attrgetter("start")) - 1]
 
     def spans(self, fragment: int) -> list[Span]:
         """The elements of a fragment, from 1; 0: of all."""
@@ -144,17 +179,18 @@ class RunVector:
         """0: of all."""
         return not fragment or fragment_of(entry.name, self.fragments) == fragment
 
-    def parts(self, start: int, stop: int) -> list[Span]:
+    def parts(self, start: int, stop: int, most: int = 0) -> list[Span]:
         """The parts of the elements from `start` to `stop`, each rounded down to a piece's
-        beginning."""
-        begin, end = self.aligned(start), self.aligned(stop)
-        bounds, found = self._bounds, list[Span]()
-        i = bisect_right(bounds, begin) - 1
+        beginning; of at most so many elements each where `most`, 2 at least, is not 0: then they
+        are nearly equal, and rounded down to where a number begins."""
+        down = self._uncut if most else self.aligned
+        begin, end, found = down(start), down(stop), list[Span]()
+        size = PIECE
+        if most and begin < end:
+            size = -(-(end - begin) // -(-(end - begin) // max(2, most)))
         while begin < end:
-            while i + 1 < len(bounds) and bounds[i + 1] <= min(begin + PIECE, end):
-                i += 1
-            found.append((begin, bounds[i]))
-            begin = bounds[i]
+            found.append((begin, down(min(begin + size, end))))
+            begin = found[-1][1]
         return found
 
     def pieces(self, span: Span) -> Iterator[VectorPiece]:
@@ -162,10 +198,11 @@ class RunVector:
         start, stop = span
         i = max(0, bisect_right(self.entries, start, key=attrgetter("start")) - 1)
         while i < len(self.entries) and (entry := self.entries[i]).start < stop:
-            for at in range(max(start, entry.start), min(stop, entry.stop), PIECE):
-                yield VectorPiece(
-                    entry, at - entry.start, min(at + PIECE, entry.stop, stop) - entry.start
-                )
+            at, end = max(start, entry.start) - entry.start, min(stop, entry.stop) - entry.start
+            while at < end:
+                piece = VectorPiece(entry, at, min(at - at % PIECE + PIECE, end))
+                yield piece
+                at = piece.stop
             i += 1
 
     def integers(self, span: Span) -> list[slice]:

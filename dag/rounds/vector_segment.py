@@ -29,7 +29,8 @@ __all__ = [
 GIVE, RESULT, VERSION, AUDIT, GATHER = 0, 1, 2, 3, 4
 """Hops of frames (`wiring.py`)."""
 UNDIVIDED = 1 << 16
-"""Elements that are added up by one peer, however many there are: 256 KB in fp32."""
+"""Elements that are added up by one peer, however many there are: 256 KB in fp32; those of a part,
+where these are fewer."""
 
 Signed = tuple[int, PeerId]
 """Hop and signer of what is sent."""

@@ -128,10 +128,11 @@ def wiring(
     *,
     by_client: bool = False,
     again: bool = False,
+    most: int = 0,
 ) -> RoundWiring:
     """What `peer` does, by the segments that name it. Of the fragment (0: all) contributions are
-    added up; versions are given whole. `by_client`: as in RoundPlan. `again`: contributions go to
-    who adds up all, who makes the sums of places as well."""
+    added up; versions are given whole. `by_client`: as in RoundPlan; `most`: what its `part` is.
+    `again`: contributions go to who adds up all, who makes the sums of places as well."""
     found, spans = RoundWiring(by_client=by_client), vector.spans(fragment)
     for segment in segments:
         by, (start, stop) = segment.aggregator, segment.span
@@ -143,7 +144,7 @@ def wiring(
         takers = [t for t in segment.takers if t not in passed] if by == peer else []
         takers = [*takers, *(t for place in near for t in place.takers if not again)]
         inside = ((max(start, a), min(stop, b)) for a, b in spans if a < stop and start < b)
-        for part in (p for span in inside for p in vector.parts(*span)):
+        for part in (p for span in inside for p in vector.parts(*span, most)):
             if any(giver.peer == peer for giver in segment.givers):
                 blocks = found.blocks(part, peer)
                 found.gives += (Share(part, to, block) for block, _ in enumerate(blocks))
@@ -157,7 +158,7 @@ def wiring(
             if peer in segment.takers:
                 found.takes.append(Share(part, via))
                 found.adders[part] = by
-        for part in vector.parts(start, stop) if segment.versions else ():
+        for part in vector.parts(start, stop, most) if segment.versions else ():
             for source, destination in segment.versions:
                 if source == peer:
                     found.sends.append(Share(part, destination))

@@ -79,8 +79,8 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         self._mean, self._whole = MeanOfBuffers(Settings()), WholeOfBuffers(Settings())
         self._overlap = settings.overlap
         """gamma and D, where contributions have how many sent each number in a second row."""
-        self._encoded: dict[tuple[str, int, int], Encoded] = {}
-        """By entry, beginning of a piece and row, the contribution to the round."""
+        self._encoded: dict[tuple[str, int, int, int], Encoded] = {}
+        """By entry, beginning and end of a piece, and row, the contribution to the round."""
         self._heap = TrimmedHeap()
         """Has holes where parts of a vector lay that were exchanged."""
 
@@ -212,7 +212,8 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
     ) -> tuple[int, ...]:
         if self.strategy.apart:
             return ()
-        return tuple(self._digest(self.vector.parts(s.start, s.stop), made) for s in plan.segments)
+        each = (self.vector.parts(s.start, s.stop, plan.part) for s in plan.segments)
+        return tuple(self._digest(parts, made) for parts in each)
 
     def _digest(self, parts: Iterable[Span], made: Mapping[str, EntryVersion[Tensor]]) -> int:
         total = 0
@@ -231,7 +232,7 @@ class TensorAlgebra(RoundAlgebra[Tensor]):
         """Write a part; contributions, which are somebody's, are encoded once in a round."""
         kept, pieces, heard = self._encoded if whose else {}, [], []
         for piece, own in values:
-            at = piece.entry.value, piece.start, row
+            at = piece.entry.value, piece.start, piece.stop, row
             if at not in kept:
                 kept[at] = coding.encode(piece, own, number, whose)
             pieces.append((piece, kept[at]))

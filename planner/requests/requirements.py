@@ -84,7 +84,7 @@ class RunRequirements:
     sync: Sync = field(default_factory=Sync)
     cohorts: Cohorts | None = None
     audit: float = 0.0
-    adds_by_place: bool = False
+    goes_whole: bool = False
     origins: tuple[str, ...] = ()
     """Of weights that peers read from the web themselves: scheme, host and port of each."""
 
@@ -232,7 +232,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         sync=job.sync,
         cohorts=cohorts,
         audit=job.sync.audit if job.rounds is not None and job.rounds.adds_alike else 0.0,
-        adds_by_place=job.rounds is not None and job.rounds.adds_by_place,
+        goes_whole=job.rounds is not None and job.rounds.goes_whole,
         origins=_origins(job.model) if job.model.where == "url" else (),
     )
 

@@ -9,6 +9,9 @@ All numbers are modulo 2⁶⁴, c and a as in `hashes.py`. Piece i of an entry v
 
 Where steps go on beside the exchange, h_r(v) <- h_r(v) + h(v) - what h_r(v) was, where it lands.
 
+Where parts cut a piece, q(v, i) comes in each of them, and is what they all come to, or the version
+is another one (`met`).
+
 A sum has no order. One that lacks a contribution, has one twice, by another weight or of another
 piece, changes q, and q changes the version. What a method keeps beside it (momentum) follows from
 the versions before, all of which are in h(v); so one rule stands for all methods. In gossip, where
@@ -23,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...dag.ir.graph import Graph
-from ...dag.rounds.vector import Entry, RunVector
+from ...dag.rounds.vector import Entry, RunVector, VectorPiece
 from ..plain.round_oracle import Round
 from .hashes import MASK, Hashes, PlainLoop, Words, mix, mixed, name_hash, odd
 
@@ -35,6 +38,7 @@ __all__ = [
     "factor",
     "given",
     "mean",
+    "met",
     "trained",
     "version",
 ]
@@ -55,6 +59,16 @@ def given(factors: Words, moved: Words) -> Words:
 def mean(total: Words, weight: int) -> Words:
     """q of many pieces; total: Σ w_r · g_r."""
     return mixed(total + np.uint64(_WEIGHT * weight & MASK))
+
+
+def met(means: Iterable[tuple[VectorPiece, int]]) -> int:
+    """Σ a(v, i) · q(v, i) of an entry, by what came of each of its pieces, in order; of one that
+    is cut, by the first of it, to which the others are equal."""
+    found, firsts = 0, dict[int, int]()
+    for p, q in means:
+        first = firsts.setdefault(p.whole_start, q)
+        found += factor(p.entry.value, p.start) * (q if p.start == p.whole_start else q - first)
+    return found & MASK
 
 
 def version(before: int, moved: int) -> int:

@@ -23,7 +23,7 @@ from ...peer.rounds.work import RoundWork
 from ...proto import broker_pb2
 from .hashes import MASK, Hash, Words
 from .plan import Hollow
-from .round_hashes import digest, factor, given, mean, version
+from .round_hashes import digest, factor, given, mean, met, version
 from .stage_hash import HeldHash
 
 __all__ = ["GhostVector", "HashAlgebra", "HashSum"]
@@ -50,7 +50,7 @@ class GhostVector:
         """Return the pieces of a part, and the factor of each."""
         if span not in self._parts:
             pieces = tuple(self.vector.pieces(span))
-            factors = np.array([factor(p.entry.value, p.start) for p in pieces], np.uint64)
+            factors = np.array([factor(p.entry.value, p.whole_start) for p in pieces], np.uint64)
             self._parts[span] = pieces, factors
         return self._parts[span]
 
@@ -136,8 +136,7 @@ class HashAlgebra(RoundAlgebra[Hash]):
     def meet(
         self, held: HeldEntry[Hash], mean: Pieces[Hash], coding: PartCoding
     ) -> EntryVersion[Hash]:
-        moved = sum(factor(p.entry.value, p.start) * cast(int, q) for p, q in mean) & MASK
-        return self.first(held, version(self._before(held), moved))
+        return self.first(held, version(self._before(held), met(cast(Pieces[int], mean))))
 
     def taken(self, held: HeldEntry[Hash], version: Pieces[Hash]) -> EntryVersion[Hash]:
         [made] = {cast(int, h) for _, h in version}

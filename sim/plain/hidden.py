@@ -18,7 +18,7 @@ from .client_methods import Named
 
 __all__ = ["hidden_mean", "noise_of", "share_of"]
 
-_PIECE = 1 << 20
+_STREAM = 1 << 12
 """Elements of a tensor that have one stream of noise."""
 _BITS = 24
 """Of the deviation of a giver's share, in steps of the grid."""
@@ -62,8 +62,8 @@ def noise_of(name: str, elements: int, seed: int, at: tuple[int, int]) -> Tensor
     """Return the noise of a parameter, (elements,), float64, of variance 1."""
     key = hashlib.sha256(f"{seed} {at[0]} {at[1]}".encode()).digest()
     found: list[float] = []
-    for start in range(0, elements, _PIECE):
-        count = min(_PIECE, elements - start)
+    for start in range(0, elements, _STREAM):
+        count = min(_STREAM, elements - start)
         pairs = (count + 1) // 2
         stream = hashlib.shake_256(key + f"param:{name} {start}".encode()).digest(16 * pairs)
         words = [int.from_bytes(stream[i : i + 8], "little") >> 11 for i in range(0, 16 * pairs, 8)]
@@ -80,9 +80,9 @@ def share_of(name: str, elements: int, seed: int, at: tuple[int, int], giver: in
     """Return what a replica adds to a parameter, in steps of the grid: (elements,), float64."""
     key = hashlib.sha256(f"{seed} {at[0]} {at[1]}".encode()).digest()
     found: list[int] = []
-    for start in range(0, elements, _PIECE):
+    for start in range(0, elements, _STREAM):
         label = f"{giver} param:{name} {start}"
-        found += _whole_normal(key, label, min(_PIECE, elements - start))
+        found += _whole_normal(key, label, min(_STREAM, elements - start))
     return torch.tensor(found, dtype=torch.float64)
 
 

@@ -76,8 +76,9 @@ class RoundExchange:
         self.plan, self.begun, self._gave = plan, False, _NOT_YET
         self.upload_bytes, self._leaving = 0, set()
         self._forget_audit()
+        segments, fragment, one = segments_of(plan), plan.fragment, plan.by_client
         self.wiring = wiring(
-            self._vector, segments_of(plan), self._peer, plan.fragment, by_client=plan.by_client
+            self._vector, segments, self._peer, fragment, by_client=one, most=plan.part
         )
 
     def _forget_audit(self) -> None:
@@ -87,8 +88,8 @@ class RoundExchange:
         """Sums of the attempt are to be added up again, in place of those before."""
         assert self.plan is not None, "nothing is exchanged"
         self.order, me = order, self._peer
-        segments, fragment = segments_of(order), self.plan.fragment
-        self.again = wiring(self._vector, segments, me, fragment, again=True)
+        segments, fragment, most = segments_of(order), self.plan.fragment, self.plan.part
+        self.again = wiring(self._vector, segments, me, fragment, again=True, most=most)
         self._unshown = {(AUDIT, *frame[1:]) for frame in self.again.comes(me)}
 
     def shows(self) -> list[e.Instruction]:

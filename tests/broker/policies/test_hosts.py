@@ -53,7 +53,7 @@ class Hosts:
         )
         assert job.rounds is not None
         cohorts = job.rounds.cohorts
-        wish = SimpleNamespace(sync=job.sync, cohorts=cohorts, seed=SEED, adds_by_place=False)
+        wish = SimpleNamespace(sync=job.sync, cohorts=cohorts, seed=SEED, goes_whole=False)
         spec = SimpleNamespace(client_sizes=[8] * HOSTS, update_elements=ELEMENTS)
         run = SimpleNamespace(requirements=wish, spec=spec, id="r")
         self.policy, self.lines = HostsPolicy(cast(SubmittedRun, run)), HostLines()

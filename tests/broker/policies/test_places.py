@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from shoal.broker.policies import places as of_places
 from shoal.broker.policies.places import exchange_s, places_of
 from shoal.broker.policies.segments import Replicated, segments
 from shoal.dag.cost.network import Network
@@ -72,8 +71,8 @@ def test_who_is_alone_or_all_at_one_place_has_none(of: list[int]) -> None:
 
 
 def test_of_a_small_vector_few_would_carry_whole_sums() -> None:
-    assert places_of(network([0, 0, 0, 1, 1, 1]), 6 * of_places.PIECE - 1) == {}
-    assert places_of(network([0, 0, 0, 1, 1, 1]), 6 * of_places.PIECE)
+    assert places_of(network([0, 0, 0, 1, 1, 1]), 6 * 4096 - 1) == {}
+    assert places_of(network([0, 0, 0, 1, 1, 1]), 6 * 4096)
 
 
 def test_where_lines_are_shared_places_save_more_than_pairs_say() -> None:

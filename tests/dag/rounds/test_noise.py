@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate, pairwise
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.dag.rounds.noise import gaussian, known_key, secret_key
+from shoal.dag.ir.graph import TensorSpec
+from shoal.dag.rounds import noise as of_noise
+from shoal.dag.rounds.noise import VectorNoise, gaussian, known_key, secret_key
 from shoal.dag.rounds.sums import EXPONENT, WeightedSum
-from shoal.sim.plain.hidden import noise_of
+from shoal.dag.rounds.vector import Entry, RunVector
+from shoal.sim.plain import hidden as of_plain
+from shoal.sim.plain.hidden import noise_of, share_of
 
 KEY = known_key(3, 4, 1)
 
@@ -33,6 +39,24 @@ def test_it_is_of_a_normal_distribution() -> None:
 def test_it_is_what_plain_numbers_come_to(elements: int) -> None:
     wanted = noise_of("w", elements, 3, (4, 1))
     torch.testing.assert_close(gaussian(KEY, "param:w 0", elements), wanted)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.sets(st.integers(0, 80)))
+def test_it_is_the_same_however_the_vector_is_cut(sizes: list[int], cuts: set[int]) -> None:
+    """Also in the middle of what has one stream."""
+    starts = [0, *accumulate(sizes)]
+    entries = [
+        Entry(f"param:p{i}", TensorSpec((n,), "float32"), starts[i], i) for i, n in enumerate(sizes)
+    ]
+    noise = VectorNoise(RunVector(entries), 3, known_key)
+    bounds = sorted({0, starts[-1], *(at for at in cuts if at < starts[-1])})
+    with patch.object(of_noise, "_STREAM", 6), patch.object(of_plain, "_STREAM", 6):
+        sums = torch.cat([noise.of_sum(part, 4, 1) for part in pairwise(bounds)])
+        shares = torch.cat([noise.of_giver("2", part, 4, 1, 24) for part in pairwise(bounds)])
+        plain = [noise_of(f"p{i}", n, 3, (4, 1)) for i, n in enumerate(sizes)]
+        plain_shares = [share_of(f"p{i}", n, 3, (4, 1), 2) for i, n in enumerate(sizes)]
+    torch.testing.assert_close(sums, torch.cat(plain))
+    assert torch.equal(shares.double(), torch.cat(plain_shares))
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 2**40)] * 3), min_size=2, max_size=4, unique=True))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.rounds import vector as of_rounds
 from shoal.dag.rounds import wiring as of_wiring
-from shoal.dag.rounds.vector import Entry, RunVector
+from shoal.dag.rounds.vector import PIECE, Entry, RunVector, part_elements
 from shoal.dag.rounds.vector_segment import GIVE, RESULT, Giver, VectorSegment
 from shoal.dag.rounds.wiring import port_of, span_of, wiring
 
@@ -20,10 +20,11 @@ sizes = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 most = st.integers(1, 16)
 
 
-def vector_of(sizes):
+def vector_of(sizes, integers=()):
     entries, start = [], 0
     for i, n in enumerate(sizes):
-        entries.append(Entry(f"param:p{i}", TensorSpec((n,), "float32"), start, i))
+        whole = i in integers
+        entries.append(Entry(f"param:p{i}", TensorSpec((n,), "float32"), start, i, whole))
         start += n
     return RunVector(entries)
 
@@ -68,6 +69,52 @@ def test_a_part_has_whole_pieces(sizes, most, data):
                 assert known[at] == (piece.entry.value, piece.start, piece.stop)
                 at += piece.elements
             assert at == stop
+
+
+@given(sizes, most, st.integers(2, 16), st.data())
+def test_numbers_that_go_as_they_are_are_in_one_part_each_of_nearly_equal_ones(
+    sizes, most, long, data
+):
+    integers = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
+    sizes = [n - n % 2 if i in integers else n for i, n in enumerate(sizes)]
+    vector = vector_of(sizes, integers)
+    cuts = data.draw(st.lists(st.integers(0, vector.elements + 3), max_size=6))
+    bounds = sorted({0, vector.elements, *cuts})
+    with patch.object(of_rounds, "PIECE", most):
+        each = [vector.parts(a, b, long) for a, b in pairwise(bounds)]
+        parts = [part for some in each for part in some]
+        ends = [0, *(stop for _, stop in parts)]
+        assert [start for start, _ in parts] == ends[:-1], "side by side"
+        assert ends[-1] == vector.elements
+        lengths = [[b - a for a, b in some] for some in each if some]
+        assert all(0 < n <= long for some in lengths for n in some)
+        if not integers:
+            of = zip(pairwise(bounds), each, strict=True)
+            assert all(
+                len(some) == -(-(min(b, ends[-1]) - a) // long) for (a, b), some in of if some
+            )
+        for e in vector.entries if integers else ():
+            within = [at - e.start for at in ends if e.integer and e.start <= at <= e.stop]
+            assert all(at % 2 == 0 for at in within), "an integer has two elements"
+        for part in parts:
+            for piece in vector.pieces(part):
+                assert piece.start // most == (piece.stop - 1) // most
+                assert piece.whole_start == piece.start // most * most
+        found = [(v, i) for v, a, b in pieces_of(vector, parts) for i in range(a, b)]
+        assert found == [(f"param:p{i}", at) for i, n in enumerate(sizes) for at in range(n)]
+
+
+@given(st.integers(0, 1 << 34), st.integers(1, 600))
+def test_a_pair_has_as_many_parts_as_a_link_has_frames_on_their_way_or_more_long_ones(
+    elements, members
+):
+    part = part_elements(elements, members)
+    share = elements / min(members, 16)
+    assert (1 << 12) <= part <= PIECE
+    if (1 << 12) < part < PIECE:
+        assert 4 <= share / part <= 17
+        assert part <= (1 << 16) or share / part >= 15
+    assert part_elements(elements, members + 1) <= part
 
 
 @given(sizes, st.data())

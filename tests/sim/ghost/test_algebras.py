@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as settings_of
+from hypothesis import strategies as st
 
 from shoal.dag.plan.action import Kind
 from shoal.dag.plan.cut import Stage, cut
@@ -64,8 +67,11 @@ def placed(segment: VectorSegment, rng: random.Random) -> VectorSegment:
     return replace(segment, places=places)
 
 
-def met(works: dict[str, Work], rng: random.Random, near: bool = False) -> set[tuple[int, ...]]:
-    """Hashes that all come to in an exchange that is divided at random. `near`: in places, too."""
+def met(
+    works: dict[str, Work], rng: random.Random, near: bool = False, part: int = 0
+) -> set[tuple[int, ...]]:
+    """Hashes that all come to in an exchange that is divided at random. `near`: in places, too;
+    `part`: as in RoundPlan."""
     run, peers = next(iter(works.values())).vector, [*works]
     cuts = {0, run.elements, *(rng.randrange(run.elements) for _ in range(rng.randrange(6)))}
     weights = {peer: 1 + i for i, peer in enumerate(peers)}
@@ -77,7 +83,8 @@ def met(works: dict[str, Work], rng: random.Random, near: bool = False) -> set[t
     ]
     divided = [placed(segment, rng) for segment in divided] if near else divided
     plan = RoundPlan(attempt=1, weight=sum(weights.values()), exponent=10, members=len(peers))
-    wired = {p: wiring(run, divided, PeerId(p)) for p in peers}
+    plan.part = part
+    wired = {p: wiring(run, divided, PeerId(p), most=part) for p in peers}
     for peer, work in works.items():
         work.begin(RoundStart(steps=1))
         assert not work.carry_out(Kind.CONTRIBUTE).code
@@ -144,3 +151,29 @@ def test_sums_of_places_make_the_same_version(
         works = {p: make(graph, stage, settings, p) for p in "abcdef"}
         found |= met(works, random.Random(seed), near=seed > 0)
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("make", [of_tensors, of_hashes])
+def test_any_cut_makes_the_same_version(
+    laboratory: Any, monkeypatch: pytest.MonkeyPatch, make: Make
+) -> None:
+    """Where numbers go as they are; also of a second attempt, which is cut in another way."""
+    for room in (vector, digest):
+        monkeypatch.setattr(room, "PIECE", 300)
+    graph = laboratory(job(4)).graph.bind(2)
+    [stage] = cut(graph, [(0, len(graph.operators))])
+
+    def version(seed: int, *parts: int) -> set[tuple[int, ...]]:
+        settings = RoundSettings(method="average", replicas=4)
+        works, rng = {p: make(graph, stage, settings, p) for p in "abcd"}, random.Random(seed)
+        return set().union(*(met(works, rng, seed % 2 > 0, part) for part in parts))
+
+    whole = version(0, 0)
+    assert len(whole) == 1
+
+    @settings_of(max_examples=6, deadline=None)
+    @given(st.integers(0, 1 << 20), st.lists(st.integers(150, 2000), min_size=1, max_size=2))
+    def cuts(seed: int, parts: list[int]) -> None:
+        assert version(seed, *parts) == whole
+
+    cuts()
