@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from ...dag.plan.plan import PeerId
 from ...dag.rounds.vector_segment import GATHER, GIVE, segment_of, segments_of
+from ...dag.schedule.filled import filled
 from ...net.identity.receipts import ATTEMPT, MOST_RECEIPTS, claim_of, contradict, read_receipt
 from ...net.identity.signing import SignatureError
 from ...net.identity.statements import CheckStatement, signer
@@ -184,16 +185,7 @@ class SignedClaims:
         case, plan = self._case, self._view.plans.get(member.id)
         if case is None or plan is None or member.id not in case.claims.keys() - case.shown:
             return []
-        question = RoundQuestion(
-            run=plan.run,
-            term=plan.term,
-            round=plan.round,
-            attempt=case.of.attempt,
-            hop=case.of.hop,
-            start=case.of.start,
-            stop=case.of.stop,
-            signer=case.of.signer,
-        )
+        question = filled(RoundQuestion, case.of, run=plan.run, term=plan.term, round=plan.round)
         return [Tell(member.stream, BrokerMessage(round_question=question))]
 
     # ------------------------------------------------------------ what is shown

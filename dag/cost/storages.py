@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,7 +194,8 @@ class Storages:
         for pairs in (self.read, self.saved):
             there[pairs.what[(start <= pairs.at) & (pairs.at < stop)]] = True
         number = np.cumsum(there) - 1
-        return Storages(
+        return replace(
+            self,
             size=self.size[there],
             born=np.maximum(self.born[there] - start, -1),
             last=np.clip(self.last[there], start - 1, stop) - start,
@@ -202,12 +203,7 @@ class Storages:
             read=self.read.part(start, stop, number),
             saved=self.saved.part(start, stop, number),
             data=self.data.part(start, stop),
-            input_bytes=self.input_bytes,
             held=self.held.part(start, stop),
-            weights=self.weights,
-            numbers=self.numbers,
-            updating=self.updating,
-            updated=self.updated,
             forward=self.forward[start:stop],
             backward=self.backward[start:stop],
         )

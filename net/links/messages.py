@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from ...dag.ir.graph import TensorSpec
+from ...dag.schedule.filled import filled, taken
 from ...dag.schedule.flow import Role
 from ...proto import common_pb2, peer_pb2
 from .frame import (
@@ -319,15 +320,10 @@ def _decode_record(kind: int, body: memoryview) -> Message:
 def _to_proto(message: Control) -> peer_pb2.LinkMessage:
     match message:
         case Hello():
-            hello = peer_pb2.LinkHello(
+            hello = filled(
+                peer_pb2.LinkHello,
+                message,
                 version=VERSION,
-                source=message.source,
-                destination=message.destination,
-                generation=message.generation,
-                attempt=message.attempt,
-                session=message.session,
-                knows=message.knows,
-                announced=message.announced,
                 partial=[peer_pb2.Partial(number=n, size_bytes=s) for n, s in message.partial],
                 credits=[peer_pb2.Credit(role=r.name, frames=n) for r, n in message.credits],
             )
@@ -385,14 +381,4 @@ def _hello(hello: peer_pb2.LinkHello) -> Hello:
     for what, names in (("frame", [n for n, _ in partial]), ("role", [r for r, _ in credit])):
         if len(set(names)) != len(names):
             raise FrameError(f"a hello lists a {what} twice: {names}")
-    return Hello(
-        source=hello.source,
-        destination=hello.destination,
-        generation=hello.generation,
-        attempt=hello.attempt,
-        session=hello.session,
-        knows=hello.knows,
-        announced=hello.announced,
-        partial=partial,
-        credits=credit,
-    )
+    return taken(Hello, hello, partial=partial, credits=credit)

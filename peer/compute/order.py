@@ -149,17 +149,7 @@ class BuildOrder:
 
     def key(self, step: int, transfer: Transfer) -> FrameKey:
         """Return the name of the frame that carries a value of a step."""
-        return FrameKey(
-            run=self.run,
-            term=self.term,
-            step=step,
-            role=transfer.role,
-            microbatch=transfer.microbatch,
-            hop=transfer.hop,
-            port=transfer.port,
-            source=transfer.source,
-            destination=transfer.destination,
-        )
+        return FrameKey(self.run, self.term, step, *transfer)
 
 
 def order_from_assign(

@@ -16,41 +16,6 @@ if TYPE_CHECKING:
     from ...proto import broker_pb2
     from .snapshots import SnapshotId
 
-__all__ = [
-    "AddAgain",
-    "Allow",
-    "BeginRound",
-    "Build",
-    "Compute",
-    "Connect",
-    "Dial",
-    "Discard",
-    "DropSnapshot",
-    "Exit",
-    "ExpectPeer",
-    "HangUp",
-    "HearMasks",
-    "Instruction",
-    "JoinExchange",
-    "KeepSnapshot",
-    "OfRounds",
-    "OfStep",
-    "OfTerm",
-    "Prefetch",
-    "PrefetchFrozen",
-    "Release",
-    "SendFrame",
-    "SendProbe",
-    "SetTimer",
-    "ShowAgain",
-    "ShowReceipts",
-    "ShowWaiting",
-    "TakeSnapshot",
-    "Tell",
-    "UploadSnapshot",
-    "UploadWeights",
-]
-
 
 @immutable
 class OfTerm:
@@ -67,21 +32,27 @@ class OfStep(OfTerm):
     step: int
 
 
+class Instruction:
+    """An order of the machine."""
+
+    __slots__ = ()
+
+
 @immutable
-class Connect:
+class Connect(Instruction):
     """Open a stream to the broker, in place of an older one: answers `Attached` and, when that
     stream ends, `Detached`; or only `Detached`, when it cannot be opened."""
 
 
 @immutable
-class Tell:
+class Tell(Instruction):
     """Send this on the stream to the broker."""
 
     message: broker_pb2.PeerMessage
 
 
 @immutable
-class SetTimer:
+class SetTimer(Instruction):
     """Fire `name` at this time of the shell's clock; replaces an earlier one of the same name."""
 
     name: str
@@ -89,7 +60,7 @@ class SetTimer:
 
 
 @immutable
-class ShowWaiting:
+class ShowWaiting(Instruction):
     """Tell the owner what the peer waits for before it leaves its run, at most for so long."""
 
     what: str
@@ -97,7 +68,7 @@ class ShowWaiting:
 
 
 @immutable
-class Exit:
+class Exit(Instruction):
     """End the process with this exit code. What was told and sent may still leave, for a moment;
     then everything is freed."""
 
@@ -106,7 +77,7 @@ class Exit:
 
 
 @immutable
-class Dial:
+class Dial(Instruction):
     """Open a link to this peer and keep it up until `HangUp`."""
 
     peer: PeerId
@@ -115,21 +86,21 @@ class Dial:
 
 
 @immutable
-class ExpectPeer:
+class ExpectPeer(Instruction):
     """This peer may dial us."""
 
     peer: PeerId
 
 
 @immutable
-class HangUp:
+class HangUp(Instruction):
     """Forget the link to this peer and its queues."""
 
     peer: PeerId
 
 
 @immutable
-class Allow:
+class Allow(Instruction):
     """Give this peer so many receive slots for frames of a role."""
 
     peer: PeerId
@@ -138,7 +109,7 @@ class Allow:
 
 
 @immutable
-class Build(OfTerm):
+class Build(OfTerm, Instruction):
     """Fetch and build the assignment: answers `Built` or `BuildFailed`."""
 
     assign: broker_pb2.Assign
@@ -149,7 +120,7 @@ class Build(OfTerm):
 
 
 @immutable
-class PrefetchFrozen:
+class PrefetchFrozen(Instruction):
     """Fetch ahead what is frozen in the stages whose snapshots this peer keeps: no answer. A newer
     one, a Build and a Discard end it."""
 
@@ -159,7 +130,7 @@ class PrefetchFrozen:
 
 
 @immutable
-class BeginRound(OfTerm):
+class BeginRound(OfTerm, Instruction):
     """What was applied last is the version from here on, and the next steps are of this round; in
     order with `Compute`: answers `RoundReady`."""
 
@@ -167,7 +138,7 @@ class BeginRound(OfTerm):
 
 
 @immutable
-class JoinExchange(OfTerm):
+class JoinExchange(OfTerm, Instruction):
     """The exchange that the next actions of a round are about, in place of an earlier attempt; in
     order with `Compute`, without an answer. wiring: what this peer does, by the plan."""
 
@@ -176,7 +147,7 @@ class JoinExchange(OfTerm):
 
 
 @immutable
-class HearMasks(OfTerm):
+class HearMasks(OfTerm, Instruction):
     """What the broker told of the masks of an exchange, which the next action of a round is about;
     in order with `Compute`, without an answer."""
 
@@ -184,7 +155,7 @@ class HearMasks(OfTerm):
 
 
 @immutable
-class ShowReceipts(OfTerm):
+class ShowReceipts(OfTerm, Instruction):
     """Receipts that the broker asks for are wanted; in order with `Compute`: answers
     `ReceiptsShown`."""
 
@@ -192,7 +163,7 @@ class ShowReceipts(OfTerm):
 
 
 @immutable
-class ShowAgain(OfTerm):
+class ShowAgain(OfTerm, Instruction):
     """Sums of the exchange are added up again here; in order with `Compute`, without an answer.
     wiring: what this peer does for that."""
 
@@ -200,7 +171,7 @@ class ShowAgain(OfTerm):
 
 
 @immutable
-class AddAgain(OfTerm):
+class AddAgain(OfTerm, Instruction):
     """What came of sums that are added up again here is wanted, as all contributions came; in order
     with `Compute`: answers `ReceiptsShown`."""
 
@@ -208,12 +179,12 @@ class AddAgain(OfTerm):
 
 
 @immutable
-class Prefetch(OfStep):
+class Prefetch(OfStep, Instruction):
     """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
 
 
 @immutable
-class Compute(OfStep):
+class Compute(OfStep, Instruction):
     """Run this action on the device: answers `Computed` or `ComputeFailed`. One at a time. An
     action of a round has its number as `step`."""
 
@@ -221,14 +192,14 @@ class Compute(OfStep):
 
 
 @immutable
-class SendFrame:
+class SendFrame(Instruction):
     """Encode this value from the device's store and send it: answers `FrameQueued`."""
 
     key: FrameKey
 
 
 @immutable
-class SendProbe:
+class SendProbe(Instruction):
     """Send so many bytes that do not compress to the key's destination: answers `FrameQueued`, or
     `FrameRefused` when there is no link."""
 
@@ -237,7 +208,7 @@ class SendProbe:
 
 
 @immutable
-class Release:
+class Release(Instruction):
     """The value was consumed (or is not wanted): free its tensor and, if remote, its slot. taken:
     the device has it in a sum, or will, once it has done what it was told before: only its slot."""
 
@@ -246,13 +217,13 @@ class Release:
 
 
 @immutable
-class UploadWeights(OfStep):
+class UploadWeights(OfStep, Instruction):
     """Copy the weights as they are before the next `Compute`, store them as a blob of the broker:
     answers `ExportedWeights` or `ExportFailed`."""
 
 
 @immutable
-class TakeSnapshot(OfTerm):
+class TakeSnapshot(OfTerm, Instruction):
     """Copy what the stages need to go on, as it is before the next `Compute`, and keep it: answers
     `SnapshotTaken` or `SnapshotFailed`."""
 
@@ -260,14 +231,14 @@ class TakeSnapshot(OfTerm):
 
 
 @immutable
-class UploadSnapshot:
+class UploadSnapshot(Instruction):
     """Bring an own one, which lies here, to the broker: answers `SnapshotSaved`."""
 
     snapshot: broker_pb2.Snapshot
 
 
 @immutable
-class KeepSnapshot:
+class KeepSnapshot(Instruction):
     """All parts of this copy have come: let it outlive the process."""
 
     snapshot: broker_pb2.Snapshot
@@ -275,42 +246,16 @@ class KeepSnapshot:
 
 
 @immutable
-class DropSnapshot:
+class DropSnapshot(Instruction):
     """Nobody needs it any more."""
 
     snapshot: SnapshotId
 
 
 @immutable
-class Discard(OfTerm):
+class Discard(OfTerm, Instruction):
     """Forget everything of this assignment, on device and host."""
 
 
 OfRounds = BeginRound | JoinExchange | HearMasks | ShowReceipts | ShowAgain | AddAgain
 """What is asked of the rounds of an assignment (`RoundWork.do`)."""
-
-Instruction = (
-    Connect
-    | Tell
-    | SetTimer
-    | ShowWaiting
-    | Exit
-    | Dial
-    | ExpectPeer
-    | HangUp
-    | Allow
-    | Build
-    | PrefetchFrozen
-    | OfRounds
-    | Prefetch
-    | Compute
-    | SendFrame
-    | SendProbe
-    | Release
-    | UploadWeights
-    | TakeSnapshot
-    | UploadSnapshot
-    | KeepSnapshot
-    | DropSnapshot
-    | Discard
-)

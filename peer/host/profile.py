@@ -16,11 +16,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...proto import broker_pb2, graph_pb2
 
@@ -46,29 +45,18 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 def measure(
     device: str,
     *,
-    name: str,
-    place: str = "",
-    owner: str = "",
     core: bool = False,
     memory_bytes: int | None = None,
-    up_bytes_per_s: float = 0.0,
-    down_bytes_per_s: float = 0.0,
-    stay_s: float = 0.0,
-    hours: str = "",
-    monthly_bytes: int = 0,
-    data: Sequence[broker_pb2.DataSet] = (),
-    web: Sequence[str] = (),
     speeds: Path | None = None,
     stretch: float = 1.0,
     network: bytes = b"",
+    **stated: Any,
 ) -> broker_pb2.Profile:
     """The profile of one device; takes about a second, and no time where the file `speeds` has
     what was measured before (peer/host/speeds_file.py). `memory_bytes`: the owner's limit in
-    place of the share, of which libraries take theirs on a card; `up_bytes_per_s`,
-    `down_bytes_per_s` and what follows them: as the owner has set them, 0 or nothing where nothing
-    is said. `stretch`: the
-    device takes so many times as long, and stands for a machine of its own. `network`: that the
-    profile is for, see `host_id`.
+    place of the share, of which libraries take theirs on a card. `stretch`: the device takes so
+    many times as long, and stands for a machine of its own. `network`: that the profile is for, see
+    `host_id`. `stated`: fields of the profile as the owner has set them, such as its name.
     Raises ValueError for a device that is not here."""
     import torch
 
@@ -97,16 +85,7 @@ def measure(
     if alone:
         found = replace(found.slower(stretch), busy=1.0)
     return broker_pb2.Profile(
-        up_bytes_per_s=up_bytes_per_s,
-        down_bytes_per_s=down_bytes_per_s,
-        stay_s=stay_s,
-        hours=hours,
-        monthly_bytes=monthly_bytes,
-        data=data,
-        web=web,
-        name=name,
-        place=place,
-        owner=owner,
+        **stated,
         device=model,
         device_memory_bytes=on_device if memory_bytes is None else memory_bytes,
         host_memory_bytes=besides,

@@ -205,7 +205,7 @@ class RoundAttempt(Generic[V]):
         """Mask a contribution. Raises LargeContributionError."""
         givers = (g for s in self.plan.segments for g in s.givers)
         weight = next(g.weight for g in givers if g.peer == self.peer)
-        mask = partial(masks.masked, part)
+        mask = partial(masks.now.masked, part)
         return self._algebra.masked(part, given.values, weight, self.plan, mask)
 
     def add(self, part: Span, giver: PeerId, given: WrittenPart[V], block: int = 0) -> None:
@@ -282,7 +282,7 @@ class RoundAttempt(Generic[V]):
             else:
                 values = self._came.get((hop, part))
             if hop == RESULT and values is not None and self._masks is not None:
-                lift = partial(self._masks.unmasked, part)
+                lift = partial(self._masks.now.unmasked, part)
                 values = self._algebra.unmasked(part, values, self.plan, lift)
             yield part, values
 

@@ -58,7 +58,6 @@ from .round_frames import RoundFrames
 __all__ = ["RoundWork"]
 
 V = TypeVar("V")
-T = TypeVar("T")
 
 
 class RoundWork(Generic[V]):

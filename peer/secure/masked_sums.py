@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from torch import Tensor
-
 from ...dag.plan.plan import PeerId
-from ...dag.rounds.vector import Span
 from ...proto.broker_pb2 import MaskShare, MemberMasks, RoundMasks, RoundPlan
 from .round_keys import SecureSumError
 from .secure_member import SecureMember
@@ -39,7 +36,7 @@ class MaskedSums:
     @property
     def key(self) -> MemberMasks:
         """What the broker gets with the contribution."""
-        return MemberMasks(key=self._now.key)
+        return MemberMasks(key=self.now.key)
 
     def deal(self, plan: RoundPlan) -> MemberMasks:
         """Join an attempt. Raises SecureSumError for one that nothing may be given to."""
@@ -49,7 +46,7 @@ class MaskedSums:
             raise SecureSumError(
                 f"{len(plan.keys)} members: expected at least {self._fewest}", self._peer
             )
-        dealt = self._now.deal(plan.attempt, plan.keys)
+        dealt = self.now.deal(plan.attempt, plan.keys)
         return MemberMasks(sealed=_shares(dealt))
 
     def hear(self, told: RoundMasks) -> None:
@@ -59,7 +56,7 @@ class MaskedSums:
     def answer(self) -> MemberMasks | None:
         """Return what the broker is told for that; None: nothing, as the masks are known. Raises
         SecureSumError."""
-        heard, member = self._heard, self._now
+        heard, member = self._heard, self.now
         assert heard is not None, "nothing was heard"
         if heard.sealed:
             member.hold(_by_member(heard.sealed))
@@ -69,17 +66,9 @@ class MaskedSums:
         member.open(_by_member(heard.masks))
         return None
 
-    def masked(self, part: Span, integers: Tensor) -> Tensor:
-        """Return what is given of a part: (elements,), int64, as `integers` are."""
-        return self._now.masked(part, integers)
-
-    def unmasked(self, part: Span, total: Tensor) -> Tensor:
-        """Return the sum of what all gave of a part, by the masked sum: (elements,), int64, as
-        `total` is."""
-        return self._now.unmasked(part, total)
-
     @property
-    def _now(self) -> SecureMember:
+    def now(self) -> SecureMember:
+        """The member of the round. Raises SecureSumError in none."""
         if self._member is None:
             raise SecureSumError("it is in no round", self._peer)
         return self._member

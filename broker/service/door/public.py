@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 
+from ....dag.schedule.filled import filled
 from ....net.printable import printable
 from ....proto import broker_pb2
 from ....proto.broker_pb2 import BrokerMessage, Confirm, Confirmed
@@ -54,12 +55,7 @@ class PublicAddress:
         )
 
     def describe(self) -> broker_pb2.PublicAddress:
-        return broker_pb2.PublicAddress(
-            address=self.address,
-            confirmed_by=self.confirmed_by,
-            problem=self.problem,
-            tried_by=self.tried_by,
-        )
+        return filled(broker_pb2.PublicAddress, self)
 
     def __repr__(self) -> str:
         return f"<PublicAddress {self.address}, {self.confirmed_by or 'nobody'} confirms it>"
