@@ -65,7 +65,7 @@ Rule = Callable[[Candidates], Sequence[int]]
 def chosen_by(rule: Rule, candidates: Candidates) -> Cohort:
     """Return what a rule chooses. Raises whatever it does, and TypeError and ValueError for what
     are no numbers of clients."""
-    chosen = np.asarray(rule(candidates))
+    chosen = np.asarray([*rule(candidates)])  # of a set, too
     if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
         raise TypeError(f"the rule returned {chosen!r:.80}: expected numbers of clients")
     if (chosen < 0).any():

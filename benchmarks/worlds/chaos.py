@@ -5,6 +5,7 @@
     python benchmarks/worlds/chaos.py --routes [--seeds 500]                    skipping, 0.7 CPU s
     python benchmarks/worlds/chaos.py --sync [--ghosts] [--seeds 1000]          rounds, 2 CPU s
     python benchmarks/worlds/chaos.py --sync --signed [--seeds 300]             receipts, 6 CPU s
+    python benchmarks/worlds/chaos.py --clients "by client" [--seeds 20]        clients, 6 CPU s
 
 Each is drawn from its seed: three to five unequal holders under a plan nobody would write, a few
 peers in the pool, links of 1 to 100 ms, and one to five faults in phases of steps: peers that die,
@@ -23,6 +24,9 @@ With --ghosts as well, the same worlds have hashes in place of tensors, and each
 the hash that a plain loop of them comes to. With --signed, there are three, which sign what
 they give as peers with certificates do, and all sums are added up again that can be: none of what
 goes wrong may look like a lie.
+
+With --clients KIND, three peers that sign train clients (`tests/sim/clients/random_clients.py`):
+the weights must be those of a plain loop over the clients that were committed.
 """
 
 from __future__ import annotations
@@ -30,11 +34,13 @@ from __future__ import annotations
 import multiprocessing
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 
 import torch
 
@@ -49,6 +55,7 @@ from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
 from shoal.sim.monitor.violation import Violation
 from shoal.tests.sim import random_rounds
+from shoal.tests.sim.clients import random_clients
 from shoal.tests.sim.conftest import Laboratory
 from shoal.tests.sim.played_rounds import Rounds
 from shoal.tests.sim.random_worlds import CELLS, draw, play
@@ -173,6 +180,21 @@ def world_of_rounds(seed: int, *, ghosts: bool, signs: bool) -> Outcome:
     return Outcome(seed, cells, True, 1, 0.0, problem)
 
 
+@cache
+def client_rounds() -> random_clients.ClientRounds:
+    def made(job: Job) -> Laboratory:
+        return Laboratory(job, _OPEN.enter_context(prepare(job)), models.build(job))
+
+    folder = Path(_OPEN.enter_context(tempfile.TemporaryDirectory()))
+    return random_clients.ClientRounds(made, folder)
+
+
+def world_of_clients(seed: int, *, kind: str) -> Outcome:
+    drawn = random_clients.draw_clients(seed, kind)
+    cells = tuple((fault.do, "") for fault in drawn.faults)
+    return Outcome(seed, cells, True, 1, 0.0, random_clients.play_clients(client_rounds(), drawn))
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=200, metavar="N", help="worlds (200)")
@@ -182,11 +204,14 @@ def main() -> None:
     parser.add_argument("--sync", action="store_true", help="rounds between replicas")
     parser.add_argument("--ghosts", action="store_true", help="with --sync: hashes for tensors")
     parser.add_argument("--signed", action="store_true", help="with --sync: peers sign, and audit")
+    parser.add_argument("--clients", choices=random_clients.SYNC, help="peers train clients")
     asked = parser.parse_args()
     if asked.ghosts and not asked.sync:
         parser.error("--ghosts is of --sync: other worlds have hashes in any case")
     if asked.signed and (asked.ghosts or not asked.sync):
         parser.error("--signed is of --sync without --ghosts: nothing else has what is signed")
+    if asked.clients and (asked.sync or asked.routes):
+        parser.error("--clients goes by itself: its rounds are of clients")
     if asked.routes and asked.sync:
         parser.error("--routes is of worlds without --sync: a route is one step's")
     began, seeds = time.perf_counter(), range(asked.first, asked.first + asked.seeds)
@@ -196,7 +221,9 @@ def main() -> None:
     virtual_s = 0.0
     with multiprocessing.get_context("spawn").Pool(min(asked.jobs, asked.seeds)) as pool:
         drawn = partial(world_of_rounds, ghosts=asked.ghosts, signs=asked.signed)
-        if not asked.sync:
+        if asked.clients:
+            drawn = partial(world_of_clients, kind=asked.clients)
+        elif not asked.sync:
             drawn = partial(world, routed=asked.routes)
         for n, found in enumerate(pool.imap(drawn, seeds, chunksize=1), 1):
             kinds.update(kind for kind, _ in found.cells)
@@ -220,6 +247,8 @@ def main() -> None:
     ]
     sync = "chaos_signed" if asked.signed else "chaos_sync"
     name = sync if asked.sync else "chaos_routes" if asked.routes else "chaos"
+    if asked.clients:
+        name = f"chaos_clients_{asked.clients.replace(' ', '_')}"
     report(name, figures, asked.json)
     raise SystemExit(1 if broken else 0)
 

@@ -3,8 +3,11 @@ server's weights move."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal
 
 from ..settings import Settings, SettingsError, at_least
@@ -303,9 +306,10 @@ def share_of(text: int | str, clients: int, key: str = "per_round") -> int:
         if text < 1:
             raise SettingsError(key, f"is {text}: expected at least 1")
         return text
-    share = text.removesuffix("%")
-    if share == text or not share.isdecimal() or not 0 < int(share) <= 100:
+    written = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)%", text, re.ASCII)
+    share = Fraction(written[1] if written else 0)
+    if not 0 < share <= 100:
         raise SettingsError(
-            key, f'is "{text}": expected a number of clients, or a share such as "10%"'
+            key, f'is "{text}": expected a number of clients, or a share such as "10%" or "0.1%"'
         )
-    return max(1, -(-clients * int(share) // 100))
+    return max(1, math.ceil(clients * share / 100))

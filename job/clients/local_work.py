@@ -9,6 +9,8 @@ from ..settings import Settings, SettingsError, at_least, at_most
 
 __all__ = ["FedImproOptions", "LocalWork", "VhlOptions"]
 
+MOST_LOCAL = 1 << 20
+"""Passes or steps of a client in a round, whose batches are found before the first one."""
 MOST_VIRTUAL = 1 << 16
 """Classes of noise, samples of a class, and of a batch, which may be of features."""
 
@@ -24,6 +26,7 @@ class LocalWork(Settings):
 
     def check(self) -> None:
         at_least(self, 0, "passes", "steps")
+        at_most(self, MOST_LOCAL, "passes", "steps")
         if bool(self.passes) == bool(self.steps):
             raise SettingsError("", "wants exactly one of passes and steps, 1 or more")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from shoal.job import Job, SettingsError, Training
-from shoal.job.clients.client_options import FedBuffOptions
+from shoal.job.clients.client_options import FedBuffOptions, share_of
 from shoal.job.clients.client_privacy import ClientPrivacy
+from shoal.job.clients.local_work import LocalWork
 from shoal.job.rounds import method_of
 
 
@@ -44,6 +46,29 @@ def test_a_buffer_is_a_number_or_a_share_of_those_that_train_at_a_time() -> None
     found = job(sync=BUFFERED)
     assert Job.from_json(found.to_json()) == found.without_places()
     assert method_of(found.sync.chosen).buffered
+
+
+@pytest.mark.parametrize("text", ["0.1%", "0.05%", "33.3%", "12.000001%", "100.0%", "7%"])
+def test_a_share_of_clients_is_exact_and_rounded_up(text: str) -> None:
+    wanted = Fraction(text.removesuffix("%")) / 100
+    for clients in (1, 12, 1000, 99_999, 10_000_000):
+        found = share_of(text, clients)
+        assert found >= wanted * clients > found - 1
+
+
+@pytest.mark.parametrize(
+    "text", ["0.0%", "100.1%", "1e1%", "1/2%", ".5%", "5.%", "-1%", "9" * 5000 + "%", "٣%"]
+)
+def test_what_is_no_share_of_clients_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="a share such as"):
+        share_of(text, 100)
+
+
+@pytest.mark.parametrize("key", ["passes", "steps"])
+def test_no_client_works_for_longer_than_its_batches_fit_into_memory(key: str) -> None:
+    assert job(sync={"local": {key: 2**20}}).sync.local == LocalWork(**{key: 2**20})
+    with pytest.raises(SettingsError, match=rf"sync.local.{key}.*expected at most {2**20}"):
+        job(sync={"local": {key: 2**40}})
 
 
 def test_rounds_are_steps_of_the_run() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.policies.disputes import Disputes
+from shoal.broker.policies.disputes import Disputes, doubted
+from shoal.dag.plan.plan import PeerId
+from shoal.proto.broker_pb2 import RoundPlan, RoundReport
 
 MEMBER = st.integers(0, 4)
 
@@ -102,3 +105,26 @@ def test_every_set_of_disputes_leaves_somebody_to_add_up() -> None:
         pairs = disputes.between(left)
         assert left
         assert any(all(n not in pair for pair in pairs) for n in left)
+
+
+@pytest.mark.parametrize(
+    ("who", "giver"),
+    [("near", "gatherer"), ("gatherer", "adder"), ("far", "adder"), ("new", "far")],
+)
+def test_of_a_version_that_differs_the_one_is_doubted_who_gave_it(who: str, giver: str) -> None:
+    """Peers do not sign here. In a place the gatherer passes the result on to the others; outside
+    of it who adds up gives it, and who joins has the version of another."""
+    plan = RoundPlan()
+    segment = plan.segments.add(start=0, stop=8, aggregator="adder")
+    segment.takers.extend(["near", "gatherer", "far", "adder"])
+    segment.places.add(gatherer="gatherer", takers=["near", "gatherer"])
+    segment.versions.add(source="far", destination="new")
+    plan.segments.add(start=8, stop=9, aggregator="other", takers=segment.takers)
+    made = {
+        1: {PeerId(who): RoundReport(parts=[7, 3])},
+        2: {PeerId("adder"): RoundReport(parts=[6, 3])},
+    }
+    plans = {PeerId(who): plan, PeerId("adder"): plan}
+    assert doubted(1, 2, made, plans) == {giver}
+    made[1][PeerId(who)].parts[0] = 6
+    assert doubted(1, 2, made, plans) == set()

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from shoal.broker.candidates import Candidates, Rule
+from shoal.broker.candidates import Candidates, Rule, chosen_by
 from shoal.broker.events import CohortAsked, Publish, Reject, RunId
 from shoal.broker.records.run import RunRecord
 from shoal.broker.round_rows import RoundRows
@@ -412,3 +413,9 @@ def test_of_hosts_those_that_are_there_and_the_run_chooses_where_none_is(
     assert 1 not in inside[3]
     assert reachable[0] == [True, True, True]
     assert reachable[-1] == [True, False, True]
+
+
+def test_a_rule_may_return_its_clients_in_whatever_has_them() -> None:
+    seen: Any = SimpleNamespace(round=3)
+    for returned in ([4, 1], {4, 1}, (n for n in (4, 1)), np.array([4, 1]), {4: "a", 1: "b"}):
+        assert sorted(chosen_by(lambda _, found=returned: found, seen).clients) == [1, 4]
