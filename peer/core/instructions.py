@@ -16,6 +16,41 @@ if TYPE_CHECKING:
     from ...proto import broker_pb2
     from .snapshots import SnapshotId
 
+__all__ = [
+    "AddAgain",
+    "Allow",
+    "BeginRound",
+    "Build",
+    "Compute",
+    "Connect",
+    "Dial",
+    "Discard",
+    "DropSnapshot",
+    "Exit",
+    "ExpectPeer",
+    "HangUp",
+    "HearMasks",
+    "Instruction",
+    "JoinExchange",
+    "KeepSnapshot",
+    "OfRounds",
+    "OfStep",
+    "OfTerm",
+    "Prefetch",
+    "PrefetchFrozen",
+    "Release",
+    "SendFrame",
+    "SendProbe",
+    "SetTimer",
+    "ShowAgain",
+    "ShowReceipts",
+    "ShowWaiting",
+    "TakeSnapshot",
+    "Tell",
+    "UploadSnapshot",
+    "UploadWeights",
+]
+
 
 @immutable
 class OfTerm:
@@ -32,27 +67,21 @@ class OfStep(OfTerm):
     step: int
 
 
-class Instruction:
-    """An order of the machine."""
-
-    __slots__ = ()
-
-
 @immutable
-class Connect(Instruction):
+class Connect:
     """Open a stream to the broker, in place of an older one: answers `Attached` and, when that
     stream ends, `Detached`; or only `Detached`, when it cannot be opened."""
 
 
 @immutable
-class Tell(Instruction):
+class Tell:
     """Send this on the stream to the broker."""
 
     message: broker_pb2.PeerMessage
 
 
 @immutable
-class SetTimer(Instruction):
+class SetTimer:
     """Fire `name` at this time of the shell's clock; replaces an earlier one of the same name."""
 
     name: str
@@ -60,7 +89,7 @@ class SetTimer(Instruction):
 
 
 @immutable
-class ShowWaiting(Instruction):
+class ShowWaiting:
     """Tell the owner what the peer waits for before it leaves its run, at most for so long."""
 
     what: str
@@ -68,7 +97,7 @@ class ShowWaiting(Instruction):
 
 
 @immutable
-class Exit(Instruction):
+class Exit:
     """End the process with this exit code. What was told and sent may still leave, for a moment;
     then everything is freed."""
 
@@ -77,7 +106,7 @@ class Exit(Instruction):
 
 
 @immutable
-class Dial(Instruction):
+class Dial:
     """Open a link to this peer and keep it up until `HangUp`."""
 
     peer: PeerId
@@ -86,21 +115,21 @@ class Dial(Instruction):
 
 
 @immutable
-class ExpectPeer(Instruction):
+class ExpectPeer:
     """This peer may dial us."""
 
     peer: PeerId
 
 
 @immutable
-class HangUp(Instruction):
+class HangUp:
     """Forget the link to this peer and its queues."""
 
     peer: PeerId
 
 
 @immutable
-class Allow(Instruction):
+class Allow:
     """Give this peer so many receive slots for frames of a role."""
 
     peer: PeerId
@@ -109,7 +138,7 @@ class Allow(Instruction):
 
 
 @immutable
-class Build(OfTerm, Instruction):
+class Build(OfTerm):
     """Fetch and build the assignment: answers `Built` or `BuildFailed`."""
 
     assign: broker_pb2.Assign
@@ -120,7 +149,7 @@ class Build(OfTerm, Instruction):
 
 
 @immutable
-class PrefetchFrozen(Instruction):
+class PrefetchFrozen:
     """Fetch ahead what is frozen in the stages whose snapshots this peer keeps: no answer. A newer
     one, a Build and a Discard end it."""
 
@@ -130,7 +159,7 @@ class PrefetchFrozen(Instruction):
 
 
 @immutable
-class BeginRound(OfTerm, Instruction):
+class BeginRound(OfTerm):
     """What was applied last is the version from here on, and the next steps are of this round; in
     order with `Compute`: answers `RoundReady`."""
 
@@ -138,7 +167,7 @@ class BeginRound(OfTerm, Instruction):
 
 
 @immutable
-class JoinExchange(OfTerm, Instruction):
+class JoinExchange(OfTerm):
     """The exchange that the next actions of a round are about, in place of an earlier attempt; in
     order with `Compute`, without an answer. wiring: what this peer does, by the plan."""
 
@@ -147,7 +176,7 @@ class JoinExchange(OfTerm, Instruction):
 
 
 @immutable
-class HearMasks(OfTerm, Instruction):
+class HearMasks(OfTerm):
     """What the broker told of the masks of an exchange, which the next action of a round is about;
     in order with `Compute`, without an answer."""
 
@@ -155,7 +184,7 @@ class HearMasks(OfTerm, Instruction):
 
 
 @immutable
-class ShowReceipts(OfTerm, Instruction):
+class ShowReceipts(OfTerm):
     """Receipts that the broker asks for are wanted; in order with `Compute`: answers
     `ReceiptsShown`."""
 
@@ -163,7 +192,7 @@ class ShowReceipts(OfTerm, Instruction):
 
 
 @immutable
-class ShowAgain(OfTerm, Instruction):
+class ShowAgain(OfTerm):
     """Sums of the exchange are added up again here; in order with `Compute`, without an answer.
     wiring: what this peer does for that."""
 
@@ -171,7 +200,7 @@ class ShowAgain(OfTerm, Instruction):
 
 
 @immutable
-class AddAgain(OfTerm, Instruction):
+class AddAgain(OfTerm):
     """What came of sums that are added up again here is wanted, as all contributions came; in order
     with `Compute`: answers `ReceiptsShown`."""
 
@@ -179,12 +208,12 @@ class AddAgain(OfTerm, Instruction):
 
 
 @immutable
-class Prefetch(OfStep, Instruction):
+class Prefetch(OfStep):
     """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
 
 
 @immutable
-class Compute(OfStep, Instruction):
+class Compute(OfStep):
     """Run this action on the device: answers `Computed` or `ComputeFailed`. One at a time. An
     action of a round has its number as `step`."""
 
@@ -192,14 +221,14 @@ class Compute(OfStep, Instruction):
 
 
 @immutable
-class SendFrame(Instruction):
+class SendFrame:
     """Encode this value from the device's store and send it: answers `FrameQueued`."""
 
     key: FrameKey
 
 
 @immutable
-class SendProbe(Instruction):
+class SendProbe:
     """Send so many bytes that do not compress to the key's destination: answers `FrameQueued`, or
     `FrameRefused` when there is no link."""
 
@@ -208,7 +237,7 @@ class SendProbe(Instruction):
 
 
 @immutable
-class Release(Instruction):
+class Release:
     """The value was consumed (or is not wanted): free its tensor and, if remote, its slot. taken:
     the device has it in a sum, or will, once it has done what it was told before: only its slot."""
 
@@ -217,13 +246,13 @@ class Release(Instruction):
 
 
 @immutable
-class UploadWeights(OfStep, Instruction):
+class UploadWeights(OfStep):
     """Copy the weights as they are before the next `Compute`, store them as a blob of the broker:
     answers `ExportedWeights` or `ExportFailed`."""
 
 
 @immutable
-class TakeSnapshot(OfTerm, Instruction):
+class TakeSnapshot(OfTerm):
     """Copy what the stages need to go on, as it is before the next `Compute`, and keep it: answers
     `SnapshotTaken` or `SnapshotFailed`."""
 
@@ -231,14 +260,14 @@ class TakeSnapshot(OfTerm, Instruction):
 
 
 @immutable
-class UploadSnapshot(Instruction):
+class UploadSnapshot:
     """Bring an own one, which lies here, to the broker: answers `SnapshotSaved`."""
 
     snapshot: broker_pb2.Snapshot
 
 
 @immutable
-class KeepSnapshot(Instruction):
+class KeepSnapshot:
     """All parts of this copy have come: let it outlive the process."""
 
     snapshot: broker_pb2.Snapshot
@@ -246,16 +275,42 @@ class KeepSnapshot(Instruction):
 
 
 @immutable
-class DropSnapshot(Instruction):
+class DropSnapshot:
     """Nobody needs it any more."""
 
     snapshot: SnapshotId
 
 
 @immutable
-class Discard(OfTerm, Instruction):
+class Discard(OfTerm):
     """Forget everything of this assignment, on device and host."""
 
 
 OfRounds = BeginRound | JoinExchange | HearMasks | ShowReceipts | ShowAgain | AddAgain
 """What is asked of the rounds of an assignment (`RoundWork.do`)."""
+
+Instruction = (
+    Connect
+    | Tell
+    | SetTimer
+    | ShowWaiting
+    | Exit
+    | Dial
+    | ExpectPeer
+    | HangUp
+    | Allow
+    | Build
+    | PrefetchFrozen
+    | OfRounds
+    | Prefetch
+    | Compute
+    | SendFrame
+    | SendProbe
+    | Release
+    | UploadWeights
+    | TakeSnapshot
+    | UploadSnapshot
+    | KeepSnapshot
+    | DropSnapshot
+    | Discard
+)

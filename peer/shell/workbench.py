@@ -49,11 +49,27 @@ from ..sync.optimizer import warm_up
 from .lane import SerialExecutor
 from .spans import Spans
 
-__all__ = ["Calls", "DeviceRuntime", "code_of", "said_of"]
+__all__ = ["Calls", "DeviceRuntime", "Work", "code_of", "said_of"]
 
 _log = logging.getLogger(__name__)
 
 _MOST_TEXT = 2000
+
+Work = (
+    e.Compute
+    | e.SendFrame
+    | e.TakeSnapshot
+    | e.KeepSnapshot
+    | e.UploadSnapshot
+    | e.DropSnapshot
+    | e.Prefetch
+    | e.Build
+    | e.PrefetchFrozen
+    | e.OfRounds
+    | e.Discard
+    | e.UploadWeights
+)
+"""The instructions that are carried out here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +177,8 @@ class DeviceRuntime:
 
     # ------------------------------------------------------------ instructions
 
-    def do(self, work: e.Instruction) -> None:
-        """Gives it to its lane. Raises TypeError for what is not carried out here."""
+    def do(self, work: Work) -> None:
+        """Gives it to its lane."""
         calls = self._calls
         match work:
             case e.Compute(run, term, step, action):
@@ -239,8 +255,6 @@ class DeviceRuntime:
                     ),
                     lambda error: calls.post(e.ExportFailed(run, term, step, said_of(error))),
                 )
-            case _:
-                raise TypeError(f"{work!r} is no work of a device")
 
     def _do_in_rounds(self, work: e.OfRounds) -> None:
         """Nothing is done, and nothing said, once another term stands on the device."""
