@@ -67,8 +67,7 @@ class Replicated:
 
 
 def adds_up(line: float, fastest: float) -> bool:
-    """Return whether a member adds up a part. Parts are of a million elements, which all others
-    wait for: they are for lines of half of the fastest one at least."""
+    """Return whether a member adds up a part, which all others wait for: parts are for lines of half of the fastest one at least."""
     return 2 * line >= fastest
 
 
