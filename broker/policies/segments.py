@@ -67,7 +67,8 @@ class Replicated:
 
 
 def adds_up(line: float, fastest: float) -> bool:
-    """Return whether a member adds up a part, which all others wait for: parts are for lines of half of the fastest one at least."""
+    """Return whether a member adds up parts, which all others wait for: its line has half of the
+    fastest one at least."""
     return 2 * line >= fastest
 
 
