@@ -67,8 +67,8 @@ class Replicated:
 
 
 def adds_up(line: float, fastest: float) -> bool:
-    """Return whether a member adds up a part. Parts are of a million elements, which all others
-    wait for: they are for lines of half of the fastest one at least."""
+    """Return whether a member adds up parts, which all others wait for: its line has half of the
+    fastest one at least."""
     return 2 * line >= fastest
 
 
