@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from shoal.client import submission
 from shoal.dag.capture.capture import Captured, capture
-from shoal.job import Job
+from shoal.job import LIVE, Job
 
 
 class Captures:
     """Captures by model, dtype and shapes: a second job with the same model, of a file with the
-    same text, gets the graph of the first one, with tensors of its own module."""
+    same text, gets the graph of the first one, with tensors of its own module. Live modules are
+    captured each."""
 
     def __init__(self) -> None:
         self._known: dict[str, Captured] = {}
@@ -41,6 +42,8 @@ class Captures:
     def _once(
         self, job: Job, module: nn.Module, inputs: Mapping[str, Tensor], **options: Any
     ) -> Captured:
+        if job.model.factory.startswith(LIVE):  # two of a class may be of other parts
+            return capture(module, inputs, **options)
         factory, loss = (_text(job.folder, n) for n in (job.model.factory, job.model.loss))
         model = replace(job.model, factory=factory, loss=loss)
         shapes = {name: (t.shape, t.dtype) for name, t in inputs.items()}

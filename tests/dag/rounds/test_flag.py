@@ -41,7 +41,11 @@ def test_what_is_lost_of_rows_counts():
     assert 0.05 < far < 1
 
 
-@given(tables(), st.data())
+rows_of_weight = tables().map(lambda rows: torch.where(rows.abs() < 2**-20, 0.0, rows))
+"""Numbers of which float32 has squares, and what is 2^30 times smaller."""
+
+
+@given(rows_of_weight, st.data())
 def test_rows_of_no_more_dimensions_than_the_subspace_come_to_the_mean_of_units(rows, data):
     n = len(rows)
     rows = rows[:, : data.draw(st.integers(1, n // 2 + 1))]
@@ -52,7 +56,7 @@ def test_rows_of_no_more_dimensions_than_the_subspace_come_to_the_mean_of_units(
     assert float(error) <= 1e-4 * float(middle)
 
 
-@given(tables(), st.data())
+@given(rows_of_weight, st.data())
 def test_lengths_of_few_change_nothing_but_which_length_is_the_middle_one(rows, data):
     """However long: by a power of two, so to the bit but for the last rounding. What comes out is
     no longer than the longest honest row."""
