@@ -129,7 +129,7 @@ class Faults:
     def missed(self) -> tuple[str, ...]:
         """A sentence for each fault that has not happened, whatever the reason."""
         for fired, pairs in self._corrupted:
-            if all(self._world.network.medium.corrupts(*pair) for pair in pairs):
+            if all(self._world.corrupts(*pair) for pair in pairs):
                 ways = ", nor ".join(" to ".join(pair) for pair in pairs)
                 fired.at_s, fired.why_not = None, f"since no message came from {ways}"
         return tuple(

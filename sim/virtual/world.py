@@ -226,6 +226,10 @@ class World(VirtualClock):
         rng = random.Random(f"{self.seed} corrupt {self._corruptions}")
         self.network.medium.corrupt(a, b, rng.random())
 
+    def corrupts(self, a: str, b: str) -> bool:
+        """Whether a corruption has met no message yet."""
+        return self.network.medium.corrupts(a, b)
+
     def restart_broker(self, away_s: float = RESTART_S) -> None:
         """The broker's process is gone from now on, without a word, also one that was about to
         begin; another one begins so much later, with its journal alone."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+import re
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,12 +16,14 @@ from shoal.dag.schedule.schedule import Action
 from shoal.job.settings import SettingsError
 from shoal.peer.core import events as p
 from shoal.proto.broker_pb2 import RoundStart
+from shoal.sim.faults import damage, faults
 from shoal.sim.faults.churn import random_churn
 from shoal.sim.faults.damage import FLAP_S
 from shoal.sim.faults.faults import Faults
 from shoal.sim.scenario import sentences as f
 from shoal.sim.scenario.mishaps import FaultTable
 from shoal.sim.scenario.sentences import sentence
+from shoal.sim.shaped.surface import Surface
 from shoal.sim.virtual.clock import Observed, VirtualClock
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.world import PeerSpec
@@ -36,10 +41,7 @@ class Stage(VirtualClock):
         self.parted: set[tuple[str, str]] = set()
         self.factors: dict[tuple[str, str], float] = {}
         self.unmet: set[tuple[str, str]] = set()
-        self.network = SimpleNamespace(
-            break_link=lambda a, b: self.note("break", a, b),
-            medium=SimpleNamespace(corrupts=lambda a, b: (a, b) in self.unmet),
-        )
+        self.network = SimpleNamespace(break_link=lambda a, b: self.note("break", a, b))
         self.peers: dict[str, Any] = {}
         for i, name in enumerate(NAMES):
             self.join(PeerSpec(name=name, place="us" if i == 2 else "eu", memory_bytes=i << 30))
@@ -81,6 +83,9 @@ class Stage(VirtualClock):
 
     def corrupt(self, a: str, b: str) -> None:
         self.note("corrupt", a, b)
+
+    def corrupts(self, a: str, b: str) -> bool:
+        return (a, b) in self.unmet
 
     def restart_broker(self) -> None:
         self.note("broker_restart")
@@ -361,3 +366,14 @@ def test_churn_without_an_end_is_let_happen_one_at_a_time():
     assert faults.churned == len(stage.done)
     assert 15 < len(kills) < 45  # 30 on average, and 5 s of 65 away
     assert len(stage._heap) == 1
+
+
+def test_real_processes_answer_what_faults_ask_of_a_world() -> None:
+    surface = Surface(cast(Any, None), cast(Any, None), {}, {}, lambda mark: None)
+    asked: set[str] = set()
+    for source in (faults, damage):
+        text = Path(source.__file__).read_text(encoding="utf-8")
+        asked |= set(re.findall(r"self\._world\.([a-z_.]+)", text))
+    assert {"corrupts", "network.break_link"} <= asked
+    for name in sorted(asked):
+        operator.attrgetter(name)(surface)
