@@ -270,7 +270,7 @@ class _Held(NamedTuple):
         """`changes`: whether training changes it."""
         bare = t.is_meta or isinstance(t, FakeTensor)  # without memory, but not without a storage
         memory = (str(t.device), t.untyped_storage()._cdata if bare else 0)
-        begin = t.storage_offset() * t.itemsize if bare else t.data_ptr()
+        begin = int(t.storage_offset()) * t.itemsize if bare else t.data_ptr()
         last = sum((n - 1) * by for n, by in zip(t.shape, t.stride(), strict=True))
         return cls(memory, begin, begin + (last + 1) * t.itemsize, name, t, changes)
 

@@ -92,7 +92,7 @@ def test_a_time_between_evaluations_of_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["n" * 201, "two\nlines", "a\udcff"])
 def test_a_name_that_no_broker_takes_is_refused_before_anything_is_captured(name: str) -> None:
-    with pytest.raises(SettingsError, match="`name` is .* at most 200 printable"):
+    with pytest.raises(SettingsError, match=r"`name` is .* at most 200 printable"):
         Job(model="a:b", name=name, steps=1)
     assert Job(model="a:b", name="n" * 200, steps=1).name
 

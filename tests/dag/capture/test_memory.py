@@ -90,7 +90,7 @@ def test_what_follows_a_trained_tensor_is_refused_and_nothing_else(case: str) ->
         lambda: shoal.deferred_init(made),  # which gives each tensor its own values
         lambda: models.capturable(models.outline(job := Job(model=made(), steps=1)), job),
     ):
-        with pytest.raises(CaptureError, match="'v'.*memory"):
+        with pytest.raises(CaptureError, match=r"'v'.*memory"):
             taken()
 
 
