@@ -89,8 +89,8 @@ def test_a_run_over_a_bad_line_loses_nothing(
     monkeypatch.chdir(tmp_path)
     command = ["sim", "bad.toml", "--real", "--verify", "--quiet", "--json", "found.json"]
     done = CliRunner().invoke(cli.app, command)
-    found = json.loads((tmp_path / "found.json").read_text())
     assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "found.json").read_text())
     assert (found["faults_fired"], found["steps"]) == (4, 12)
     assert found["max_loss_difference"] < 1e-5
 
