@@ -35,16 +35,16 @@ def read_token(token: str | None, file: Path | None) -> str:
     were given, or for a file without one, OSError for a file that cannot be read."""
     inherited = os.environ.pop("SHOAL_TOKEN", "")
     if token and file:
-        raise TokenChoiceError("--token and --token-file: expected one of them")
+        raise ChoiceError("--token and --token-file: expected one of them")
     if file is None:
         return bare_token(token or inherited)
     try:
         data = sys.stdin.buffer.readline() if str(file) == "-" else file.read_bytes()
         found = bare_token(decoded(data))
     except ValueError as error:
-        raise TokenChoiceError(f"{file} {error}") from None
+        raise ChoiceError(f"{file} {error}") from None
     if not found:
-        raise TokenChoiceError(f"{file} is empty: expected a token in it (`shoal invite`)")
+        raise ChoiceError(f"{file} is empty: expected a token in it (`shoal invite`)")
     return found
 
 
@@ -58,8 +58,8 @@ def bare_token(text: str) -> str:
 _AROUND = " \t\r\n\"'`\ufeff\u200b\u00a0\u2018\u2019\u201c\u201d\u00ab\u00bb"
 
 
-class TokenChoiceError(ValueError):
-    """Two tokens were given, or a file without one."""
+class ChoiceError(ValueError):
+    """Two were given where one is expected, or a file without a token."""
 
 
 _MARKS = {"ok": "ok   ", "note": "     ", "wrong": "WRONG"}
@@ -130,7 +130,10 @@ def kick(
 @app.command()
 @verb
 def doctor(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker is.")],
+    address: Annotated[
+        str | None, typer.Argument(metavar="HOST:PORT", help="Where the broker is, as --broker.")
+    ] = None,
+    broker: Broker = None,
     token: Token = None,
     token_file: TokenFile = None,
     json: Json = False,
@@ -138,10 +141,13 @@ def doctor(
     """Show what works between this host and a broker. Example: shoal doctor HOST:7077"""
     from dataclasses import asdict
 
-    from ..client.access import credential_folder
+    from ..client.access import credential_folder, find_address
     from ..client.doctor import examine
     from ..peer.host.config import DEFAULT_STATE
 
+    if address and broker:
+        raise ChoiceError(f"{address} and --broker {broker}: expected one of them")
+    address = find_address(address or broker)
     peers = sorted(p.parent for p in user_path(DEFAULT_STATE).glob("*/*/certificate.pem"))
     findings = []
     folders = [credential_folder(address), *peers]

@@ -282,6 +282,12 @@ def _captured(
         captured = with_virtual_classes(captured, job, reader_of(job, data))
         captured = with_feature_statistics(captured, job)
     _check_scaled(job, captured)
+    if job.model.frozen_dtype == "bf16" and all(p.trainable for p in captured.graph.parameters):
+        raise SettingsError(
+            "model.frozen_dtype",
+            'is "bf16", and nothing is frozen: expected model.lora, model.freeze, or no '
+            "frozen_dtype",
+        )
     narrow = (p for p in captured.graph.parameters if p.trainable and p.spec.dtype in NARROW)
     if job.codec.feedback == "ahead" and (one := next(narrow, None)) is not None:
         raise SettingsError(

@@ -28,7 +28,10 @@ from .tables import LIVE, Codec, Data, Model, Output, Recovery
 from .training import LENGTHS, Train, Training
 from .unsupported import idle, unsupported
 
-__all__ = ["Job"]
+__all__ = ["MOST_NAME", "Job"]
+
+MOST_NAME = 200
+"""Characters of a job's name."""
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -138,6 +141,10 @@ class Job(Settings):
     def check(self) -> None:
         if self.version != 1:
             raise SettingsError("version", f"is {self.version}: expected 1")
+        if len(self.name) > MOST_NAME or not self.name.isprintable():
+            raise SettingsError(
+                "name", f"is {self.name[:40]!a}: expected at most {MOST_NAME} printable characters"
+            )
         if self.sync.kind == "gossip" and self.plan.replicas == 1:
             raise SettingsError(
                 "plan.replicas",

@@ -449,14 +449,27 @@ def idle(job: _Tables) -> Iterator[tuple[str, str]]:
     """(key, with what) for every key that says something else than its default, and of which
     nothing would come: whoever wrote it believes that it is trained so."""
     train, usual, codec, kind = job.train, Train(steps=1), job.codec, job.sync.kind
+    data, output = job.data, job.output
     for key, optimizers in _KEEPS.items():
         said = getattr(train, key)
         if said and said != getattr(usual, key) and train.optimizer not in optimizers:
             yield f"train.{key}", f'optimizer = "{train.optimizer}"'
     if train.schedule == "constant" and train.lr_final not in (1, usual.lr_final):
         yield "train.lr_final", 'schedule = "constant"'
-    if job.data.validation and job.data.holdout not in (0, Data.holdout):
+    if train.no_decay != usual.no_decay and not train.weight_decay:
+        yield "train.no_decay", "weight_decay = 0"
+    if train.state_dtype != usual.state_dtype and not train.optimizer_slots:
+        yield "train.state_dtype", f'optimizer = "{train.optimizer}" without momentum'
+    evaluates = data.holdout or data.validation or data.where == "peer"
+    own = data.partition is not None and data.partition.held_out
+    if train.eval_every not in (0, usual.eval_every) and not evaluates and not own:
+        yield "train.eval_every", "data.holdout = 0, which leaves nothing to evaluate"
+    if data.validation and data.holdout not in (0, Data.holdout):
         yield "data.holdout", "data.validation, which stands in its place"
+    if data.kind == "arrays" and data.length != Data.length:
+        yield "data.length", 'kind = "arrays", whose samples are as long as they are'
+    if output.every == 0 and output.keep != Output.keep:
+        yield "output.keep", "output.every = 0, which makes no checkpoints"
     asked = {codec.of(role) for role in CODEC_ROLES}
     if codec.ratio != Codec.ratio and "adatopk" not in asked:
         yield "codec.ratio", 'no role that is "adatopk" (a codec has its own: "topk:ratio=50")'

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ...dag.analysis.lookups import beyond
-from ...dag.capture.capture import check_tensors
+from ...dag.capture.capture import CaptureError, check_tensors
 from ...dag.capture.modes import uncompiled, with_tensors
 from ...dag.ir.graph import Graph
 from ...dag.ir.recipe import Recipe
@@ -235,7 +235,7 @@ def _made(
     try:
         module, recording = record(factory, job.seed, with_adapter)
         return module, recording, next(iter(base), None)
-    except (AdapterError, WeightFilesError):
+    except (AdapterError, CaptureError, WeightFilesError):
         raise
     except Exception as error:  # the user's code, on tensors that it does not expect
         why = error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ...dag.capture.capture import check_memory
 from ...dag.ir.graph import FLOATING
 from ...dag.ir.recipe import MOST_ORTHOGONAL, MOST_STEPS, Initial, Recipe, RecipeStep
 from .adapters import plain_name
@@ -39,15 +40,8 @@ def recipe_of(
     found: dict[str, Initial] = {}
     values: dict[str, Tensor] = {}
     empty: list[str] = []
-    seen: dict[tuple[int, ...], str] = {}
+    check_memory(module)
     for name, parameter in module.named_parameters():
-        if parameter.is_meta and parameter.numel():
-            place = (parameter.untyped_storage()._cdata, int(parameter.storage_offset()))
-            if (other := seen.setdefault((*place, parameter.numel()), name)) != name:
-                raise ValueError(
-                    f"parameters {other!r} and {name!r} are two Parameters over the same memory: "
-                    "tie them by assigning the same Parameter object to both"
-                )
         initial = None
         if recording.has(parameter):
             initial = recording.reading.initial(plain(name), recording.view(parameter))

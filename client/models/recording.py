@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ...dag.capture.capture import REGISTERED, check_memory, check_parts
 from .contents import Op, StorageContent, StorageView, by_argument, written_by
 from .making import depends_on_draws, tensors_in, value_of
 from .recorded import Reading
@@ -277,7 +278,7 @@ def record(
 ) -> tuple[Any, Recording]:
     """What the factory returns, made without values, and how these would be made. Buffers of a
     module, and tensors that are its plain attributes, have theirs. `then`: makes another of it,
-    which is recorded too."""
+    which is recorded too. Raises CaptureError for a module that no recipe can be of."""
     recording = Recording(seed)
     load = torch.load
 
@@ -295,6 +296,8 @@ def record(
         torch.manual_seed(seed)
         made = then(factory(), recording)
     if isinstance(made, nn.Module):
+        check_parts(made)
+        check_memory(made)
         _give_values(made, recording)
     return made, recording
 
@@ -320,11 +323,7 @@ def _give_values(module: nn.Module, recording: Recording) -> None:
 def replace_tensors(part: nn.Module, new: Callable[[Tensor], Tensor]) -> None:
     """Replaces tensors among the plain attributes of a module, or in lists and the like there."""
     for name, value in vars(part).items():
-        if name in _OWN or not isinstance(value, (Tensor, list, tuple, dict)):
+        if name in REGISTERED or not isinstance(value, (Tensor, list, tuple, dict)):
             continue
         if any(t is not new(t) for t in tree_leaves(value) if isinstance(t, Tensor)):
             vars(part)[name] = tree_map_only(Tensor, new, value)
-
-
-_OWN = ("_parameters", "_buffers", "_modules")
-"""What a module keeps its tensors and parts in."""

@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from ..ir.capture_errors import CaptureError, misfit
 from ..ir.graph import Graph, GraphError, Lowered, Ref
@@ -42,7 +43,15 @@ from .repeat import DifferError, repeated
 from .trace import same_in_eval
 from .value_proof import Samples, prove_values
 
-__all__ = ["CaptureError", "Captured", "capture", "check_tensors"]
+__all__ = [
+    "REGISTERED",
+    "CaptureError",
+    "Captured",
+    "capture",
+    "check_memory",
+    "check_parts",
+    "check_tensors",
+]
 
 _log = logging.getLogger(__name__)
 _PLAIN = tuple(
@@ -114,7 +123,7 @@ def capture(
     without core form.
     """
     batch = _batch_of(inputs)
-    _refuse_kinds(module)
+    check_parts(module)
     check_tensors(module)
     with PythonState(module, loss).restored(), in_mode(module, train=True):
         names = _names(module, named)
@@ -233,7 +242,6 @@ def _batch_of(inputs: Mapping[str, Tensor]) -> int:
 
 
 def _names(module: nn.Module, named: Callable[[str], str]) -> Names:
-    _refuse_shared_memory(module)
     first: dict[int, str] = {id(p): named(n) for n, p in module.named_parameters()}
     parameters = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
     first = {id(b): named(n) for n, b in module.named_buffers()}
@@ -247,29 +255,94 @@ def _names(module: nn.Module, named: Callable[[str], str]) -> Names:
     )
 
 
-def _refuse_shared_memory(module: nn.Module) -> None:
-    """Two parameters over the same memory would silently become two weights."""
-    seen: dict[tuple[Any, ...], str] = {}
+class _Held(NamedTuple):
+    """A tensor of a module, by where it lies: bytes from `begin` to `end` of a memory."""
+
+    memory: tuple[str, int]
+    begin: int
+    end: int
+    name: str
+    tensor: Tensor
+    changes: bool
+
+    @classmethod
+    def of(cls, name: str, t: Tensor, changes: bool = False) -> _Held:
+        """`changes`: whether training changes it."""
+        bare = t.is_meta or isinstance(t, FakeTensor)  # without memory, but not without a storage
+        memory = (str(t.device), t.untyped_storage()._cdata if bare else 0)
+        begin = int(t.storage_offset()) * t.itemsize if bare else t.data_ptr()
+        last = sum((n - 1) * by for n, by in zip(t.shape, t.stride(), strict=True))
+        return cls(memory, begin, begin + (last + 1) * t.itemsize, name, t, changes)
+
+    def overlaps(self, later: _Held) -> bool:
+        """Whether an element of both is the same; `later` begins no earlier, in the same memory."""
+        size, apart = self.tensor.itemsize, later.begin - self.begin
+        if later.tensor.itemsize != size or apart % size:
+            return self.end > later.begin
+        taken = torch.zeros((max(self.end, later.end) - self.begin) // size, dtype=torch.bool)
+        taken.as_strided(self.tensor.shape, self.tensor.stride()).fill_(True)
+        there = taken.as_strided(later.tensor.shape, later.tensor.stride(), apart // size)
+        return bool(there.any())
+
+
+def check_memory(module: nn.Module) -> None:
+    """Raise CaptureError for a tensor in the memory of another one that training changes: a graph
+    has two, of which one would stay as it is. It is lost where a tensor gets another one's values:
+    look before."""
+    found: list[_Held] = []
     for name, p in module.named_parameters():
-        if p.numel() == 0:
-            continue
-        if p.is_meta or isinstance(p, FakeTensor):  # without memory, but not without a storage
-            where: tuple[Any, ...] = (p.untyped_storage()._cdata, p.storage_offset(), p.numel())
-        else:
-            where = (p.device, p.data_ptr(), p.numel())  # a transpose has another shape
-        if where in seen:
-            raise CaptureError(
-                f"parameters {seen[where]!r} and {name!r} are two Parameters over the same memory: "
-                "tie them by assigning the same Parameter object to both"
-            )
-        seen[where] = name
+        found += [_Held.of(f"parameter {name!r}", p, p.requires_grad)] if _lies(p) else []
+    for name, part in module.named_modules():
+        prefix = f"{name}." if name else ""
+        running = isinstance(part, nn.modules.batchnorm._NormBase)
+        for key, b in part.named_buffers(recurse=False):
+            found += [_Held.of(f"buffer {prefix + key!r}", b, running)] if _lies(b) else []
+        for key, value in vars(part).items():
+            if key in REGISTERED or f"{key}_orig" in part._parameters:  # a hook makes it anew
+                continue
+            held = tree_leaves(value) if isinstance(value, (Tensor, list, tuple, dict)) else []
+            own = (t for t in held if _lies(t) and not isinstance(t, nn.Parameter))
+            found += [_Held.of(f"attribute {prefix + key!r}", t) for t in own]
+    before: list[_Held] = []
+    for b in sorted(found, key=lambda held: held[:3]):
+        before = [a for a in before if a.memory == b.memory and a.end > b.begin]
+        for a in before:
+            both = isinstance(a.tensor, nn.Parameter) and isinstance(b.tensor, nn.Parameter)
+            if (both or a.changes or b.changes) and a.overlaps(b):
+                raise CaptureError(_shared(*((a, b) if both or a.changes else (b, a)), both))
+        before.append(b)
+
+
+REGISTERED = ("_parameters", "_buffers", "_modules")
+"""What a module keeps its tensors and parts in."""
+
+
+def _lies(tensor: Any) -> bool:
+    """Whether it is a tensor in some memory."""
+    strided = isinstance(tensor, Tensor) and not is_lazy(tensor) and tensor.layout == torch.strided
+    return strided and tensor.numel() > 0
+
+
+def _shared(first: _Held, other: _Held, both_parameters: bool) -> str:
+    if both_parameters:
+        a, b = (held.name.removeprefix("parameter ") for held in (first, other))
+        return (
+            f"parameters {a} and {b} are two Parameters over the same memory: tie them by "
+            "assigning the same Parameter object to both"
+        )
+    return (
+        f"{other.name} lies in the memory of {first.name}, which changes as it is trained, and "
+        f"peers would have it as it begins: take it from there in forward (.detach() for no "
+        "gradient), or keep a copy (.clone()) if it shall stay as it is"
+    )
 
 
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
-def _refuse_kinds(module: nn.Module) -> None:
-    """Modules that are no Python to follow, or that divide the work themselves."""
+def check_parts(module: nn.Module) -> None:
+    """Raise CaptureError for modules that are no Python to follow, that divide the work themselves,
+    or whose weights have no shape yet."""
     for path, part in module.named_modules():
         where = f"module {path!r}" if path else "the model"
         if isinstance(part, torch.jit.ScriptModule):
@@ -294,6 +367,7 @@ def check_tensors(module: nn.Module) -> None:
     change gradients, and classes that say what operators do. It is lost where a parameter is given
     another tensor: look before."""
     _refuse_classes(module)
+    check_memory(module)
     hooked = [
         f"parameter {n!r}"
         for n, p in module.named_parameters()

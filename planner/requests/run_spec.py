@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ...dag.ir.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
 from ...dag.schedule.convert_plan import microbatches_of
 from ...job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES
+from ...job.spec import MOST_NAME
 from ...proto.broker_pb2 import RunSpec
 from ...proto.common_pb2 import BlobRef
 
@@ -66,8 +67,8 @@ def problems(spec: RunSpec) -> Iterator[str]:
     """For its submitter."""
     if spec.version != 1:
         yield f"version of the run is {spec.version}: expected 1"
-    if len(spec.name) > 200 or not spec.name.isprintable():
-        yield "name of the run: expected at most 200 printable characters"
+    if len(spec.name) > MOST_NAME or not spec.name.isprintable():
+        yield f"name of the run: expected at most {MOST_NAME} printable characters"
     for name, value, most in (
         ("steps", spec.steps, MOST_STEPS),
         ("microbatches", spec.microbatches, MOST_MICROBATCHES),

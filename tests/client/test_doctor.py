@@ -162,11 +162,14 @@ async def test_the_exit_code_says_what_is_wrong_first(
     assert await code("nowhere.invalid:7077") == 3
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
-    assert await code(f"127.0.0.1:{port}") == 3
+    assert await code(f"127.0.0.1:{port}") == await code("--broker", f"127.0.0.1:{port}") == 3
+    assert await code("127.0.0.1:1", "--broker", "127.0.0.1:2") == 2
     async with Broker(BrokerConfig(port=0)) as broker:
         at, token = broker.address, broker.join_line().split()[-1]
         assert await code(at) == 0
-        assert await code(at, "--token", token) == 0
+        assert await code("--broker", at, "--token", token) == 0
+        monkeypatch.setenv("SHOAL_BROKER", at)
+        assert await code() == 0
         assert await code(at, "--token", str(Authority.new(utc(0.0)).token())) == 2
         folder = credential_folder(at)
         await asyncio.to_thread(enroll, at, Token.parse(token), folder, "home")

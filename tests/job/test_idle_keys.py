@@ -10,7 +10,16 @@ IDLE = [
     ("train", {"momentum": 0.5}, "train.momentum", 'optimizer = "adamw"'),
     ("train", {"no_muon": ["*"]}, "train.no_muon", 'optimizer = "adamw"'),
     ("train", {"schedule": "constant", "lr_final": 0.5}, "train.lr_final", "constant"),
+    ("train", {"no_decay": ["*.a"], "weight_decay": 0.0}, "train.no_decay", "weight_decay = 0"),
+    (
+        "train",
+        {"optimizer": "sgd", "momentum": 0.0, "state_dtype": "bf16"},
+        "train.state_dtype",
+        "without momentum",
+    ),
     ("data", {"validation": "b", "holdout": 0.3}, "data.holdout", "data.validation"),
+    ("data", {"kind": "arrays", "length": 64}, "data.length", 'kind = "arrays"'),
+    ("output", {"every": 0, "keep": 5}, "output.keep", "no checkpoints"),
     ("codec", {"ratio": 20}, "codec.ratio", "adatopk"),
     ("codec", {"error_budget": 0.1}, "codec.error_budget", '"auto"'),
     ("codec", {"feedback": "ef21"}, "codec.feedback", 'codec.grad = "none"'),
@@ -45,6 +54,10 @@ def test_a_key_of_which_nothing_would_come_is_refused(table, keys, key, beside) 
         ("train", {"optimizer": "muon", "betas": [0.9, 0.99], "eps": 1e-6, "momentum": 0.95}),
         ("train", {"optimizer": "adamw8bit", "betas": [0.9, 0.99], "eps": 1e-6}),
         ("data", {"validation": "b", "holdout": 0.0}),
+        ("data", {"length": 64}),
+        ("train", {"no_decay": ["*.a"]}),
+        ("train", {"optimizer": "sgd", "state_dtype": "bf16"}),
+        ("output", {"every": 5, "keep": 5}),
         ("train", {"momentum": 0.0, "schedule": "constant", "lr_final": 1.0}),
         ("codec", {"activation": "adatopk", "ratio": 20, "feedback": "none"}),
         ("codec", {"default": "topk:ratio=20", "feedback": "ef21"}),
@@ -62,6 +75,26 @@ def test_what_a_broker_has_taken_once_it_takes_again(table, keys) -> None:
     made = job(table, keys)
     found = Job.from_json(made.to_json())
     assert (found.train, found.codec, found.sync) == (made.train, made.codec, made.sync)
+    assert (found.output.keep, found.output.every) == (made.output.keep, made.output.every)
+
+
+def test_a_time_between_evaluations_of_nothing_is_refused() -> None:
+    def asked(every: int, **data) -> Job:
+        return Job(model="a:b", data=data, steps=9, eval_every=every)
+
+    with pytest.raises(SettingsError, match=r"`train.eval_every` is 5.*data.holdout = 0"):
+        asked(5, holdout=0.0).check_idle()
+    for taken in (asked(5), asked(0, holdout=0.0), asked(100, holdout=0.0)):
+        taken.check_idle()
+    asked(5, kind="chat", source="a", holdout=0.0, validation="b").check_idle()
+    asked(5, where="peer", source="a", holdout=0.0).check_idle()
+
+
+@pytest.mark.parametrize("name", ["n" * 201, "two\nlines", "a\udcff"])
+def test_a_name_that_no_broker_takes_is_refused_before_anything_is_captured(name: str) -> None:
+    with pytest.raises(SettingsError, match=r"`name` is .* at most 200 printable"):
+        Job(model="a:b", name=name, steps=1)
+    assert Job(model="a:b", name="n" * 200, steps=1).name
 
 
 def test_what_the_planner_decides_leaves_no_idle_key() -> None:

@@ -156,6 +156,18 @@ def test_weights_in_bf16_need_products_in_bf16() -> None:
             job(**{key: "bf16"})
 
 
+def test_frozen_weights_are_kept_narrow_only_where_some_are_frozen() -> None:
+    narrow = {"dtype": "bf16", "frozen_dtype": "bf16"}
+    with (
+        pytest.raises(SettingsError, match=r"frozen_dtype.*nothing is frozen"),
+        submission.prepare(replace(job(lora={}, **narrow), output=Output())),
+    ):
+        pass
+    with submission.prepare(job(**narrow)) as prepared:
+        kept = {p.trainable: p.spec.dtype for p in prepared.graph.parameters}
+    assert kept == {True: "float32", False: "bfloat16"}
+
+
 def test_a_base_in_8_bits_is_said_and_a_plain_loop_can_take_its_values() -> None:
     said: list[str] = []
     made = job(frozen_dtype="int8")
