@@ -70,7 +70,7 @@ def check(lab: Any, world: Any, run: str, monkeypatch: pytest.MonkeyPatch) -> li
 @pytest.mark.parametrize(
     ("method", "train", "sync"),
     [
-        ("fedprox", {}, {}),
+        pytest.param("fedprox", {}, {}, marks=pytest.mark.slow),
         *(
             pytest.param(method, train, sync, marks=pytest.mark.slow)
             for method, train, sync in (
