@@ -67,19 +67,15 @@ def check(lab: Any, world: Any, run: str, monkeypatch: pytest.MonkeyPatch) -> li
     return skips
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "train", "sync"),
     [
-        pytest.param("fedprox", {}, {}, marks=pytest.mark.slow),
-        *(
-            pytest.param(method, train, sync, marks=pytest.mark.slow)
-            for method, train, sync in (
-                ("fedavg", {}, {}),
-                ("fedadam", {"optimizer": "adamw", "lr": 0.01, "clip": 0.3, "momentum": 0.0}, {}),
-                ("fedavg", {"optimizer": "muon", "lr": 0.02, "no_muon": ("layers.2.*",)}, {}),
-                ("fedavgm", {"clip": 0.3}, {"aggregate": "median", "weight": "equal"}),
-            )
-        ),
+        ("fedprox", {}, {}),
+        ("fedavg", {}, {}),
+        ("fedadam", {"optimizer": "adamw", "lr": 0.01, "clip": 0.3, "momentum": 0.0}, {}),
+        ("fedavg", {"optimizer": "muon", "lr": 0.02, "no_muon": ("layers.2.*",)}, {}),
+        ("fedavgm", {"clip": 0.3}, {"aggregate": "median", "weight": "equal"}),
     ],
 )
 def test_clients_come_to_what_torch_s_scaler_makes_of_each(
