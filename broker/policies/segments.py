@@ -21,13 +21,14 @@ from ...dag.rounds.vector_segment import UNDIVIDED, Giver, Place, VectorSegment
 from ...net.identity.receipts import MOST_RECEIPTS
 from ...proto.broker_pb2 import RoundSegment
 
-__all__ = ["Replicated", "adds_up", "meeting", "segments", "sliced"]
+__all__ = ["Replicated", "adds_up", "meeting", "provable", "segments", "sliced"]
 
 _MOST_SEGMENTS = 256
 """So many a segment for each gatherer comes to: a member makes about three claims of each, and has
 1,024 to make (`exchange_planner.py`)."""
 _MOST_NEAR = MOST_RECEIPTS // 2 * PIECE
-"""Elements: a part, of which there is a receipt, has half of PIECE at least, or is the last."""
+"""Elements: whole pieces, of each of which there is a receipt, have half of PIECE at least, but for
+the last."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,13 @@ def segments(
             at = sum(divmod(len(found), len(adders)))
             found.append(replace(made, places=_near(made, near, at)) if near else made)
     return found
+
+
+def provable(found: Sequence[VectorSegment], part: int) -> int:
+    """Return the length of parts, as in RoundPlan: `part`, or longer where few add up long
+    segments, of whose parts members have MOST_RECEIPTS at most to show."""
+    longest = max((s.span[1] - s.span[0] for s in found), default=0)
+    return min(PIECE, max(part, -(-longest // (MOST_RECEIPTS // 2)))) if part else 0
 
 
 def _divided(span: Span, adders: Sequence[Replicated]) -> Iterator[Span]:

@@ -11,7 +11,7 @@ from ...proto.broker_pb2 import DialOrder, RoundAudit, RoundPlan, RoundSegment
 from ..membership.member import dial
 from ..membership.membership import Membership
 from ..policies.round_view import ExchangeGroup
-from ..policies.segments import Replicated, segments, sliced
+from ..policies.segments import Replicated, provable, segments, sliced
 from ..runs.run import Run
 from .claims import claims_due
 
@@ -79,7 +79,7 @@ class ExchangePlanner:
             places=exchange.places,
             part=part,
         )
-        mine = sliced(found)
+        mine, part = sliced(found), provable(found, part)
         patience = self.attempt_s / 2
         weight = sum(exchange.weights.values())
         made: dict[PeerId, RoundPlan] = {}

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.policies.segments import Replicated, segments, sliced
+from shoal.broker.policies.segments import Replicated, provable, segments, sliced
 from shoal.broker.rounds.claims import claims_due
 from shoal.broker.rounds.exchange_planner import MOST_CLAIMS
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.plan.outline import Outline, StageOutline, TiedGroup
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
-from shoal.dag.rounds.vector import Entry, RunVector
+from shoal.dag.rounds.vector import Entry, RunVector, part_elements
 from shoal.dag.rounds.vector_segment import segment_of
 from shoal.dag.rounds.wiring import wiring
+from shoal.net.identity.receipts import MOST_RECEIPTS
 from shoal.proto.broker_pb2 import RoundPlan
 
 ELEMENTS = 400_000
@@ -217,3 +218,15 @@ def test_with_places_no_member_has_more_to_claim_than_a_message_has_room_for(
     told = sliced(found)
     for peer, mine in told.items():
         assert sum(claims_due(RoundPlan(segments=mine), peer)) <= MOST_CLAIMS
+
+
+@pytest.mark.parametrize("elements", [20_000_000, 90_000_000])
+def test_members_have_receipts_of_all_parts_to_show_where_one_adds_up(elements: int) -> None:
+    members, part = [whole(i, 1.0, elements) for i in range(40)], part_elements(elements, 40)
+    assert elements > MOST_RECEIPTS * part, "the test shows too little"
+    for alone in (False, True):
+        found = segments(members, whole=alone, part=part)
+        told = provable(found, part)
+        assert all(s.span[1] - s.span[0] <= told * MOST_RECEIPTS for s in found)
+        assert alone or told == part
+    assert provable(found, 0) == 0
