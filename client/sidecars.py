@@ -1,17 +1,22 @@
-"""The files that go with an export: a model's config, and what makes ids of text and back."""
+"""The files that go with an export: a model's config, and what makes ids of text and back; and
+exports that could not be made."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection
 from pathlib import Path
 
 from torch import nn
 
-from ..job import Job
+from ..dag.ir.graph import Graph
+from ..job import Job, SettingsError
+from ..job.words import some_of
 from .chat.kept_tokenizer import tokenizer_files
-from .models.adapters import AdapterError, save_config
+from .models.adapters import AdapterError, is_adapted, save_config
 from .models.factories import find, is_hugging_face
 
-__all__ = ["sidecars_of"]
+__all__ = ["check_base", "check_format", "sidecars_of"]
 
 
 def sidecars_of(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
@@ -31,10 +36,48 @@ def sidecars_of(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
         return (*own, *adapter)
     if not is_hugging_face(module):
         return adapter
-    module.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
+    config = copy.deepcopy(module.config)
+    own = [c for c in type(module).__mro__ if c.__module__.startswith("transformers.models.")]
+    if own:  # the class that is trained, whichever wrote the folder
+        config.architectures = [own[0].__name__]  # type: ignore[assignment, union-attr]
+    config.save_pretrained(folder)  # type: ignore[operator, union-attr]
     found, home = {path.name: path for path in sorted(folder.iterdir())}, None
     if job.model.factory.startswith("hf:"):
         home = find(job.model.factory.removeprefix("hf:"), job.folder, "model.factory")
         found |= {path.name: path for path in home.glob("generation_config.json")}
     found |= {path.name: path for path in tokenizer_files(job, folder, home)}
     return tuple(found.values())
+
+
+def check_format(job: Job, module: nn.Module) -> None:
+    """Raise SettingsError for an export that could not be made: better now than after the run."""
+    if job.output.format == "peft" and not is_adapted(module):
+        raise SettingsError(
+            "output.format",
+            'is "peft", and the model has no adapter: expected `model.lora`, a factory that makes '
+            "one with peft, or another format",
+        )
+    kept = [Path(name).name for name in job.model.sidecars]
+    there = "config.json" in kept if kept else is_hugging_face(module)
+    if job.output.format == "hf" and not there:
+        raise SettingsError(
+            "output.format",
+            'is "hf", and nothing brings the config.json that goes with such an export: expected a '
+            'Hugging Face model, one among model.sidecars, or format = "safetensors"',
+        )
+
+
+def check_base(job: Job, graph: Graph, known: Collection[str]) -> None:
+    """Raise SettingsError for an adapter over a base of which part would be nowhere: it begins as
+    the factory makes it, and stays so. `known`: what files or the adapter have."""
+    if job.output.format != "peft":
+        return
+    read = {name for operator in graph.operators for name in operator.reads}
+    frozen = [p.name for p in graph.parameters if not p.trainable and f"param:{p.name}" in read]
+    if lost := [name for name in frozen if name not in known]:
+        raise SettingsError(
+            "output.format",
+            f'is "peft", and {some_of(lost, 3)} begin fresh and are not trained, so neither the '
+            "base's files nor the adapter would have them: train them, too (modules_to_save of "
+            'model.lora), or take format = "hf"',
+        )

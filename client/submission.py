@@ -58,13 +58,13 @@ from .job_data import (
 )
 from .matrices import with_base, with_matrices
 from .models import models
-from .models.adapters import is_adapted, plain_name
+from .models.adapters import plain_name
 from .models.division import why_it_depends
 from .models.factories import is_hugging_face
 from .models.fitting import fit, wanted_by
 from .models.state_dicts import with_state
 from .privacy import check_hides, check_moves, check_sums, with_noise
-from .sidecars import sidecars_of
+from .sidecars import check_base, check_format, sidecars_of
 from .stages_of_clients import with_stages
 
 __all__ = [
@@ -229,7 +229,9 @@ def _pretrained(
                 )
         return None
     options = models.fit_options(outline.module, job, outline.changed)
-    return fit(stored, wanted_by(graph), **options, say=say)
+    found = fit(stored, wanted_by(graph), **options, say=say)
+    check_base(job, graph, {*found.entries, *outline.changed})
+    return found
 
 
 def _check_codecs(job: Job) -> None:
@@ -258,7 +260,7 @@ def _captured(
     alone: Alone,
     say: Say,
 ) -> Captured:
-    _check_format(job, module)
+    check_format(job, module)
     with models.ready(module, job):
         kept = {"": "", "bf16": "bfloat16", "int8": ""}
         captured = capture(
@@ -330,24 +332,6 @@ def _check_scaled(job: Job, captured: Captured) -> None:
                 f'is "fp16", and "{p.name}" is {kept} in {p.spec.dtype}: expected weights in '
                 'float32 (frozen ones may be float16), or dtype = "bf16"',
             )
-
-
-def _check_format(job: Job, module: nn.Module) -> None:
-    """Raises SettingsError for an export that could not be made: better now than after the run."""
-    if job.output.format == "peft" and not is_adapted(module):
-        raise SettingsError(
-            "output.format",
-            'is "peft", and the model has no adapter: expected `model.lora`, a factory that makes '
-            "one with peft, or another format",
-        )
-    kept = [Path(name).name for name in job.model.sidecars]
-    there = "config.json" in kept if kept else is_hugging_face(module)
-    if job.output.format == "hf" and not there:
-        raise SettingsError(
-            "output.format",
-            'is "hf", and nothing brings the config.json that goes with such an export: expected a '
-            'Hugging Face model, one among model.sidecars, or format = "safetensors"',
-        )
 
 
 def _surveyed(job: Job, data: JobData, module: nn.Module, graph: Graph, say: Say) -> Ignored:

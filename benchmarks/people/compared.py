@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.benchmarks.people.shrink import FIRST_WORD, WORDS, shrunk
+from shoal.benchmarks.people.tasks import BATCH, Problem, problem_of
 from shoal.client.models import models
 from shoal.client.models.adapters import plain_name
+from shoal.client.models.tasks import TASKS
 from shoal.dag.capture.capture import Captured, capture
 from shoal.dag.execute.execute import StageExecutor
 from shoal.dag.plan.cut import Stage, cut
@@ -30,7 +31,6 @@ from shoal.job import Job
 
 __all__ = ["STAGES", "STEPS", "Row", "compared", "stepped"]
 
-BATCH, LENGTH = 2, 16
 STAGES, STEPS, RATE = 4, 3, 0.05
 MOST_NUMBERS = 30_000_000
 """Parameters of a family that counts as shrunk."""
@@ -67,21 +67,21 @@ def stepped(family: str) -> Row:
 
 
 def compared(family: str) -> Row:
-    """Return the row of a model type of MODEL_FOR_CAUSAL_LM_MAPPING_NAMES."""
+    """Return the row of a model type of MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, or of "TASK/FAMILY"."""
     try:
-        config, plain = _plain(family)
+        problem, plain = _plain(family)
     except Exception as error:  # whatever the library raises
         return Row(family, "not built", _words(error))
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
         try:
-            config.save_pretrained(folder)
-            module, captured = _captured(Path(folder))
+            problem.config.save_pretrained(folder)
+            module, captured = _captured(Path(folder), problem)
         except Exception as error:  # whatever the product raises: a refusal where it is one of its
             kind = "refused" if isinstance(error, ValueError) else "error"
             return Row(family, kind, _words(error))
     try:
         plain.load_state_dict(module.state_dict())
-        return _trained(family, plain, captured)
+        return _trained(family, plain, captured, problem)
     except Exception as error:
         return Row(family, "wrong", _words(error), len(captured.graph.operators))
 
@@ -90,37 +90,31 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
 
 
-def batch(step: int) -> Batch:
-    """Return the token ids of a step, which are its labels too (the model shifts them)."""
-    random = torch.Generator().manual_seed(step)
-    ids = torch.randint(FIRST_WORD, WORDS, (BATCH, LENGTH), generator=random)
-    return {"input_ids": ids, "labels": ids.clone()}
-
-
-def _plain(family: str) -> tuple[Any, nn.Module]:
-    """The small config, and a model of it that made a step. Raises what the library raises."""
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+def _plain(name: str) -> tuple[Problem, nn.Module]:
+    """The small problem, and a model of it that made a step. Raises what the library raises."""
+    import transformers
 
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
-    config = shrunk(CONFIG_MAPPING[family])
-    causal: Any = AutoModelForCausalLM
+    problem = problem_of(name)
+    auto: Any = getattr(transformers, f"AutoModelFor{TASKS[problem.task].kind}")
     with torch.device("meta"):
-        numbers = sum(p.numel() for p in causal.from_config(config).parameters())
+        numbers = sum(p.numel() for p in auto.from_config(problem.config).parameters())
     if numbers > MOST_NUMBERS:
         raise ValueError(f"{numbers:,} parameters are left of it")
-    model: nn.Module = causal.from_config(config, dtype=torch.float32).train()
-    loss = model(**batch(0)).loss
+    model: nn.Module = auto.from_config(problem.config, dtype=torch.float32).train()
+    loss = model(**problem.batch(0)).loss
     loss.backward()
     if not math.isfinite(found := float(loss.detach())):
         raise ValueError(f"its loss is {found}")
-    return config, model
+    return problem, model
 
 
-def _captured(folder: Path) -> tuple[nn.Module, Captured]:
+def _captured(folder: Path, problem: Problem) -> tuple[nn.Module, Captured]:
     """The model of a folder as a job has it, and its capture. Raises ModelError, CaptureError."""
-    job = Job(model={"factory": f"hf:{folder}"}, data={"kind": "arrays", "source": "none"}, steps=1)
+    model = {"factory": f"hf:{folder}", "args": problem.args}
+    job = Job(model=model, data={"kind": "arrays", "source": "none"}, steps=1)
     module = models.capturable(models.outline(job), job)
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -129,10 +123,12 @@ def _captured(folder: Path) -> tuple[nn.Module, Captured]:
     with models.ready(module, job):
         captured = capture(
             module,
-            batch(0),
+            problem.batch(0),
             named=plain_name(module),
             sizes=(BATCH,),
-            samples=lambda number, samples: {k: t[:samples] for k, t in batch(number).items()},
+            samples=lambda number, samples: {
+                k: t[:samples] for k, t in problem.batch(number).items()
+            },
         )
     return module, captured
 
@@ -143,7 +139,8 @@ def _captured(folder: Path) -> tuple[nn.Module, Captured]:
 class _Stages:
     """The stages of a capture in this process."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, problem: Problem) -> None:
+        self.batch = problem.batch
         self.graph = captured.graph.bind(BATCH)
         count = len(self.graph.operators)
         edges = [count * n // STAGES for n in range(STAGES + 1)]
@@ -157,7 +154,7 @@ class _Stages:
         results: dict[str, Tensor] = {}
         for stage, executor in zip(self.stages, self.executors, strict=True):
             ports = {p.value: found[p.value].contiguous() for p in stage.receives}
-            forwarded = executor.forward(number, 0, ports, batch(number))
+            forwarded = executor.forward(number, 0, ports, self.batch(number))
             found |= forwarded.ports
             results |= forwarded.results
             updates.append(forwarded.updates)
@@ -208,26 +205,28 @@ def _from(targets: tuple[int, ...], grads: Mapping[int, Tensor | None]) -> list[
     return [grads[target] for target in targets]
 
 
-def _rate(plain: nn.Module) -> float:
+def _rate(plain: nn.Module, problem: Problem) -> float:
     """A rate at which the first step is no longer than RATE: longer ones make what rounding does to
     the first step so large by the third that it hides what is compared."""
+    buffers = {n: b.clone() for n, b in plain.named_buffers()}
     plain.zero_grad()
-    plain.train()(**batch(0)).loss.backward()
+    plain.train()(**problem.batch(0)).loss.backward()
+    plain.load_state_dict(buffers, strict=False)
     norms = [float(p.grad.norm()) for p in plain.parameters() if p.grad is not None]
     return RATE / max(1.0, math.hypot(*norms))
 
 
-def _trained(family: str, plain: nn.Module, captured: Captured) -> Row:
+def _trained(family: str, plain: nn.Module, captured: Captured, problem: Problem) -> Row:
     """Steps of both, compared."""
-    stages = _Stages(captured)
+    stages = _Stages(captured, problem)
     began = {n: t.detach().clone() for n, t in _tensors(plain).items()}
-    rate = _rate(plain)
+    rate = _rate(plain, problem)
     optimizer = torch.optim.SGD(plain.parameters(), lr=rate)
     losses, apart = 0.0, 0.0
     why = ""
     for number in range(STEPS):
         optimizer.zero_grad()
-        loss = plain.train()(**batch(number)).loss
+        loss = plain.train()(**problem.batch(number)).loss
         loss.backward()
         optimizer.step()
         ours = stages.step(number, rate)

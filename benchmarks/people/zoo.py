@@ -13,6 +13,12 @@ of JSON lines, and a family that has one there is not run again, unless `--only`
     zoo_captured_share  of these, those that are captured and equal the plain loop
     zoo_wrong           those that are captured and do not
 
+--others: the tasks besides, a few families of each (`tasks.py`), as TASK/FAMILY:
+
+    zoo_others         of these, those that transformers steps
+    zoo_others_equal   those that are captured and equal the plain loop
+    zoo_others_wrong   those that are captured and do not
+
 --list: step every model type, write `zoo_families.json` anew, and end.
 --docs: write docs/models.md.
 """
@@ -29,6 +35,7 @@ from pathlib import Path
 
 from shoal.benchmarks.people.compared import Row, compared, stepped
 from shoal.benchmarks.people.models_page import page
+from shoal.benchmarks.people.tasks import OTHERS
 from shoal.benchmarks.table import Figure, arguments, report
 
 __all__ = ["FAMILIES", "figures", "listed", "run"]
@@ -85,6 +92,21 @@ def rows_of(file: Path) -> dict[str, Row]:
     return {line["family"]: Row(**line) for line in lines}
 
 
+def others() -> list[str]:
+    """Return the names of the families of other tasks."""
+    return [f"{task}/{family}" for task, names in OTHERS.items() for family in names]
+
+
+def figures_of_others(rows: Iterable[Row]) -> list[Figure]:
+    """Return the figures of other tasks."""
+    built = [row.status for row in rows if row.status != "not built"]
+    return [
+        Figure("zoo_others", len(built), "families", "higher"),
+        Figure("zoo_others_equal", built.count("equal"), "families", "higher"),
+        Figure("zoo_others_wrong", built.count("wrong"), "families", "lower"),
+    ]
+
+
 def figures(rows: Iterable[Row]) -> list[Figure]:
     """Return the figures of the families that transformers builds."""
     built = [row for row in rows if row.status != "not built"]
@@ -117,13 +139,15 @@ def _write_page(rows: dict[str, Row]) -> None:
     names = listed()
     untried = [n for n in names if n not in rows]
     version = json.loads(FAMILIES.read_text())["transformers"]
-    PAGE.write_text(page([rows[n] for n in names if n in rows], untried, version))
+    found = [rows[n] for n in names if n in rows]
+    PAGE.write_text(page(found, [rows[n] for n in others() if n in rows], untried, version))
 
 
 def main(given: Sequence[str]) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[])
     parser.add_argument("--rows", type=Path, metavar="FILE", default=Path(".cache/zoo.jsonl"))
+    parser.add_argument("--others", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--docs", action="store_true")
     options = parser.parse_args(given)
@@ -132,7 +156,7 @@ def main(given: Sequence[str]) -> None:
 
     if options.list:
         return _write_list()
-    families = options.only or listed()
+    families = options.only or (others() if options.others else listed())
     rows = rows_of(options.rows)
     for number, family in enumerate(families):
         if options.only or family not in rows:
@@ -140,7 +164,8 @@ def main(given: Sequence[str]) -> None:
             with options.rows.open("a") as file:
                 file.write(json.dumps(row.plain()) + "\n")
             print(f"{number + 1}/{len(families)} {family}: {row.status} {row.why}", flush=True)
-    report("zoo", figures([rows[n] for n in families]), options.json)
+    count = figures_of_others if options.others else figures
+    report("zoo", count([rows[n] for n in families]), options.json)
     if options.docs:
         _write_page(rows)
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ...job.settings import meant
 from ...job.words import some_of
+from .tasks import task_of_module
 
 __all__ = [
     "AdapterError",
@@ -61,8 +62,7 @@ def adapted(
     except ImportError:
         raise AdapterError('`model.lora` needs peft: pip install "shoal[hf]"') from None
     given: dict[str, Any] = {"base_model_name_or_path": base, **settings}
-    if hasattr(module, "generate"):
-        given.setdefault("task_type", "CAUSAL_LM")
+    given |= _of_task(module, given)
     if given.get("target_modules") == "auto":
         given["target_modules"], why = _chosen(module)
         if _of_transposed(module, given["target_modules"]):
@@ -77,6 +77,22 @@ def adapted(
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
     return made
+
+
+_HEADS = {"SEQ_CLS": ("classifier", "score"), "TOKEN_CLS": ("classifier", "score")}
+_HEADS["QUESTION_ANS"] = ("qa_outputs",)
+"""By task of peft, the modules that it trains whole beside an adapter."""
+
+
+def _of_task(module: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What peft takes for a model by its task: its name, and the head, which is trained whole."""
+    task = task_of_module(module)
+    kind = task.peft if task else "CAUSAL_LM" if hasattr(module, "generate") else None
+    kind = given.get("task_type", kind)
+    heads = [name for name in _HEADS.get(kind, ()) if hasattr(module, name)]
+    saved = [*(given.get("modules_to_save") or ()), *heads]
+    of_heads = {"modules_to_save": list(dict.fromkeys(saved))} if heads else {}
+    return {"task_type": kind} | of_heads if kind else {}
 
 
 def _chosen(module: nn.Module) -> tuple[list[str], str]:

@@ -20,6 +20,7 @@ from ...job import Job
 from ...net.file_names import is_file_name
 from ...net.surroundings import user_path
 from ..files.weight_files import pretrained_file
+from .tasks import Task, TaskError, task_of
 
 __all__ = [
     "ModelError",
@@ -126,33 +127,50 @@ def find(name: str, folder: Path, key: str) -> Path:
 
 
 def _hugging_face(folder: Path, job: Job) -> Callable[[], nn.Module]:
-    """What makes the causal language model of a folder with a config.json; weights that lie beside
-    it are `starting_files`."""
+    """What makes the model of a folder with a config.json, for the task that `args.task` says;
+    weights that lie beside it are `starting_files`."""
     try:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        import transformers
     except ImportError:
         raise ModelError(
             f'"{job.model.factory}" needs transformers: pip install "shoal[hf]"'
         ) from None
     if not (folder / job.model.args.get("subfolder", "") / "config.json").is_file():
         raise ModelError(f'"{job.model.factory}": there is no config.json in {folder}')
-    causal: Any = AutoModelForCausalLM  # its from_config has no annotations
     args, dtype = _config_args(job)
 
     def make() -> nn.Module:
         with _told(job):
-            config, unknown = AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **args)
+            config, unknown = transformers.AutoConfig.from_pretrained(
+                folder, return_unused_kwargs=True, **args
+            )
         if unknown:
             raise ModelError(
                 f'"{job.model.factory}": `model.args` has {", ".join(sorted(unknown))}, which '
                 "neither the config nor Shoal knows"
             )
+        auto: Any = getattr(transformers, f"AutoModelFor{_task(config, job).kind}")
         with _told(job):
-            model = causal.from_config(config, dtype=dtype or config.dtype or torch.float32)
+            model = auto.from_config(config, dtype=dtype or config.dtype or torch.float32)
         assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
         return model
 
     return make
+
+
+def _task(config: Any, job: Job) -> Task:
+    """The task of a job's folder. Raises ModelError, for what another one would ignore, too."""
+    args, name = job.model.args, job.model.factory
+    try:
+        task = task_of(config, args.get("task", "auto"))
+    except TaskError as error:
+        raise ModelError(f'"{name}": `model.args.task` {error}') from None
+    if "mlm_probability" in args and (task.name != "masked-lm" or job.data.kind == "arrays"):
+        raise ModelError(
+            f'"{name}": `model.args.mlm_probability` changes nothing where the task is {task.name} '
+            f'and data.kind "{job.data.kind}": it is for masked-lm on text or tokens'
+        )
+    return task
 
 
 def _config_args(job: Job) -> tuple[dict[str, Any], torch.dtype | None]:
@@ -168,8 +186,12 @@ def _config_args(job: Job) -> tuple[dict[str, Any], torch.dtype | None]:
                 'model.frozen_dtype = "int8"'
             )
     dtype = args.pop("torch_dtype", args.pop("dtype", "float32"))
-    args = {key: value for key, value in args.items() if key not in ("variant", "use_safetensors")}
+    args = {key: value for key, value in args.items() if key not in _OURS}
     return args, None if dtype == "auto" else _hugging_face_dtype(dtype, name)
+
+
+_OURS = ("task", "mlm_probability", "variant", "use_safetensors")
+"""Of `args`, those that are not the config's."""
 
 
 def pretrained_weights(folder: Path, job: Job) -> Path | None:

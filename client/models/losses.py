@@ -14,9 +14,17 @@ from torch.overrides import TorchFunctionMode
 
 from ...job import Job
 from ...job.tables import OF_PACKING
+from ..chat.naming import tokenizer_of
+from ..chat.templates import loaded_tokenizer
+from ..chat.texts import has_tokenizer
 from .factories import ModelError, function_of
+from .tasks import TASKS, task_of_module
 
-__all__ = ["check_causal", "loss_function", "with_loss", "with_own_loss", "with_weight"]
+__all__ = ["loss_function", "with_own_loss", "with_text_loss", "with_weight"]
+
+MASKED, AS_ANOTHER = 0.8, 0.1
+"""Shares of the tokens that are to be found again: those behind the tokenizer's mask, and those in
+whose place another one stands (BERT, arXiv 1810.04805, appendix C.2); the others stay."""
 
 
 def loss_function(job: Job) -> Callable[..., Any] | None:
@@ -26,20 +34,69 @@ def loss_function(job: Job) -> Callable[..., Any] | None:
     return function_of(job.model.loss, job.folder, "model.loss")
 
 
-def check_causal(module: nn.Module) -> None:
+def with_text_loss(module: nn.Module, job: Job) -> type[nn.Module]:
+    """The class of a Hugging Face model whose forward takes a microbatch of text and learns it as
+    the model's task has it: the next tokens, or those that are masked. Raises ModelError for a
+    model of another task, and where what it takes is not there."""
+    task, data = task_of_module(module), job.data
+    if (
+        task is not None
+        and task.name == "masked-lm"
+        and not getattr(_config(module), "is_decoder", 0)
+    ):
+        return _masked(type(module), job)
+    if task is not None and task.name != "causal-lm":
+        raise ModelError(
+            f"the model ({type(module).__name__}) is for {task.name}, which wants labels: expected "
+            'data.kind = "arrays" with the arguments of its forward, such as inputs = "input_ids" '
+            'and targets = "labels"'
+        )
+    if not data.targets:
+        raise ModelError(
+            "`data.targets` is empty, and a Hugging Face model is trained on the next "
+            'tokens: name them, such as targets = "y", or give a model.loss'
+        )
+    _check_causal(module)
+    return with_loss(type(module), data.inputs, data.targets)
+
+
+def _check_causal(module: nn.Module) -> None:
     """Raise ModelError for a model of transformers of a family in which a token sees those behind
     it: what it is to predict would be among what it gets."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
-
-    config = getattr(module, "config", None)
-    if getattr(config, "model_type", "") in (*MASKED, "bert-generation") and not getattr(
-        config, "is_decoder", False
-    ):
+    family = getattr(_config(module), "model_type", "")
+    sees = family == "bert-generation" or TASKS["masked-lm"].classes(family)
+    if sees and not getattr(_config(module), "is_decoder", False):
         raise ModelError(
             f"in the model ({type(module).__name__}) a token sees those behind it, and it would be "
             "trained to predict them: expected a causal language model (of a family that is both, "
-            "args = { is_decoder = true }), or arrays with labels"
+            'args = { is_decoder = true }), args = { task = "masked-lm" }, or arrays with labels'
         )
+
+
+def _config(module: nn.Module) -> Any:
+    return getattr(module, "config", None)
+
+
+def _masked(base: type[nn.Module], job: Job) -> type[nn.Module]:
+    """The class that learns masked tokens, by the mask of the job's tokenizer."""
+    share = job.model.args.get("mlm_probability", 0.15)
+    if not isinstance(share, float) or not 0 < share < 1:
+        raise ModelError(f"`model.args.mlm_probability` is {share!r}: expected a number in (0, 1)")
+    if job.data.is_records or (job.data.kind == "text" and not has_tokenizer(job)):
+        raise ModelError(
+            f"the model ({base.__name__}) learns masked tokens of text, and data.kind is "
+            f'"{job.data.kind}"'
+            + ", whose bytes no tokenizer masks" * (not job.data.is_records)
+            + ": expected text or tokens of a tokenizer with a mask, or arrays with labels"
+        )
+    tokenizer = loaded_tokenizer(tokenizer_of(job))
+    if tokenizer.mask_token_id is None:
+        raise ModelError(
+            f"the model ({base.__name__}) learns masked tokens, and its tokenizer has no mask: "
+            "expected one with a mask_token, or arrays with labels"
+        )
+    mask, words = tokenizer.mask_token_id, len(tokenizer)
+    return with_masked_loss(base, job.data.inputs, share=share, mask=mask, words=words)
 
 
 def with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Module]:
@@ -52,13 +109,40 @@ def with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Modul
         # and its mean would not say how many labels it is over.
         packed = _of_packing(self, batch) if OF_PACKING[0] in batch else {}
         given = {"input_ids": batch[inputs], "use_cache": False} | packed
-        logits = base.forward(self, **given).logits  # (B, T, V)
-        wanted = batch[targets].flatten()
-        count = (wanted != -100).sum()
-        total = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="sum")
-        return {"loss": total / count.clamp(min=1), "weight": count.float()}
+        return _counted(base.forward(self, **given).logits, batch[targets])
 
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+def with_masked_loss(
+    base: type[nn.Module], inputs: str, *, share: float, mask: int, words: int
+) -> type[nn.Module]:
+    """A Hugging Face class whose forward takes a microbatch of text: each token is to be found
+    again with a chance of `share`, drawn anew in each step and evaluation, and then seen as the id
+    `mask`, as any of `words` ids, or as it is. Mean cross-entropy over these, and their number as
+    weight."""
+
+    def forward(self: nn.Module, **batch: Tensor) -> dict[str, Tensor]:
+        ids = batch[inputs]  # (B, T)
+        is_asked, how = (torch.rand(ids.shape, device=ids.device) for _ in range(2))
+        other = (torch.rand(ids.shape, device=ids.device) * words).long()
+        changed = torch.where(
+            how < MASKED, mask, torch.where(how < MASKED + AS_ANOTHER, other, ids)
+        )
+        asked = is_asked < share
+        logits = base.forward(self, input_ids=torch.where(asked, changed, ids)).logits  # (B, T, V)
+        return _counted(logits, torch.where(asked, ids, -100))
+
+    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+def _counted(logits: Tensor, wanted: Tensor) -> dict[str, Tensor]:
+    """Mean cross-entropy of logits (B, T, V) over the targets (B, T) that are not -100, and their
+    number as weight."""
+    wanted = wanted.flatten()
+    count = (wanted != -100).sum()
+    total = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="sum")
+    return {"loss": total / count.clamp(min=1), "weight": count.float()}
 
 
 def _of_packing(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ from .initialise import (
     recording_of,
     replace_parameters,
 )
-from .losses import check_causal, loss_function, with_loss, with_own_loss, with_weight
+from .losses import loss_function, with_own_loss, with_text_loss, with_weight
 from .pretrained import changed as changed_by
 from .pretrained import fit_options, fitted, loaded, starting_files
 from .recorded import recipe_of
@@ -323,13 +323,7 @@ def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
         if loss is not None:
             module.__class__ = with_own_loss(kind, loss)
         elif is_hugging_face(module) and data.kind != "arrays":
-            if not data.targets:
-                raise ModelError(
-                    "`data.targets` is empty, and a Hugging Face model is trained on the next "
-                    'tokens: name them, such as targets = "y", or give a model.loss'
-                )
-            check_causal(module)
-            module.__class__ = with_loss(kind, data.inputs, data.targets)
+            module.__class__ = with_text_loss(module, job)
         elif is_hugging_face(module):
             module.__class__ = with_weight(kind)
         with uncompiled():

@@ -24,6 +24,7 @@ from ..files.records import own_job, read_run
 from ..models import models
 from ..models.adapters import NAMES, plain_name
 from ..models.state_dicts import load_named
+from ..models.tasks import task_of, task_of_module
 from . import checkpoints
 from .run import ENDED, Run
 
@@ -144,18 +145,23 @@ def _run_folder(folder: Path) -> Path:
 
 
 def _of_hugging_face(folder: Path) -> Speaker:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     bars: Any = logging  # without annotations
     bars.disable_progress_bar()
     try:
+        task = task_of(AutoConfig.from_pretrained(folder, local_files_only=True))
+        if task.name != "causal-lm":
+            raise ValueError(f"its config is of a model for {task.name}")
         words: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SampleError(f"{folder} is no language model with a tokenizer: {error}") from error
+        raise SampleError(
+            f"{folder} is no causal language model with a tokenizer: {error}"
+        ) from error
     return Speaker(model, words, str(folder), isinstance(words.chat_template, str))
 
 
@@ -223,10 +229,12 @@ def _job_of(home: Path) -> Job:
 def _built(job: Job, load: Callable[[nn.Module], None], weights: object) -> Speaker:
     words, chat = _words_of(job)
     module = models.build(job)
-    if not hasattr(module, "generate"):
+    task = task_of_module(module)
+    if not hasattr(module, "generate") or (task and task.name != "causal-lm"):
+        why = f"is for {task.name}" if task else "has no generate"
         raise SampleError(
-            f"the model of {job.model.factory} has no generate: expected a causal language model "
-            "of transformers"
+            f"the model of {job.model.factory} {why}: expected a causal language model of "
+            "transformers"
         )
     load(module)
     return Speaker(module, words, str(weights), chat)
