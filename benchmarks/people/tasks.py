@@ -20,7 +20,8 @@ _FAMILIES = {
         modernbert mpnet roberta xlm xlm-roberta""",
     "sequence-classification": """albert bert deberta-v2 distilbert electra gemma gpt2 llama mistral
         modernbert mpnet qwen2 qwen3 roberta xlm-roberta xlnet""",
-    "token-classification": "albert bert deberta-v2 distilbert electra llama modernbert qwen2 roberta",
+    "token-classification": """albert bert deberta-v2 distilbert electra llama modernbert qwen2
+        roberta""",
     "question-answering": "albert bert distilbert electra qwen2 roberta",
     "multiple-choice": "albert bert distilbert roberta",
     "seq2seq-lm": """bart blenderbot longt5 m2m_100 marian mbart mt5 pegasus switch_transformers

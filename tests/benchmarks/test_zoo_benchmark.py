@@ -12,7 +12,8 @@ from torch import nn
 from shoal.benchmarks.people import compared
 from shoal.benchmarks.people.compared import Row
 from shoal.benchmarks.people.models_page import page
-from shoal.benchmarks.people.zoo import FAMILIES, figures, listed, run
+from shoal.benchmarks.people.tasks import OTHERS, Problem
+from shoal.benchmarks.people.zoo import FAMILIES, figures, listed, others, run
 
 SAMPLE = ("llama", "gpt2", "mamba", "bloom", "mixtral", "bart")
 """Rotary and learned positions, a scan, a backward of its own, experts, a decoder of two halves."""
@@ -67,11 +68,20 @@ class Output(dict):  # type: ignore[type-arg]
 def test_other_weights_are_seen(by: float) -> None:
     torch.manual_seed(0)
     model = Loss()
-    captured = compared.capture(model, compared.batch(0))
+    problem = Problem("causal-lm", None)
+    captured = compared.capture(model, problem.batch(0))
     tensors = {n: t.clone() for n, t in captured.tensors.items()}
     tensors["head.bias"][5] += by
-    row = compared._trained("loss", model, replace(captured, tensors=tensors))
+    row = compared._trained("loss", model, replace(captured, tensors=tensors), problem)
     assert row.status == ("wrong" if by else "equal"), row
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_family_of_each_other_task_is_captured_and_equal_to_the_plain_loop() -> None:
+    names = [f"{task}/{families[-1]}" for task, families in OTHERS.items()]
+    assert set(names) <= set(others())
+    assert {name: run(name).why for name in names} == dict.fromkeys(names, "")
 
 
 @pytest.mark.slow
