@@ -17,7 +17,7 @@ a vocabulary of 128), captured from its folder as a job captures it, cut in {sta
 trained for {steps} steps of SGD by the code that peers run. It is *equal* where losses and weights
 are those of a plain loop over the same model, to 1e-4. What is refused is refused before training,
 with the line and the reason. A family that transformers itself does not build or step so is not
-here. What a capture takes at all: `docs/job.md`.
+here. What a capture takes at all: `docs/module.md`.
 
 {count} families: {equal} captured and equal, {refused} not captured, {wrong} with other numbers.
 {untried}

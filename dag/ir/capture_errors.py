@@ -78,16 +78,16 @@ def _without_writing(library: str, file: str, code: str) -> str:
         return (
             'set experts_implementation to "grouped_mm" (in [model] args or in from_pretrained; '
             'of a live model: model.set_experts_implementation("grouped_mm")); if that is set, '
-            f"{name} is not supported: docs/job.md names those that are"
+            f"{name} is not supported: docs/models.md names those that are"
         )
     if re.search("attention|attn|mask", code + file):
         return (
             'set attn_implementation to "sdpa" or "eager" (in [model] args or in from_pretrained); '
-            f"if that is set, {name} is not supported: docs/job.md names those that are"
+            f"if that is set, {name} is not supported: docs/models.md names those that are"
         )
     return (
-        f"{name} is not supported: docs/job.md names those that are; a setting of its config may "
-        "avoid this line, and a copy of its modeling file as your own factory may be changed"
+        f"{name} is not supported: docs/models.md names those that are; a setting of its config "
+        "may avoid this line, and a copy of its modeling file as your own factory may be changed"
     )
 
 
