@@ -26,8 +26,20 @@ here. What a capture takes at all: `docs/module.md`.
 """
 
 
-def page(rows: Sequence[Row], untried: Sequence[str], version: str) -> str:
-    """Return the text of the page. untried: families of the list that have no row yet."""
+_OTHERS = """
+## Other tasks
+
+Some families of each other task (`args.task`, `docs/pretrained.md`), compared in the same way
+(`python benchmarks/people/zoo.py --others --docs`).
+
+| task | captured and equal | not captured | with other numbers |
+|---|---|---|---|
+"""
+
+
+def page(rows: Sequence[Row], others: Sequence[Row], untried: Sequence[str], version: str) -> str:
+    """Return the text of the page. others: rows of other tasks, which are called TASK/FAMILY.
+    untried: families of the list that have no row yet."""
     shown = sorted((r for r in rows if r.status != "not built"), key=lambda r: r.family)
     count = {kind: sum(r.status == kind for r in shown) for kind in ("equal", "wrong")}
     head = _HEAD.format(
@@ -39,7 +51,23 @@ def page(rows: Sequence[Row], untried: Sequence[str], version: str) -> str:
         untried=f"Not tried yet: {', '.join(untried)}.\n" if untried else "",
         **count,
     )
-    return head + "".join(_line(row) for row in shown)
+    return head + "".join(_line(row) for row in shown) + _of_others(others)
+
+
+def _of_others(rows: Sequence[Row]) -> str:
+    """The table of other tasks: which families came to what."""
+    by: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        task, _, family = row.family.partition("/")
+        kind = row.status if row.status in ("equal", "wrong", "not built") else "refused"
+        by.setdefault(task, {}).setdefault(kind, []).append(family)
+    lines = [
+        f"| {task} | "
+        + " | ".join(", ".join(of.get(k, ())) for k in ("equal", "refused", "wrong"))
+        + " |"
+        for task, of in by.items()
+    ]
+    return _OTHERS + "\n".join(lines) + "\n" if lines else ""
 
 
 def _line(row: Row) -> str:

@@ -139,8 +139,8 @@ def _write_page(rows: dict[str, Row]) -> None:
     names = listed()
     untried = [n for n in names if n not in rows]
     version = json.loads(FAMILIES.read_text())["transformers"]
-    found = [rows[n] for n in names if n in rows]
-    PAGE.write_text(page(found, [rows[n] for n in others() if n in rows], untried, version))
+    found, further = ([rows[n] for n in of if n in rows] for of in (names, others()))
+    PAGE.write_text(page(found, further, untried, version))
 
 
 def main(given: Sequence[str]) -> None:

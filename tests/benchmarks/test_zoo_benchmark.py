@@ -27,7 +27,10 @@ def test_shares_are_of_what_the_library_itself_builds() -> None:
 
 def test_the_page_has_a_line_for_each_family_and_no_folder_of_this_machine() -> None:
     why = "CaptureError: /home/me/lib/modeling_b.py:3: x | y is not possible: this model family …"
-    text = page([Row("b", "refused", why), Row("a", "equal"), Row("c", "not built")], ["d"], "5")
+    rows = [Row("b", "refused", why), Row("a", "equal"), Row("c", "not built")]
+    others = [Row("t/e", "equal"), Row("t/f", "error"), Row("t/g", "equal"), Row("t/h", "wrong")]
+    assert page(rows, others, [], "5").splitlines()[-1] == "| t | e, g | f | h |"
+    text = page(rows, [], ["d"], "5")
     assert text.splitlines()[-2:] == [
         "| a | yes | yes |  |",
         r"| b | no |  | modeling\_b.py:3: x \| y is not possible |",

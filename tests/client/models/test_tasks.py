@@ -174,9 +174,7 @@ def test_text_is_masked_by_the_tokenizer_of_the_folder(folder: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    "kind", ["BertForSequenceClassification", "BartForConditionalGeneration"]
-)
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BartForConditionalGeneration"])
 def test_text_is_no_data_for_a_class_that_wants_labels(kind: str) -> None:
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 64}
     own = BERT if kind.startswith("Bert") else transformers.BartConfig(**sizes)
