@@ -75,16 +75,18 @@ def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData
         say(f"asking the peers that have the data {data.source!r}")
         return ask(data)
     say("reading the data")
-    if data.source.startswith(FETCHED):
-        say(f"fetching {data.source}")
-        source = fetched(data.source, folder / "fetched")
-        job = replace(job, data=replace(data, source=source))
+    for key in ("source", "validation"):
+        if (named := getattr(data, key)).startswith(FETCHED):
+            say(f"fetching {named}")
+            data = replace(data, **{key: fetched(named, folder / f"fetched-{key}")})
+    job = replace(job, data=data)
     if data.is_records:
         return JobData(**read_records(job, folder, say))
-    source = job.data.source
-    if source and "://" not in source:  # relative to the job's file, as the factory is
-        source = str(job.folder.resolve() / user_path(source))
-    if data.kind == "text" and (text := read_text(job, folder, source)) is not None:
+    source, validation = (
+        str(job.folder.resolve() / user_path(name)) if name and "://" not in name else name
+        for name in (job.data.source, data.validation)  # relative to the job's file, as a factory
+    )
+    if data.kind == "text" and (text := read_text(job, folder, source, validation)) is not None:
         return JobData(**text)
     manifest, shards = resolve(
         folder,
@@ -95,6 +97,7 @@ def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData
         inputs=data.inputs,
         targets=data.targets,
         key=data.partition.key if data.partition is not None else "",
+        validation=validation,
     )
     return JobData(manifest=manifest, shards=shards)
 

@@ -144,7 +144,7 @@ class Data(Settings):
     bad_records: Literal["refuse", "skip"] = "refuse"
     """What becomes of a record that cannot be used."""
     validation: str = ""
-    """Of records: path or glob of those that are never trained on, in place of `holdout`."""
+    """Source of what is never trained on, in place of `holdout`."""
     length: int = 128
     """Positions in one sample of text or tokens."""
     inputs: str = "x"
@@ -184,13 +184,19 @@ class Data(Settings):
             return
         for key, default in (
             *(("template", "auto"), ("pack", True), ("loss_on", "assistant")),
-            *(("bad_records", "refuse"), ("validation", "")),
+            ("bad_records", "refuse"),
         ):
             if (value := getattr(self, key)) != default:
                 raise SettingsError(
                     key,
                     f'is {value!r} with kind = "{self.kind}": expected "chat" or "instructions"',
                 )
+        if self.validation and self.where == "peer":
+            raise SettingsError(
+                "validation",
+                f'is "{self.validation}" with where = "peer": expected holdout, a share of the '
+                "data that stays with its host",
+            )
         if self.tokenizer != "auto" and self.kind != "text":
             raise SettingsError(
                 "tokenizer", f'is "{self.tokenizer}", and {self.kind} are numbers already: leave it'

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..job import Job
 from ..net.surroundings import user_path
-from ..peer.data.sources import matching
+from ..peer.data.array_files import matching
 
 __all__ = ["mark_of"]
 

@@ -74,8 +74,8 @@ ORDER = {
         coding local < side_by_side < methods < algebra
         < early_frames held_entries place_sums tensors < attempt < round_frames < work""",
     "peer/data": """
-        manifest paced < columns_of_files file_types sample_keys sampler < reader shard_writer
-        < sources < partition survey""",
+        manifest paced < columns_of_files file_types sample_keys sampler < array_files reader
+        shard_writer < sources < partition survey""",
     "planner": """
         base routes < network < cost < baselines codecs search < skipping swarm < schedulers
         < replicas requests < answers < service""",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...job import Job
+from ...peer.data.array_files import matching
 from ...peer.data.columns_of_files import parquet_rows
 from ...peer.data.manifest import DataError
 from ...peer.data.shard_writer import ShardWriter
-from ...peer.data.sources import matching, text_of, windows_of
+from ...peer.data.sources import check_apart, text_of, windows_of
 from .naming import config_of, path_of, tokenizer_of
 from .templates import loaded_tokenizer
 
@@ -38,33 +40,46 @@ def has_tokenizer(job: Job) -> bool:
     return any(next(folder.glob(p), None) is not None for p in OF_TOKENIZERS)
 
 
-def read_text(job: Job, folder: Path, source: str) -> dict[str, Any] | None:
+def read_text(job: Job, folder: Path, source: str, validation: str) -> dict[str, Any] | None:
     """Return `manifest` and `shards` (path by hash) of text in `source`, in one row, without the
     tokens that a tokenizer puts at the beginning or end; None where text goes as the bytes of
-    files. Raises SettingsError, DataError."""
-    is_table, tokenized = source.endswith(".parquet"), has_tokenizer(job)
-    if job.dataset is None and not is_table and not tokenized:
+    files. validation: the source of text that is held out; empty: a share is. Raises SettingsError,
+    DataError."""
+    tokenized = has_tokenizer(job)
+    of_files = not any(name.endswith(".parquet") for name in (source, validation))
+    if job.dataset is None and of_files and not tokenized:
         return None
-    if job.dataset is not None or is_table:
-        texts = _column(job) if job.dataset is not None else _of_tables(source)
-        content = "\n".join(texts).encode()
-    else:
-        content = text_of(source)
-    ids: npt.NDArray[Any] = _ids(job, content) if tokenized else np.frombuffer(content, np.uint8)
+    check_apart(source, validation)
+    live = _joined(_column(job)) if job.dataset is not None else None
+    make = partial(_ids, job) if tokenized else _bytes
+    ids = make(live if live is not None else _content(source), job.data.source)
+    held = make(_content(validation), job.data.validation) if validation else None
     data = job.data
     manifest, shards = windows_of(
-        ShardWriter(folder), ids, job.data.source, data.holdout, data.length, data.inputs,
-        data.targets, "tokens" if tokenized else "text",
+        ShardWriter(folder), ids, data.source, data.holdout, data.length, data.inputs,
+        data.targets, "tokens" if tokenized else "text", held,
     )  # fmt: skip
     return {"manifest": manifest, "shards": shards}
 
 
-def _ids(job: Job, content: bytes) -> npt.NDArray[Any]:
+def _content(source: str) -> bytes:
+    return _joined(_of_tables(source)) if source.endswith(".parquet") else text_of(source)
+
+
+def _joined(texts: Iterable[str]) -> bytes:
+    return "\n".join(texts).encode()
+
+
+def _bytes(content: bytes, source: str) -> npt.NDArray[Any]:
+    return np.frombuffer(content, np.uint8)
+
+
+def _ids(job: Job, content: bytes, source: str) -> npt.NDArray[Any]:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{job.data.source or 'the standard library'} is no UTF-8 at byte {error.start}, and a "
+            f"{source or 'the standard library'} is no UTF-8 at byte {error.start}, and a "
             'tokenizer takes text: write it as UTF-8, or take tokenizer = "bytes"'
         ) from None
     tokenizer = loaded_tokenizer(tokenizer_of(job))

@@ -35,8 +35,9 @@ from ...job.settings import json_object
 from ...job.tables import Data
 from ...net.blobs.client import BlobClient, BlobTransferError
 from ...proto import broker_pb2, common_pb2
+from ..data.array_files import matching
 from ..data.manifest import DataError, Manifest
-from ..data.sources import matching, resolve
+from ..data.sources import resolve
 from ..logs import note
 from .rights import OwnData
 

@@ -16,7 +16,7 @@ import pytest
 
 from shoal.client.chat.fetched_files import fetched
 from shoal.peer.data import DataError
-from shoal.peer.data.sources import matching
+from shoal.peer.data.array_files import matching
 
 FILES = {"data/a.jsonl": b'{"text": "one"}\n', "data/b.jsonl": b'{"text": "two"}\n', "c.txt": b"c"}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -219,7 +219,7 @@ def test_a_chat_that_the_assistant_begins_needs_a_template_that_marks() -> None:
     assert len(ids) == len(labels)
 
 
-@pytest.mark.parametrize("key", ["pack", "template", "loss_on", "bad_records", "validation"])
+@pytest.mark.parametrize("key", ["pack", "template", "loss_on", "bad_records"])
 def test_keys_of_records_are_refused_for_other_kinds(key: str) -> None:
     value = {"pack": False, "loss_on": "all", "bad_records": "skip"}.get(key, "x")
     with pytest.raises(SettingsError, match=rf"data\.{key}"):

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from shoal.peer.data import DataError, Manifest
+from shoal.peer.data.array_files import matching
 from shoal.peer.data.file_types import HEAD_BYTES, check_ids, check_text
-from shoal.peer.data.sources import matching, resolve
+from shoal.peer.data.sources import resolve
 
 TEXT = b"It was the best of times, it was the worst of times.\n" * 40
 
