@@ -75,16 +75,22 @@ def read_data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData
         say(f"asking the peers that have the data {data.source!r}")
         return ask(data)
     say("reading the data")
-    for key in ("source", "validation"):
-        if (named := getattr(data, key)).startswith(FETCHED):
-            say(f"fetching {named}")
-            data = replace(data, **{key: fetched(named, folder / f"fetched-{key}")})
+
+    def brought(named: str, key: str) -> str:
+        if not named.startswith(FETCHED):
+            return named
+        say(f"fetching {named}")
+        return fetched(named, folder / key)
+
+    source = brought(data.source, "fetched")
+    validation = brought(data.validation, "validation")
+    data = replace(data, source=source, validation=validation)
     job = replace(job, data=data)
     if data.is_records:
         return JobData(**read_records(job, folder, say))
     source, validation = (
         str(job.folder.resolve() / user_path(name)) if name and "://" not in name else name
-        for name in (job.data.source, data.validation)  # relative to the job's file, as a factory
+        for name in (source, validation)  # relative to the job's file, as the factory is
     )
     if data.kind == "text" and (text := read_text(job, folder, source, validation)) is not None:
         return JobData(**text)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -36,11 +37,11 @@ def sidecars_of(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
         return (*own, *adapter)
     if not is_hugging_face(module):
         return adapter
-    config = copy.deepcopy(module.config)
-    own = [c for c in type(module).__mro__ if c.__module__.startswith("transformers.models.")]
-    if own:  # the class that is trained, whichever wrote the folder
-        config.architectures = [own[0].__name__]  # type: ignore[assignment, union-attr]
-    config.save_pretrained(folder)  # type: ignore[operator, union-attr]
+    config: Any = copy.deepcopy(module.config)
+    classes = [c for c in type(module).__mro__ if c.__module__.startswith("transformers.models.")]
+    if classes:  # that which is trained, whichever wrote the folder
+        config.architectures = [classes[0].__name__]
+    config.save_pretrained(folder)
     found, home = {path.name: path for path in sorted(folder.iterdir())}, None
     if job.model.factory.startswith("hf:"):
         home = find(job.model.factory.removeprefix("hf:"), job.folder, "model.factory")

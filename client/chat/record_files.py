@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...peer.data.array_files import each_once, matching
 from ...peer.data.columns_of_files import csv_rows, parquet_rows
 from ...peer.data.manifest import DataError
-from ...peer.data.sources import each_once, matching
 
 __all__ = ["LiveRecords", "Message", "Messages", "RecordFiles", "Records"]
 

@@ -79,8 +79,10 @@ def adapted(
     return made
 
 
-_HEADS = {"SEQ_CLS": ("classifier", "score"), "TOKEN_CLS": ("classifier", "score")}
-_HEADS["QUESTION_ANS"] = ("qa_outputs",)
+_HEADS: Mapping[str | None, tuple[str, ...]] = {
+    **dict.fromkeys(("SEQ_CLS", "TOKEN_CLS"), ("classifier", "score")),
+    "QUESTION_ANS": ("qa_outputs",),
+}
 """By task of peft, the modules that it trains whole beside an adapter."""
 
 
