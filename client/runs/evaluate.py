@@ -111,7 +111,8 @@ def _evaluate(module: nn.Module, job: Job, reader: Reader, count: int) -> dict[s
     sums: dict[str, float] = {}
     weights = 0.0
     modes = {part: part.training for part in module.modules()}
-    with models.ready(module, job), torch.no_grad():
+    with models.ready(module, job), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.seed)  # what is drawn in eval mode, too, is the same each time
         module.eval()
         try:
             for m in range(count):
