@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from shoal.client.models import models
 from shoal.client.models.factories import ModelError
 from shoal.client.models.losses import with_masked_loss
 from shoal.client.models.tasks import TASKS, TaskError, task_of
+from shoal.client.runs.evaluate import _evaluate
 from shoal.client.sidecars import check_base, sidecars_of
 from shoal.dag.capture.capture import capture
 from shoal.job import Job, SettingsError
@@ -172,6 +173,22 @@ def test_text_is_masked_by_the_tokenizer_of_the_folder(folder: Path) -> None:
     wrong = job(folder, TEXT, mlm_probability=2)
     with pytest.raises(ModelError, match="mlm_probability"), models.ready(module, wrong):
         pass
+
+
+class Rows:
+    """Held-out text of one letter."""
+
+    def held_out(self, number: int, samples: int) -> dict[str, Tensor]:
+        return dict.fromkeys(("x", "y"), torch.full((4, 8), 2 + number))
+
+
+def test_an_evaluation_here_draws_the_same_masks_each_time(folder: Path) -> None:
+    given = job(folder, TEXT)
+    module, rows = models.build(given), cast(Any, Rows())
+    torch.manual_seed(5)
+    first = _evaluate(module, given, rows, 2)
+    assert _evaluate(module, given, rows, 2) == first
+    assert first["weight"] >= 1
 
 
 @pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BartForConditionalGeneration"])
