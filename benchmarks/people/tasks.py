@@ -16,7 +16,7 @@ __all__ = ["BATCH", "OTHERS", "Problem", "problem_of"]
 BATCH, LENGTH, LABELS = 2, 16, 3
 
 _FAMILIES = {
-    "masked-lm": """albert bert camembert convbert deberta-v2 distilbert electra ernie mobilebert
+    "masked-lm": """albert bert camembert convbert deberta-v2 distilbert electra ernie
         modernbert mpnet roberta xlm xlm-roberta""",
     "sequence-classification": """albert bert deberta-v2 distilbert electra gemma gpt2 llama mistral
         modernbert mpnet qwen2 qwen3 roberta xlm-roberta xlnet""",
@@ -26,7 +26,7 @@ _FAMILIES = {
     "multiple-choice": "albert bert distilbert roberta",
     "seq2seq-lm": """bart blenderbot longt5 m2m_100 marian mbart mt5 pegasus switch_transformers
         t5""",
-    "image-classification": """beit convnext convnextv2 cvt deit dinov2 focalnet ijepa levit
+    "image-classification": """beit convnext convnextv2 dinov2 focalnet ijepa
         poolformer pvt regnet resnet segformer swin swinv2 vit vit_msn""",
 }
 OTHERS: Mapping[str, Sequence[str]] = {task: names.split() for task, names in _FAMILIES.items()}
@@ -110,7 +110,8 @@ def problem_of(name: str) -> Problem:
         sizes = {"patch_size": 8} | dict(_OF_PICTURES.get(family, {})) | {"image_size": 32}
         config = shrunk(CONFIG_MAPPING[family], {family: sizes})
         config.image_size = 32
-    more = {"num_labels": LABELS, "classifier_dropout": 0.0, "classifier_dropout_prob": 0.0}
+    more: dict[str, Any] = {"classifier_dropout": 0.0, "classifier_dropout_prob": 0.0}
+    more |= {"num_labels": LABELS} if "classification" in task else {}
     for key, value in (*more.items(), ("pad_token_id", 0), ("decoder_start_token_id", 0)):
         if key in more or getattr(config, key, None) is None:
             setattr(config, key, value)
