@@ -141,7 +141,8 @@ class Reading:
             return None
         if source.elements == 1 and len(steps) == 1 and steps[0].kind == "constant":
             return (replace(steps[0], begin=begin, end=end),)
-        if source.elements != end - begin or not _covers(steps, source):
+        filled_elements = sum(s.end - s.begin for s in steps if s.kind in _FILLS)
+        if source.elements != end - begin or filled_elements < source.elements:
             return None
         cast = rounding(source.dtype, dtype, begin, end)
         return (*_cut(steps, 0, end - begin, begin), *cast)
@@ -222,12 +223,6 @@ def _then(before: Steps, change: Steps) -> Steps:
         return before + change
     fill = change[0]
     return tuple(s for s in before if s.begin < fill.begin or s.end > fill.end) + change
-
-
-def _covers(steps: Steps, view: StorageView) -> bool:
-    """Whether some steps fill all of a tensor's elements."""
-    filled = sum(s.end - s.begin for s in steps if s.kind in _FILLS)
-    return filled >= view.elements
 
 
 def _name_of(dtype: torch.dtype) -> str:

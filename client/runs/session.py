@@ -88,12 +88,13 @@ class Client(BrokerCalls):
     def preview(self, job: Job, say: Callable[[str], None] = lambda line: None) -> PreviewAnswer:
         """What would run where if the job were submitted now; starts nothing. Raises as `submit`
         does."""
+        from ...dag.ir.convert import graph_to_bytes
         from ..submission import draft  # needs torch
-        from ..uploading import upload_graph
+        from ..uploading import transfer
 
         spec, graph = draft(job, say, self._kept_by_peers)
         with self.translated():
-            upload_graph(self.access, graph)
+            transfer(self.access, lambda blobs: blobs.store(graph_to_bytes(graph)))
             found: PreviewAnswer = self._runs.Preview(spec, timeout=PREVIEW_S)
         return found
 
