@@ -4,6 +4,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: no later collection of garbage looks at them again."""
+    if "shoal.dag.capture.export" in sys.modules:
+        from shoal.tests.composites import prepare_once
+
+        prepare_once()
     gc.collect()
     gc.freeze()
 
