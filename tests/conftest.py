@@ -5,8 +5,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +28,9 @@ if _PROFILE in ("automation", "night") and hasattr(providers, "is_local_module_f
     # Hypothesis draws numbers that it finds in the source of local modules, of all that happen to
     # be imported by then: examples would follow from which tests ran before in the same worker.
     providers.is_local_module_file = lambda path: False
+
+ON_TRUST = ("dag", "peer", "planner", "sim")
+"""Rooms whose tests are about what is made of a graph."""
 
 # A shell's background job ignores SIGINT, its children do too, and our daemons respect that: the
 # processes that tests interrupt must not inherit it.
@@ -69,25 +72,19 @@ def captures_once(captures: Any) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def on_trust() -> Callable[[], AbstractContextManager[None]]:
-    """Inside, captures are not proved: for tests of what is made of a graph, not of the capture.
-    By night they are proved all the same."""
+@pytest.fixture(scope="module", autouse=True)
+def proved_where_it_matters(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where something is made of a graph, and neither captured nor submitted for its own sake,
+    captures are not proved by day: half of their time else."""
+    room, *inner = request.path.relative_to(Path(__file__).parent).parts
+    trusted = room in ON_TRUST and "capture" not in inner and _PROFILE == "automation"
+    with pytest.MonkeyPatch.context() as patch:
+        if trusted and (capture := sys.modules.get("shoal.dag.capture.capture")) is not None:
+            from shoal.dag.capture.proof import Proved
 
-    @contextmanager
-    def unproved() -> Iterator[None]:
-        if _PROFILE != "automation":
-            yield
-            return
-        from shoal.dag.capture import proof
-
-        with pytest.MonkeyPatch.context() as patch:
-            where = "shoal.dag.capture.capture"
-            patch.setattr(f"{where}.prove", lambda *_: proof.Proved({}))
-            patch.setattr(f"{where}.prove_values", lambda *_: "")
-            yield
-
-    return unproved
+            patch.setattr(capture, "prove", lambda *_: Proved({}))
+            patch.setattr(capture, "prove_values", lambda *_: "")
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,8 +2,6 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
@@ -216,15 +214,6 @@ class Chain:
             evaluation_routes=(route,) * evaluations,
         )
         return listed(plan.validate(self.count), self.stages)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def proved_where_it_matters(
-    request: pytest.FixtureRequest, on_trust: Callable[[], AbstractContextManager[None]]
-) -> Iterator[None]:
-    """Graphs of tests about analyses, transforms, costs and the like are captured without proof."""
-    with nullcontext() if request.path.parent.name == "capture" else on_trust():
-        yield
 
 
 @pytest.fixture(scope="session")
