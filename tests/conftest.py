@@ -41,7 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: no later collection of garbage looks at them again."""
     if "shoal.dag.capture.export" in sys.modules:
-        from shoal.tests.composites import prepare_once
+        from shoal.tests.dag.capture.composites import prepare_once
 
         prepare_once()
     gc.collect()
