@@ -293,7 +293,7 @@ def evaluate(
 def _ended(run: Run) -> Run:
     """Raises RunFailed for a run that goes on: its weights are not there yet."""
     from ..client.errors import RunFailed
-    from ..client.runs.run import ENDED
+    from ..client.runs.broker_calls import ENDED
 
     state = run.state()
     if state.phase not in ENDED:

@@ -34,7 +34,7 @@ def compare(
         client: Client | None = None
         for run, name, label in zip(runs, names, labels(names), strict=True):
             if isinstance(run, Run):
-                one = run_told(run.client, run.id, run.folder.parent)
+                one = run_told(run)
             elif (summary := Path(name) / "summary.json").is_file():
                 told.append(reported(summary, label))
                 continue
@@ -42,6 +42,6 @@ def compare(
                 one = folder_told(Path(name))
             else:
                 client = client or open_until_then.enter_context(connect(broker))
-                one = run_told(client, name, Path(to))
+                one = run_told(client.run(name, to))
             told.append(Told(label=label, more={}, **one._asdict()))
     return RunComparison(told)

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..dag.analysis.hidden_matrices import hidden_matrices
 from ..dag.ir.graph import Graph
-from ..dag.ir.quantized import dequantized, quantized
+from ..dag.ir.quantized import quantized
 from ..dag.transforms.quantize import in_int8, kept_wide
 from ..dag.transforms.split_weights import scale_name
 from ..job import Job, SettingsError
@@ -89,4 +89,5 @@ def round_base(module: nn.Module, graph: Graph) -> None:
             scale = known.get(f"param:{scale_name(name_of(name))}")
             if scale is not None:
                 by_row = scale.shape[1] == 1
-                parameter.copy_(dequantized(*quantized(parameter, 0 if by_row else 1)))
+                numbers, scales = quantized(parameter, 0 if by_row else 1)
+                parameter.copy_(numbers * scales)

@@ -4,6 +4,7 @@ exports that could not be made."""
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,23 @@ from torch import nn
 from ..dag.ir.graph import Graph
 from ..job import Job, SettingsError
 from ..job.words import some_of
-from .chat.kept_tokenizer import tokenizer_files
+from .chat.naming import path_of, tokenizer_of
+from .chat.texts import OF_TOKENIZERS, has_tokenizer
 from .models.adapters import AdapterError, is_adapted, save_config
 from .models.factories import find, is_hugging_face
 
-__all__ = ["check_base", "check_format", "sidecars_of"]
+__all__ = ["check_base", "check_format", "sidecars_of", "tokenizer_files"]
+
+_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    *OF_TOKENIZERS,
+)
+_TEMPLATE = "chat_template.jinja"
+"""What transformers read a template from before they look anywhere else."""
 
 
 def sidecars_of(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
@@ -48,6 +61,27 @@ def sidecars_of(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
         found |= {path.name: path for path in home.glob("generation_config.json")}
     found |= {path.name: path for path in tokenizer_files(job, folder, home)}
     return tuple(found.values())
+
+
+def tokenizer_files(job: Job, folder: Path, home: Path | None) -> list[Path]:
+    """Return the files of the tokenizer of a job's data, or those in `home`, its model's folder,
+    where the data is ids or arrays; with the job's own chat template, if it has one. None for text
+    that goes as bytes. What lies in no file is written into `folder`. Raises SettingsError."""
+    found: dict[str, Path] = {}
+    if job.data.is_records or has_tokenizer(job):
+        made = tokenizer_of(job)
+        home = made if isinstance(made, Path) else folder / "tokenizer"
+        if home != made:
+            made.save_pretrained(home)
+    elif job.data.kind == "text":
+        home = None
+    if home is not None:
+        for pattern in _FILES:
+            found |= {path.name: path for path in sorted(home.glob(pattern)) if path.is_file()}
+    if job.data.is_records and job.data.template != "auto":
+        found[_TEMPLATE] = folder / _TEMPLATE
+        shutil.copyfile(path_of(job, job.data.template), found[_TEMPLATE])
+    return [*found.values()]
 
 
 def check_format(job: Job, module: nn.Module) -> None:

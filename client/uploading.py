@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..dag.ir.convert import graph_to_bytes, lowered_to_bytes
-from ..dag.ir.graph import Graph
 from ..net.blobs.client import BlobClient, Sent
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from .access import Access
@@ -18,7 +17,7 @@ from .files.uplink import Uplink, takes
 from .files.weight_files import find
 from .submission import Prepared, Say, spec_of
 
-__all__ = ["transfer", "upload", "upload_graph"]
+__all__ = ["transfer", "upload"]
 
 T = TypeVar("T")
 
@@ -69,11 +68,6 @@ async def _own_weights(blobs: BlobClient, prepared: Prepared, say: Say) -> Weigh
         return WeightFile(blob=await blobs.store(file))
     stored = find((str(file),))  # its hashes go with it, for it is in a folder of this submission
     return await send(blobs, Pretrained(stored, stored.entries), say, cache=file.parent / "hashes")
-
-
-def upload_graph(access: Access, graph: Graph) -> None:
-    """Stores the graph of a draft. Raises BlobTransferError."""
-    transfer(access, lambda blobs: blobs.store(graph_to_bytes(graph)))
 
 
 def transfer(

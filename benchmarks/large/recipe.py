@@ -31,7 +31,7 @@ import shoal
 from shoal.benchmarks.table import Figure
 from shoal.client.models import models
 from shoal.client.models.initialise import recording_of
-from shoal.client.models.recorded import recipe_of
+from shoal.client.models.recording import recipe_of
 from shoal.client.submission import prepare
 from shoal.dag.ir.recipe import Initial, RecipeStep, make
 from shoal.examples.gpt import gpt

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from ...dag.plan.plan import Plan
 from ..events import ReplicasFormed
 from ..runs.replica import Replica
 
-__all__ = ["bad_formation", "not_outlined"]
-
-
-def not_outlined(plan: Plan) -> str:
-    """Why no peer could be told its part of a plan; empty: each can."""
-    return "" if plan.outline.stages else "it does not say what crosses its stages"
+__all__ = ["bad_formation"]
 
 
 def bad_formation(first: Replica, event: ReplicasFormed) -> str:

@@ -50,7 +50,7 @@ from ..policies.segments import Replicated, meeting
 from ..records.submitted import SubmittedRun
 from ..runs.replica import Replica
 from ..runs.run import Run
-from .bad_formation import bad_formation, not_outlined
+from .bad_formation import bad_formation
 from .datasets import lacks_data
 from .shares import shared
 from .waiting import Offered, PlanShortage, WaitReason, by_hand, consider, in_order, suited
@@ -296,7 +296,9 @@ class PoolScheduler:
         foreign = [p for p in gone if p not in life.offered]
         pairs = _pairs(event)
         problem = f"the plan names peers that were not offered: {foreign}" if foreign else ""
-        problem = problem or bad_plan(planned, pairs) or not_outlined(plan)
+        problem = problem or bad_plan(planned, pairs)
+        if not problem and not plan.outline.stages:  # no peer could be told its part
+            problem = "it does not say what crosses its stages"
         if problem:
             return life.fail("plan", f"the plan cannot be used: {problem}", now)
         if gone:

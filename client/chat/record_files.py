@@ -15,7 +15,7 @@ from ...peer.data.array_files import each_once, matching
 from ...peer.data.columns_of_files import csv_rows, parquet_rows
 from ...peer.data.manifest import DataError
 
-__all__ = ["LiveRecords", "Message", "Messages", "RecordFiles", "Records"]
+__all__ = ["ChatRecords", "LiveRecords", "Message", "Messages", "RecordFiles"]
 
 Message = dict[str, str]
 Messages = list[Message]
@@ -40,7 +40,7 @@ _SUFFIXES = (".jsonl", ".csv", ".parquet")
 _ENDINGS = ".jsonl, .csv or .parquet"
 
 
-class Records:
+class ChatRecords:
     """Records of a kind, walked as often as they are asked for. bad: gets the message of a record
     that is left out; None: DataError is raised for it."""
 
@@ -73,7 +73,7 @@ class Records:
         self.bad(f"{place}: {why}")
 
 
-class LiveRecords(Records):
+class LiveRecords(ChatRecords):
     """The records of a sequence in memory, or of a `datasets.Dataset`."""
 
     def __init__(self, found: Sequence[Any], kind: str, bad: Callable[[str], None] | None) -> None:
@@ -84,7 +84,7 @@ class LiveRecords(Records):
         yield from ((f"record {n}", self.found[n]) for n in range(len(self.found)))
 
 
-class RecordFiles(Records):
+class RecordFiles(ChatRecords):
     """The records of a path or glob, in the order of the names of the files. Each walk reads them
     anew, so that no more than one is in memory.
 

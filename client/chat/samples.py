@@ -21,7 +21,7 @@ from ...peer.data.manifest import Column, DataError, Manifest
 from ...peer.data.shard_writer import ARRAY_SHARD_BYTES, ShardWriter
 from .naming import config_of, path_of, tokenizer_of
 from .packing import Document, Sample, samples
-from .record_files import LiveRecords, RecordFiles, Records
+from .record_files import ChatRecords, LiveRecords, RecordFiles
 from .templates import IGNORED, Template, TemplateError
 
 __all__ = ["PACKS", "read_records", "template_of"]
@@ -44,7 +44,7 @@ def read_records(job: Job, folder: Path, say: Callable[[str], None]) -> dict[str
     reading = _Reading(template, data.length, config.get("vocab_size"))
     left_out: list[str] = []
     bad = left_out.append if data.bad_records == "skip" else None
-    files: Records = (
+    files: ChatRecords = (
         RecordFiles(path_of(job, data.source), data.kind, bad)
         if job.dataset is None
         else LiveRecords(job.dataset, data.kind, bad)
@@ -109,7 +109,7 @@ class _Reading:
         own = self.template.tokenizer.pad_token_id
         return own if own is not None and own < (self.vocabulary or own + 1) else 0
 
-    def documents(self, files: Records) -> Iterator[Document]:
+    def documents(self, files: ChatRecords) -> Iterator[Document]:
         """Records that something is learned from. Raises DataError."""
         self.cut = self.count = 0
         for place, messages in files:

@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...dag.ir.recipe import make
 from ...peer.host.profile import available_host_bytes
-from .recorded import recipe_of
-from .recording import Recording, record, replace_tensors
+from .recording import Recording, recipe_of, record, replace_tensors
 
 __all__ = [
     "TooLargeError",

@@ -42,8 +42,7 @@ from .initialise import (
 from .losses import loss_function, with_own_loss, with_text_loss, with_weight
 from .pretrained import changed as changed_by
 from .pretrained import fit_options, fitted, loaded, starting_files
-from .recorded import recipe_of
-from .recording import Recording, record
+from .recording import Recording, recipe_of, record
 
 __all__ = [
     "ModelError",

@@ -11,46 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from ...dag.capture.capture import check_memory
 from ...dag.ir.graph import FLOATING
-from ...dag.ir.recipe import MOST_ORTHOGONAL, MOST_STEPS, Initial, Recipe, RecipeStep
-from .adapters import plain_name
+from ...dag.ir.recipe import MOST_ORTHOGONAL, MOST_STEPS, Initial, RecipeStep
 from .contents import Op, StorageContent, StorageView, drawn
 from .recorded_steps import ELEMENTWISE, EMPTY, Steps, filled, rounding
 
-if TYPE_CHECKING:
-    from .recording import Recording
-
-__all__ = ["Reading", "recipe_of"]
-
-
-def recipe_of(
-    module: nn.Module, recording: Recording, seed: int
-) -> tuple[Recipe, dict[str, Tensor], list[str]]:
-    """The recipe of a module's parameters; those that need values, by name: real ones, and others
-    that `recording.value` makes; and the names of those that nothing ever filled, which are 0. Each
-    under its first name. An adapter moves the names of what it wraps and changes no draw of it.
-    Raises ValueError for two parameters over the same memory."""
-    plain = plain_name(module)
-    found: dict[str, Initial] = {}
-    values: dict[str, Tensor] = {}
-    empty: list[str] = []
-    check_memory(module)
-    for name, parameter in module.named_parameters():
-        initial = None
-        if recording.has(parameter):
-            initial = recording.reading.initial(plain(name), recording.view(parameter))
-        if initial is None:
-            values[name] = parameter
-        else:
-            found[name] = initial
-            empty += [] if initial.steps or not initial.elements else [name]
-    return Recipe(seed, found), values, empty
+__all__ = ["Reading"]
 
 
 class Reading:
@@ -171,7 +141,8 @@ class Reading:
             return None
         if source.elements == 1 and len(steps) == 1 and steps[0].kind == "constant":
             return (replace(steps[0], begin=begin, end=end),)
-        if source.elements != end - begin or not _covers(steps, source):
+        filled_elements = sum(s.end - s.begin for s in steps if s.kind in _FILLS)
+        if source.elements != end - begin or filled_elements < source.elements:
             return None
         cast = rounding(source.dtype, dtype, begin, end)
         return (*_cut(steps, 0, end - begin, begin), *cast)
@@ -252,12 +223,6 @@ def _then(before: Steps, change: Steps) -> Steps:
         return before + change
     fill = change[0]
     return tuple(s for s in before if s.begin < fill.begin or s.end > fill.end) + change
-
-
-def _covers(steps: Steps, view: StorageView) -> bool:
-    """Whether some steps fill all of a tensor's elements."""
-    filled = sum(s.end - s.begin for s in steps if s.kind in _FILLS)
-    return filled >= view.elements
 
 
 def _name_of(dtype: torch.dtype) -> str:

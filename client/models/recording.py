@@ -28,11 +28,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...dag.capture.capture import REGISTERED, check_memory, check_parts
+from ...dag.ir.recipe import Initial, Recipe
+from .adapters import plain_name
 from .contents import Op, StorageContent, StorageView, by_argument, written_by
 from .making import depends_on_draws, tensors_in, value_of
 from .recorded import Reading
 
-__all__ = ["Recording", "record", "replace_tensors"]
+__all__ = ["Recording", "recipe_of", "record", "replace_tensors"]
 
 aten = torch.ops.aten
 
@@ -318,6 +320,30 @@ def _give_values(module: nn.Module, recording: Recording) -> None:
             if buffer is not None:
                 part._buffers[name] = real(buffer)
         replace_tensors(part, real)
+
+
+def recipe_of(
+    module: nn.Module, recording: Recording, seed: int
+) -> tuple[Recipe, dict[str, Tensor], list[str]]:
+    """The recipe of a module's parameters; those that need values, by name: real ones, and others
+    that `recording.value` makes; and the names of those that nothing ever filled, which are 0. Each
+    under its first name. An adapter moves the names of what it wraps and changes no draw of it.
+    Raises ValueError for two parameters over the same memory."""
+    plain = plain_name(module)
+    found: dict[str, Initial] = {}
+    values: dict[str, Tensor] = {}
+    empty: list[str] = []
+    check_memory(module)
+    for name, parameter in module.named_parameters():
+        initial = None
+        if recording.has(parameter):
+            initial = recording.reading.initial(plain(name), recording.view(parameter))
+        if initial is None:
+            values[name] = parameter
+        else:
+            found[name] = initial
+            empty += [] if initial.steps or not initial.elements else [name]
+    return Recipe(seed, found), values, empty
 
 
 def replace_tensors(part: nn.Module, new: Callable[[Tensor], Tensor]) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...job import Job, SettingsError
 from ...job.log_options import Wandb
 from ..files.records import read_run
 from .readable import Evaluated, Event, Reached, Step
@@ -23,7 +21,6 @@ __all__ = [
     "Logs",
     "TensorBoard",
     "WandbLog",
-    "check_logs",
     "loggers",
     "on_screen",
 ]
@@ -105,26 +102,6 @@ def loggers(run: Run) -> list[Callback]:
     if wanted := log.get("wandb"):
         found.append(WandbLog(Wandb(**wanted), job))
     return found
-
-
-def check_logs(job: Job) -> None:
-    """Raise SettingsError where nothing here can tell those that `[log]` names."""
-    if job.log.wandb is None:
-        return
-    if find_spec("wandb") is None:
-        raise SettingsError(
-            "log.wandb", "needs the package wandb, which is not here: pip install wandb"
-        )
-    import wandb
-
-    settings = wandb.Settings()
-    online = (job.log.wandb.mode or settings.mode) == "online"
-    if online and not wandb.api.api_key:
-        raise SettingsError(
-            "log.wandb",
-            "has no key to write with: expected `wandb login`, WANDB_API_KEY, or mode = "
-            '"offline", and `wandb sync` later',
-        )
 
 
 _NO_NUMBERS = ("step", "round", "replicas")

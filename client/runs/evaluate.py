@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,32 +30,30 @@ from ..files.records import own_job, read_run
 from ..models import models
 from ..models.division import loss_and_metrics
 from ..uploading import transfer
-
-if TYPE_CHECKING:
-    from .run import Run
-    from .session import Client
+from .broker_calls import BrokerCalls
+from .resume import check_same
 
 __all__ = ["evaluated", "evaluated_there", "evaluation_spec", "held_out", "one_evaluation"]
 
 
-def evaluated(run: Run, module: nn.Module | None, job: Job | None) -> tuple[Job, str]:
+def evaluated(
+    client: BrokerCalls, run: str, folder: Path, module: nn.Module | None, job: Job | None
+) -> tuple[Job, str]:
     """Return the job that says what of a run is evaluated and how, and the hash of the data's
     manifest. Factories are taken from this machine only: `job`, or the record of a run submitted
     here. Raises RecordError where there is neither, nor a module; SettingsError."""
-    from .resume import check_same
-
-    record = read_run(run.folder)
+    record = read_run(folder)
     own = job or own_job(record)
     if own is None and module is None:
         raise RecordError(
-            f"there is no job of this machine in {run.folder}/run.json, and that of somebody "
+            f"there is no job of this machine in {folder}/run.json, and that of somebody "
             "else's run is not used here: evaluate where the run was submitted from, pass the "
             "folder that holds the runs' folders (--to), name the job here (--job job.toml), "
             "or let the peers evaluate it (--network)"
         )
     if own is not None and job is None:
         return replace(own, module=module), str(record["data"])
-    spec = run.client.recall(run.id).spec
+    spec = client.recall(run).spec
     before = Job.from_json(spec.job)
     if job is not None:
         train = replace(job.train, microbatch=before.train.microbatch)
@@ -138,7 +136,7 @@ def _evaluate(module: nn.Module, job: Job, reader: Reader, count: int) -> dict[s
 
 
 def evaluated_there(
-    client: Client, run: str, weights: Weights, batches: int | None = None
+    client: BrokerCalls, run: str, weights: Weights, batches: int | None = None
 ) -> dict[str, float]:
     """Weighted means over `batches` held-out batches (default: the job's eval_batches), as
     `evaluate.held_out` gives them. Raises RecordError for a model whose step changes more than its
@@ -162,7 +160,7 @@ def evaluated_there(
     return {"loss": got.loss, **{m.name: m.value for m in got.metrics}} | {"weight": got.weight}
 
 
-def one_evaluation(client: Client, found: str, run: str) -> Evaluation:
+def one_evaluation(client: BrokerCalls, found: str, run: str) -> Evaluation:
     """Wait for the evaluation of a run that is there for that, and end it. `run`: whose model it
     evaluates. Raises RunFailed."""
     why = ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ...dag.ir.convert import MAX_GRAPH_BYTES, graph_from_bytes, graph_to_bytes, lowered_to_bytes
 from ...dag.ir.graph import Graph
@@ -20,10 +19,8 @@ from ...job.words import some_of
 from ...proto.broker_pb2 import Evaluation, Plan, RunEvent, RunSpec, Weights
 from ...proto.common_pb2 import BlobRef
 from ..uploading import transfer
+from .broker_calls import BrokerCalls
 from .evaluate import evaluation_spec, one_evaluation
-
-if TYPE_CHECKING:
-    from .session import Client
 
 __all__ = ["HalfModel", "evaluated_half", "half_spec", "last_evaluation", "leaves_out"]
 
@@ -77,7 +74,7 @@ def half_spec(
     return spec, names
 
 
-def evaluated_half(client: Client, run: str, weights: Weights, whole: float) -> HalfModel:
+def evaluated_half(client: BrokerCalls, run: str, weights: Weights, whole: float) -> HalfModel:
     """Evaluate half the model of a run that has ended. Raises GraphError, RecordError, RunFailed
     where no peers were free for PATIENCE_S, Refused."""
     before = client.recall(run).spec

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...job import Job, SettingsError
 from ...job.settings import plain
@@ -25,15 +25,12 @@ from ...proto.broker_pb2 import Checkpoint, RunSpec
 from ...proto.common_pb2 import BlobRef
 from ..access import Access
 from ..errors import Refused
-from ..files.hub import can_push
+from ..files.outside import check_outside
 from ..files.records import local_folder, own_job, read_run, record_of
 from ..job_data import read_data, resolved
 from ..uploading import transfer
 from . import checkpoints
-from .callbacks import check_logs
-
-if TYPE_CHECKING:
-    from .session import Client
+from .broker_calls import BrokerCalls
 
 __all__ = ["GoingOn", "changed", "check_same", "gone_on", "prepared"]
 
@@ -65,7 +62,7 @@ class GoingOn:
 
 
 def prepared(
-    client: Client,
+    client: BrokerCalls,
     source: str,
     changes: tuple[str, ...],
     job: Job | None,
@@ -120,9 +117,7 @@ def _check_outputs(own: Job | None, changes: tuple[str, ...]) -> None:
     """Raise SettingsError where the job, as it stands here, names a log that nothing here can
     write, or a Hub that it may not push to: as at a submission, before anything is sent."""
     if own is not None:
-        wanted = own.with_changes(changes)
-        check_logs(wanted)
-        can_push(wanted)
+        check_outside(own.with_changes(changes))
 
 
 def _recorded(run: str, to: Path | str | None) -> Job | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,9 +16,10 @@ from ...net.interrupts import uninterrupted
 from ...net.web.places import Origin, origin_of
 from ...proto import broker_pb2
 from ...proto.broker_pb2 import RunState
-from ..errors import BrokerUnreachable, ClientError, RecordError, Refused, RunFailed
+from ..errors import ClientError, RecordError, Refused, RunFailed
 from ..files.hub import push
 from ..files.records import Recorder, local_folder, output_of, own_job, read_run, write_run
+from .broker_calls import BrokerCalls
 from .callbacks import Callbacks, Logs, loggers, on_screen
 from .history import History
 from .readable import Event, Reached, phase, readable
@@ -33,19 +33,14 @@ if TYPE_CHECKING:
     from ..files.exported import ExportedTensors
     from .callbacks import Callback
     from .half import HalfModel
-    from .session import Client
 
-__all__ = ["ENDED", "Run"]
-
-PATIENCE_S = 60.0
-"""How long a stream that broke is dialled again before the broker counts as gone."""
-ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
+__all__ = ["Run"]
 
 
 class Run:
     """One run, seen from a client. `folder` holds what this client keeps of it."""
 
-    def __init__(self, client: Client, run: str, to: Path | str) -> None:
+    def __init__(self, client: BrokerCalls, run: str, to: Path | str) -> None:
         if not is_file_name(run):
             raise Refused(f"{run!r:.80} is no id of a run: see shoal runs")
         self.client = client
@@ -58,34 +53,12 @@ class Run:
 
     def state(self) -> RunState:
         """As it is now. Raises Refused when the broker does not know the run."""
-        for state in self.client.describe().runs:
-            if state.run == self.id:
-                return state
-        raise Refused(
-            f'the broker at {self.client.address} knows no run "{self.id}": see shoal runs'
-        )
+        return self.client.state(self.id)
 
     def watch(self, from_event: int = 0) -> Iterator[RunEvent]:
-        """Every event from a number on, until the run has ended.
-
-        A stream that breaks is opened again from the event after the last one, for PATIENCE_S
-        without any event; then BrokerUnreachable is raised.
-        """
-        gone_since: float | None = None
-        pause_s = 0.2
-        while True:
-            try:
-                for event in self.client.watch(self.id, from_event):
-                    from_event, gone_since, pause_s = event.number + 1, None, 0.2
-                    yield event
-                if self.state().phase in ENDED:  # the broker ends the stream of an ended run
-                    return
-            except BrokerUnreachable:
-                gone_since = gone_since or time.monotonic()
-                if time.monotonic() - gone_since > PATIENCE_S:
-                    raise
-            time.sleep(pause_s)  # a client waits for people's sake, not for the protocol's
-            pause_s = min(2.0, 2 * pause_s)
+        """Every event from a number on, until the run has ended. Raises BrokerUnreachable where the
+        broker has not answered for a minute."""
+        return self.client.follow(self.id, from_event)
 
     def so_far(self) -> Iterator[RunEvent]:
         """Every event that is kept, to the newest one. Raises BrokerUnreachable when the stream
@@ -128,7 +101,7 @@ class Run:
         try:
             recorder, played = self.recorder(*callbacks), RoundRows(keep=False)
             state = RunState()
-            with CheckpointWriter(self) as keeper:
+            with CheckpointWriter(self.checkpoint_keeper) as keeper:
                 try:
                     for event in self.watch():
                         with uninterrupted():
@@ -165,9 +138,10 @@ class Run:
         return Recorder(self.folder, int(read_run(self.folder).get("tokens_per_step", 0)), to)
 
     @property
-    def submitted_here(self) -> bool:
-        """Whether `folder` knows it; a mere watcher gets no checkpoints."""
-        return bool(read_run(self.folder))
+    def checkpoint_keeper(self) -> Callable[[], str] | None:
+        """What keeps a checkpoint of it; None for a mere watcher, whose `folder` does not know
+        it."""
+        return self.keep_checkpoint if read_run(self.folder) else None
 
     @property
     def outputs(self) -> str:
@@ -215,7 +189,7 @@ class Run:
         all while nobody runs a rule. Raises Refused for a run that was submitted without one."""
         from . import selecting
 
-        selecting.begin(self, rule, say or selecting.to_stderr)
+        selecting.begin(self.client, self.id, rule, say or selecting.to_stderr)
 
     def weights(self) -> dict[str, Tensor]:
         """The exported weights under the names of the user's own module, all in memory; of a run
@@ -381,7 +355,7 @@ class Run:
         from ..models.state_dicts import load_named
         from . import evaluate
 
-        job, data = evaluate.evaluated(self, module, job)
+        job, data = evaluate.evaluated(self.client, self.id, self.folder, module, job)
         if job.data.where == "peer":
             raise RecordError(
                 f"the held-out data of run {self.id} stays with its peer: see the evaluations of "

@@ -26,7 +26,8 @@ from ..models.adapters import NAMES, plain_name
 from ..models.state_dicts import load_named
 from ..models.tasks import task_of, task_of_module
 from . import checkpoints
-from .run import ENDED, Run
+from .broker_calls import ENDED
+from .run import Run
 
 __all__ = ["SampleError", "Speaker", "speaker", "speaker_before"]
 

@@ -13,15 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from ...broker.candidates import Candidates, Clients, Rule, chosen_by
 from ...job import LIVE, Job, SettingsError
 from ...proto.broker_pb2 import RunEvent
 from ..errors import ClientError, Refused
-
-if TYPE_CHECKING:
-    from .run import Run
+from .broker_calls import BrokerCalls
 
 __all__ = ["begin", "rule_of", "to_stderr"]
 
@@ -48,11 +45,11 @@ def rule_of(job: Job) -> Rule | None:
     return function_of(where, job.folder, "sync.select") if where else None
 
 
-def begin(run: Run, rule: Rule, say: Say) -> None:
+def begin(client: BrokerCalls, run: str, rule: Rule, say: Say) -> None:
     """Have a rule choose the clients of each round to come until the run has ended, in threads of
     its own. Raises Refused for a run whose rounds no rule chooses."""
     try:
-        clients = Clients(run.client.recall(run.id).spec)
+        clients = Clients(client.recall(run).spec)
     except ValueError as error:
         raise Refused(str(error)) from None
     newest: SimpleQueue[Candidates | None] = SimpleQueue()
@@ -60,15 +57,15 @@ def begin(run: Run, rule: Rule, say: Say) -> None:
     def read() -> None:
         number, last = 0, None
         try:
-            for event in run.so_far():
+            for event in client.watch(run, 0, so_far=True):
                 number, last = event.number + 1, clients.see(event) or last
             if last is not None:
                 newest.put(last)
-            _put(newest, clients, run.watch(number))
+            _put(newest, clients, client.follow(run, number))
         except ClientError as error:
-            say(f"run {run.id}: its rule is away, for the run is not heard of: {error}")
+            say(f"run {run}: its rule is away, for the run is not heard of: {error}")
         except ValueError:  # its client was closed
-            say(f"run {run.id}: its rule is away, for its client is closed")
+            say(f"run {run}: its rule is away, for its client is closed")
         finally:
             newest.put(None)
 
@@ -78,10 +75,10 @@ def begin(run: Run, rule: Rule, say: Say) -> None:
             while goes_on and not newest.empty():
                 later = newest.get()
                 goes_on, found = later is not None, later or found
-            _choose(run, rule, found, say)
+            _choose(client, run, rule, found, say)
 
     for name, work in (("events", read), ("rule", choose)):
-        threading.Thread(target=work, name=f"{name} of {run.id}", daemon=True).start()
+        threading.Thread(target=work, name=f"{name} of {run}", daemon=True).start()
 
 
 def _put(
@@ -92,7 +89,7 @@ def _put(
             newest.put(found)
 
 
-def _choose(run: Run, rule: Rule, found: Candidates, say: Say) -> None:
+def _choose(client: BrokerCalls, run: str, rule: Rule, found: Candidates, say: Say) -> None:
     """Have the rule choose the clients of one round, and tell the broker; or say why not."""
     from ..models.factories import story
 
@@ -102,7 +99,7 @@ def _choose(run: Run, rule: Rule, found: Candidates, say: Say) -> None:
         why = f"the rule raised {story(error)}"
     else:
         try:
-            run.client.choose(run.id, cohort)
+            client.choose(run, cohort)
         except (ClientError, ValueError) as error:
             why = str(error)
         else:

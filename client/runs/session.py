@@ -11,45 +11,20 @@ answer, and Refused when it says no.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
-
-import grpc
+from typing import TYPE_CHECKING
 
 from ...job import LIVE, Job
-from ...net.grpc_quirks import in_words
 from ...net.identity.credential import Credential
-from ...net.identity.enroll import BrokerAwayError
-from ...net.interrupts import elsewhere
-from ...net.printable import printable
 from ...proto import broker_pb2
-from ...proto.admission_pb2 import (
-    Invitation,
-    InviteRequest,
-    KickRequest,
-    PageKey,
-    PageRequest,
-)
-from ...proto.admission_pb2_grpc import AdmissionStub
-from ...proto.broker_pb2 import (
-    Cohort,
-    Description,
-    PreviewAnswer,
-    Recalled,
-    RunEvent,
-    RunSpec,
-    RunState,
-)
-from ...proto.broker_pb2_grpc import RunsStub
-from ..access import AccessError, access_of_peer, access_to, find_address, login, named_in
-from ..errors import BrokerUnreachable, ClientError, Refused
-from ..files.hub import can_push
+from ...proto.broker_pb2 import PreviewAnswer
+from ..access import find_address, login
+from ..files.outside import check_outside
 from ..files.records import files_of, write_run
-from .callbacks import check_logs
-from .run import ENDED, Run
+from .broker_calls import BrokerCalls
+from .run import Run
 
 if TYPE_CHECKING:
     from ...broker.candidates import Rule
@@ -59,23 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "connect", "login"]
 
-CALL_S = 30.0
-"""Deadline of one short call."""
-SO_FAR_S = 120.0
-"""Deadline of all events of a run: 50,000 of a few KiB."""
 PREVIEW_S = 600.0
 """Deadline of a preview: it waits its turn behind the plans of runs."""
 DATA_S = 660.0
 """Deadline of asking peers for their data: the broker waits for them for ten minutes."""
-REFUSALS = (
-    "FAILED_PRECONDITION",
-    "INVALID_ARGUMENT",
-    "NOT_FOUND",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "UNAUTHENTICATED",
-)
-"""gRPC statuses by which a broker says no."""
 
 
 def connect(address: str | None = None, lent: Credential | None = None) -> Client:
@@ -93,58 +55,8 @@ def connect(address: str | None = None, lent: Credential | None = None) -> Clien
     return client
 
 
-class Client:
+class Client(BrokerCalls):
     """A connection to one broker. `connect` makes one; a context manager closes it."""
-
-    def __init__(self, address: str, lent: Credential | None = None) -> None:
-        self.address = address
-        try:
-            self.access = access_to(address) if lent is None else access_of_peer(address, lent)
-        except AccessError as error:
-            raise Refused(str(error)) from None
-        except BrokerAwayError as error:
-            raise BrokerUnreachable(str(error)) from None
-        self.channel = self.access.channel(
-            [
-                ("grpc.max_receive_message_length", 64 * 2**20),
-                ("grpc.initial_reconnect_backoff_ms", 200),
-                ("grpc.max_reconnect_backoff_ms", 2000),
-                # A broker that vanished without a word is noticed within 20 s: watching has no
-                # deadline of its own.
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.http2.ping_timeout_ms", 10_000),
-                ("grpc.http2.max_pings_without_data", 0),
-            ],
-        )
-        self._runs = RunsStub(self.channel)  # type: ignore[no-untyped-call]
-        self._admission = AdmissionStub(self.channel)  # type: ignore[no-untyped-call]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<Client of {self.address}>"
-
-    def close(self) -> None:
-        self.channel.close()
-
-    def describe(self) -> Description:
-        """Peers and runs as they are now."""
-        with self.translated():
-            found: Description = self._runs.Describe(broker_pb2.DescribeRequest(), timeout=CALL_S)
-        return found
-
-    def is_open(self, run: str) -> bool:
-        """Whether it is a run of this broker that has not ended."""
-        return any(s.run == run and s.phase not in ENDED for s in self.describe().runs)
-
-    def names(self) -> dict[str, str]:
-        """What people call the peers that have joined, by id."""
-        return {p.peer: p.profile.name or p.peer for p in self.describe().peers}
 
     def submit(
         self,
@@ -162,8 +74,7 @@ class Client:
         from ..submission import prepare  # needs torch
         from .selecting import rule_of
 
-        check_logs(job)
-        can_push(job)
+        check_outside(job)
         rule = select or rule_of(job)
         if select is not None:
             name = getattr(select, "__qualname__", type(select).__qualname__)
@@ -177,12 +88,13 @@ class Client:
     def preview(self, job: Job, say: Callable[[str], None] = lambda line: None) -> PreviewAnswer:
         """What would run where if the job were submitted now; starts nothing. Raises as `submit`
         does."""
+        from ...dag.ir.convert import graph_to_bytes
         from ..submission import draft  # needs torch
-        from ..uploading import upload_graph
+        from ..uploading import transfer
 
         spec, graph = draft(job, say, self._kept_by_peers)
         with self.translated():
-            upload_graph(self.access, graph)
+            transfer(self.access, lambda blobs: blobs.store(graph_to_bytes(graph)))
             found: PreviewAnswer = self._runs.Preview(spec, timeout=PREVIEW_S)
         return found
 
@@ -218,64 +130,11 @@ class Client:
         prepared.keep(run.folder, run.id)
         return run
 
-    def submit_spec(self, spec: RunSpec) -> str:
-        """Starts a run whose blobs lie with the broker; returns its id. Raises Refused."""
-        with self.translated():
-            submitted = self._runs.Submit(spec, timeout=CALL_S)
-        return str(submitted.run)
-
     def run(self, run: str, to: Path | str = "runs/") -> Run:
         """A run by its id; `to` is the folder that holds the runs' folders. Raises Refused when
         the broker does not know it."""
         found = Run(self, run, to)
         found.state()
-        return found
-
-    def watch(self, run: str, from_event: int, *, so_far: bool = False) -> Iterator[RunEvent]:
-        """One stream of events; ends when the run or the stream ends. See `Run.watch`. `so_far`: it
-        ends with the newest event, within SO_FAR_S."""
-        wanted = broker_pb2.WatchRequest(run=run, from_event=from_event, so_far=so_far)
-        with self.translated():
-            stream = self._runs.Watch(wanted, timeout=SO_FAR_S if so_far else None)
-            yield from elsewhere(stream, stream.cancel)
-
-    def cancel(self, run: str) -> RunState:
-        with self.translated():
-            state: RunState = self._runs.Cancel(broker_pb2.RunRequest(run=run), timeout=CALL_S)
-        return state
-
-    def pause(self, run: str) -> RunState:
-        """Have it stop between two steps and give its peers back. Raises Refused where it cannot be
-        paused."""
-        with self.translated():
-            state: RunState = self._runs.Pause(broker_pb2.RunRequest(run=run), timeout=CALL_S)
-        return state
-
-    def unpause(self, run: str) -> RunState:
-        """A paused run goes on. Raises Refused for one that is not."""
-        with self.translated():
-            state: RunState = self._runs.Resume(broker_pb2.RunRequest(run=run), timeout=CALL_S)
-        return state
-
-    def finish(self, run: str) -> RunState:
-        """Have a run in rounds end early, in good order. Raises Refused as `Run.finish` does."""
-        with self.translated():
-            state: RunState = self._runs.Finish(broker_pb2.RunRequest(run=run), timeout=CALL_S)
-        return state
-
-    def choose(self, run: str, cohort: Cohort) -> RunState:
-        """Have the next round that begins be of these clients. Raises Refused where it cannot be,
-        or has begun."""
-        wanted = broker_pb2.CohortChoice(run=run, cohort=cohort)
-        with self.translated():
-            state: RunState = self._runs.Choose(wanted, timeout=CALL_S)
-        return state
-
-    def recall(self, run: str) -> Recalled:
-        """What was submitted, and the newest checkpoint that lies with the broker. Raises Refused
-        for another's run."""
-        with self.translated():
-            found: Recalled = self._runs.Recall(broker_pb2.RunRequest(run=run), timeout=CALL_S)
         return found
 
     def go_on(
@@ -301,61 +160,3 @@ class Client:
         run = Run(self, self.submit_spec(found.spec), found.to)
         write_run(run.folder, found.record(run.id))
         return run
-
-    def invite(self, role: str, uses: int, lasts_s: float) -> Invitation:
-        """A new token for a "peer", "submitter" or "operator"; for operators. Raises Refused."""
-        request = InviteRequest(role=role, uses=uses, lasts_s=lasts_s)
-        with self.translated():
-            found: Invitation = self._admission.Invite(request, timeout=CALL_S)
-        return found
-
-    def kick(self, subject: str) -> str:
-        """Refuses a peer or person from now on, for good; returns what it was. For operators.
-        Raises Refused."""
-        with self.translated():
-            kicked = self._admission.Kick(KickRequest(subject=subject), timeout=CALL_S)
-        return str(kicked.role)
-
-    def page(self, lasts_s: float) -> PageKey:
-        """A key that opens the broker's page for reading, for so long. Raises Refused."""
-        with self.translated():
-            found: PageKey = self._admission.Page(PageRequest(lasts_s=lasts_s), timeout=CALL_S)
-        return found
-
-    @contextmanager
-    def translated(self) -> Iterator[None]:
-        """gRPC's errors as ours; the only place that knows its status codes."""
-        from ...net.blobs.client import BlobTransferError
-
-        try:
-            yield
-        except grpc.RpcError as error:
-            code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
-            detail = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
-            detail = printable(detail)
-            if (translated := self._error(code, detail)) is None:
-                raise
-            raise translated from None
-        except BlobTransferError as error:
-            if (translated := self._error(error.code, error.reason)) is None:
-                raise
-            raise translated from None
-
-    def _error(self, code: str, detail: str) -> ClientError | None:
-        """What a gRPC status means to a client; None for what should not happen."""
-        if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
-            if why := self.access.why_not():
-                return BrokerUnreachable(f"no connection to the broker at {self.address}: {why}")
-            return BrokerUnreachable(
-                f"the broker at {self.address} does not answer ({in_words(detail)}): is it running "
-                f"(`shoal broker`), and is the address right{named_in(self.address)}? Another one: "
-                "--broker HOST:PORT, or SHOAL_BROKER"
-            )
-        if code == "UNIMPLEMENTED":
-            return Refused(
-                f"the broker at {self.address} knows no such call: it was started with --insecure "
-                "and has no identities, or it is of another version of shoal"
-            )
-        if code in REFUSALS:
-            return Refused(f"the broker at {self.address} refused: {detail}")
-        return None

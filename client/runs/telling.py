@@ -15,10 +15,10 @@ from ...broker.round_rows import RoundRows
 from ...job.settings import json_object
 from ...proto.broker_pb2 import FAILED
 from ..errors import RecordError
-from ..files.records import local_folder, read_run, step_numbers
+from ..files.records import read_run, step_numbers
 
 if TYPE_CHECKING:
-    from .session import Client
+    from .run import Run
 
 __all__ = ["RunTold", "folder_told", "labels", "run_told"]
 
@@ -82,11 +82,11 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, text[: text.rfind("\n") + 1].splitlines())
 
 
-def run_told(client: Client, run: str, to: Path) -> RunTold:
-    """Ask a broker for a run, as far as it has come. `to`: the folder that holds the runs' folders,
-    one of which may know its job better. Raises ClientError."""
+def run_told(run: Run) -> RunTold:
+    """Ask a broker for a run, as far as it has come; its folder may know its job better. Raises
+    ClientError."""
     course, rounds, meets, error = Course(), RoundRows(keep=False), False, ""
-    for event in client.run(run, to).so_far():
+    for event in run.so_far():
         if (row := rounds.see(event)) is not None:
             course.met(row.table())
         match event.WhichOneof("kind"):
@@ -98,6 +98,6 @@ def run_told(client: Client, run: str, to: Path) -> RunTold:
                 course.evaluated(event.evaluated.round, event.evaluated.evaluation.loss)
             case "state":
                 error = event.state.reason.text if event.state.phase == FAILED else ""
-    job: Mapping[str, Any] = read_run(local_folder(to) / run).get("job", {})
-    job = job or json_object(client.recall(run).spec.job)
+    job: Mapping[str, Any] = read_run(run.folder).get("job", {})
+    job = job or json_object(run.client.recall(run.id).spec.job)
     return RunTold(job.get("seed", 0), job, course.points, error)

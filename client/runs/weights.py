@@ -6,13 +6,13 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from torch import Tensor
 
@@ -24,9 +24,6 @@ from ..files.records import replacing
 from ..files.weight_files import WeightFilesError
 from ..files.weight_writer import item_of, write_files
 from ..uploading import transfer
-
-if TYPE_CHECKING:
-    from .run import Run
 
 __all__ = ["CheckpointWriter", "ExportError", "brought", "write"]
 
@@ -150,15 +147,15 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes the newest checkpoint into the run's outputs whenever there is one, one at a time;
-    those that were replaced meanwhile are left out. Leaving the block waits for the last one.
+    """Writes the newest checkpoint of a run whenever there is one, one at a time; those that were
+    replaced meanwhile are left out. Leaving the block waits for the last one. `keep`: writes it;
+    None: nobody here wants any.
 
     problems: what could not be written, one sentence each; the run itself goes on."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, keep: Callable[[], object] | None) -> None:
         self.problems: list[str] = []
-        self._run = run
-        self._here = run.submitted_here
+        self._keep = keep
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._last: Future[None] | None = None
 
@@ -176,14 +173,14 @@ class CheckpointWriter:
 
     def see(self, event: RunEvent) -> None:
         """One event of the run."""
-        if event.HasField("checkpoint") and self._here:
+        if event.HasField("checkpoint") and self._keep is not None:
             if self._last is not None:
                 self._last.cancel()
-            self._last = self._pool.submit(self._keep, event.checkpoint.step)
+            self._last = self._pool.submit(self._try, self._keep, event.checkpoint.step)
 
-    def _keep(self, step: int) -> None:
+    def _try(self, keep: Callable[[], object], step: int) -> None:
         try:
-            self._run.keep_checkpoint()
+            keep()
         except Exception as error:  # whatever the place of the files raises: the run goes on
             text = f"the checkpoint after step {step} was not written: {error}"
             self.problems.append(text)

@@ -52,7 +52,7 @@ def follow(run: Run, *, json: bool, since: int = 0, verbose: bool = False) -> Ru
     view = _Json(recorder.tokens_per_step) if json else _Lines(told)
     if not json and sys.stderr.isatty():
         view = _Bar(told)
-    keeper = CheckpointWriter(run)
+    keeper = CheckpointWriter(run.checkpoint_keeper)
     try:
         with keeper, view:
             for event in run.watch():

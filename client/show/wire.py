@@ -6,7 +6,7 @@ by link, role and codec. Where nothing is compressed there is nothing to show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...dag.schedule.filled import taken
 from ...proto.broker_pb2 import LinkUse, PlanReport, RunEvent
 from .text import size_text, time_text
 
-__all__ = ["CompressionSums", "LinkRow", "compresses", "planned", "sentence"]
+__all__ = ["CompressionSums", "LinkRow", "planned", "sentence"]
 
 RAW = "raw/1"
 """The codec that changes nothing."""
@@ -42,15 +42,6 @@ class LinkRow:
     steps: int = 1
     """In how many the codec was used; bytes and seconds are of all of them."""
 
-    @property
-    def times_smaller(self) -> float:
-        return self.dense_bytes / self.bytes if self.bytes else 1.0
-
-
-def compresses(rows: Iterable[LinkRow]) -> bool:
-    """Whether any link has a codec that does something."""
-    return any(row.codec != RAW for row in rows)
-
 
 def planned(report: PlanReport, called: Mapping[str, str]) -> list[LinkRow]:
     """What a plan expects of one step: a row per link and role, the busiest link first; empty where
@@ -66,13 +57,14 @@ def planned(report: PlanReport, called: Mapping[str, str]) -> list[LinkRow]:
         for link in sorted(report.predicted.links, key=lambda x: -x.busy_s)
         for use in link.codecs
     ]
-    return rows if compresses(rows) else []
+    return rows if any(row.codec != RAW for row in rows) else []
 
 
 def sentence(row: LinkRow) -> str:
     """A row as people read it in a line."""
     where = f"{row.source} -> {row.destination} {row.role.replace('_', ' ')}"
-    sizes = f"{size_text(row.bytes)} of {size_text(row.dense_bytes)} ({row.times_smaller:.3g}x)"
+    smaller = row.dense_bytes / row.bytes if row.bytes else 1.0
+    sizes = f"{size_text(row.bytes)} of {size_text(row.dense_bytes)} ({smaller:.3g}x)"
     times = f"saves {time_text(row.saved_s)}, encoding {time_text(row.encode_s)}"
     return f"{where}: {row.codec}, {sizes}, {times}, error {row.error:.2g}"
 

@@ -184,8 +184,12 @@ class Storages:
             numbers=np.array([trained.get(value, 0) for value in place], np.int64),
             updating=np.array([updating.get(value, 0) for value in place], np.int64),
             updated=np.array([value in updates for value in place], bool),
-            forward=np.array([_forward_bytes(c) for c in costs], np.int64),
-            backward=np.array([_backward_bytes(c) for c in costs], np.int64),
+            forward=np.array(
+                [c.peak_forward if c.makes else c.output_bytes for c in costs], np.int64
+            ),
+            backward=np.array(
+                [c.peak_backward if c.makes else c.output_bytes for c in costs], np.int64
+            ),
         )
 
     def part(self, start: int, stop: int) -> Storages:
@@ -218,11 +222,3 @@ def _filled(count: int, given: dict[int, int], missing: int) -> Ints:
 def _makes(op: Operator, cost: OperatorCost) -> Sequence[tuple[int, int] | None]:
     """Where each result lies; None: in a storage of its own, for costs that do not say it."""
     return cost.makes or (None,) * len(op.values)
-
-
-def _forward_bytes(cost: OperatorCost) -> int:
-    return cost.peak_forward if cost.makes else cost.output_bytes
-
-
-def _backward_bytes(cost: OperatorCost) -> int:
-    return cost.peak_backward if cost.makes else cost.output_bytes

@@ -63,7 +63,7 @@ def linear(
 def is_sliced(weight: Tensor) -> bool:
     """Whether a product with this weight is a loop of our own."""
     narrow = weight.dtype in (torch.bfloat16, torch.float16)
-    return narrow and _is_slow(weight.dtype, weight.device)
+    return narrow and weight.device.type == "cpu" and not _has_instructions(weight.dtype)
 
 
 def gradient_of_weight(x: Tensor, grad: Tensor) -> Tensor:
@@ -79,10 +79,6 @@ def gradient_of_weight(x: Tensor, grad: Tensor) -> Tensor:
 def gradient_of_bias(grad: Tensor) -> Tensor:
     """The gradient of the bias (out,) of such a product."""
     return grad.reshape(-1, grad.shape[-1]).float().sum(0).to(grad.dtype)
-
-
-def _is_slow(dtype: torch.dtype, device: torch.device) -> bool:
-    return device.type == "cpu" and not _has_instructions(dtype)
 
 
 @cache

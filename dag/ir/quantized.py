@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 __all__ = [
     "OPERATORS",
-    "dequantized",
     "int8_embedding",
     "int8_linear",
     "quantized",
@@ -50,11 +49,6 @@ def quantized(weight: Tensor, outputs: int = 0) -> tuple[Tensor, Tensor]:
     scale = most / _MOST
     scale = torch.where(scale < torch.finfo(torch.float32).tiny, torch.ones_like(scale), scale)
     return (wide / scale).round_().to(torch.int8), scale
-
-
-def dequantized(weight: Tensor, scale: Tensor) -> Tensor:
-    """What `quantized` numbers stand for, float32."""
-    return weight * scale
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -60,14 +60,13 @@ def lower(graph: Graph) -> Lowered:
     if graph.batch is None:
         raise GraphError("lowering needs a bound graph: call graph.bind(microbatch size) first")
     check_graph(graph)
-    recipes: dict[Any, _Recipe] = {}
     wanted = {v for op in graph.operators for v in op.reads} | set(graph.results)
     known = outside(graph)
     made: list[Operator] = []
     start: list[int] = []
     for op in graph.operators:
         start.append(len(made))
-        for core in _lowered(op, graph.spec, wanted, recipes):
+        for core in _lowered(op, graph.spec, wanted):
             results = results_of(core, known)
             core = replace(core, outputs=tuple(Output(r[0] if r else None) for r in results))
             known |= {v: r for v, r in zip(core.values, results, strict=True) if r}
@@ -107,9 +106,7 @@ def _with_same_ports(lowered: Graph, graph: Graph, known: Inferred) -> Graph:
     )
 
 
-def _lowered(
-    op: Operator, specs: dict[str, TensorSpec], wanted: set[str], recipes: dict[Any, _Recipe]
-) -> list[Operator]:
+def _lowered(op: Operator, specs: dict[str, TensorSpec], wanted: set[str]) -> list[Operator]:
     """The core operators in the place of one full one, their outputs not filled yet."""
     if allowed(op.target, "core"):
         return [op]
@@ -120,15 +117,21 @@ def _lowered(
         return numbers[arg.value] if isinstance(arg, Ref) else arg
 
     template = replace(op.mapped(anonymous), name="", module="")
-    # Blocks repeat: the recipe for equal specs and constants is made once. The text tells 1 from
-    # 1.0 and True, which are equal as keys.
-    key = (repr(template), tuple(specs[v] for v in reads))
-    if key not in recipes:
-        recipes[key] = _recipe(op, template, [specs[v] for v in reads])
-    return _written(op, recipes[key], wanted)
+    try:
+        recipe = _recipe(repr(template), template, tuple(specs[v] for v in reads))
+    except _NoCoreFormError as error:
+        raise GraphError(f"operator {op.name} ({op.target}) has no core form: {error}") from None
+    return _written(op, recipe, wanted)
 
 
-def _recipe(op: Operator, template: Operator, specs: list[TensorSpec]) -> _Recipe:
+class _NoCoreFormError(Exception):
+    """An operator needs what core does not have; says what."""
+
+
+@lru_cache(1024)
+def _recipe(text: str, template: Operator, specs: tuple[TensorSpec, ...]) -> _Recipe:
+    """Make the recipe for specs and constants. Blocks repeat, and so do models: equal ones have
+    theirs once. `text` tells 1 from 1.0 and True, which are equal as keys."""
     given = [torch.empty(s.sizes, dtype=getattr(torch, s.dtype), device="meta") for s in specs]
 
     def run(*tensors: Tensor) -> list[Any]:
@@ -153,7 +156,7 @@ def _recipe(op: Operator, template: Operator, specs: list[TensorSpec]) -> _Recip
         elif node.target is operator.getitem:
             env[node] = Ref(f"{env[node.args[0]][0]}.{node.args[1]}")
         else:
-            _add_step(op, node, env, steps)
+            _add_step(node, env, steps)
     return _Recipe(tuple(steps), results)
 
 
@@ -179,17 +182,17 @@ def _tidy(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _add_step(op: Operator, node: Node, env: dict[Node, Any], steps: list[_Step]) -> None:
+def _add_step(node: Node, env: dict[Node, Any], steps: list[_Step]) -> None:
     if node.op != "call_function":
-        raise GraphError(f"operator {op.name} ({op.target}) has no core form: it needs a {node.op}")
+        raise _NoCoreFormError(f"it needs a {node.op}")
     target = target_of(node)
     # Strides at run time are not those of the tracing: see dag/capture/rewrite.py.
     if target in ("aten.view.default", "aten._unsafe_view.default"):
         target = "aten.reshape.default"
     if not allowed(target, "core"):
-        raise GraphError(
-            f"operator {op.name} ({op.target}) has no core form: {target} is not on the 'core' "
-            "allow-list; leave peers with the core operator set out of the plan"
+        raise _NoCoreFormError(
+            f"{target} is not on the 'core' allow-list; leave peers with the core operator set out "
+            "of the plan"
         )
     returns_tuple = len(node.target._schema.returns) > 1 or (  # type: ignore[union-attr]
         str(node.target._schema.returns[0].type) == "List[Tensor]"  # type: ignore[union-attr]

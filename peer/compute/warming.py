@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 
 from ...dag.ir.rules.rules import check_graph
 from ...dag.plan.cut import cut
-from ...dag.plan.plan import PeerId
 from ..blobs.starting import ByGraph
 from ..blobs.weight_shards import WeightShard
 from .order import BuildOrder
@@ -35,7 +34,7 @@ def frozen_shards(order: BuildOrder) -> list[WeightShard]:
     still |= {b.name for b in graph.buffers if b.update is None}
     weights = ByGraph(order.weights, graph)
     found: dict[WeightShard, None] = {}
-    for holder in kept_holders(order):
+    for holder in (k.holder for k in order.plan.keepers if k.peer == order.peer):
         held = [stages[k] for k in plan.stages_of(holder)]
         names = [n for s in held for n in (*s.parameters, *s.buffers) if n in still]
         own = dict.fromkeys(weights.shards(names))
@@ -43,10 +42,6 @@ def frozen_shards(order: BuildOrder) -> list[WeightShard]:
         if not order.memory_bytes or size <= order.memory_bytes:
             found |= own
     return list(found)
-
-
-def kept_holders(order: BuildOrder) -> list[PeerId]:
-    return [keeper.holder for keeper in order.plan.keepers if keeper.peer == order.peer]
 
 
 def warm(

@@ -55,7 +55,7 @@ class Availability:
         if monthly is not None and facts.moved_bytes >= monthly:
             text = (
                 f"the {monthly / 1e9:.4g} GB that its host may move in a month are spent: it takes "
-                f"part again on the 1st of {_next_month(facts.at)}"
+                f"part again on the 1st of {datetime(2000, facts.at.month % 12 + 1, 1):%B}"
             )
             return Reason(code="monthly", text=text)
         return None
@@ -66,10 +66,6 @@ def measured_again(hello: broker_pb2.Hello, speeds: broker_pb2.Speeds) -> broker
     hello.profile.speeds.CopyFrom(speeds)
     hello.profile.flops_per_s = speeds.product_flops_per_s
     return broker_pb2.PeerMessage(measured=speeds)
-
-
-def _next_month(at: datetime) -> str:
-    return f"{datetime(2000, at.month % 12 + 1, 1):%B}"
 
 
 _LEAST_REPORTS = 64

@@ -20,9 +20,10 @@ from ...dag.schedule.convert_plan import plan_to_proto
 from ...dag.schedule.convert_report import report_to_proto
 from ...dag.transforms.vocabulary import planned_graph
 from ...job.words import WRONG_CHOICE, some_of
-from ...proto.broker_pb2 import Formation, OperatorSpan, PreviewAnswer
+from ...proto.broker_pb2 import Formation, OperatorSpan, PlannedRow, PreviewAnswer
 from ...proto.common_pb2 import Reason
 from ..base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
+from ..codecs.carried import CodedStepCost
 from ..cost.cost_model import CostModel
 from ..requests.asked import FormReplicas, PreviewWanted, ReplicaId
 from ..requests.request import plan_request
@@ -34,12 +35,13 @@ from .bad_plan import bad_plan
 from .deeper import or_deeper
 from .forming import formed
 from .leaving_out import without_culprits
-from .planned_step import planned_step
 from .planning import with_left_out
 from .risk import work_at_risk
 
 __all__ = ["preview", "preview_bytes", "preview_wanted"]
 
+MOST_ROWS = 64
+"""Peers that have a row in the planned step: those of the plan's first stages."""
 WORTH_SAYING = 0.98
 """Another way is said to be better when it takes less than this share of the plan's step."""
 
@@ -113,7 +115,7 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
         peers=wanted.peers,
         operators=_spans(graph, plan),
         formation=formation,
-        step=planned_step(request, plan),
+        step=_planned_step(request, plan),
         notes=[*_verdict(made), *risk, *wanted.notes, *_unknown(request, made)],
     )
 
@@ -212,3 +214,25 @@ def _spans(graph: Graph, plan: Plan) -> list[OperatorSpan]:
             )
         )
     return found
+
+
+def _planned_step(request: PlanRequest, plan: Plan) -> list[PlannedRow]:
+    """One training step as a plan expects it: a row for each peer of a plan of the request, or of
+    one of its other divisions of a batch, with the codecs of its links. Seconds since the step's
+    begin."""
+    form = request.form(plan.microbatch_size, plan.head_parts)
+    assert form is not None, "the plan is one of the request's"
+    cost = CodedStepCost(CostModel(form), plan)
+    played, program = cost.timeline(cost.of_plan(plan.codecs)), cost.program
+    rows = []
+    for i, peer in enumerate(program.peers[:MOST_ROWS]):
+        own = slice(program.first[i], program.first[i + 1])
+        rows.append(
+            PlannedRow(
+                peer=peer,
+                actions=map(str, program.actions[own]),
+                start_s=played.start[own],
+                end_s=played.end[own],
+            )
+        )
+    return rows

@@ -150,12 +150,9 @@ class CostModel:
         if form not in self._structures:
             if len(self._structures) >= _MOST_STRUCTURES:
                 self._structures.pop(next(iter(self._structures)))
-            self._structures[form] = self._compile(form)
+            names = [PeerId(f"p{i}") for i in range(len(form.peers))]
+            self._structures[form] = self.structure_of(self.bare_plan(form, names))
         return self._structures[form]
-
-    def _compile(self, form: Candidate) -> Structure:
-        names = [PeerId(f"p{i}") for i in range(len(form.peers))]
-        return self.structure_of(self.bare_plan(form, names))
 
     def bare_plan(self, candidate: Candidate, names: Sequence[PeerId], **told: Any) -> Plan:
         """The plan of a candidate by the request, its visits not listed yet. Of a lost holder,

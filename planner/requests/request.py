@@ -14,7 +14,8 @@ from ...dag.transforms.head import find_head
 from ...dag.transforms.vocabulary import can_split, head_operators, split_head
 from ...proto.broker_pb2 import RunSpec
 from ..base.interface import NoPlan, PeerOffer, PlanRequest
-from .requirements import Batching, RunRequirements
+from .batchings import Batching
+from .requirements import RunRequirements
 
 __all__ = ["DataThatStays", "data_that_stays", "plan_request"]
 

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal, TypeVar
 
 from ...dag.plan.plan import PeerId, Plan
-from ...dag.schedule.convert_plan import microbatches_of
 from ...dag.schedule.orders.schedules import interleaves
-from ...job import MOST_MICROBATCHES, Job
+from ...job import Job
 from ...job.clients.client_options import Cohorts
 from ...job.methods import method_text
 from ...job.rounds import SUM_BYTES
 from ...job.sync import Sync
 from ...job.tables import Codec, Model, Output, Recovery
-from ...job.training import Stop, Train
+from ...job.training import Stop
 from ...job.unsupported import not_in_pipelines
 from ...net.web.places import origin_of
 from ...proto.broker_pb2 import Checkpoint, RunSpec
 from ..base.interface import CodecOptions, PlannerOptions
 from ..schedulers.swapped import LEAST as LEAST_SWAPPED
+from .batchings import Batching, batchings
 from .run_spec import RunSpecError, problems
 
-__all__ = ["Batching", "RunRequirements", "decided", "one_of_many", "read_spec"]
+__all__ = ["RunRequirements", "decided", "one_of_many", "read_spec"]
 
+_Kind = TypeVar("_Kind")
 
 MOST_ORIGINS = 16
 """Hosts on the web that the weights of one run are read from."""
-
-
-class Batching(NamedTuple):
-    """A way to divide the batch of a step into microbatches."""
-
-    microbatch_size: int
-    """Samples."""
-    microbatches: int
-    """Of one step."""
-    evaluation_microbatches: int
-    """Of one evaluation; 0: the run has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,71 +141,25 @@ def read_spec(spec: RunSpec) -> RunRequirements:
     ):
         if given != wanted:
             raise RunSpecError(f"{name} of the run is {given}, its job says {wanted}")
-    asked, alone = job.plan, job.sync.kind == "federated"
     cohorts = job.rounds.cohorts if job.rounds else None
-    if alone and (cohorts is None or len(spec.client_sizes) != cohorts.clients):
+    if job.sync.kind == "federated" and (
+        cohorts is None or len(spec.client_sizes) != cohorts.clients
+    ):
         expected = cohorts.clients if cohorts else "a data.partition that says for how many"
         raise RunSpecError(
             f"client_sizes of the run has {len(spec.client_sizes)} numbers: expected {expected}, "
             "one for each client"
         )
-    stages, one_peer = None if asked.stages == "auto" else asked.stages, ""
-    if alone:
-        one_peer, stages = _why_one_peer(spec, job), stages or 1
-        if one_peer and stages > 1:
-            raise RunSpecError(f"plan.stages of the job is {stages}: {one_peer}")
-    full = asked.full_steps(spec.steps)
-    pipelines = 1 if asked.pipelines == "auto" else asked.pipelines
-    batchings = tuple(
-        b for b in _batchings(spec, train, job.divided) if b.microbatches >= pipelines
-    )
-    if job.rounds is not None:
-        batchings = batchings[:1]  # the same for all replicas
-    sizes = [b.microbatch_size for b in batchings]
-    if spec.HasField("plan") and job.sync.kind != "allreduce":
-        raise RunSpecError(
-            f'the run has a plan written by hand, and its job sync.kind = "{job.sync.kind}": '
-            "expected none"
-        )
-    if not batchings or (spec.HasField("plan") and spec.plan.microbatch_size not in sizes):
-        raise RunSpecError(
-            f"plan.pipelines is {pipelines} with {microbatches_of(spec.plan) or spec.microbatches} "
-            "microbatches in a step: "
-            "expected at least one microbatch for each pipeline"
-        )
+    one_peer = _why_one_peer(spec, job) if job.sync.kind == "federated" else ""
     return RunRequirements(
         priority=job.priority,
-        options=PlannerOptions(
-            scheduler=asked.scheduler,
-            stages=stages,
-            pipelines=1 if alone else None if asked.pipelines == "auto" else pipelines,
-            schedule=asked.schedule,
-            in_flight=None if asked.in_flight == "auto" else asked.in_flight,
-            recompute=None if asked.recompute == "auto" else asked.recompute,
-            swaps=job.recovery.swaps,
-            skip=None if asked.skip == "auto" else asked.skip,
-            reorder=asked.reorder,
-            full_steps=full if asked.reroutes and full != (0, spec.steps) else None,
-            stochastic_depth=asked.skip_scaling == "stochastic-depth",
-            optimizer_slots=train.optimizer_slots,
-            whole_parameters=train.whole,
-            state_bytes=train.state_bytes,
-            in_8_bits=train.in_8_bits,
-            round_bytes=_kept_bytes(job, stages or 1),
-            exchange_bytes=job.rounds.exchange_bytes if job.rounds else 0,
-            norm=train.clip > 0 or job.recovery.rebuilds or job.training.scales_loss,
-            collective=job.sync.collective,
-            strategy=method_text(
-                job.sync.within, job.sync.options if job.sync.kind == "allreduce" else {}
-            ),
-            codecs=_codecs(job.codec, encoded=job.sync.within != "exact"),
-        ),
-        batchings=batchings,
+        options=_options(spec, job, one_peer),
+        batchings=batchings(spec, job),
         training=job.training.to_json(),
         wanted=tuple(dict.fromkeys(PeerId(h) for stage in spec.plan.stages for h in stage.holders)),
         core=spec.HasField("core_graph"),
         # With other cuts other blocks would change places.
-        replan=asked.replan and not job.recovery.swaps,
+        replan=job.plan.replan and not job.recovery.swaps,
         recovery=job.recovery,
         output=job.output,
         lossless_snapshots=job.codec.snapshots == "lossless",
@@ -260,6 +203,48 @@ def one_of_many(spec: RunSpec) -> RunSpec:
     return found
 
 
+def _options(spec: RunSpec, job: Job, one_peer: str) -> PlannerOptions:
+    """Return what the job says of plans. `one_peer`: why clients cannot be trained by pipelines.
+    Raises RunSpecError."""
+    asked, train, alone = job.plan, job.train, job.sync.kind == "federated"
+    stages = _unless_auto(asked.stages) or (1 if alone else None)
+    if one_peer and stages is not None and stages > 1:
+        raise RunSpecError(f"plan.stages of the job is {stages}: {one_peer}")
+    full = asked.full_steps(spec.steps)
+    return PlannerOptions(
+        scheduler=asked.scheduler,
+        stages=stages,
+        pipelines=1 if alone else _unless_auto(asked.pipelines),
+        schedule=asked.schedule,
+        in_flight=_unless_auto(asked.in_flight),
+        recompute=_unless_auto(asked.recompute),
+        swaps=job.recovery.swaps,
+        skip=_unless_auto(asked.skip),
+        reorder=asked.reorder,
+        full_steps=full if asked.reroutes and full != (0, spec.steps) else None,
+        stochastic_depth=asked.skip_scaling == "stochastic-depth",
+        optimizer_slots=train.optimizer_slots,
+        whole_parameters=train.whole,
+        state_bytes=train.state_bytes,
+        in_8_bits=train.in_8_bits,
+        # Of each trained number, what rounds keep while steps are made.
+        round_bytes=(
+            job.rounds.stepping_bytes + job.rounds.summed_bytes(stages or 1) if job.rounds else 0
+        ),
+        exchange_bytes=job.rounds.exchange_bytes if job.rounds else 0,
+        norm=train.clip > 0 or job.recovery.rebuilds or job.training.scales_loss,
+        collective=job.sync.collective,
+        strategy=method_text(
+            job.sync.within, job.sync.options if job.sync.kind == "allreduce" else {}
+        ),
+        codecs=_codecs(job.codec, encoded=job.sync.within != "exact"),
+    )
+
+
+def _unless_auto(value: _Kind | Literal["auto"]) -> _Kind | None:
+    return None if value == "auto" else value
+
+
 def _why_one_peer(spec: RunSpec, job: Job) -> str:
     """Say why clients of a run cannot be trained by pipelines; empty: they can."""
     if job.plan.stages == 1:
@@ -274,11 +259,6 @@ def _why_one_peer(spec: RunSpec, job: Job) -> str:
                 "divide; set train.microbatch = 1"
             )
     return ""
-
-
-def _kept_bytes(job: Job, stages: int) -> int:
-    """Return the bytes of each trained number that rounds keep while steps are made."""
-    return job.rounds.stepping_bytes + job.rounds.summed_bytes(stages) if job.rounds else 0
 
 
 def _origins(model: Model) -> tuple[str, ...]:
@@ -369,23 +349,3 @@ def _check_support(role: str, text: str, activation: str) -> None:
             f"top-k kept the value: expected it as codec.activation_grad, beside "
             f'codec.activation = "topk:ratio={ratio:g}", which is "{activation}"'
         )
-
-
-def _batchings(spec: RunSpec, train: Train, replicas: int) -> Iterator[Batching]:
-    """The default, then the choices in their order, of one of so many replicas; raises
-    RunSpecError."""
-    for size in (spec.microbatch_size, *spec.microbatch_sizes):
-        if train.batch % size:
-            raise RunSpecError(
-                f"microbatch_sizes of the run has {size}, and the {train.batch} samples of a step "
-                f"are not divisible by it (remainder {train.batch % size})"
-            )
-        count = train.batch // size
-        evaluation = train.evaluated_batches * count
-        if max(count, evaluation) > MOST_MICROBATCHES:
-            raise RunSpecError(
-                f"with microbatches of {size}, a step has {count} microbatches and one evaluation "
-                f"has {evaluation} microbatches: expected at most {MOST_MICROBATCHES}"
-            )
-        if count % replicas == 0:
-            yield Batching(size, count // replicas, evaluation)

@@ -100,7 +100,8 @@ def auto(request: PlanRequest) -> PlanWithReport:
     for judge, fence in looked:
         if least < _seconds_of(fence) > NEAR * least:
             # Far behind: what `op-fence` found is all that is said of it.
-            found.append((_unsearched(judge, fence), {}))
+            only = None if fence is None else SearchResult(fence.candidate, (0.0, fence.seconds))
+            found.append((FormResult(judge, only, {}), {}))
             continue
         others = _others(judge, fence)
         starts = {candidate: s for candidate, s in others.values()}
@@ -160,11 +161,6 @@ def _with_collectives(chosen: FormResult) -> FormResult:
 
 def _seconds_of(fence: Fenced | None) -> float:
     return float("inf") if fence is None else fence.seconds
-
-
-def _unsearched(judge: CostModel, fence: Fenced | None) -> FormResult:
-    best = None if fence is None else SearchResult(fence.candidate, (0.0, fence.seconds))
-    return FormResult(judge, best, {})
 
 
 def choose(

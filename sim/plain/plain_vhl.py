@@ -240,7 +240,7 @@ class VhlClient(nn.Module):
         if alpha:
             loss = loss + alpha * nn.functional.cross_entropy(whole[n:], classes + of)
         if calibrates:
-            units = [_unit(f) for f in features]
+            units = [f / torch.clamp(f.square().sum().sqrt(), min=1e-3) for f in features]
             real, virtual, kinds = units[:n], units[n:], of.tolist()
             fixed = [(v.detach(), c) for v, c in zip(virtual, kinds, strict=True)]
             pairs = [*zip(virtual, kinds, strict=True)]
@@ -261,7 +261,3 @@ def _contrast(z: Tensor, label: int, others: Sequence[tuple[Tensor, int]], heat:
         return z.sum() * 0
     whole = torch.stack([z @ other / heat for other, _ in others]).logsumexp(0)
     return torch.stack([whole - z @ p / heat for p in positives]).mean()
-
-
-def _unit(feature: Tensor) -> Tensor:
-    return feature / torch.clamp(feature.square().sum().sqrt(), min=1e-3)

@@ -17,7 +17,7 @@ from .measures.moments import FAULTS
 from .measures.verdict import Verdict, judge
 from .page import Section, bullets, compared, page, table, tiles
 from .pictures.atlas import atlas, place_of
-from .pictures.charts import Bar, Series, bars, curves, smooth
+from .pictures.charts import BarRow, Series, bars, curves, smooth
 from .pictures.crowd import crowd, groups_of
 from .pictures.heat import heat_map
 from .pictures.picture import Picture
@@ -218,7 +218,7 @@ def _wire(
         saved = f" · {dense / sent:.3g}x smaller" if dense > sent > 0 else ""
         name = f"{role.replace('_', ' ')} · {codec}" if codec else role.replace("_", " ")
         limit = dense if dense > sent else 0
-        rows.append(Bar(name=name, parts=[("sent", sent)], limit=limit, text=size(sent) + saved))
+        rows.append(BarRow(name=name, parts=[("sent", sent)], limit=limit, text=size(sent) + saved))
     if rows:
         pictures["bytes"] = bars(
             "bytes by role and codec", rows, {"sent": "forward"}, limit="dense"
@@ -237,7 +237,7 @@ def _memory(
     verdict: Verdict,
     pictures: dict[str, Picture],
 ) -> list[Section]:
-    rows: list[Bar] = []
+    rows: list[BarRow] = []
     title = "Memory of each peer, at its peak"
     tight = any(m.get("peak_bytes", 0) > TIGHT * m.get("limit_bytes", 0) for m in s.memory)
     outline = "limit" if tight else "predicted"  # far from the limits all bars would be slivers
@@ -249,7 +249,9 @@ def _memory(
             text = size(value) + (f" of {size(limit)}" if limit else "")
             marked, around = verdict.on == m["peer"], limit if tight else expected
             rows.append(
-                Bar(name=m["peer"], parts=[(part, value)], limit=around, text=text, marked=marked)
+                BarRow(
+                    name=m["peer"], parts=[(part, value)], limit=around, text=text, marked=marked
+                )
             )
     if not rows and report is not None:
         for p in report.predicted.peers:
@@ -257,7 +259,7 @@ def _memory(
             if total := p.device_bytes + p.host_bytes:
                 name = names.get(p.peer, p.peer)
                 shown = [part for part in parts if part[1]]
-                rows.append(Bar(name=name, parts=shown, text=size(total)))
+                rows.append(BarRow(name=name, parts=shown, text=size(total)))
     if not rows:
         return []
     rows.sort(key=lambda r: (-sum(v for _, v in r.parts) / (r.limit or 1), r.name))

@@ -16,12 +16,11 @@ from typing import Any, ClassVar, Literal
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
 from ...job import Job
-from ...job.settings import SettingsError, located, plain, read_toml
+from ...job.settings import SettingsError, located, meant, plain, read_toml
 from ...job.units import Duration, Rate
 from ...planner.base.interface import PeerOffer
 from . import topologies
-from .checks import check_faults, check_places, check_times
-from .mishaps import Churn, Expectations, FaultTable, Renamed
+from .mishaps import BETWEEN, Churn, Expectations, FaultTable, Renamed, positive
 from .naming import BROKER, named, select
 from .networks import Wide, wide
 from .tables import (
@@ -113,11 +112,67 @@ class Scenario(Renamed):
     def check(self) -> None:
         if self.version != 1:
             raise SettingsError("version", f"is {self.version}: expected 1")
-        check_places(self)
+        self._check_places()
         object.__setattr__(self, "peers", tuple(named(self.peers)))
-        check_times(self)
-        check_faults(self)
+        self._check_times()
+        self._check_faults()
         self._wide  # noqa: B018 (raises for links that are wrong)
+
+    def _check_times(self) -> None:
+        """Raise SettingsError for durations that cannot be."""
+        positive(self, "limit", "time_scale")
+        if self.time_scale != 1.0 and self.mode != "real":
+            raise SettingsError(
+                "time_scale",
+                f'is {self.time_scale}: expected 1.0 where `mode` is "{self.mode}"',
+            )
+        for i, fault in enumerate(self.faults):
+            if fault.at is not None and fault.at > self.limit:
+                raise SettingsError(
+                    f"faults[{i}].at", f"is {fault.at}, after `limit` ({self.limit}): never"
+                )
+
+    def _check_faults(self) -> None:
+        """Raise SettingsError for a fault of nobody. Peers have names of their own already."""
+        for i, fault in enumerate(self.faults):
+            who = self.selected(fault.who, f"faults[{i}].who")
+            others = self.selected(fault.with_, f"faults[{i}].with")
+            if BROKER in who and fault.do not in BETWEEN:
+                raise SettingsError(
+                    f"faults[{i}].who", f'names the broker: "{fault.do}" is for peers'
+                )
+            if others and len({*who, *others}) == 1:
+                raise SettingsError(
+                    f"faults[{i}].with", f'is "{others[0]}", as `who` is: expected another'
+                )
+
+    def _check_places(self) -> None:
+        """Raise SettingsError for an unknown place, and for no peer at all."""
+        if not self.peers:
+            raise SettingsError("peers", "is empty: expected at least one [[peers]]")
+        known = dict.fromkeys(p.place for p in self.peers)
+        for name in self.places:
+            if name not in known and name != self.broker.place:
+                raise SettingsError(
+                    f"places.{name}",
+                    f"describes a place where no peer is{meant(name, known)}",
+                )
+        allowed = {*known, *self.places}
+        if self.network_set:
+            allowed = {*self.topology().places, *self.places}
+            for i, peer in enumerate(self.peers):
+                if peer.place not in allowed:
+                    raise SettingsError(
+                        f"peers[{i}].place",
+                        f'is "{peer.place}", which is no place of "{self.network_set}" and none of '
+                        f"[places]{meant(peer.place, sorted(allowed))}",
+                    )
+        if self.broker.place and self.broker.place not in allowed:
+            raise SettingsError(
+                "broker.place",
+                f'is "{self.broker.place}", where no peer is and which [places] does not name'
+                f"{meant(self.broker.place, sorted(allowed))}",
+            )
 
     def offers(self) -> tuple[PeerOffer, ...]:
         """What the peers offer to a planner, in their order; their ids are their names. Each is

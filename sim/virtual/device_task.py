@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .world import World
+from .clock import VirtualClock
 
 __all__ = ["DeviceTask"]
 
@@ -15,8 +13,8 @@ class DeviceTask:
     """Calls back when what was begun last has taken its time. `alive`: whether the peer still
     is."""
 
-    def __init__(self, world: World, alive: Callable[[], bool]) -> None:
-        self._world, self._alive = world, alive
+    def __init__(self, clock: VirtualClock, alive: Callable[[], bool]) -> None:
+        self._clock, self._alive = clock, alive
         self._now: tuple[float, Callable[[], None]] | None = None
         """When it ends, or how long it still takes while the process stands still; and what
         then."""
@@ -31,16 +29,16 @@ class DeviceTask:
                 self._now = None
                 ended()
 
-        self._now = self._world.now + seconds, ended
+        self._now = self._clock.now + seconds, ended
         self._version = version = self._version + 1
-        self._world.after(seconds, end)
+        self._clock.after(seconds, end)
 
     def freeze(self) -> None:
         """Stop the clock of what is under way."""
         self._version += 1
         if self._now is not None:
             end_s, ended = self._now
-            self._now = end_s - self._world.now, ended
+            self._now = end_s - self._clock.now, ended
 
     def thaw(self) -> None:
         """Go on with what was left of it."""

@@ -3,14 +3,17 @@ that all runs are the same and no test makes certificates. A liar there keeps to
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...dag.plan.plan import PeerId
 from ...net.identity.signing import SignatureError
+from ...peer.secure.secure_member import SecureMember
 from ...proto.broker_pb2 import SignedStatement
 
-__all__ = ["NamedMember", "check_named"]
+__all__ = ["NamedMember", "check_named", "known_member"]
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,19 @@ def check_named(statement: bytes, signed: SignedStatement) -> PeerId:
     ):
         raise SignatureError("the signature is of another peer")
     return PeerId(name.decode())
+
+
+def known_member(peer: PeerId, run: str, round_: int) -> SecureMember:
+    """Return the part of a peer in a round, whose secrets are the same every time."""
+    return SecureMember(NamedMember(peer), run, round_, _drawn(f"{peer}\0{run}\0{round_}"))
+
+
+def _drawn(seed: str) -> Callable[[int], bytes]:
+    drawn = 0
+
+    def draw(size: int) -> bytes:
+        nonlocal drawn
+        drawn += 1
+        return hashlib.shake_256(f"{seed}\0{drawn}".encode()).digest(size)
+
+    return draw

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...dag.plan.action import ROUNDS, TRAITS, ExchangeContent
@@ -19,7 +20,6 @@ from ...peer.data.manifest import DataError
 from ...peer.shell.workbench import code_of, code_of_action, said_of
 from ...proto import broker_pb2, common_pb2
 from .. import trace
-from .blob_fetches import BlobFetches
 from .control import BROKER
 from .device_task import DeviceTask
 from .orders import ActionTimes
@@ -124,7 +124,7 @@ class PeerWork:
     def _build(self, wanted: p.Build) -> None:
         """Build the stages; what they fetch comes from the broker's place, in one request."""
         world, began = self.world, self.world.now
-        fetches = BlobFetches(world, self.fetched)
+        fetches = _BlobFetches(world, self.fetched)
         answer: p.Event
         parts: tuple[tuple[memoryview, ...], ...] = ()
         resume = wanted.assign.resume
@@ -227,6 +227,38 @@ class PeerWork:
                     stage=stage,
                 )
             )
+
+
+class _BlobFetches:
+    """Reads for one order to build. bytes: those that are not on the host yet. `there`: hashes of
+    the whole blobs that are; what is read whole is from then on."""
+
+    def __init__(self, world: World, there: set[str]) -> None:
+        self._world, self._there = world, there
+        self.bytes = 0
+
+    def whole(self, name: str) -> bytes:
+        data = self._world.blobs[name]
+        self.bytes += 0 if name in self._there else len(data)
+        self._there.add(name)
+        return data
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        self.bytes += 0 if name in self._there else length
+        return self._world.blobs[name][offset : offset + length]
+
+    def shard(self, name: str) -> Path:
+        """Return a file with a blob."""
+        path = self._world.folder / name
+        data = self.whole(name)
+        if not path.exists():
+            path.write_bytes(data)
+        return path
+
+    def saved(self, ref: common_pb2.BlobRef) -> tuple[memoryview, ...]:
+        """Return the parts of a snapshot that lies with the broker."""
+        self.bytes += ref.size_bytes
+        return self._world.saved[ref.hash]
 
 
 def _nothing() -> None:

@@ -30,8 +30,7 @@ from ..trace import Mark, Trace
 from .broker_shell import BrokerShell
 from .clock import Observe, Observed, StalledError, VirtualClock
 from .control import BROKER, Control
-from .identities import NamedMember
-from .mask_members import known_member
+from .identities import NamedMember, known_member
 from .orders import Orders
 from .peer_shell import PeerShell
 from .spec import PeerDevice, PeerSpec

@@ -13,6 +13,7 @@ import pytest
 from torch import Tensor, nn
 
 from shoal.client import submission
+from shoal.dag.capture import capture as captures
 from shoal.dag.capture.capture import Captured, capture
 from shoal.job import LIVE, Job
 
@@ -24,6 +25,7 @@ class Captures:
 
     def __init__(self) -> None:
         self._known: dict[str, Captured] = {}
+        self._traced: dict[str, Any] = {}
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -50,11 +52,28 @@ class Captures:
         told = {k: v for k, v in options.items() if k not in ("named", "samples")}
         key = f"{model} {shapes} {told}"
         if key not in self._known:
-            self._known[key] = capture(module, inputs, **options)
+            traced = replace(model, dtype="fp32", frozen_dtype="", trained_dtype="")
+            own = [(n, p.dtype, p.requires_grad) for n, p in module.named_parameters()]
+            with self._traced_once(f"{traced} {shapes} {own}"):
+                self._known[key] = capture(module, inputs, **options)
         found, named = self._known[key], options["named"]
         own = {named(n): p.detach() for n, p in module.named_parameters()}
         own |= {named(n): b.detach() for n, b in module.named_buffers()}
         return replace(found, tensors={n: own.get(n, t) for n, t in found.tensors.items()})
+
+    @contextmanager
+    def _traced_once(self, key: str) -> Iterator[None]:
+        """What is traced has no dtypes yet, so that those of a job make no other trace."""
+        whole = captures._whole
+
+        def once(*given: Any) -> Any:
+            if key not in self._traced:
+                self._traced[key] = whole(*given)
+            return self._traced[key]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(captures, "_whole", once)
+            yield
 
 
 def _text(folder: Path, name: str) -> str:

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from ....net.identity.names import Party
 from ....proto.broker_pb2 import Phase, RunState
 from .digest import Digest, MetricTotals
-from .seen import Seen
+from .seen import Look
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -30,19 +30,19 @@ Refusals = Callable[[], Mapping[str, Counter[str]]]
 
 
 class Metrics:
-    """`text(seen, viewer)` is what a scrape gets; `viewer` as in Seen."""
+    """`text(seen, viewer)` is what a scrape gets; `viewer` as in Look."""
 
     def __init__(self, totals: MetricTotals, refusals: Refusals) -> None:
         self._totals, self._refusals = totals, refusals
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
-    def text(self, seen: Seen, viewer: Party) -> bytes:
+    def text(self, seen: Look, viewer: Party) -> bytes:
         registry = CollectorRegistry()
         registry.register(_Once(self._collect(seen, viewer)))
         return generate_latest(registry) + generate_latest(self._process)
 
-    def _collect(self, seen: Seen, viewer: Party) -> Iterable[Metric]:
+    def _collect(self, seen: Look, viewer: Party) -> Iterable[Metric]:
         found, totals = seen.description, self._totals
         states = Counter(p.membership for p in found.peers)
         peers = GaugeMetricFamily("shoal_peers", "Peers that are joined.", labels=["state"])
@@ -77,7 +77,7 @@ class Metrics:
                 refusals.add_metric([where, reason], count)
         yield refusals
 
-    def _of_runs(self, seen: Seen, digests: Mapping[str, Digest]) -> Iterable[Metric]:
+    def _of_runs(self, seen: Look, digests: Mapping[str, Digest]) -> Iterable[Metric]:
         labels = ["run", "name"]
         step = GaugeMetricFamily("shoal_run_step", "Committed steps of a run.", labels=labels)
         loss = GaugeMetricFamily("shoal_run_loss", "Loss of its newest step.", labels=labels)

@@ -29,7 +29,7 @@ from ...membership.member import clean
 from ..shell import RejectedError, Shell
 from .digest import Digest, MetricTotals
 
-__all__ = ["EVERY_S", "Seen", "Watcher", "tokens_per_step"]
+__all__ = ["EVERY_S", "Look", "Watcher", "tokens_per_step"]
 
 EVERY_S = 1.0
 """How old an answer may be."""
@@ -40,7 +40,7 @@ _MOST_PEERS, _MOST_LINKS = 500, 2000
 
 
 @dataclass(frozen=True)
-class Seen:
+class Look:
     """One look. `digests` and `owners`: by run, in order of submission. `shares`: what a peer has
     given."""
 
@@ -70,7 +70,7 @@ class Seen:
 
 
 class Watcher:
-    """`await watcher.look()` gives a Seen of this second. Raises RejectedError when the broker is
+    """`await watcher.look()` gives a Look of this second. Raises RejectedError when the broker is
     about to stop."""
 
     def __init__(self, shell: Shell) -> None:
@@ -79,10 +79,10 @@ class Watcher:
         self.totals = MetricTotals()
         self._digests: dict[str, Digest] = {}
         self._one = asyncio.Lock()
-        self._seen: Seen | None = None
+        self._seen: Look | None = None
         self._seen_at = 0.0
 
-    async def look(self) -> Seen:
+    async def look(self) -> Look:
         async with self._one:
             now = self._shell.now
             if self._seen is None or now - self._seen_at >= EVERY_S:
@@ -90,7 +90,7 @@ class Watcher:
                 self._seen_at = now
             return self._seen
 
-    async def _look(self) -> Seen:
+    async def _look(self) -> Look:
         description: Description = await self._shell.ask(DescribeAsked)
         known = {state.run for state in description.runs}
         for gone in [run for run in self._digests if run not in known]:
@@ -100,7 +100,7 @@ class Watcher:
         runs = self._shell.machine.runs
         owners = {run: runs[RunId(run)].owner if run in runs else "" for run in self._digests}
         shares = self._shell.machine.decided.shares.of
-        return Seen(description, dict(self._digests), owners, self._shell.now, shares)
+        return Look(description, dict(self._digests), owners, self._shell.now, shares)
 
     async def _read(self, run: str) -> None:
         """What has happened in a run since the last look."""

@@ -58,7 +58,7 @@ def judge(trace: Trace, found: Measured) -> Verdict:
         return Verdict(
             f"{name} trains alone; {rest}", f"{name} alone; {rest}", alone.name, share, tuple(path)
         )
-    usual = _usual(found)
+    usual = median([p.compute_s for p in found.peers.values() if p.stages] or [0.0])
     of = dict(ranked)
     middle = median([of.get(pair, 0.0) for pair in found.links] or [0.0])
 
@@ -96,11 +96,6 @@ def _alike(
     rest = f"{percent(on_links)} of the time hangs on them, the most on {_name(link)}"
     rest += f" ({percent(share)}); {_use(link, found, path)}"
     return Verdict(f"Links hold the run back: {rest}", f"links: {rest}", link, share, tuple(path))
-
-
-def _usual(found: Measured) -> float:
-    """Seconds that a peer with a stage computes, in the median."""
-    return median([p.compute_s for p in found.peers.values() if p.stages] or [0.0])
 
 
 def _name(on: str | Link) -> str:

@@ -179,7 +179,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bar:
+class BarRow:
     """One row of bars. `limit`: drawn as an outline; 0: none. `parts`: (name, value)."""
 
     name: str
@@ -191,7 +191,7 @@ class Bar:
 
 def bars(
     about: str,
-    rows: Sequence[Bar],
+    rows: Sequence[BarRow],
     colours: Mapping[str, str] | None = None,
     *,
     most: int = 24,

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from shoal.client import connect
-from shoal.client.runs import callbacks, resume
+from shoal.client.files import outside
+from shoal.client.runs import resume
 from shoal.job import Job, SettingsError
 
 from ..files.test_pretrained import Lab, lab  # noqa: F401 (a fixture)
@@ -116,7 +117,7 @@ def test_what_a_job_names_outside_is_looked_for_before_it_goes_on(
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
+    monkeypatch.setattr(outside, "find_spec", lambda name: None)
     kept = Asked()
     monkeypatch.setattr(resume.checkpoints, "is_folder", lambda name: name == "folder")
     monkeypatch.setattr(resume.checkpoints, "read", lambda name: kept)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from shoal.client.chat.kept_tokenizer import tokenizer_files
 from shoal.client.job_data import JobData, read_data, resolved
+from shoal.client.sidecars import tokenizer_files
 from shoal.job import Job, SettingsError
 from shoal.peer.data import DataError
 

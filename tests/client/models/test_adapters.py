@@ -34,7 +34,10 @@ from shoal.job.settings import plain  # noqa: E402
 from shoal.job.tables import Output  # noqa: E402
 
 # peft asks transformers by a name that goes away.
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),
+    pytest.mark.usefixtures("captures_once"),
+]
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SMALL = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2} | {

@@ -16,8 +16,7 @@ import shoal
 from shoal.client.models import models
 from shoal.client.models.factories import factory_of
 from shoal.client.models.initialise import recording_of
-from shoal.client.models.recorded import recipe_of
-from shoal.client.models.recording import record
+from shoal.client.models.recording import recipe_of, record
 from shoal.dag.ir.capture_errors import CaptureError
 from shoal.job import Job
 

@@ -31,9 +31,8 @@ from shoal.client.files.records import Recorder, evaluation_numbers, read_run
 from shoal.client.files.weight_files import WeightFilesError
 from shoal.client.models import models
 from shoal.client.models.state_dicts import load_named
-from shoal.client.runs import run as run_module
+from shoal.client.runs import broker_calls, weights
 from shoal.client.runs import session as client_module
-from shoal.client.runs import weights
 from shoal.client.show.progress import follow
 from shoal.client.submission import draft, prepare
 from shoal.client.uploading import transfer
@@ -168,7 +167,7 @@ def test_watch_gives_every_event_once_over_breaks(client: Client, script: Script
 def test_watch_gives_up_on_a_broker_that_stays_away(
     client: Client, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(broker_calls, "PATIENCE_S", 0.0)
     script.streams = [[grpc.StatusCode.UNAVAILABLE]] * 3
     with pytest.raises(BrokerUnreachable):
         list(client.run("r-1").watch())

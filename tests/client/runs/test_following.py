@@ -16,10 +16,11 @@ from rich.console import Console
 
 import shoal
 from shoal.client import Client, Evaluated, Event, Reached, RunFailed, Step
+from shoal.client.files import outside
+from shoal.client.files.outside import check_logs
 from shoal.client.files.records import write_run
 from shoal.client.runs import callbacks
 from shoal.client.runs.bar import TimeLeft, on_clock, progress_bar
-from shoal.client.runs.callbacks import check_logs
 from shoal.client.runs.readable import readable
 from shoal.job import Job, SettingsError
 from shoal.job.settings import plain
@@ -238,7 +239,7 @@ def job(**log: Any) -> Job:
 def test_wandb_without_its_package_is_refused_before_training(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
+    monkeypatch.setattr(outside, "find_spec", lambda name: None)
     check_logs(job())
     with pytest.raises(SettingsError, match=r"log\.wandb.*pip install wandb"):
         client.submit(job(wandb={"project": "fish"}))

@@ -104,13 +104,13 @@ class Played:
         self.said: list[str] = []
         self.refuses = ""
         self.client = SimpleNamespace(
-            recall=lambda run: SimpleNamespace(spec=spec), choose=self.choose
+            recall=lambda run: SimpleNamespace(spec=spec),
+            choose=self.choose,
+            watch=lambda run, number, so_far: iter(self.past),
+            follow=self.follow,
         )
 
-    def so_far(self) -> Iterator[RunEvent]:
-        return iter(self.past)
-
-    def watch(self, number: int) -> Iterator[RunEvent]:
+    def follow(self, run: str, number: int) -> Iterator[RunEvent]:
         assert number == (self.past[-1].number + 1 if self.past else 0)
         for event in self.then:
             if isinstance(event, Exception):
@@ -125,7 +125,7 @@ class Played:
     def play(self, rule: Any) -> None:
         """Run the threads to their end."""
         before = {*threading.enumerate()}
-        selecting.begin(self, rule, self.said.append)  # type: ignore[arg-type]
+        selecting.begin(self.client, self.id, rule, self.said.append)  # type: ignore[arg-type]
         for thread in {*threading.enumerate()} - before:
             thread.join()
 

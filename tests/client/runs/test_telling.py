@@ -13,7 +13,7 @@ import pytest
 from shoal.client.errors import RecordError
 from shoal.client.files.records import Recorder, write_run
 from shoal.client.runs.history import History
-from shoal.client.runs.telling import folder_told, labels, run_told
+from shoal.client.runs.telling import RunTold, folder_told, labels, run_told
 from shoal.proto.broker_pb2 import FAILED, Evaluation, Outcome, RunEvent, RunState, StepDone
 from shoal.proto.common_pb2 import Reason
 from shoal.sim.report import Summary, write_json
@@ -52,16 +52,18 @@ def test_a_broker_tells_what_the_folder_does(tmp_path: Path) -> None:
         events.append(RunEvent(number=step, step=done))
         recorder.see(events[-1])
     recorder.close()
-    run = SimpleNamespace(so_far=lambda: iter(events))
     spec = SimpleNamespace(job='{"seed": 8}')
-    client: Any = SimpleNamespace(
-        run=lambda name, to: run, recall=lambda name: SimpleNamespace(spec=spec)
-    )
-    assert run_told(client, "r-1", tmp_path) == folder_told(tmp_path / "r-1")
-    assert run_told(client, "r-1", tmp_path / "elsewhere").job == {"seed": 8}
+    client = SimpleNamespace(recall=lambda name: SimpleNamespace(spec=spec))
+
+    def told(to: Path) -> RunTold:
+        run: Any = SimpleNamespace(so_far=lambda: iter(events), id="r-1", client=client, folder=to)
+        return run_told(run)
+
+    assert told(tmp_path / "r-1") == folder_told(tmp_path / "r-1")
+    assert told(tmp_path / "elsewhere").job == {"seed": 8}
     reason = Reason(text="out of memory")
     events.append(RunEvent(number=3, state=RunState(run="r-1", phase=FAILED, reason=reason)))
-    assert run_told(client, "r-1", tmp_path).error == "out of memory"
+    assert told(tmp_path / "r-1").error == "out of memory"
 
 
 def test_a_run_that_diverged_says_so_in_table_and_history(tmp_path: Path) -> None:

@@ -67,7 +67,11 @@ def test_who_resumes_a_run_is_shown_what_is_new_and_nothing_twice(
         yield from events
 
     run: Any = SimpleNamespace(
-        id="r-1", recorder=lambda: Recorder(tmp_path), watch=watch, client=SimpleNamespace(names={})
+        id="r-1",
+        recorder=lambda: Recorder(tmp_path),
+        watch=watch,
+        client=SimpleNamespace(names={}),
+        checkpoint_keeper=None,
     )
     keeper = nullcontext()
     keeper.problems, keeper.see = (), lambda event: None  # type: ignore[attr-defined]

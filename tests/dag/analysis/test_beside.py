@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -245,10 +246,15 @@ class Text(nn.Module):
         return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
 
 
+@cache
+def text(carried: bool) -> Graph:
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    return capture(Text(carried), {"x": ids, "y": ids}).graph.bind(2)
+
+
 @pytest.mark.parametrize(("carried", "free"), [(True, 0), (False, 2)])
 def test_ids_that_are_carried_along_stay_to_the_end(carried: bool, free: int) -> None:
-    ids = torch.zeros(2, 5, dtype=torch.int64)
-    graph = capture(Text(carried), {"x": ids, "y": ids}).graph.bind(2)
+    graph = text(carried)
     stay = beside_data(graph, ("x",))
     linear = [i for i, op in enumerate(graph.operators) if "linear" in op.target]
     assert sum(i not in stay for i in linear[:-1]) == free
@@ -256,8 +262,7 @@ def test_ids_that_are_carried_along_stay_to_the_end(carried: bool, free: int) ->
 
 def test_where_sums_may_leave_the_first_block_and_the_head_stay() -> None:
     """The sum of looked-up rows and positions is none of them: it has met no weight."""
-    ids = torch.zeros(2, 5, dtype=torch.int64)
-    graph = capture(Text(True), {"x": ids, "y": ids}).graph.bind(2)
+    graph = text(True)
     stay = set(beside_data(graph, ("x", "y"), blended=True))
     linear = [i for i, op in enumerate(graph.operators) if "linear" in op.target]
     assert [i in stay for i in linear] == [True, False, False, True]

@@ -112,10 +112,11 @@ def test_what_lies_above_features_makes_the_loss_and_gradients_of_these_alone(
 
 
 def test_features_that_something_goes_around_are_refused() -> None:
-    grown, _ = with_statistics(capture(Model(True), EXAMPLE).graph, 0.3, **NAMES)
+    graph = capture(Model(True), EXAMPLE).graph
+    grown, _ = with_statistics(graph, 0.3, **NAMES)
     with pytest.raises(GraphError, match="past its features"):
         above_features(grown, 0.3, **NAMES)
-    grown, _ = with_statistics(capture(Model(True), EXAMPLE).graph, 0.3)
+    grown, _ = with_statistics(graph, 0.3)
     assert above_features(grown, 0.3).shape == (5,), "what the last linear reads has all"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ class Model(nn.Module):
         return self.loss(self.head(self.body(x).tanh()), y)
 
 
+@cache
 def graph_of(loss: Callable[..., object], bias: bool = True) -> tuple[Model, Graph]:
     torch.manual_seed(0)
     model = Model(loss, bias)
@@ -117,10 +119,15 @@ class Pictures(nn.Module):
         return F.nll_loss(self.log(self.head(inside)), y)
 
 
-def test_features_and_logits_may_be_named() -> None:
+@pytest.fixture(scope="module")
+def pictures() -> tuple[Pictures, Graph]:
     torch.manual_seed(0)
     model = Pictures()
-    graph = capture(model, EXAMPLE).graph
+    return model, capture(model, EXAMPLE).graph
+
+
+def test_features_and_logits_may_be_named(pictures: tuple[Pictures, Graph]) -> None:
+    model, graph = pictures
     found = classifier_of(graph, features="body", logits="head")
     specs = graph.spec
     assert specs[found.features].shape[1:] == (2, 4)
@@ -155,9 +162,11 @@ def test_features_and_logits_may_be_named() -> None:
         ({"logits": "head", "features": "log"}, "do not hang on"),
     ],
 )
-def test_names_that_say_something_else_are_refused(names: dict[str, str], words: str) -> None:
+def test_names_that_say_something_else_are_refused(
+    pictures: tuple[Pictures, Graph], names: dict[str, str], words: str
+) -> None:
     with pytest.raises(GraphError, match=words):
-        with_classes(capture(Pictures(), EXAMPLE).graph, 2, **names)
+        with_classes(pictures[1], 2, **names)
 
 
 class Tokens(nn.Module):

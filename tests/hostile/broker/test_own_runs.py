@@ -18,7 +18,7 @@ import pytest
 from shoal.broker.events import RunId
 from shoal.broker.options import BrokerOptions
 from shoal.broker.service.page.digest import Digest, MetricTotals
-from shoal.broker.service.page.seen import Seen
+from shoal.broker.service.page.seen import Look
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.net.blobs.client import BlobClient
 from shoal.net.identity.authority import utc
@@ -187,7 +187,7 @@ def test_the_page_shows_what_happens_in_a_run_to_whose_it_is() -> None:
     digest.add(RunEvent(number=0, step=StepDone(step=0)))
     digest.add(RunEvent(number=1, note="something about it"))
     states = [RunState(run=run, name=run, phase="RUNNING") for run in ("r-1", "r-2")]
-    seen = Seen(
+    seen = Look(
         Description(runs=states),
         {"r-1": digest, "r-2": digest},
         {"r-1": "ann", "r-2": "bob"},

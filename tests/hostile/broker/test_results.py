@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal.broker.membership.bounds import MOST_METRICS, MOST_NAME, sound_report, sound_round
 from shoal.broker.round_rows import Local, RoundRow
 from shoal.broker.service.page.digest import Digest, MetricTotals
-from shoal.broker.service.page.seen import Seen
+from shoal.broker.service.page.seen import Look
 from shoal.net.identity.names import Party, PartyRole
 from shoal.proto.broker_pb2 import (
     Description,
@@ -50,7 +50,7 @@ def shown(*events: RunEvent) -> dict[str, Any]:
     for number, event in enumerate(events):
         event.number = number
         digest.add(event)
-    seen = Seen(
+    seen = Look(
         Description(runs=[RunState(run="r")]), {"r": digest}, {"r": ""}, 0.0, lambda peer: ()
     )
 

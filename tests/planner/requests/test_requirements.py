@@ -11,7 +11,8 @@ from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.planner.answers.planning import answer
 from shoal.planner.base.interface import CodecOptions, PeerOffer
-from shoal.planner.requests.requirements import Batching, read_spec
+from shoal.planner.requests.batchings import Batching
+from shoal.planner.requests.requirements import read_spec
 from shoal.planner.requests.run_spec import RunSpecError
 from shoal.proto.broker_pb2 import Checkpoint, CheckpointFile, RoundPosition, RunSpec, Span
 from shoal.proto.common_pb2 import BlobRef

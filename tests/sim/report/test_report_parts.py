@@ -16,7 +16,7 @@ from shoal.proto import broker_pb2
 from shoal.sim.report import Summary, to_json
 from shoal.sim.report.measures.measure import measure
 from shoal.sim.report.measures.moments import disturbing, notable
-from shoal.sim.report.pictures.charts import Bar, alike, bars, ticks
+from shoal.sim.report.pictures.charts import BarRow, alike, bars, ticks
 from shoal.sim.report.pictures.palette import PALETTE, rgb, shade
 from shoal.sim.report.pictures.picture import Dot, Label, Line, Picture, Rect
 from shoal.sim.report.tables import MOST_MARKS, comparison, happened
@@ -149,7 +149,7 @@ def test_a_picture_is_the_same_as_a_file(tmp_path: Path) -> None:
 
 
 def test_bars_beyond_the_most_are_counted() -> None:
-    rows = [Bar(name=f"p{i}", parts=[("sent", float(i))]) for i in range(30)]
+    rows = [BarRow(name=f"p{i}", parts=[("sent", float(i))]) for i in range(30)]
     text = bars("bytes", rows, most=24).svg()
     assert "and 6 more" in text
     assert ">p23<" in text
