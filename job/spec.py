@@ -27,6 +27,7 @@ from .sync import AUDIT, Sync, with_method
 from .tables import LIVE, Codec, Data, Model, Output, Recovery
 from .training import LENGTHS, Train, Training
 from .unsupported import idle, unsupported
+from .words import ELSEWHERE
 
 __all__ = ["MOST_NAME", "Job"]
 
@@ -105,8 +106,11 @@ class Job(Settings):
         known = [f.name for f in fields(Job) if f.name not in self.OURS] + flat
         for key in train_keys:
             if key not in flat:
-                what = f"is not a known key{meant(key, known)}"
-                raise SettingsError(key, what)
+                table, _, called = ELSEWHERE.get(key, "").rpartition(".")
+                like = meant(called or key, known)
+                if table not in ("", "train"):
+                    like = f"; what other programs call so is {called} in [{table}] here"
+                raise SettingsError(key, f"is not a known key{like}")
         if isinstance(model, str):
             model = {"factory": model}
         elif not isinstance(model, Model | Mapping):

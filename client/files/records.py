@@ -31,8 +31,8 @@ from .row_file import RowFile
 __all__ = [
     "Recorder",
     "RowsTo",
+    "check_output",
     "evaluation_numbers",
-    "files_of",
     "local_folder",
     "output_of",
     "own_job",
@@ -64,9 +64,16 @@ def local_folder(to: Path | str) -> Path:
     return Path("runs") if "://" in str(to) else user_path(to)
 
 
-def files_of(to: str) -> None:
-    """Raises SettingsError for a URL that nothing here can write to."""
-    if "://" not in to:
+def check_output(to: Path | str) -> None:
+    """Raises SettingsError for where nothing here can write to: better now than with a run begun.
+    Writes nothing."""
+    folder = local_folder(to).absolute()
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise SettingsError("output.to", f"is {str(to)!r}, and {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SettingsError("output.to", f"is {str(to)!r}, and nothing can be written to {there}")
+    if "://" not in (to := str(to)):
         return
     import fsspec
 

@@ -47,7 +47,7 @@ from ...proto.broker_pb2_grpc import RunsStub
 from ..access import AccessError, access_of_peer, access_to, find_address, login, named_in
 from ..errors import BrokerUnreachable, ClientError, Refused
 from ..files.hub import can_push
-from ..files.records import files_of, write_run
+from ..files.records import check_output, write_run
 from .callbacks import check_logs
 from .run import ENDED, Run
 
@@ -162,6 +162,9 @@ class Client:
         from ..submission import prepare  # needs torch
         from .selecting import rule_of
 
+        if not isinstance(job, Job):
+            raise TypeError(f"submit got a {type(job).__name__}: expected shoal.Job(...)")
+        check_output(job.output.to)
         check_logs(job)
         can_push(job)
         rule = select or rule_of(job)
@@ -209,7 +212,6 @@ class Client:
         self, prepared: Prepared, to: Path | str, say: Callable[[str], None] = lambda line: None
     ) -> Run:
         """Uploads and starts a job that is captured; its outputs go to a folder in `to`."""
-        files_of(str(to))
         from ..uploading import upload
 
         with self.translated():
@@ -297,7 +299,7 @@ class Client:
         from .resume import prepared
 
         found = prepared(self, source, tuple(changes), job, to, say)
-        files_of(found.to)
+        check_output(found.to)
         run = Run(self, self.submit_spec(found.spec), found.to)
         write_run(run.folder, found.record(run.id))
         return run

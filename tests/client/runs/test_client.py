@@ -326,6 +326,8 @@ def test_weights_that_do_not_fit_change_nothing() -> None:
     wrong = {**before, "a.weight": torch.zeros(2, 2)}
     with pytest.raises(models.ModelError, match=r'"a.weight" has shape \(2, 2\)'):
         load_named(module, wrong)
+    with pytest.raises(models.ModelError, match=r"on 'meta', which keeps no values"):
+        load_named(Tied().to("meta"), before)
     assert all(torch.equal(v, module.state_dict()[k]) for k, v in before.items())
 
 

@@ -100,6 +100,32 @@ def test_what_a_callback_raises_ends_the_waiting_and_closes_everything(
     assert ("end", "done") not in heard.calls
 
 
+@pytest.mark.parametrize("wrong", [shoal.Callback, lambda run, step: None], ids=["class", "call"])
+def test_what_is_no_callback_is_said_before_the_waiting(client: Client, wrong: Any) -> None:
+    heard = Heard()
+    with pytest.raises(TypeError, match=r"is no callback: expected objects of shoal\.Callback"):
+        client.run("r-1").wait(heard, wrong, bar=False)
+    assert heard.calls == []
+
+
+@pytest.mark.parametrize("to", ["file", "file/runs", "sealed/runs"])
+def test_outputs_that_cannot_be_written_are_said_before_anything_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "sealed").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: "sealed" not in str(path))
+    job = Job(model="a:b", steps=1, output={"to": str(tmp_path / to)})
+    with pytest.raises(SettingsError, match=r"`output.to` is .* (no folder|nothing can be)"):
+        Client.submit(object(), job)  # type: ignore[arg-type]  # before anything of a client
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "sealed"]
+
+
+def test_what_is_no_job_is_said(client: Client) -> None:
+    with pytest.raises(TypeError, match=r"submit got a dict: expected shoal\.Job"):
+        client.submit({"model": "a:b"})  # type: ignore[arg-type]
+
+
 def test_a_failed_run_ends_for_callbacks_too(
     client: Client, script: Script, tmp_path: Path
 ) -> None:
