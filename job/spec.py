@@ -20,13 +20,14 @@ from typing import Any, ClassVar, Literal
 from .clients.client_options import Cohorts
 from .log_options import Log
 from .plan_options import PlanOptions
+from .refusals.idle import idle
+from .refusals.unsupported import unsupported
 from .rounds import RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without, sync_without
 from .sync import AUDIT, Sync, with_method
 from .tables import LIVE, Codec, Data, Model, Output, Recovery
 from .training import LENGTHS, Train, Training
-from .unsupported import idle, unsupported
 from .words import ELSEWHERE
 
 __all__ = ["MOST_NAME", "Job"]
