@@ -61,7 +61,7 @@ def test_what_was_written_is_what_others_read(
 
 def test_who_may_read_an_export_is_as_the_umask_has_it(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
-    written = write_files({"a": torch.zeros(3)}, tmp_path / "model.safetensors")
+    written = write_files({"a": item_of(torch.zeros(3))}, tmp_path / "model.safetensors")
     assert written.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
