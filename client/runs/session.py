@@ -12,7 +12,7 @@ answer, and Refused when it says no.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -217,8 +217,20 @@ class Client:
         with self.translated():
             spec = upload(self.access, prepared, say)
         run = Run(self, self.submit_spec(spec), to)
-        prepared.keep(run.folder, run.id)
+        with self._cancelled_unless(run):
+            prepared.keep(run.folder, run.id)
         return run
+
+    @contextmanager
+    def _cancelled_unless(self, run: Run) -> Iterator[None]:
+        """Cancels a run of which this machine can keep nothing: whoever is told that it failed
+        would start it again, beside itself."""
+        try:
+            yield
+        except OSError:
+            with suppress(ClientError):
+                run.cancel()
+            raise
 
     def submit_spec(self, spec: RunSpec) -> str:
         """Starts a run whose blobs lie with the broker; returns its id. Raises Refused."""
@@ -301,7 +313,8 @@ class Client:
         found = prepared(self, source, tuple(changes), job, to, say)
         check_output(found.to)
         run = Run(self, self.submit_spec(found.spec), found.to)
-        write_run(run.folder, found.record(run.id))
+        with self._cancelled_unless(run):
+            write_run(run.folder, found.record(run.id))
         return run
 
     def invite(self, role: str, uses: int, lasts_s: float) -> Invitation:
