@@ -60,7 +60,8 @@ class Callbacks:
     """Several, called in turn. Raises TypeError for what is none, before anything is called."""
 
     def __init__(self, run: Run, callbacks: Sequence[Callback]) -> None:
-        for one in callbacks:
+        given: Sequence[Any] = callbacks
+        for one in given:
             if not isinstance(one, Callback):
                 name = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
                 raise TypeError(f"{name} is no callback: expected objects of shoal.Callback's kind")
