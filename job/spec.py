@@ -248,6 +248,14 @@ class Job(Settings):
             "kind": "text" if "text" in there and kind != "chat" else kind,
             "source": LIVE + type(dataset).__qualname__,
         }
+        if "source" in (data or {}):
+            raise SettingsError("data.source", "is given beside a dataset: expected one of them")
+        if not hasattr(tokenizer, "apply_chat_template"):
+            raise SettingsError(
+                "data.tokenizer",
+                f"is a {type(tokenizer).__name__}: expected a tokenizer of transformers, behind "
+                "the model",
+            )
         table |= data or {}
         return cls(model=model, data=table, tokenizer=tokenizer, dataset=dataset, **keys)
 
