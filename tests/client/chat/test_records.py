@@ -10,13 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch import nn
 
 from shoal.client.chat.packing import best_fit, samples
 from shoal.client.chat.record_files import RecordFiles
 from shoal.client.chat.samples import _Reading, read_records
 from shoal.client.chat.templates import IGNORED, Template, TemplateError
+from shoal.client.models.losses import _of_packing
 from shoal.job import Job, SettingsError
 from shoal.peer.data import DataError
 
@@ -179,6 +182,23 @@ def test_what_is_learned_first_behind_a_sample_is_not_learned() -> None:
 def test_padding_is_an_id_that_the_model_knows(pad: int | None, found: int) -> None:
     given: Any = Given(pad=pad)
     assert _Reading(given, 3, 5).pad == found
+
+
+def test_the_last_records_are_held_out(tmp_path: Path) -> None:
+    write_chats(tmp_path / "c.jsonl")
+    job = job_of(tmp_path, holdout=0.4, pack=False)
+    manifest = read_records(job, tmp_path / "out", print)["manifest"]
+    assert (manifest.train, manifest.held_out) == (4, 2)
+
+
+def test_a_packed_token_sees_its_own_document_up_to_itself() -> None:
+    documents, positions = [0, 0, 1, 1, 1, 2], [0, 1, 0, 1, 2, 0]
+    batch = {"positions": torch.tensor([positions]), "documents": torch.tensor([documents])}
+    found = _of_packing(nn.Linear(1, 1), batch)
+    assert found["position_ids"].tolist() == [positions]
+    seen = [[d == e and j <= i for j, e in enumerate(documents)] for i, d in enumerate(documents)]
+    assert (found["attention_mask"] == 0).tolist() == [[seen]]
+    assert {*found["attention_mask"].unique().tolist()} == {0.0, torch.finfo(torch.float32).min}
 
 
 def test_validation_stands_in_place_of_holdout(tmp_path: Path) -> None:
