@@ -77,15 +77,16 @@ def test_what_may_not_change_is_named() -> None:
 
 
 def test_a_division_that_was_left_to_the_planner_stays_as_it_was() -> None:
-    before = Job.from_table(JOB).resolved(8).without_places()
+    wide = Job.from_table(JOB).with_changes(["train.microbatch=4"])  # the default is 2
+    before = wide.resolved(8).without_places()
     auto = Job.from_table({**JOB, "train": {**JOB["train"], "microbatch": "auto"}})
     spec = RunSpec(job=before.to_json(), steps=8)
     manifest: Any = SimpleNamespace(held_out=0)
     job = resume.gone_on(spec, Checkpoint(step=4), auto.without_places(), manifest)[1]
-    assert job.train.microbatch == 2
-    four = auto.with_changes(["train.microbatch=4"]).without_places()
-    with pytest.raises(SettingsError, match=r"`train.microbatch` is 4, and the run had 2"):
-        resume.gone_on(spec, Checkpoint(step=4), four, manifest)
+    assert job.train.microbatch == 4
+    two = Job.from_table(JOB).without_places()
+    with pytest.raises(SettingsError, match=r"`train.microbatch` is 2, and the run had 4"):
+        resume.gone_on(spec, Checkpoint(step=4), two, manifest)
 
 
 def test_the_classes_of_a_model_stay() -> None:
