@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 import typer
 
 from ..net.finite import finite
-from ..net.surroundings import fault_of, naming, user_path
+from ..net.surroundings import check_place, fault_of, naming, user_path
 from .early import leave
 from .groups import Grouped
 from .output import complain, echo, give_up_output, lost_output, say, unread
@@ -75,6 +75,7 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             with _interruptible():
+                check_place()
                 function(*args, **{name: _in_full(value) for name, value in kwargs.items()})
                 with naming("stdout"):
                     sys.stdout.flush()  # here, where somebody hears of it

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..dag.ir.graph import Graph
 from ..job import Job, SettingsError
-from ..job.unsupported import not_in_pipelines
+from ..job.refusals.of_clients import not_in_pipelines
 from ..peer.federated.client_steps import why_not_in_steps
 
 __all__ = ["with_stages"]

@@ -76,8 +76,6 @@ __all__ = [
 
 Say = Callable[[str], None]
 
-NARROW = ("bfloat16", "float16")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
@@ -283,14 +281,14 @@ def _captured(
             models.check_takes(module, captured.graph, first, say)
         captured = with_virtual_classes(captured, job, reader_of(job, data))
         captured = with_feature_statistics(captured, job)
-    _check_scaled(job, captured)
+    _check_narrow(job, captured)
     if job.model.frozen_dtype == "bf16" and all(p.trainable for p in captured.graph.parameters):
         raise SettingsError(
             "model.frozen_dtype",
             'is "bf16", and nothing is frozen: expected model.lora, model.freeze, or no '
             "frozen_dtype",
         )
-    narrow = (p for p in captured.graph.parameters if p.trainable and p.spec.dtype in NARROW)
+    narrow = (p for p in captured.graph.parameters if p.trainable and p.spec.dtype == "bfloat16")
     if job.codec.feedback == "ahead" and (one := next(narrow, None)) is not None:
         raise SettingsError(
             "codec.feedback",
@@ -320,17 +318,23 @@ def _captured(
     return captured
 
 
-def _check_scaled(job: Job, captured: Captured) -> None:
-    """Raises SettingsError for weights that fp16 has no gradients or products of."""
-    if job.model.dtype != "fp16":
-        return
+def _check_narrow(job: Job, captured: Captured) -> None:
+    """Raises SettingsError for weights whose gradients or products float16 has not: of losses that
+    nobody scales, and of AdamW's eps, it makes 0, and a plain loop NaN."""
     for p in captured.graph.parameters:
-        if p.spec.dtype == "bfloat16" or (p.trainable and p.spec.dtype == "float16"):
+        lossy = p.trainable and p.spec.dtype == "float16"
+        if job.model.dtype == "fp16" and (lossy or p.spec.dtype == "bfloat16"):
             kept = "trained" if p.trainable else "kept"
             raise SettingsError(
                 "model.dtype",
                 f'is "fp16", and "{p.name}" is {kept} in {p.spec.dtype}: expected weights in '
                 'float32 (frozen ones may be float16), or dtype = "bf16"',
+            )
+        if lossy:
+            raise SettingsError(
+                "model.factory",
+                f'makes "{p.name}", which is trained, in float16, where small gradients are 0: '
+                'expected float32, with model.dtype = "fp16" for products in float16',
             )
 
 

@@ -20,13 +20,15 @@ from typing import Any, ClassVar, Literal
 from .clients.client_options import Cohorts
 from .log_options import Log
 from .plan_options import PlanOptions
+from .refusals.idle import idle
+from .refusals.unsupported import unsupported
 from .rounds import RoundSettings
 from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
 from .stripped import data_without, model_without, output_without, sync_without
 from .sync import AUDIT, Sync, with_method
 from .tables import LIVE, Codec, Data, Model, Output, Recovery
 from .training import LENGTHS, Train, Training
-from .unsupported import idle, unsupported
+from .words import ELSEWHERE
 
 __all__ = ["MOST_NAME", "Job"]
 
@@ -105,8 +107,11 @@ class Job(Settings):
         known = [f.name for f in fields(Job) if f.name not in self.OURS] + flat
         for key in train_keys:
             if key not in flat:
-                what = f"is not a known key{meant(key, known)}"
-                raise SettingsError(key, what)
+                table, _, called = ELSEWHERE.get(key, "").rpartition(".")
+                like = meant(called or key, known)
+                if table not in ("", "train"):
+                    like = f"; what other programs call so is {called} in [{table}] here"
+                raise SettingsError(key, f"is not a known key{like}")
         if isinstance(model, str):
             model = {"factory": model}
         elif not isinstance(model, Model | Mapping):
@@ -243,6 +248,14 @@ class Job(Settings):
             "kind": "text" if "text" in there and kind != "chat" else kind,
             "source": LIVE + type(dataset).__qualname__,
         }
+        if "source" in (data or {}):
+            raise SettingsError("data.source", "is given beside a dataset: expected one of them")
+        if not hasattr(tokenizer, "apply_chat_template"):
+            raise SettingsError(
+                "data.tokenizer",
+                f"is a {type(tokenizer).__name__}: expected a tokenizer of transformers, behind "
+                "the model",
+            )
         table |= data or {}
         return cls(model=model, data=table, tokenizer=tokenizer, dataset=dataset, **keys)
 

@@ -20,6 +20,7 @@ from typing import IO
 __all__ = [
     "SurroundingsError",
     "cache_home",
+    "check_place",
     "config_home",
     "fault_of",
     "naming",
@@ -188,3 +189,14 @@ def _home(more: str) -> Path:
         f"this user ({os.getuid()}) has no home folder: set HOME to one that it can write to, "
         f"{more} (`shoal broker` and `shoal join` take --state FOLDER in its place)"
     )
+
+
+def check_place() -> None:
+    """Raises SurroundingsError where the current folder is gone: no relative path leads anywhere
+    then, and torch's libraries end the process without a word of ours."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise SurroundingsError(
+            "the current folder is gone, removed or renamed: `cd` into one that is there"
+        ) from None

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ..job import Codec, Job
 from ..job.plan_options import PlanOptions
+from ..job.sync import Sync
 from ..job.tables import Recovery
 from ..job.training import Stop
 from ..peer.data.reader import Reader
@@ -84,10 +85,14 @@ def _verify(
 
 
 def as_one_stage(job: Job, microbatch_size: int) -> Job:
-    """Return the job on one peer, without what it says of planning, codecs, losses of peers and an
-    early end. Masks differ from microbatch to microbatch, so its batch is divided as it was."""
+    """Return the job on one peer, without what it says of planning, codecs, exchanges, losses of
+    peers and an early end. Masks differ from microbatch to microbatch, so its batch is divided as
+    it was."""
+    single = job.decided("allreduce", 1)
+    steps_itself = single.sync.within == "demo"
     return replace(
-        job.decided("allreduce", 1),
+        single,
+        sync=replace(single.sync, collective="auto") if steps_itself else Sync(),
         train=replace(job.train, microbatch=microbatch_size, stop=Stop()),
         plan=PlanOptions(stages=1, pipelines=1),
         codec=Codec(),

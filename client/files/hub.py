@@ -47,13 +47,15 @@ def fetched(job: Job, say: Callable[[str], None]) -> Job:
 
 
 def can_push(job: Job) -> None:
-    """Ask the Hub whether the token here is one, where the job wants to push. Raises SettingsError
-    without one, and whatever else would stop it."""
+    """Ask the Hub whether the token here may write, where the job wants to push. Raises
+    SettingsError without one, and whatever else would stop it."""
     name, key = job.output.push, "output.push"
     if not name:
         return
-    _repo_to_push(name)
+    repo = _repo_to_push(name)
     library = _library(name, key)
+    with _told(name, key, library):
+        library.utils.validate_repo_id(repo)
     if not library.get_token():
         raise SettingsError(
             key,
@@ -61,7 +63,15 @@ def can_push(job: Job) -> None:
             "HF_TOKEN",
         )
     with _told(name, key, library):
-        library.HfApi().whoami()
+        found = library.HfApi().whoami()
+    owner = repo.partition("/")[0]
+    owners = [found["name"], *(org["name"] for org in found.get("orgs", ()))]
+    if found.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise SettingsError(key, f'is "{name}", and the token here may read only: expected another')
+    if owner not in owners:
+        raise SettingsError(
+            key, f'is "{name}", and the token here writes for {" and ".join(owners)}, not {owner}'
+        )
 
 
 def push(name: str, written: list[Path], message: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,17 +22,18 @@ from typing import Any, Protocol
 
 from ...broker.round_rows import RoundRow, client_numbers
 from ...job import Job, Output, SettingsError
-from ...job.settings import plain
+from ...job.settings import json_object, plain
 from ...net.surroundings import naming, user_path
 from ...proto.broker_pb2 import RunEvent, StepDone, VersionEvaluated
+from ..errors import RecordError
 from .columns import EVALUATED, own_numbers
 from .row_file import RowFile
 
 __all__ = [
     "Recorder",
     "RowsTo",
+    "check_output",
     "evaluation_numbers",
-    "files_of",
     "local_folder",
     "output_of",
     "own_job",
@@ -47,16 +48,17 @@ __all__ = [
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block succeeds: a reader sees
-    the whole old file or the whole new one, and a failure leaves nothing."""
+    the whole old file or the whole new one, and a failure leaves nothing. Who may read it is as the
+    umask has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.touch(exist_ok=False)
     try:
         with naming(path):  # a full disk does not say which file it was
-            yield Path(name)
-        os.replace(name, path)
+            yield temporary
+        os.replace(temporary, path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def local_folder(to: Path | str) -> Path:
@@ -64,9 +66,16 @@ def local_folder(to: Path | str) -> Path:
     return Path("runs") if "://" in str(to) else user_path(to)
 
 
-def files_of(to: str) -> None:
-    """Raises SettingsError for a URL that nothing here can write to."""
-    if "://" not in to:
+def check_output(to: Path | str) -> None:
+    """Raises SettingsError for where nothing here can write to: better now than with a run begun.
+    Writes nothing."""
+    folder = local_folder(to).absolute()
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise SettingsError("output.to", f"is {str(to)!r}, and {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SettingsError("output.to", f"is {str(to)!r}, and nothing can be written to {there}")
+    if "://" not in (to := str(to)):
         return
     import fsspec
 
@@ -85,12 +94,18 @@ def write_run(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """What `write_run` left; empty when the run was submitted from elsewhere."""
+    """What `write_run` left; empty when the run was submitted from elsewhere. Raises RecordError
+    for what it cannot have left."""
+    file = folder / "run.json"
     try:
-        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return json_object(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    return record if isinstance(record, dict) else {}
+    except ValueError as error:
+        raise RecordError(
+            f"{file} is damaged ({error}): remove it, and the run is as one that was submitted "
+            "elsewhere, without its job's folder, outputs and format; its weights are not lost"
+        ) from None
 
 
 def record_of(

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ...job.settings import json_object
 from ...net.finite import finite
 from ...net.surroundings import write_whole
+from ..errors import RecordError
 
-__all__ = ["RowFile"]
+__all__ = ["RowFile", "rows_of"]
+
+
+def rows_of(text: bytes, path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of whole lines of a file; what is behind the last line end is being written. Raises
+    RecordError for a line that is none."""
+    for line in text[: text.rfind(b"\n") + 1].splitlines():
+        try:
+            yield json_object(line.decode())
+        except ValueError as error:
+            raise RecordError(
+                f"{path} is damaged: a line is no row ({error}): remove the file, and following "
+                "the run again writes it anew, as far as its broker knows"
+            ) from None
 
 
 class RowFile:
     """Rows of a file, each written once, whoever writes it.
 
     `seen` gets each row of the file once, in order, those of other processes too: what was there at
-    the beginning, and before each `add` what came since. Raises OSError.
+    the beginning, and before each `add` what came since. Raises OSError, RecordError.
     """
 
     def __init__(self, path: Path, seen: Callable[[dict[str, Any]], None]) -> None:
@@ -53,5 +68,5 @@ class RowFile:
         if whole != data:
             file.truncate(self._read_bytes + len(whole))
         self._read_bytes += len(whole)
-        for line in whole.splitlines():
-            self._seen(json.loads(line))
+        for row in rows_of(whole, self.path):
+            self._seen(row)

@@ -88,8 +88,8 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 
 def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copies weights into a module by the names of its state_dict; one name of a tied tensor is
-    enough. Raises ModelError, before anything changes, when a name is missing or unknown, or a
-    shape differs."""
+    enough. Raises ModelError, before anything changes, when a name is missing or unknown, a shape
+    differs, or a tensor has no memory to copy to."""
     state = module.state_dict(keep_vars=True)
     _check_names(module, state, weights)
     with torch.no_grad():
@@ -116,4 +116,9 @@ def _check_names(
             raise ModelError(
                 f'weight "{name}" has shape {tuple(shape)}: '
                 f"the module's has {tuple(state[name].shape)}"
+            )
+        if state[name].is_meta:
+            raise ModelError(
+                f"\"{name}\" of the module is on 'meta', which keeps no values: give it memory "
+                'first, with module.to_empty(device="cpu")'
             )

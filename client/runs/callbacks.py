@@ -54,9 +54,14 @@ class Callback:
 
 
 class Callbacks:
-    """Several, called in turn."""
+    """Several, called in turn. Raises TypeError for what is none, before anything is called."""
 
     def __init__(self, run: Run, callbacks: Sequence[Callback]) -> None:
+        given: Sequence[Any] = callbacks
+        for one in given:
+            if not isinstance(one, Callback):
+                name = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
+                raise TypeError(f"{name} is no callback: expected objects of shoal.Callback's kind")
         self.run, self.callbacks = run, callbacks
 
     def happened(self, event: Event) -> None:

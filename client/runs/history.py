@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ...proto.broker_pb2 import RunEvent
 from ..files.records import step_numbers
+from ..files.row_file import rows_of
 
 __all__ = ["History"]
 
@@ -23,9 +23,7 @@ class History:
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}
         self._replicas = 1
         file = folder / "metrics.jsonl"
-        text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        for line in text[: text.rfind("\n") + 1].splitlines():
-            found = json.loads(line)
+        for found in rows_of(file.read_bytes() if file.is_file() else b"", file):
             row: dict[str, Any] = {
                 key: math.nan if value is None else value for key, value in found.items()
             }

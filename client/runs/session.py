@@ -11,7 +11,8 @@ answer, and Refused when it says no.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +22,9 @@ from ...net.identity.credential import Credential
 from ...proto import broker_pb2
 from ...proto.broker_pb2 import PreviewAnswer
 from ..access import find_address, login
+from ..errors import ClientError
 from ..files.outside import check_outside
-from ..files.records import files_of, write_run
+from ..files.records import check_output, write_run
 from .broker_calls import BrokerCalls
 from .run import Run
 
@@ -74,6 +76,9 @@ class Client(BrokerCalls):
         from ..submission import prepare  # needs torch
         from .selecting import rule_of
 
+        if not isinstance(job, Job):
+            raise TypeError(f"submit got a {type(job).__name__}: expected shoal.Job(...)")
+        check_output(job.output.to)
         check_outside(job)
         rule = select or rule_of(job)
         if select is not None:
@@ -121,14 +126,25 @@ class Client(BrokerCalls):
         self, prepared: Prepared, to: Path | str, say: Callable[[str], None] = lambda line: None
     ) -> Run:
         """Uploads and starts a job that is captured; its outputs go to a folder in `to`."""
-        files_of(str(to))
         from ..uploading import upload
 
         with self.translated():
             spec = upload(self.access, prepared, say)
         run = Run(self, self.submit_spec(spec), to)
-        prepared.keep(run.folder, run.id)
+        with self._cancelled_unless(run):
+            prepared.keep(run.folder, run.id)
         return run
+
+    @contextmanager
+    def _cancelled_unless(self, run: Run) -> Iterator[None]:
+        """Cancels a run of which this machine can keep nothing: whoever is told that it failed
+        would start it again, beside itself."""
+        try:
+            yield
+        except OSError:
+            with suppress(ClientError):
+                run.cancel()
+            raise
 
     def run(self, run: str, to: Path | str = "runs/") -> Run:
         """A run by its id; `to` is the folder that holds the runs' folders. Raises Refused when
@@ -156,7 +172,8 @@ class Client(BrokerCalls):
         from .resume import prepared
 
         found = prepared(self, source, tuple(changes), job, to, say)
-        files_of(found.to)
+        check_output(found.to)
         run = Run(self, self.submit_spec(found.spec), found.to)
-        write_run(run.folder, found.record(run.id))
+        with self._cancelled_unless(run):
+            write_run(run.folder, found.record(run.id))
         return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from ...job.settings import json_object
 from ...proto.broker_pb2 import FAILED
 from ..errors import RecordError
 from ..files.records import read_run, step_numbers
+from ..files.row_file import rows_of
 
 if TYPE_CHECKING:
     from .run import Run
@@ -78,8 +78,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a file of rows, which somebody may be writing; none where there is none.
     Numbers that were not finite are None."""
     if file.is_file():
-        text = file.read_text(encoding="utf-8")
-        yield from map(json.loads, text[: text.rfind("\n") + 1].splitlines())
+        yield from rows_of(file.read_bytes(), file)
 
 
 def run_told(run: Run) -> RunTold:

@@ -99,13 +99,18 @@ def write(
     index where one would be too large (`write_files`). "hf": a folder with the weights and the
     sidecars that were kept at submission, at `path` or FOLDER/model. "peft": a folder with an
     adapter's weights and config, at `path` or FOLDER/adapter. A file that was there is replaced as
-    a whole. Raises ExportError when there are no sidecars, or where an index of other files is in
-    the way.
+    a whole. Raises ExportError when there are no sidecars, or where an index of other files, or a
+    file of another kind, is in the way.
     """
     if format == "safetensors":
         target = path or folder / "model.safetensors"
         if target.is_dir():
             target = target / "model.safetensors"
+        if target.exists() and target.suffix != ".safetensors":
+            raise ExportError(
+                f"{target} is there, and by its name no weights: expected a folder, a new file, or "
+                "one that ends in .safetensors"
+            )
         return _save(weights, target)
     sidecars = sorted((folder / "sidecars").glob("*"))
     config, name, file = _FOLDERS[format]

@@ -21,7 +21,7 @@ from ..ir import operators
 from ..ir.capture_errors import CaptureError, line_of, refused
 from ..ir.fx_args import arg_of, is_plain, module_of, name_of, size_of, spec_of
 from ..ir.graph import Buffer, Graph, Input, Operator, Output, Parameter, Ref
-from ..ir.torch_parts import instead_of
+from ..ir.torch_parts import BY_MASK, instead_of
 from ..transforms.norm import counter_step, with_updates
 from .export import PREFIX, ExportedModel
 from .rewrite import Rewrite, rewrite
@@ -241,8 +241,14 @@ def _convert_node(node: Node, as_: Rewrite, state: _State) -> None:
     state.env[node] = list(made_op.values) if from_tuple else Ref(made_op.name)
 
 
+def _is_mask(index: Node) -> bool:
+    return index.meta["val"].dtype in (torch.bool, torch.uint8)
+
+
 def _refuse(node: Node, target: str) -> None:
     """Raises CaptureError for an operator that no peer may run."""
+    if target == "aten.index.Tensor" and any(map(_is_mask, _nodes(node.args[1]))):
+        raise refused(line_of(node), *BY_MASK)
     if operators.allowed(target, "full"):
         return
     reason = f"operator {target} is not on the allow-list"

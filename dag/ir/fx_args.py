@@ -72,7 +72,7 @@ def size_of(value: Any, node: Node) -> Dim | float | bool:
             line_of(node),
             "a size or number that depends on data cannot be captured",
             "keep shapes fixed, e.g. torch.where or a mask instead of x[mask], nonzero() or "
-            ".item()",
+            ".item(); of a mask that never changes, make mask.nonzero() once, in __init__",
         )
 
     def at(batch: int) -> Any:

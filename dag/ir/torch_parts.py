@@ -8,10 +8,17 @@ import traceback
 
 import torch
 
-__all__ = ["instead_in", "instead_of"]
+__all__ = ["BY_MASK", "instead_in", "instead_of"]
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
+BY_MASK = (
+    "how many elements a mask picks follows from its values, and a graph has sizes without them",
+    "of a mask that never changes, make the index once, in __init__: self.index = "
+    "mask.nonzero().squeeze(1), then h[:, self.index] or h.index_select(1, self.index); of one "
+    "that follows from data, keep all elements: torch.where(mask, h, 0)",
+)
+"""Reason and advice for x[mask] and what is like it."""
 _OPERATORS: tuple[tuple[str, str, str], ...] = (
     (
         r"_?embedding_renorm",
@@ -39,6 +46,7 @@ _OPERATORS: tuple[tuple[str, str, str], ...] = (
         "this pooling in three dimensions is no operator of a graph",
         "use nn.MaxPool3d without return_indices, or nn.AdaptiveAvgPool3d",
     ),
+    (r"nonzero|masked_select", *BY_MASK),
 )
 """Name of an operator without its namespace → reason, advice."""
 

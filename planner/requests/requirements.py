@@ -10,11 +10,11 @@ from ...dag.schedule.orders.schedules import interleaves
 from ...job import Job
 from ...job.clients.client_options import Cohorts
 from ...job.methods import method_text
+from ...job.refusals.of_clients import not_in_pipelines
 from ...job.rounds import SUM_BYTES
 from ...job.sync import Sync
 from ...job.tables import Codec, Model, Output, Recovery
 from ...job.training import Stop
-from ...job.unsupported import not_in_pipelines
 from ...net.web.places import origin_of
 from ...proto.broker_pb2 import Checkpoint, RunSpec
 from ..base.interface import CodecOptions, PlannerOptions

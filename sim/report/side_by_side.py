@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...job import Job, SettingsError
+from ...job import LIVE, Job, SettingsError
 from ...job.settings import json_object
 from ...job.settings import plain as plain_settings
 from ...net.surroundings import naming
@@ -95,7 +95,8 @@ def _as_it_was(point: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class RunComparison:
-    """A comparison of runs. Raises SettingsError for fewer than two."""
+    """A comparison of runs. Raises SettingsError for fewer than two, and where those of one row
+    differ by more than their seed, or not even by that."""
 
     def __init__(self, told: Sequence[Told]) -> None:
         if len(told) < 2:
@@ -103,6 +104,8 @@ class RunComparison:
         self.rows: dict[str, list[Told]] = {}
         for one in told:
             self.rows.setdefault(one.label, []).append(one)
+        for label, of in self.rows.items():
+            _check_row(label, of)
         held = [_known(one.points, "held_out") for one in told if one.course]
         self.by = "held_out" if held and all(len(points) > 1 for points in held) else "loss"
         """What is drawn, and what the target is of: the first where all were evaluated twice."""
@@ -127,12 +130,12 @@ class RunComparison:
 
     def _settings(self) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         """Settings that all have and that are no defaults; and those that differ, by row."""
-        firsts = [of[0] for of in self.rows.values()]
-        flat = [{**dict(_flat(one.job)), **one.more} for one in firsts]
+        flat = [_stated(of[0]) for of in self.rows.values()]
+        apart = APART if len(self._lines) > len(self.rows) else (*{*APART} - {"seed"},)
         usual = dict(_flat(plain_settings(Job(model={"factory": "a:b"}, train={"steps": 1}))))
         equal, different = dict[str, Any](), dict[str, list[Any]]()
         for key in dict.fromkeys(key for one in flat for key in one):
-            if key.partition(".")[0] in APART:
+            if key.partition(".")[0] in apart:
                 continue
             values = [one.get(key) for one in flat]
             if any(value != values[0] for value in values):
@@ -216,7 +219,9 @@ class RunComparison:
                 *_columns([["  key", *names], *(["  " + r[0], *r[1:]] for r in rows)]),
             ]
         else:
-            made.append("no setting of their jobs differs")
+            live = self.equal.get("model.factory", "").startswith(LIVE)
+            model = " (of a live module a job knows the class alone)" if live else ""
+            made.append(f"no setting of their jobs differs{model}")
         if self.equal:
             same = " · ".join(f"{plain(k)} = {_said(v)}" for k, v in self.equal.items())
             made.append(f"equal: {same}; all else is as in any job")
@@ -260,6 +265,26 @@ class RunComparison:
             for one in of
         ]
         return curves(unit, lines, unit=unit, across_text=text, legend=False)
+
+
+def _stated(told: Told) -> dict[str, Any]:
+    """Return all that a run was made with, by key."""
+    return {**dict(_flat(told.job)), **told.more, "seed": told.seed}
+
+
+def _check_row(label: str, of: Sequence[Told]) -> None:
+    """Raises SettingsError unless runs of one row are one setting with several seeds."""
+    if len({one.seed for one in of}) < len(of):
+        raise SettingsError("", f"{label} stands there twice with one seed: expected each run once")
+    first, *others = map(_stated, of)
+    for other in others:
+        for key in {**first, **other}:
+            if key.partition(".")[0] not in APART and first.get(key) != other.get(key):
+                raise SettingsError(
+                    "",
+                    f"runs called {label} differ in {key}, and not by their seed alone: expected "
+                    "a name for each setting (their means would be of nothing)",
+                )
 
 
 def _legend(colours: Mapping[str, str], width: float) -> Picture:

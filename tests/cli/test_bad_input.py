@@ -195,6 +195,18 @@ def test_torch_says_nothing_of_its_insides(folder: Path, address: str) -> None:
     assert "torch/" not in done.stderr
 
 
+def test_a_current_folder_that_is_gone_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    assert call("runs") == (
+        2,
+        "shoal: the current folder is gone, removed or renamed: `cd` into one that is there\n",
+    )
+
+
 def test_a_run_that_the_broker_does_not_know_is_refused_with_code_4(address: str) -> None:
     for verb in ("watch", "cancel", "finish", "export", "eval"):
         code, output = call(verb, "r-none", "--broker", address)

@@ -26,26 +26,26 @@ class Two(nn.Module):
         return F.cross_entropy(self.last(h), y)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "trained", "says"),
+    ("products", "dtype", "trained", "says"),
     [
-        (torch.float32, True, ""),
-        (torch.float16, False, ""),
-        (torch.float16, True, "is trained in float16"),
-        (torch.bfloat16, False, "is kept in bfloat16"),
+        pytest.param("fp16", torch.float32, True, "", marks=pytest.mark.slow),
+        pytest.param("fp16", torch.float16, False, "", marks=pytest.mark.slow),
+        pytest.param("fp16", torch.float16, True, "is trained in float16", marks=pytest.mark.slow),
+        pytest.param("fp16", torch.bfloat16, False, "is kept in bfloat16", marks=pytest.mark.slow),
+        ("fp32", torch.float16, True, "is trained, in float16"),
     ],
     ids=str,
 )
-def test_weights_that_fp16_has_no_gradients_or_products_of_are_refused(
-    tmp_path: Path, dtype: torch.dtype, trained: bool, says: str
+def test_weights_that_float16_has_no_gradients_or_products_of_are_refused(
+    tmp_path: Path, products: str, dtype: torch.dtype, trained: bool, says: str
 ) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(16, 3)).astype("f4"), rng.integers(0, 2, 16)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     module = Two(dtype, trained)
     job = Job(
-        model={"factory": "live:Two", "dtype": "fp16"},
+        model={"factory": "live:Two", "dtype": products},
         module=module,
         data={"kind": "arrays", "source": "data.npz", "inputs": "x", "targets": "y"},
         steps=2,
@@ -54,7 +54,7 @@ def test_weights_that_fp16_has_no_gradients_or_products_of_are_refused(
     )
     with ExitStack() as stack:
         if says:
-            with pytest.raises(SettingsError, match=f"`model.dtype`.*first.*{says}"):
+            with pytest.raises(SettingsError, match=f"`model.(dtype|factory)`.*first.*{says}"):
                 stack.enter_context(prepare(job))
             return
         assert stack.enter_context(prepare(job)).graph.operators

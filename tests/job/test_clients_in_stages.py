@@ -8,7 +8,7 @@ import pytest
 
 from shoal.job import Job, SettingsError
 from shoal.job.clients.client_privacy import ClientPrivacy
-from shoal.job.unsupported import not_in_pipelines
+from shoal.job.refusals.of_clients import not_in_pipelines
 from shoal.tests.job.test_federated_job import job
 
 PRIVACY = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5, "noise": 1.0}

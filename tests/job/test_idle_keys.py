@@ -28,6 +28,23 @@ IDLE = [
     ("recovery", {"ladder": ["sibling"], "warm_spares": 2}, "recovery.warm_spares", "ladder"),
     ("sync", {"quorum": 1}, "sync.quorum", 'kind = "allreduce"'),
     ("sync", {"deadline": "3s"}, "sync.deadline", 'kind = "allreduce"'),
+    ("train", {"eval_every": 5, "eval_batches": 0}, "train.eval_every", "eval_batches = 0"),
+]
+ALONE = "plan.pipelines = 1, in which no stage has a second holder"
+UNSHARED = [
+    ({"stages": 1}, {"codec": {"activation": "int8"}}, "codec.activation", "plan.stages = 1, in"),
+    ({"stages": 1}, {"codec": {"activation_grad": "int8"}}, "codec.activation_grad", "stages = 1"),
+    ({"pipelines": 1}, {"codec": {"grad": "int8"}}, "codec.grad", ALONE),
+    ({"pipelines": 1}, {"codec": {"default": "int8", "feedback": "ef21"}}, "codec.feedback", ALONE),
+    ({"pipelines": 1}, {"sync": {"collective": "ring"}}, "sync.collective", ALONE),
+    ({"pipelines": 1}, {"sync": {"method": "powersgd"}}, "sync.method", ALONE),
+    (
+        {"stages": 1, "pipelines": 1},
+        {"codec": {"default": "int8"}},
+        "codec.default",
+        "peer to peer",
+    ),
+    ({}, {"data": {"holdout": 0.0}, "train": {"eval_batches": 2}}, "train.eval_batches", "holdout"),
 ]
 
 
@@ -46,6 +63,15 @@ def test_a_key_of_which_nothing_would_come_is_refused(table, keys, key, beside) 
     assert said.startswith(f"`{key}` is ")
     assert "changes nothing with" in said
     assert beside in said
+
+
+@pytest.mark.parametrize(("plan", "tables", "key", "beside"), UNSHARED)
+def test_what_is_said_of_links_that_no_plan_has_is_refused(plan, tables, key, beside) -> None:
+    tables = {"train": {}, "plan": plan, **tables}
+    tables["train"] = {"steps": 4, **tables["train"]}
+    with pytest.raises(SettingsError, match=f"`{key}` is .* changes nothing with .*{beside}"):
+        Job(model="a:b", **tables).check_idle()
+    Job(model="a:b", **tables | {"plan": {}, "data": {"holdout": 0.1}}).check_idle()
 
 
 @pytest.mark.parametrize(

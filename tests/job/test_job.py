@@ -406,6 +406,10 @@ def test_a_live_module_is_kept_out_of_the_json() -> None:
 
 
 def test_an_unknown_keyword_names_the_nearest_key() -> None:
+    with pytest.raises(SettingsError, match=r'`learning_rate` .* did you mean "lr"'):
+        Job(model="a:b", steps=1, learning_rate=1)
+    with pytest.raises(SettingsError, match=r"call so is to in \[output\]"):
+        Job(model="a:b", steps=1, output_dir="runs")
     with pytest.raises(SettingsError, match='`batches` is not a known key; did you mean "batch"'):
         Job(model="a:b", steps=1, batches=3)
 

@@ -190,6 +190,8 @@ def test_a_run_that_ended_early_is_compared_over_its_own_steps() -> None:
         {"plan": {"stages": 4}, "recovery": {"ladder": ["neighbour+"]}},
         {"plan": {"replicas": 2}, "sync": {"kind": "local"}},
         {"sync": {"method": "demo"}, "train": {"optimizer": "sgd", "momentum": 0}},
+        {"sync": {"method": "powersgd", "options": {"rank": 2}}},
+        {"sync": {"collective": "ring"}},
     ],
 )
 def test_any_job_is_also_one_of_one_stage(tables: dict[str, Any]) -> None:
@@ -198,3 +200,4 @@ def test_any_job_is_also_one_of_one_stage(tables: dict[str, Any]) -> None:
     alone = as_one_stage(Job(model="a:b", **tables | {"train": train}), 2)
     assert (alone.plan.stages, alone.plan.pipelines, alone.train.microbatch) == (1, 1, 2)
     assert alone.rounds is None
+    alone.check_idle()

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch import nn
 
 from shoal.client.chat.packing import best_fit, samples
 from shoal.client.chat.record_files import RecordFiles
-from shoal.client.chat.samples import read_records
+from shoal.client.chat.samples import _Reading, read_records
 from shoal.client.chat.templates import IGNORED, Template, TemplateError
+from shoal.client.models.losses import _of_packing
 from shoal.job import Job, SettingsError
 from shoal.peer.data import DataError
 
@@ -138,6 +143,62 @@ def test_a_tokenizer_that_the_model_does_not_know_is_refused(tmp_path: Path) -> 
     write_chats(tmp_path / "c.jsonl")
     with pytest.raises(DataError, match=r"makes the id .* the model knows 60"):
         read_records(job_of(tmp_path, 60), tmp_path / "out", lambda line: None)
+
+
+class Given:
+    """Documents as they are, in place of records and their template."""
+
+    folder = "here"
+
+    def __init__(self, *documents: tuple[list[int], list[int]], pad: int | None = None) -> None:
+        self.documents, self.refused = documents, list[str]()
+        self.tokenizer = SimpleNamespace(pad_token_id=pad)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return ((str(n), document) for n, document in enumerate(self.documents))
+
+    def ids(self, document: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
+        return document
+
+    def refuse(self, place: str, why: str) -> None:
+        self.refused.append(place)
+
+
+def test_what_is_learned_first_behind_a_sample_is_not_learned() -> None:
+    none = [IGNORED] * 4
+    given: Any = Given(
+        ([1] * 4, [*none[:3], 7]),  # the label of the last position
+        ([1] * 5, [*none, 7]),
+        ([1] * 4, [7, *none[:3]]),  # which follows nothing
+        ([1] * 5, [IGNORED, 7, 7, 7, 7]),
+    )
+    reading = _Reading(given, 3, None)
+    assert len([*reading.documents(given)]) == 2
+    assert given.refused == ["1", "2"]
+    assert reading.cut == 1, "four ids are three positions, and nothing is lost"
+
+
+@pytest.mark.parametrize(("pad", "found"), [(4, 4), (5, 0), (None, 0)])
+def test_padding_is_an_id_that_the_model_knows(pad: int | None, found: int) -> None:
+    given: Any = Given(pad=pad)
+    assert _Reading(given, 3, 5).pad == found
+
+
+def test_the_last_records_are_held_out(tmp_path: Path) -> None:
+    write_chats(tmp_path / "c.jsonl")
+    job = job_of(tmp_path, holdout=0.4, pack=False)
+    manifest = read_records(job, tmp_path / "out", print)["manifest"]
+    assert (manifest.train, manifest.held_out) == (4, 2)
+
+
+def test_a_packed_token_sees_its_own_document_up_to_itself() -> None:
+    documents, positions = [0, 0, 1, 1, 1, 2], [0, 1, 0, 1, 2, 0]
+    batch = {"positions": torch.tensor([positions]), "documents": torch.tensor([documents])}
+    found = _of_packing(nn.Linear(1, 1), batch)
+    assert found["position_ids"].tolist() == [positions]
+    seen = [[d == e and j <= i for j, e in enumerate(documents)] for i, d in enumerate(documents)]
+    assert (found["attention_mask"] == 0).tolist() == [[seen]]
+    assert {*found["attention_mask"].unique().tolist()} == {0.0, torch.finfo(torch.float32).min}
 
 
 def test_validation_stands_in_place_of_holdout(tmp_path: Path) -> None:

@@ -131,6 +131,13 @@ def test_what_is_no_sequence_of_records_is_refused(dataset: Any, says: str) -> N
         Job.from_hf(Live(), tokenizer(), dataset, steps=1)
 
 
+def test_what_live_objects_leave_no_place_for_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"`data.source` is given beside a dataset"):
+        Job.from_hf(Live(), tokenizer(), RECORDS["chat"], {"source": "more.jsonl"}, steps=1)
+    with pytest.raises(SettingsError, match=r"`data.tokenizer` is a Live: expected a tokenizer"):
+        Job.from_hf(tokenizer(), Live(), RECORDS["chat"], steps=1)
+
+
 class Shrinking(list):  # type: ignore[type-arg]
     """Records of which one is gone at each walk but the first."""
 

@@ -19,12 +19,13 @@ TOKEN = "hf_right"
 
 
 class Hub:
-    """Its repositories: files by name. asked: paths of requests."""
+    """Its repositories: files by name. asked: paths of requests. role: of the token."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.asked: list[str] = []
         self.address = ""
+        self.role = "write"
 
 
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
@@ -57,7 +58,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             path = self.path.partition("?")[0]
             hub.asked.append(path)
             if path == "/api/whoami-v2":
-                who = {"name": "ann", "type": "user"}
+                who = {"name": "ann", "type": "user", "orgs": [{"name": "sea"}]}
+                who["auth"] = {"accessToken": {"role": hub.role}}
                 return self.say(200, who) if self.known else self.say(401, {"error": "no"})
             if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/([^/]+)", path):
                 repo, what, revision = found.groups()

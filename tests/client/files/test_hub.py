@@ -123,6 +123,12 @@ def test_push_without_a_right_token_is_refused_before_training(
     can_push(wanted)
     assert "no @REVISION" in refusal(job("a:b", push="hf://ann/mine@main"), can_push)
     can_push(job("a:b"))
+    can_push(job("a:b", push="hf://sea/mine"))
+    said = refusal(job("a:b", push="hf://bob/mine"), can_push)
+    assert "writes for ann and sea, not bob" in said
+    assert "cannot have -- or .." in refusal(job("a:b", push="hf://ann/a--b"), can_push).lower()
+    hub.role = "read"
+    assert "may read only" in refusal(wanted, can_push)
 
 
 def test_a_folder_and_a_file_are_pushed_in_one_commit(

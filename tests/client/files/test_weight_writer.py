@@ -59,6 +59,12 @@ def test_what_was_written_is_what_others_read(
         assert sorted(table["weight_map"].values())[-1].endswith(f"-of-{count:05}.safetensors")
 
 
+def test_who_may_read_an_export_is_as_the_umask_has_it(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    written = write_files({"a": item_of(torch.zeros(3))}, tmp_path / "model.safetensors")
+    assert written.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_an_index_of_other_files_is_not_left_in_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -317,6 +317,16 @@ def test_weights_come_back_under_the_users_names(tmp_path: Path) -> None:
     assert torch.equal(third.b.weight, first.a.weight)
 
 
+def test_weights_take_the_place_of_weights_alone(tmp_path: Path) -> None:
+    state, job = dict(Tied().state_dict()), tmp_path / "job.toml"
+    job.write_text("version = 1\n")
+    with pytest.raises(weights.ExportError, match=r"job.toml is there, and by its name no weights"):
+        weights.write(state, tmp_path / "r-1", job, "safetensors")
+    assert job.read_text() == "version = 1\n"
+    for _ in range(2):
+        weights.write(state, tmp_path / "r-1", tmp_path / "a.safetensors", "safetensors")
+
+
 def test_weights_that_do_not_fit_change_nothing() -> None:
     module = Tied()
     before = {k: v.clone() for k, v in module.state_dict().items()}
@@ -325,6 +335,8 @@ def test_weights_that_do_not_fit_change_nothing() -> None:
     wrong = {**before, "a.weight": torch.zeros(2, 2)}
     with pytest.raises(models.ModelError, match=r'"a.weight" has shape \(2, 2\)'):
         load_named(module, wrong)
+    with pytest.raises(models.ModelError, match=r"on 'meta', which keeps no values"):
+        load_named(Tied().to("meta"), before)
     assert all(torch.equal(v, module.state_dict()[k]) for k, v in before.items())
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +101,50 @@ def test_what_a_callback_raises_ends_the_waiting_and_closes_everything(
         client.run("r-1", tmp_path).wait(heard)
     assert heard.calls[-1] == ("close", None)
     assert ("end", "done") not in heard.calls
+
+
+@pytest.mark.parametrize("wrong", [shoal.Callback, lambda run, step: None], ids=["class", "call"])
+def test_what_is_no_callback_is_said_before_the_waiting(client: Client, wrong: Any) -> None:
+    heard = Heard()
+    with pytest.raises(TypeError, match=r"is no callback: expected objects of shoal\.Callback"):
+        client.run("r-1").wait(heard, wrong, bar=False)
+    assert heard.calls == []
+
+
+@pytest.mark.parametrize("to", ["file", "file/runs", "sealed/runs"])
+def test_outputs_that_cannot_be_written_are_said_before_anything_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "sealed").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: "sealed" not in str(path))
+    job = Job(model="a:b", steps=1, output={"to": str(tmp_path / to)})
+    with pytest.raises(SettingsError, match=r"`output.to` is .* (no folder|nothing can be)"):
+        Client.submit(object(), job)  # type: ignore[arg-type]  # before anything of a client
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "sealed"]
+
+
+def test_a_run_of_which_nothing_can_be_kept_here_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(folder: Path, run: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cancelled: list[str] = []
+    client = object.__new__(Client)
+    monkeypatch.setattr("shoal.client.uploading.upload", lambda access, prepared, say: None)
+    monkeypatch.setattr(Client, "submit_spec", lambda self, spec: "r-1")
+    monkeypatch.setattr(Client, "cancel", lambda self, run: cancelled.append(run))
+    prepared: Any = SimpleNamespace(keep=keep)
+    client.access = None  # type: ignore[assignment]
+    with pytest.raises(OSError, match="No space left"):
+        client.submit_prepared(prepared, tmp_path)
+    assert cancelled == ["r-1"]
+
+
+def test_what_is_no_job_is_said(client: Client) -> None:
+    with pytest.raises(TypeError, match=r"submit got a dict: expected shoal\.Job"):
+        client.submit({"model": "a:b"})  # type: ignore[arg-type]
 
 
 def test_a_failed_run_ends_for_callbacks_too(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from shoal.client import Refused
 from shoal.client.runs import checkpoints, resume
 from shoal.client.runs.checkpoints import CheckpointError
 from shoal.job import Job, SettingsError
+from shoal.proto.broker_pb2 import Checkpoint, RunSpec
 from shoal.sim.processes import LocalCluster
 
 JOB: dict[str, Any] = {
@@ -72,6 +74,19 @@ def test_what_may_not_change_is_named() -> None:
         ("recovery.warm_spares=2", ""),
     ):
         assert resume.changed(before, before.with_changes([change])) == key
+
+
+def test_a_division_that_was_left_to_the_planner_stays_as_it_was() -> None:
+    wide = Job.from_table(JOB).with_changes(["train.microbatch=4"])  # the default is 2
+    before = wide.resolved(8).without_places()
+    auto = Job.from_table({**JOB, "train": {**JOB["train"], "microbatch": "auto"}})
+    spec = RunSpec(job=before.to_json(), steps=8)
+    manifest: Any = SimpleNamespace(held_out=0)
+    job = resume.gone_on(spec, Checkpoint(step=4), auto.without_places(), manifest)[1]
+    assert job.train.microbatch == 4
+    two = Job.from_table(JOB).without_places()
+    with pytest.raises(SettingsError, match=r"`train.microbatch` is 2, and the run had 4"):
+        resume.gone_on(spec, Checkpoint(step=4), two, manifest)
 
 
 def test_the_classes_of_a_model_stay() -> None:

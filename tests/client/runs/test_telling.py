@@ -43,6 +43,30 @@ def test_a_folder_tells_what_its_events_did(tmp_path: Path) -> None:
     assert [p["held_out"] for p in found.course] == [None, None, 1.5]
 
 
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("run.json", b""),
+        ("run.json", b'{"run": "r-1", "jo'),
+        ("run.json", b"\0" * 40),
+        ("metrics.jsonl", b'\0\0\0\0{"step": 2, "loss": 1.0}\n'),
+        ("metrics.jsonl", b"[1]\n"),
+        ("rounds.jsonl", b"\xff\n"),
+    ],
+)
+def test_what_a_power_loss_left_is_named(tmp_path: Path, name: str, left: bytes) -> None:
+    write_run(tmp_path, {"run": "r-1", "job": {"seed": 7, "train": {"batch": 4}}})
+    (tmp_path / name).write_bytes(left)
+    with pytest.raises(RecordError, match=f"{name} is damaged.*remove"):
+        folder_told(tmp_path)
+    if name != "run.json":
+        with pytest.raises(RecordError, match=f"{name} is damaged.*remove"):
+            Recorder(tmp_path, 16)
+    if name == "metrics.jsonl":
+        with pytest.raises(RecordError, match=f"{name} is damaged.*remove"):
+            History(tmp_path)
+
+
 def test_a_broker_tells_what_the_folder_does(tmp_path: Path) -> None:
     events = []
     recorder = Recorder(tmp_path / "r-1", 16)

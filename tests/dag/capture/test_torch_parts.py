@@ -72,6 +72,8 @@ def ctc(x: Tensor) -> Tensor:
     return F.ctc_loss(x.log_softmax(2).transpose(0, 1), ones[:, None], 5 * ones, ones)
 
 
+INDEX = "mask that never changes, make the index once.*self.index = "
+EVEN = torch.arange(4) % 2 == 0
 softmax = nn.AdaptiveLogSoftmaxWithLoss(4, 10, [3])
 ROWS = ["sum", "mean", "max"]
 REFUSED: dict[str, tuple[Callable[[], Part], tuple[int, ...], str]] = {
@@ -105,6 +107,9 @@ REFUSED: dict[str, tuple[Callable[[], Part], tuple[int, ...], str]] = {
         (4,),
         "AdaptiveLogSoftmaxWithLoss.*F.cross_entropy",
     ),
+    "columns": (lambda: lambda x: x[:, EVEN], (4,), INDEX),
+    "selected": (lambda: lambda x: torch.masked_select(x, EVEN), (4,), INDEX),
+    "nonzero": (lambda: lambda x: x[:, EVEN.nonzero()], (4,), INDEX),
     "cond": (
         lambda: lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
         (4,),
@@ -118,7 +123,18 @@ REFUSED: dict[str, tuple[Callable[[], Part], tuple[int, ...], str]] = {
 }
 
 
-FAST = ("momentum", "alpha", "slopes", "packed", "mask", "variance", "ctc", "classes", "cond")
+FAST = (
+    "columns",
+    "momentum",
+    "alpha",
+    "slopes",
+    "packed",
+    "mask",
+    "variance",
+    "ctc",
+    "classes",
+    "cond",
+)
 
 
 @pytest.mark.parametrize("name", some(REFUSED, *FAST))

@@ -257,6 +257,13 @@ def test_a_shard_of_another_size_is_refused(text):
         ({"kind": "tokens", "source": "{dir}/t.npy"}, "no file"),
         ({"kind": "tokens", "source": "{dir}/rows.npy"}, "shape \\(4, 9\\): expected one row"),
         ({"kind": "tokens", "source": "{dir}/neg.npy"}, "2 of 50 items are no ids.* is item 48:"),
+        ({"kind": "tokens", "source": "{dir}/most.npy"}, "1 of 50 items are no ids.* is item 9:"),
+        ({"kind": "tokens", "source": "{dir}/several.npy"}, "is not what its name says"),
+        ({"kind": "arrays", "source": "{dir}/none.npz"}, "'x' has shape \\(4, 0\\): samples"),
+        (
+            {"kind": "arrays", "source": "{dir}/??.npz"},
+            "file 2 .* 'x' is .*\\[3\\].* the same in all",
+        ),
         ({"kind": "arrays", "source": "{dir}/a.npz"}, "no array 'y', it has \\['o', 'x', 'z'\\]"),
         ({"kind": "arrays", "source": "{dir}/a.npz", "targets": "z"}, "'z' has 3 samples"),
         ({"kind": "arrays", "source": "{dir}/a.npz", "targets": "o"}, "dtype <?U?|no numpy file"),
@@ -270,6 +277,11 @@ def test_unusable_data_is_named(tmp_path, settings, message):
     np.save(tmp_path / "f.npy", np.ones(50))
     np.save(tmp_path / "rows.npy", np.ones((4, 9), np.int64))
     np.save(tmp_path / "neg.npy", np.where(np.arange(50) < 48, 7, -1))
+    np.save(tmp_path / "most.npy", np.where(np.arange(50) == 9, 2**31, 7))
+    np.savez(tmp_path / "none.npz", x=np.ones((4, 0)), y=np.ones(4))
+    for name, wide in (("p1", 2), ("p2", 3)):
+        np.savez(tmp_path / f"{name}.npz", x=np.ones((4, wide)), y=np.ones(4))
+    (tmp_path / "several.npy").write_bytes((tmp_path / "p1.npz").read_bytes())
     np.savez(tmp_path / "a.npz", x=np.ones((4, 2)), z=np.ones(3), o=np.array(["a"] * 4))
     settings = {
         k: v.replace("{dir}", str(tmp_path)) if isinstance(v, str) else v
@@ -284,6 +296,13 @@ def test_one_row_of_ids_is_taken_however_it_lies(tmp_path, shape):
     np.save(tmp_path / "t.npy", np.ones(shape, np.int64))
     manifest, _ = resolve(tmp_path / "b", kind="tokens", source=str(tmp_path / "t.npy"), length=8)
     assert manifest.total == 50
+
+
+@pytest.mark.parametrize("largest", [2**16 - 1, 2**16, 2**31 - 1])
+def test_large_ids_stay_what_they_are(tmp_path, largest):
+    np.save(tmp_path / "t.npy", np.array([1, largest] * 20))
+    found = resolve(tmp_path / "b", kind="tokens", source=str(tmp_path / "t.npy"), length=8)
+    assert {*reader(*found).batch(0, 0, 4)["x"].unique().tolist()} == {1, largest}
 
 
 def test_a_file_counts_once_however_many_links_lead_to_it(tmp_path):

@@ -24,6 +24,7 @@ from shoal.peer.sync.optimizer import StageOptimizer
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.plain import oracle
 from shoal.sim.virtual.world import PeerSpec
+from shoal.tests.peer.optimizers.eight_bits import from_elements
 from shoal.tests.sim.recovery.test_checkpoints import JOB as CHECKPOINTS
 from shoal.tests.sim.recovery.test_checkpoints import Lab as Checkpoints
 from shoal.tests.sim.recovery.test_recovery import JOB, Lab
@@ -188,11 +189,13 @@ def test_a_head_in_blocks_has_the_mean_of_each(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
 def test_a_run_that_goes_on_from_a_checkpoint_goes_on_with_its_mean(
-    laboratory: Callable[..., Any],
+    laboratory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
+    from_elements(monkeypatch, 200)  # of smaller parameters moments are in 32 bits
     lab = Checkpoints(laboratory)
-    train = CHECKPOINTS["train"] | {"ema": DECAY}
+    train = CHECKPOINTS["train"] | {"ema": DECAY, "optimizer": optimizer}
     calm = lab.world()
     Monitor(calm).finish(first := calm.submit(lab.spec(train=train)), 3600.0)
     found = next(e.checkpoint for e in calm.events(first) if e.HasField("checkpoint"))

@@ -121,6 +121,20 @@ def test_losses_that_are_no_numbers_are_left_out() -> None:
     found.picture().svg()
 
 
+def test_what_is_not_the_same_setting_with_another_seed_has_no_mean() -> None:
+    with pytest.raises(SettingsError, match="a stands there twice with one seed"):
+        RunComparison([told("a", [1.0]), told("a", [2.0]), told("b", [2.0])])
+    with pytest.raises(SettingsError, match=r"runs called a differ in train\.lr"):
+        RunComparison([told("a", [1.0], lr=0.1), told("a", [2.0], seed=1, lr=0.2)])
+
+
+def test_a_seed_is_a_setting_where_each_row_is_one_run() -> None:
+    found = RunComparison([told("a", [1.0]), told("b", [1.0], seed=5)])
+    assert found.different == {"seed": [0, 5]}
+    several = [told("a", [1.0]), told("a", [1.0], seed=1), told("b", [1.0], seed=5)]
+    assert RunComparison(several).different == {}
+
+
 def test_one_run_is_no_comparison() -> None:
     with pytest.raises(SettingsError, match="1 run to compare: expected two or more"):
         RunComparison([told("a", [1.0])])

@@ -1,96 +1,17 @@
-"""What a job asks for that this version cannot do, and what it can do instead; and what it says
-that would change nothing beside the rest of it."""
+"""What cannot be beside clients that train by themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
-from .clients.client_privacy import LEAST_MEMBERS, fewest_of
-from .methods import METHODS
-from .plan_options import PlanOptions
-from .rounds import method_of
-from .sync import Sync
-from .tables import CODEC_ROLES, Codec, Data, Model, Output, Recovery
-from .training import LossScale, Train
+from ..clients.client_privacy import LEAST_MEMBERS, fewest_of
+from ..rounds import method_of
+from .tables_asked import Tables
 
-__all__ = ["idle", "not_in_pipelines", "unsupported"]
+__all__ = ["not_federated", "not_in_pipelines"]
 
 
-class _Tables(Protocol):
-    """Tables of a job, and the number of replicas that its batch is divided among."""
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def data(self) -> Data: ...
-    @property
-    def train(self) -> Train: ...
-    @property
-    def plan(self) -> PlanOptions: ...
-    @property
-    def codec(self) -> Codec: ...
-    @property
-    def sync(self) -> Sync: ...
-    @property
-    def recovery(self) -> Recovery: ...
-    @property
-    def output(self) -> Output: ...
-    @property
-    def divided(self) -> int: ...
-
-
-_CHAINED = '"auto", "gpipe" and "1f1b" are'
-_TIMED = ("listed", "zero-bubble")
-"""Schedules that only one planner lists."""
-
-
-def _not_listed(job: _Tables) -> Iterator[tuple[str, str]]:
-    """What says how deep a pipeline is, where nobody asks the planner that lists visits."""
-    plan, why = job.plan, ""
-    if plan.scheduler != "auto":
-        why = f'with scheduler = "{plan.scheduler}"'
-    elif job.sync.kind != "allreduce":
-        why = f'with sync.kind = "{job.sync.kind}"'
-    elif job.recovery.swaps:
-        why = 'with "neighbour+" in recovery.ladder'
-    if why and plan.schedule in _TIMED:
-        yield "plan.schedule", f"{_CHAINED}, {why}"
-    if not why and plan.schedule not in ("auto", *_TIMED):
-        why = f'with schedule = "{plan.schedule}"'
-    if why and plan.in_flight != "auto":
-        yield "plan.in_flight", f'"auto" is, {why}'
-
-
-def _not_rerouted(job: _Tables) -> Iterator[tuple[str, str]]:
-    """What cannot be beside microbatches that leave stages out or visit them in another order."""
-    plan = job.plan
-    if not plan.reroutes:
-        return
-    key, none = ("plan.skip", "0") if plan.skip != 0 else ("plan.reorder", "false")
-
-    def beside(what: str, instead: str) -> tuple[str, str]:
-        return key, f"{none} is, with {what}; to keep {key}, {instead}"
-
-    if job.sync.kind != "allreduce":
-        yield beside(f'sync.kind = "{job.sync.kind}"', 'set sync.kind = "allreduce"')
-    if job.recovery.swaps:
-        ladder = "recovery.ladder"
-        what = f'"neighbour+" in {ladder}, which has routes of its own'
-        yield beside(what, f'take "neighbour+" out of {ladder}')
-    if plan.scheduler == "swarm":
-        yield beside('scheduler = "swarm"', 'set plan.scheduler = "auto"')
-    if job.data.where == "peer":
-        yield beside('data.where = "peer"', 'set data.where = "submitter"')
-    if plan.pipelines not in (1, "auto"):
-        keep = f"to keep {plan.pipelines}, leave {key} out"
-        yield "plan.pipelines", f'1 and "auto" are, with {key}; {keep}'
-    if plan.schedule == "interleaved":
-        allowed = f'{_CHAINED}, and "listed" and "zero-bubble", with {key}'
-        yield "plan.schedule", f'{allowed}; to keep "interleaved", leave {key} out'
-
-
-def _not_federated(job: _Tables) -> Iterator[tuple[str, str]]:
+def not_federated(job: Tables) -> Iterator[tuple[str, str]]:
     """What cannot be beside clients that train by themselves."""
     partition, federated = job.data.partition, 'with sync.kind = "federated"'
     if job.sync.kind != "federated":
@@ -139,7 +60,7 @@ def _not_federated(job: _Tables) -> Iterator[tuple[str, str]]:
         yield from _not_shared(job)
 
 
-def _not_controlled(job: _Tables) -> Iterator[tuple[str, str]]:
+def _not_controlled(job: Tables) -> Iterator[tuple[str, str]]:
     """What cannot be beside control variates, the mean of which is to be that of all clients."""
     sync, train, with_it = job.sync, job.train, f'with sync.method = "{job.sync.chosen}"'
     if not sync.local.steps:
@@ -169,7 +90,7 @@ def _not_controlled(job: _Tables) -> Iterator[tuple[str, str]]:
         yield f"sync.{key}", f"it is not, {with_it}: {why}"
 
 
-def _not_shared(job: _Tables) -> Iterator[tuple[str, str]]:
+def _not_shared(job: Tables) -> Iterator[tuple[str, str]]:
     """What cannot be beside statistics of features, which are sums over clients."""
     sync, with_it = job.sync, f'with sync.method = "{job.sync.chosen}"'
     if sync.aggregate != "mean":
@@ -191,7 +112,7 @@ def _not_shared(job: _Tables) -> Iterator[tuple[str, str]]:
         yield "model.dtype", f'"fp32" is, {with_it}'
 
 
-def _not_buffered(job: _Tables) -> Iterator[tuple[str, str]]:
+def _not_buffered(job: Tables) -> Iterator[tuple[str, str]]:
     """What cannot be where a version is of whoever has come, from whichever version."""
     sync, with_it = job.sync, f'with sync.method = "{job.sync.chosen}"'
     if sync.aggregate != "mean":
@@ -218,7 +139,7 @@ def _not_buffered(job: _Tables) -> Iterator[tuple[str, str]]:
         yield "sync.virtual_data", f'"none" is, {with_it}: {why}'
 
 
-def not_in_pipelines(job: _Tables) -> Iterator[tuple[str, str]]:
+def not_in_pipelines(job: Tables) -> Iterator[tuple[str, str]]:
     """(key, what to do) for all that cannot be where a client is trained by several peers, each of
     which has a part of the model, and of what a client came to."""
     sync, partition, stages = job.sync, job.data.partition, job.plan.stages
@@ -260,7 +181,7 @@ def not_in_pipelines(job: _Tables) -> Iterator[tuple[str, str]]:
         yield "plan.scheduler", f'all but "swarm" are, {with_it}'
 
 
-def _not_secure(job: _Tables) -> Iterator[tuple[str, str]]:
+def _not_secure(job: Tables) -> Iterator[tuple[str, str]]:
     """What sums with masks cannot be of."""
     if job.sync.client_compression.sparse and job.sync.virtual_data != "none":
         why = "no plain loop shows what that comes to"
@@ -276,7 +197,7 @@ def _not_secure(job: _Tables) -> Iterator[tuple[str, str]]:
         yield "plan.replicas", f'{fewest} or more are, or "auto", with sync.secure: {why}'
 
 
-def _not_private(job: _Tables) -> Iterator[tuple[str, str]]:
+def _not_private(job: Tables) -> Iterator[tuple[str, str]]:
     """What would tell of clients beside the noisy sums, or more than their noise hides."""
     if method_of(job.sync.chosen).normalises:
         why = "fednova scales moves by clients' numbers of samples, which no noise hides"
@@ -303,7 +224,7 @@ def _not_private(job: _Tables) -> Iterator[tuple[str, str]]:
         yield "data.holdout", f'0 is, with sync.privacy and data.where = "peer": {why}'
 
 
-def _not_clients(job: _Tables, kind: str) -> Iterator[tuple[str, str]]:
+def _not_clients(job: Tables, kind: str) -> Iterator[tuple[str, str]]:
     """What cannot be of clients whose data is where the job says. kind: of their partition."""
     partition = job.data.partition
     if kind in ("dirichlet", "shards") and not job.data.targets:
@@ -330,162 +251,3 @@ def _not_clients(job: _Tables, kind: str) -> Iterator[tuple[str, str]]:
     if job.data.where == "peer" and method is not None and method.normalises:
         why = "no host knows how many samples others have, which its move is brought to"
         yield "sync.method", f"any but {job.sync.chosen!r} is, {where}: {why}"
-
-
-_BEAR_OVERFLOW = ("none", "auto", "lossless", "bf16", "fp16", "int8", "int6", "int4", "int2")
-"""Codecs that remember nothing, and of an infinity make what is not finite either."""
-
-
-def _not_scaled(job: _Tables) -> Iterator[tuple[str, str]]:
-    """What cannot be where a step whose scaled gradients overflow is as if it had not been."""
-    if job.model.dtype != "fp16":
-        if job.train.loss_scale != LossScale():
-            yield "train.loss_scale", f'it is with model.dtype = "fp16", here "{job.model.dtype}"'
-        return
-    with_it = 'with model.dtype = "fp16"'
-    method = job.sync.of_rounds
-    if method is not None and (method.normalises or method.controls):
-        why = "it divides what clients moved by steps, and does not know which were skipped"
-        yield "sync.method", f"any but {job.sync.chosen!r} is, {with_it}: {why}"
-    if method is not None and method.features:
-        why = "the loss of its features is not scaled"
-        yield "sync.method", f"any but {job.sync.chosen!r} is, {with_it}: {why}"
-    if job.sync.within != "exact":
-        why = "a method that keeps what it did not send would keep infinities of a skipped step"
-        yield "sync.method", f'"exact" is, {with_it}: {why}'
-    if job.recovery.rebuilds:
-        yield "recovery.ladder", f'all rungs but "neighbour" are, {with_it}'
-    for role in ("activation", "activation_grad", "grad"):
-        text = job.codec.of(role)
-        if text.partition(":")[0].partition("/")[0] not in _BEAR_OVERFLOW:
-            key = f"codec.{role}" if getattr(job.codec, role) is not None else "codec.default"
-            why = "others refuse the infinities of a step that overflows, or remember them"
-            yield key, f"{', '.join(_BEAR_OVERFLOW)} are, {with_it}: {why}"
-    lossy = job.codec.of("grad") not in ("none", "lossless")
-    if lossy and job.codec.feedback != "none":
-        why = "what a codec holds back of a skipped step would come in a later one"
-        yield "codec.feedback", f'"none" is, {with_it} and a codec.grad that loses something: {why}'
-
-
-def unsupported(job: _Tables) -> Iterator[tuple[str, str]]:
-    """(key, what to do) for every key that asks for what this version cannot do."""
-    yield from _not_scaled(job)
-    if job.sync.kind == "allreduce" and job.plan.replicas not in (1, "auto"):
-        kinds = 'sync.kind = "local" and "gossip"'
-        yield "plan.replicas", f"several are with {kinds}; here, plan.pipelines"
-    if job.sync.kind == "auto" and job.plan.replicas != "auto":
-        yield "plan.replicas", '"auto" is, with sync.kind = "auto"'
-    if job.sync.kind != "allreduce":
-        with_it = f'with sync.kind = "{job.sync.kind}"'
-        if job.recovery.rebuilds:
-            yield "recovery.ladder", f'{with_it}, all rungs but "neighbour" are'
-        kept = job.sync.kind in ("local", "federated") and not job.sync.apart
-        if job.output.every not in (0, "auto") and not kept:
-            also = f' and method = "{job.sync.chosen}"' if job.sync.apart else ""
-            yield "output.every", f'{with_it}{also}, only 0 is, as "auto" stands for there'
-        if job.data.where == "peer" and job.sync.kind != "federated":
-            yield "data.where", f'{with_it}, "submitter" is'
-        if job.train.microbatches % job.divided:
-            yield (
-                "plan.replicas",
-                f"a divisor of the {job.train.microbatches} microbatches of a step is",
-            )
-    if job.train.ema and job.sync.kind != "allreduce":
-        yield "train.ema", f'with sync.kind = "{job.sync.kind}", whose versions are means, 0 is'
-    if job.train.ema and job.recovery.rebuilds:
-        yield "recovery.ladder", 'with train.ema, all rungs but "neighbour" are'
-    if job.train.stop and "snapshot" not in job.recovery.ladder:
-        yield "recovery.ladder", 'with train.stop, one with "snapshot" is'
-    yield from _not_federated(job)
-    yield from _not_listed(job)
-    yield from _not_rerouted(job)
-    if job.plan.scheduler == "swarm":
-        if job.plan.pipelines != "auto":
-            yield "plan.pipelines", '"auto" is, with scheduler = "swarm"'
-        if job.plan.schedule == "interleaved":
-            yield "plan.schedule", f'{_CHAINED}, with scheduler = "swarm"'
-        if job.recovery.swaps:
-            yield "recovery.ladder", 'with scheduler = "swarm", all rungs but "neighbour+" are'
-    if job.recovery.swaps and job.plan.pipelines not in (1, "auto"):
-        yield "plan.pipelines", '1 is, with "neighbour+" in recovery.ladder'
-    stages = job.plan.stages
-    if job.recovery.swaps and stages != "auto" and stages < 4:
-        yield "plan.stages", '4 or more are, with "neighbour+" in recovery.ladder'
-    if job.recovery.swaps and job.plan.schedule == "interleaved":
-        yield "plan.schedule", f'{_CHAINED}, with "neighbour+" in recovery.ladder'
-    if job.recovery.swaps and job.data.where == "peer":
-        yield "recovery.ladder", '"neighbour" is, where data stays with a peer'
-    codec = job.codec
-    if job.sync.within != "exact":
-        own = METHODS[job.sync.within].COLLECTIVE
-        if own and job.sync.collective not in ("auto", own):
-            yield "sync.collective", f'"auto" is, for "{job.sync.within}" exchanges by {own} alone'
-        with_it = f'"none" is, for sync.method = "{job.sync.within}" encodes gradients itself'
-        if codec.grad not in (None, "none"):
-            yield "codec.grad", with_it
-        if codec.feedback not in ("ef", "none"):
-            yield "codec.feedback", with_it
-        if job.sync.within == "demo" and (job.train.optimizer, job.train.momentum) != ("sgd", 0):
-            yield (
-                "train.optimizer",
-                '"sgd" with momentum 0 is, for sync.method = "demo" steps itself',
-            )
-    if codec.feedback == "dgc" and (job.train.optimizer, job.train.momentum > 0) != ("sgd", True):
-        yield "codec.feedback", '"dgc" keeps the momentum of SGD: it is with optimizer = "sgd"'
-    if codec.snapshot not in (None, "none", "lossless", codec.default):
-        yield "codec.snapshot", 'snapshots are exact: "none" and "lossless" are'
-
-
-_KEEPS = {
-    "momentum": ("sgd", "muon"),  # 0, which is none, is said with any
-    "betas": ("adamw", "adamw8bit", "muon", "lion"),
-    "eps": ("adamw", "adamw8bit", "muon"),
-    "no_muon": ("muon",),
-}
-"""Keys of [train] that some optimizers alone read."""
-
-
-def idle(job: _Tables) -> Iterator[tuple[str, str]]:
-    """(key, with what) for every key that says something else than its default, and of which
-    nothing would come: whoever wrote it believes that it is trained so."""
-    train, usual, codec, kind = job.train, Train(steps=1), job.codec, job.sync.kind
-    data, output = job.data, job.output
-    for key, optimizers in _KEEPS.items():
-        said = getattr(train, key)
-        if said and said != getattr(usual, key) and train.optimizer not in optimizers:
-            yield f"train.{key}", f'optimizer = "{train.optimizer}"'
-    if train.schedule == "constant" and train.lr_final not in (1, usual.lr_final):
-        yield "train.lr_final", 'schedule = "constant"'
-    if train.no_decay != usual.no_decay and not train.weight_decay:
-        yield "train.no_decay", "weight_decay = 0"
-    if train.state_dtype != usual.state_dtype and not train.optimizer_slots:
-        yield "train.state_dtype", f'optimizer = "{train.optimizer}" without momentum'
-    evaluates = data.holdout or data.validation or data.where == "peer"
-    own = data.partition is not None and data.partition.held_out
-    if train.eval_every not in (0, usual.eval_every) and not evaluates and not own:
-        yield "train.eval_every", "data.holdout = 0, which leaves nothing to evaluate"
-    if data.validation and data.holdout not in (0, Data.holdout):
-        yield "data.holdout", "data.validation, which stands in its place"
-    if data.kind == "arrays" and data.length != Data.length:
-        yield "data.length", 'kind = "arrays", whose samples are as long as they are'
-    if output.every == 0 and output.keep != Output.keep:
-        yield "output.keep", "output.every = 0, which makes no checkpoints"
-    asked = {codec.of(role) for role in CODEC_ROLES}
-    if codec.ratio != Codec.ratio and "adatopk" not in asked:
-        yield "codec.ratio", 'no role that is "adatopk" (a codec has its own: "topk:ratio=50")'
-    if codec.error_budget != Codec.error_budget and "auto" not in asked:
-        yield "codec.error_budget", 'no role that is "auto"'
-    rungs = job.recovery.ladder
-    for key, none in (("snapshot_every", "auto"), ("warm_spares", 0)):
-        if "snapshot" not in rungs and getattr(job.recovery, key) not in ("auto", none):
-            yield f"recovery.{key}", 'a ladder without "snapshot", in which none are taken'
-    if kind != "allreduce":
-        return
-    if codec.feedback not in ("ef", "none") and codec.of("grad") in ("none", "lossless"):
-        yield "codec.feedback", f'codec.grad = "{codec.of("grad")}", which loses nothing'
-    alike = 'sync.kind = "allreduce", where replicas exchange nothing'
-    if codec.sync != Codec.sync:
-        yield "codec.sync", f"{alike} (codec.grad is what carries gradients)"
-    for key in ("deadline", "quorum"):
-        if getattr(job.sync, key) != getattr(Sync, key):
-            yield f"sync.{key}", alike

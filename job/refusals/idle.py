@@ -1,0 +1,94 @@
+"""Keys of a job that would change nothing beside the rest of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..sync import Sync
+from ..tables import CODEC_ROLES, Codec, Data, Output
+from ..training import Train
+from .tables_asked import Tables
+
+__all__ = ["idle"]
+
+_KEEPS = {
+    "momentum": ("sgd", "muon"),  # 0, which is none, is said with any
+    "betas": ("adamw", "adamw8bit", "muon", "lion"),
+    "eps": ("adamw", "adamw8bit", "muon"),
+    "no_muon": ("muon",),
+}
+"""Keys of [train] that some optimizers alone read."""
+
+
+def idle(job: Tables) -> Iterator[tuple[str, str]]:
+    """(key, with what) for every key that says something else than its default, and of which
+    nothing would come: whoever wrote it believes that it is trained so."""
+    train, usual, codec, kind = job.train, Train(steps=1), job.codec, job.sync.kind
+    data, output = job.data, job.output
+    for key, optimizers in _KEEPS.items():
+        said = getattr(train, key)
+        if said and said != getattr(usual, key) and train.optimizer not in optimizers:
+            yield f"train.{key}", f'optimizer = "{train.optimizer}"'
+    if train.schedule == "constant" and train.lr_final not in (1, usual.lr_final):
+        yield "train.lr_final", 'schedule = "constant"'
+    if train.no_decay != usual.no_decay and not train.weight_decay:
+        yield "train.no_decay", "weight_decay = 0"
+    if train.state_dtype != usual.state_dtype and not train.optimizer_slots:
+        yield "train.state_dtype", f'optimizer = "{train.optimizer}" without momentum'
+    evaluates = data.holdout or data.validation or data.where == "peer"
+    own = data.partition is not None and data.partition.held_out
+    if train.eval_every not in (0, usual.eval_every) and not evaluates and not own:
+        yield "train.eval_every", "data.holdout = 0, which leaves nothing to evaluate"
+    if train.eval_batches not in (0, usual.eval_batches) and not evaluates and not own:
+        yield "train.eval_batches", "data.holdout = 0, which leaves nothing to evaluate"
+    if train.eval_every not in (0, usual.eval_every) and not train.eval_batches:
+        yield "train.eval_every", "eval_batches = 0, of which each evaluation would be"
+    if data.validation and data.holdout not in (0, Data.holdout):
+        yield "data.holdout", "data.validation, which stands in its place"
+    if data.kind == "arrays" and data.length != Data.length:
+        yield "data.length", 'kind = "arrays", whose samples are as long as they are'
+    if output.every == 0 and output.keep != Output.keep:
+        yield "output.keep", "output.every = 0, which makes no checkpoints"
+    asked = {codec.of(role) for role in CODEC_ROLES}
+    if codec.ratio != Codec.ratio and "adatopk" not in asked:
+        yield "codec.ratio", 'no role that is "adatopk" (a codec has its own: "topk:ratio=50")'
+    if codec.error_budget != Codec.error_budget and "auto" not in asked:
+        yield "codec.error_budget", 'no role that is "auto"'
+    rungs = job.recovery.ladder
+    for key, none in (("snapshot_every", "auto"), ("warm_spares", 0)):
+        if "snapshot" not in rungs and getattr(job.recovery, key) not in ("auto", none):
+            yield f"recovery.{key}", 'a ladder without "snapshot", in which none are taken'
+    yield from _unshared(job)
+    if kind != "allreduce":
+        return
+    if codec.feedback not in ("ef", "none") and codec.of("grad") in ("none", "lossless"):
+        yield "codec.feedback", f'codec.grad = "{codec.of("grad")}", which loses nothing'
+    alike = 'sync.kind = "allreduce", where replicas exchange nothing'
+    if codec.sync != Codec.sync:
+        yield "codec.sync", f"{alike} (codec.grad is what carries gradients)"
+    for key in ("deadline", "quorum"):
+        if getattr(job.sync, key) != getattr(Sync, key):
+            yield f"sync.{key}", alike
+
+
+def _unshared(job: Tables) -> Iterator[tuple[str, str]]:
+    """What is said of links that a plan of one stage, or with one holder of each, has not."""
+    codec, plan, lossless = job.codec, job.plan, ("none", "lossless")
+    alone, whole = plan.pipelines == 1, plan.stages == 1
+    by, of = "plan.pipelines = 1, in which no stage has", "plan.stages = 1, in which nothing goes"
+    for role in ("activation", "activation_grad"):
+        if whole and getattr(codec, role) not in (None, "none"):
+            yield f"codec.{role}", f"{of} from stage to stage"
+    if not alone:
+        return
+    holder = f"{by} a second holder to exchange gradients with"
+    if codec.grad not in (None, "none"):
+        yield "codec.grad", holder
+    if codec.feedback not in ("ef", "none"):
+        yield "codec.feedback", holder
+    if job.sync.collective != "auto":
+        yield "sync.collective", holder
+    if job.sync.within not in ("exact", "demo"):
+        yield "sync.method", holder
+    if whole and codec.default not in lossless and job.sync.kind == "allreduce":
+        yield "codec.default", f"{of} from peer to peer"
