@@ -329,16 +329,7 @@ class Sync(Settings):
     def needed(self, replicas: int) -> int:
         """How many of so many replicas make a round with their work, at least 1. Raises
         SettingsError."""
-        if isinstance(self.quorum, int):
-            at_least(self, 1, "quorum")
-            return min(self.quorum, replicas)
-        share = self.quorum.removesuffix("%")
-        if share == self.quorum or not share.isdecimal() or not 0 < int(share) <= 100:
-            raise SettingsError(
-                "quorum",
-                f'is "{self.quorum}": expected a number of replicas, or a share such as "80%"',
-            )
-        return max(1, -(-replicas * int(share) // 100))
+        return min(share_of(self.quorum, replicas, "quorum", "replicas"), replicas)
 
 
 def with_method(table: Mapping[str, Any], method: str) -> dict[str, Any]:

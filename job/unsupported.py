@@ -479,6 +479,11 @@ def idle(job: _Tables) -> Iterator[tuple[str, str]]:
     for key, none in (("snapshot_every", "auto"), ("warm_spares", 0)):
         if "snapshot" not in rungs and getattr(job.recovery, key) not in ("auto", none):
             yield f"recovery.{key}", 'a ladder without "snapshot", in which none are taken'
+    if kind in ("local", "gossip", "federated"):
+        replicas = job.sync.per_round if data.where == "peer" else job.plan.replicas
+        quorum = job.sync.quorum
+        if isinstance(quorum, int) and isinstance(replicas, int) and quorum > replicas:
+            yield "sync.quorum", f"{replicas} replicas in a round, which are all without it"
     if kind != "allreduce":
         return
     if codec.feedback not in ("ef", "none") and codec.of("grad") in ("none", "lossless"):
