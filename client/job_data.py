@@ -128,11 +128,14 @@ def client_sizes(job: Job, data: JobData) -> ClientSizes:
     if job.sync.kind != "federated":
         return ClientSizes()
     if data.of_clients:
-        return ClientSizes(tuple(m.train for m in data.of_clients))
-    assert job.data.partition is not None, "checked by the job"
-    found = partition_of(job.data.partition, job.data.targets, reader_of(job, data))
-    trained = found.sizes - found.held_out_sizes
-    return ClientSizes(tuple(trained.tolist()), tuple(found.held_out_sizes.tolist()))
+        sizes = ClientSizes(tuple(m.train for m in data.of_clients))
+    else:
+        assert job.data.partition is not None, "checked by the job"
+        found = partition_of(job.data.partition, job.data.targets, reader_of(job, data))
+        trained = found.sizes - found.held_out_sizes
+        sizes = ClientSizes(tuple(trained.tolist()), tuple(found.held_out_sizes.tolist()))
+    job.sync.local.check_walked(sizes.trained, job.train.batch)
+    return sizes
 
 
 def with_clients(job: Job, found: JobData) -> tuple[Job, JobData]:

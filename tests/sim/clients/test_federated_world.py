@@ -460,7 +460,7 @@ def test_of_a_model_that_is_partly_frozen_the_rest_is_trained(
         torch.testing.assert_close(got[name], tensor.float(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("change", ["fewer sizes", "no partition"])
+@pytest.mark.parametrize("change", ["fewer sizes", "no partition", "too long walks"])
 def test_a_run_whose_clients_are_not_known_is_refused(
     laboratory: Callable[[Job], Any], tmp_path: Path, change: str
 ) -> None:
@@ -468,8 +468,12 @@ def test_a_run_whose_clients_are_not_known_is_refused(
     spec = copy.deepcopy(lab.spec)
     if change == "fewer sizes":
         del spec.client_sizes[-1]
+    elif change == "too long walks":
+        sync = replace(lab.job.sync, local=LocalWork(passes=2**20))
+        spec.job, spec.client_sizes[3] = replace(lab.job, sync=sync).to_json(), 17
     else:
         data = replace(lab.job.data, where="peer", source="cases", partition=None)
         spec.job = replace(lab.job, data=data).to_json()
-    with pytest.raises(ValueError, match="client_sizes of the run has"):
+    why = "client_sizes of the run has|goes over them 1048576 times"
+    with pytest.raises(ValueError, match=why):
         world_of(lab).submit(spec)
