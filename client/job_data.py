@@ -14,6 +14,7 @@ from ..dag.capture.proof import Alone
 from ..job import Job, SettingsError
 from ..job.clients.partitioning import Partitioning
 from ..job.tables import Data
+from ..job.words import count_of
 from ..net.surroundings import user_path
 from ..peer.data.manifest import Manifest
 from ..peer.data.partition import partition_of
@@ -170,7 +171,14 @@ def with_clients(job: Job, found: JobData) -> tuple[Job, JobData]:
                 f'is "{job.data.source}", of which a host has no sample to train on: expected at '
                 "least one on each",
             )
-    partition = Partitioning(kind="by-peer", clients=len(found.of_clients))
+    count, asked = len(found.of_clients), job.data.partition
+    if asked is not None and asked.clients not in (None, count):
+        raise SettingsError(
+            "data.partition.clients",
+            f'is {asked.clients}, and {count_of(count, "host")} of "{job.data.source}" answered: '
+            "each is a client, leave it out",
+        )
+    partition = Partitioning(kind="by-peer", clients=count)
     return replace(job, data=replace(job.data, partition=partition)), found
 
 

@@ -71,19 +71,6 @@ def test_no_client_works_for_longer_than_its_batches_fit_into_memory(key: str) -
         job(sync={"local": {key: 2**40}})
 
 
-@pytest.mark.parametrize(
-    ("work", "sizes", "batch"),
-    [({"steps": 2**20}, [5, 17], 100), ({"steps": 2**20}, [40], 32), ({"passes": 2**15}, [513], 8)],
-)
-def test_a_client_walks_over_no_more_samples_than_their_order_has_memory_for(
-    work: dict[str, int], sizes: list[int], batch: int
-) -> None:
-    local = LocalWork(**work)
-    local.check_walked([*sizes[:-1], 0, 16], max(batch, 16))
-    with pytest.raises(SettingsError, match=rf"is {2**20 if 'steps' in work else 2**15}, and a cl"):
-        local.check_walked(sizes, batch)
-
-
 def test_rounds_are_steps_of_the_run() -> None:
     by_rounds, by_steps = job(train={"rounds": 7}), job(train={"steps": 7})
     assert by_rounds.resolved(by_rounds.train.known_steps or 0) == by_steps.resolved(7)
