@@ -436,6 +436,16 @@ def test_whichever_host_is_lost_at_any_moment_the_others_go_on(hosts: Hosts, ret
     assert without or returns, "nobody was ever missing"
 
 
+def test_an_owner_who_withdraws_is_gone_from_the_next_round_on(hosts: Hosts) -> None:
+    """Clients make no step behind which it could leave: it had stayed for all of drain_s."""
+    world = hosts.world()
+    run, _ = in_rounds(world, hosts.spec, lambda number: world.leave("h1") if number == 3 else None)
+    done = hosts.assert_expected(world, run)
+    formed = next(e.formed for e in world.events(run) if e.HasField("formed"))
+    [left] = [n for n, r in enumerate(formed.replicas) if [*r.peers] == ["h1"]]
+    assert not any(m.replica == left for d in done[1:] for m in d.members)
+
+
 def test_whenever_the_broker_is_started_again_each_trains_its_own(hosts: Hosts) -> None:
     def play(deadly: int) -> tuple[Any, str, int]:
         world = hosts.world()
